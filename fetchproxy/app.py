@@ -26,7 +26,7 @@ from fetchproxy.console.collect import ConsoleLimits, StatusCollector, Surroundi
 from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
-from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderViews
+from fetchproxy.metadata.leader_views import LeaderLog, LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews, RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Health, Kind
@@ -112,7 +112,7 @@ class Parts:
         self.brokers = BrokerWatch(self.cluster)
         for source in (self.conditions, self.brokers.conditions, self.cluster.conditions):
             self.health.watch(source)
-        self.views = LeaderViews(self.rlmm, ClusterLeaderLog(self.cluster), warnings)
+        self.views = LeaderViews(self.rlmm, LeaderLog(self.cluster), warnings)
         self.health.watch(self.views.conditions)
         for tls in (self.listener_tls, self.upstream_tls):
             if tls is not None:

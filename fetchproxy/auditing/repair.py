@@ -26,11 +26,11 @@ from fetchproxy.segments.check import (
     agrees,
     check_whole,
     clip_epochs,
-    epoch_at,
     epochs_that_agree,
 )
 from fetchproxy.segments.description import FinishedOffsets, encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.overlaps import epoch_at
 from fetchproxy.segments.side_files import decode_aborted, encode_aborted, encode_epochs
 from fetchproxy.storage.remote_storage_manager import ListedSegment, RemoteStorageManager
 from fetchproxy.storage.stored_segments import DerivedSegment, derive_segment

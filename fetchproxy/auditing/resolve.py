@@ -211,5 +211,5 @@ async def _ask(leader: LeaderLog, view: PartitionView, edges: LogEdges) -> Leade
     told = await leader.epoch_end(view.tip, asked) if asked >= 0 else None
     if told is None:
         return LeaderSays(edges, -1, -1)
-    end = told.end.end_offset if lineage else -1
-    return LeaderSays(edges, told.leader_epoch, end)
+    leader_epoch, end = told
+    return LeaderSays(edges, leader_epoch, end.end_offset if lineage else -1)

@@ -21,10 +21,10 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.health import Condition, in_order
-from fetchproxy.segments.check import TxnCheck, epoch_at, first_newer
+from fetchproxy.segments.check import TxnCheck, first_newer
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.overlaps import first_difference
+from fetchproxy.segments.overlaps import epoch_at, first_difference
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 # The same work for many partitions, some of them at once.

@@ -14,7 +14,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
-from fetchproxy.metadata.leader_views import ClusterLeaderLog
+from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
 
@@ -90,7 +90,7 @@ async def _resolve(config: Config, partition: str, answer: Answer, dry_run: bool
         return await resolve_partition(
             tip,
             answer,
-            ClusterLeaderLog(cluster),
+            LeaderLog(cluster),
             rsm,
             rlmm,
             wall_clock_ms=wall_clock_ms,

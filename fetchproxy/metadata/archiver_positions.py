@@ -9,11 +9,10 @@ to wait for, at and above it there is.
      "positions": {"<topic id>": {"0": 1234, "1": -1}}}
 
 An archiver writes its object anew when something in it has changed, and every `BEAT_INTERVAL_S`
-with another `beat`, so that one that was killed can be told from one that has nothing to say. No
-clock of another machine counts: what a reader sees unchanged for `SILENT_MAX_S` says nothing any
-more. Time in which the reader did not look does not count: an archiver may not have reached the
-store then either, and has its records still. People hear of a silent archiver sooner: three looks
-without a change are no accident.
+with another `beat`. No clock of another machine counts: what a reader sees unchanged for
+`SILENT_MAX_S` says nothing any more. Time in which the reader did not look does not count: an
+archiver may not have reached the store then either, and has its records still. People hear of a
+silent archiver sooner: three looks without a change are no accident.
 """
 
 from __future__ import annotations

@@ -72,10 +72,8 @@ class PartitionTable:
 
     @classmethod
     def load(cls, tip: TopicIdPartition, entries: bytes) -> PartitionTable:
-        """Of the entries of a flat file; of each segment the last one counts.
-
-        Raises CorruptSegment, naming entry and field; NewerMetadataVersion.
-        """
+        """Of the entries of a flat file; of each segment the last one counts. Raises
+        CorruptSegment, naming entry and field; NewerMetadataVersion."""
         where = f"cached metadata of {tip}"
         table = cls._read(tip, entries, where)
         if table is None:
@@ -154,7 +152,6 @@ class PartitionTable:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is known of the partition."""
         settled = not self._raised and self.history == FIRST_HISTORY
         return not self.has_segments and self.deletion is None and settled and not self.restoring
 
@@ -205,19 +202,20 @@ class PartitionTable:
     def _work_out(self) -> SegmentRows:
         """The finished segments of the history, by offset, without those below the log start.
 
-        Where nothing overlaps, the rows themselves are what is shown. Overlaps come from two
-        archivers that met in a hand-over: both copied the same log, so either copy may be served.
-        Of equal ranges the one that was finished first stays. One that adds no offset to those
-        before it is left out; one that goes on further must stay, or the rest would look like a
-        gap. Where one of the two copied a log that an unclean election has ended, the other one
-        counts: `overlaps`.
+        Overlaps come from two archivers that met in a hand-over: both copied the same log, so
+        either copy may be served. Of equal ranges the one that was finished first stays. One that
+        adds no offset to those before it is left out; one that goes on further must stay, or the
+        rest would look like a gap. See `overlaps` for copies of different logs.
         """
         below = self._rows.index_at_or_after(self.raised_log_start)
         rows = self._rows.replaced(0, below) if below else self._rows
         if self.history != FIRST_HISTORY:
             rows = SegmentRows.of(self.tip, filter(self.history.shows, rows))
         kept: list[RemoteLogSegmentMetadata] = []
-        for segment in sorted(self._overlapping.values(), key=self._shown_order):
+        counts_from = self.history.counts_from
+        for segment in sorted(
+            self._overlapping.values(), key=lambda s: (counts_from(s), *_order(s)[1:])
+        ):
             if segment.end_offset >= self.raised_log_start and self.history.shows(segment):
                 add_in_order(kept, segment, self.history.kept_below)
         # Those that overlap lie together, between rows: each such group is put in at one go.
@@ -225,9 +223,6 @@ class PartitionTable:
         for index, group in groupby(reversed(range(len(kept))), key=at.__getitem__):
             rows = rows.replaced(index, index, [kept[i] for i in reversed(list(group))])
         return rows
-
-    def _shown_order(self, segment: RemoteLogSegmentMetadata) -> tuple[int, int, bytes]:
-        return self.history.counts_from(segment), *_order(segment)[1:]
 
     # --- changes ---
     def take(self, event: MetadataEvent) -> None:
@@ -312,7 +307,6 @@ def build_view(
     raised_log_start: int = 0,
     history: LogHistory = FIRST_HISTORY,
 ) -> PartitionView:
-    """Of segments that are known at once."""
     table = PartitionTable(tip)
     table.replace(segments, history)
     table.take(LogStartOffset(tip, raised_log_start, 0, history.after_epoch))

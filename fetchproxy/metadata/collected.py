@@ -1,12 +1,11 @@
-"""What the `.metadata` objects of a topic say, repeated in one object: written by who serves,
-read by planners.
-"""
+"""What the `.metadata` objects of a topic say, repeated in one object: for readers that begin."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple, Self
@@ -18,14 +17,13 @@ from fetchproxy_protocol.primitives import decode_uvarint, encode_string
 
 from fetchproxy.errors import CorruptSegment, RemoteStorageError, StorageDenied
 from fetchproxy.model import RemoteLogSegmentMetadata
+from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.loop import pieces
 from fetchproxy.segments.records import decode_entry, encode_entry
 from fetchproxy.storage.listings import SegmentMetadataObject
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
-# What the `.metadata` objects of a topic say, repeated in one object: for readers that begin.
-#
 # A process that has just started knows nothing of the archive: 2,000 partitions are 2,000 objects
 # to be read. So whoever had to read many of a topic leaves what all of them say in one object. It
 # is a copy, and never more: which segments there are, a listing says, and of those an entry
@@ -139,10 +137,7 @@ def collected_segment(
     return event if same else None
 
 
-# Reads what was collected of a topic's metadata, and collects it anew when it has become too old.
-#
-# `collected` says what that is for. Whatever goes wrong here costs time, and nothing
-# else.
+# Whatever goes wrong here costs time, and nothing else.
 
 log = structlog.get_logger(__name__)
 
@@ -167,23 +162,18 @@ class CollectedOnce:
 
     def __init__(self, rsm: RemoteStorageManager) -> None:
         self._rsm = rsm
-        self._topics: dict[UUID, _OneTopic] = {}  # the one that was asked for last is last
+        self._topics: dict[UUID, Collected] = {}  # the one that was asked for last is last
+        self._reading: SingleFlight[Collected] = SingleFlight()
 
     async def read(self, topic_id: UUID) -> Collected:
-        topic = self._topics.pop(topic_id, None) or _OneTopic()
-        self._topics[topic_id] = topic
+        found = self._topics.pop(topic_id, None)
+        if found is None:
+            read = partial(read_collected, self._rsm, topic_id)
+            found = await self._reading.run(topic_id, read)
+        self._topics[topic_id] = found
         if len(self._topics) > TOPICS_KEPT_MAX:
             del self._topics[next(iter(self._topics))]
-        async with topic.reading:
-            if topic.found is None:
-                topic.found = await read_collected(self._rsm, topic_id)
-        return topic.found
-
-
-class _OneTopic:
-    def __init__(self) -> None:
-        self.reading = asyncio.Lock()
-        self.found: Collected | None = None
+        return found
 
 
 class Collecting:

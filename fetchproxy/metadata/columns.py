@@ -218,7 +218,6 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         return made
 
     def _row(self, index: int) -> int:
-        """In the columns."""
         row = index + (self._end if index < 0 else self._first)
         if not self._first <= row < self._end:
             raise IndexError(f"segment {index} of {len(self)}")
@@ -321,13 +320,11 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
 
     @property
     def size_bytes(self) -> int:
-        """Of all segments' logs."""
         if self._size is None:
             self._size = sum(self._column("segment_size_bytes"))
         return self._size
 
     def find(self, segment_id: UUID, start_offset: int) -> int | None:
-        """The segment's index."""
         wanted = segment_id.bytes
         row = bisect_left(self._starts, start_offset, self._first, self._end)
         while row < self._end and self._starts[row] == start_offset:
@@ -338,7 +335,6 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
 
     # --- changes: a new sequence ---
     def appended(self, segment: RemoteLogSegmentMetadata) -> SegmentRows:
-        """With one more behind the last."""
         if self._end < len(self._columns):  # somebody else has appended to these columns
             return self.replaced(len(self), len(self), [segment])
         self._columns.append(segment)

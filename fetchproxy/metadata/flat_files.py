@@ -38,8 +38,9 @@ from fetchproxy.segments.records import (
     record_head,
     walk_entries,
 )
+from fetchproxy.storage.stores.filesystem import sync, write_all
 
-# The metadata topic's events of one partition in a flat file: a restart reads little again.
+# The file of one partition:
 #
 #     <magic int16><topic-id uuid><partition int32><metadata-topic-offset int64><entries>
 #
@@ -54,8 +55,7 @@ from fetchproxy.segments.records import (
 # checkpoint on have been read again and the file is replaced. One that names another partition
 # has none that is good. Events may be read twice; that does no harm (`catalogue`).
 #
-# Blocking: for threads, and for one at a time. Knows no topic and no other file:
-# `MetadataCache`.
+# Blocking: for threads, and for one at a time.
 
 log = structlog.get_logger(__name__)
 
@@ -116,7 +116,14 @@ class CacheFile:
             end = offset = 0
         damaged = end < len(raw) or not raw
         if damaged:
-            self._report(end, len(raw))
+            log.warning(
+                "metadata_cache_damaged",
+                topic=self._tip.topic,
+                partition=self._tip.partition,
+                path=str(self.path),
+                good_bytes=end,
+                size_bytes=len(raw),
+            )
         entries = self._understood(raw[:end]) if end else b""
         self._remember(raw[:end], len(entries), entries if damaged else None)
         return CachedEntries(entries, offset, damaged)
@@ -169,7 +176,7 @@ class CacheFile:
     def sync(self) -> None:
         """On the disk when this returns, also its name. Raises OSError."""
         for path in (self.path, self.path.parent, self.path.parent.parent):
-            sync_path(path)
+            sync(path)
 
     def _loaded_size(self) -> int:
         if self._size is None:
@@ -210,16 +217,6 @@ class CacheFile:
         replace_file(self.path, content, durable=durable)
         self._remember(content, len(entries), None)
 
-    def _report(self, end: int, size: int) -> None:
-        log.warning(
-            "metadata_cache_damaged",
-            topic=self._tip.topic,
-            partition=self._tip.partition,
-            path=str(self.path),
-            good_bytes=end,
-            size_bytes=size,
-        )
-
 
 def _last_checkpoint(raw: bytes) -> tuple[int, int]:
     """(where the last one that holds ends, its offset); 0 where none does."""
@@ -238,7 +235,6 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
 
 
 def _checkpoint(metadata_topic_offset: int, checksum: int) -> bytes:
-    """An entry behind bytes of that checksum."""
     said = _CHECKPOINT_LEAD + INT64.pack(metadata_topic_offset)
     return said + UINT32.pack(crc32c(said, checksum))
 
@@ -276,22 +272,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
             os.fsync(file.fileno())
     temporary.replace(path)
     if durable:
-        sync_path(path.parent)
-
-
-def sync_path(path: Path) -> None:
-    """A file or a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_all(descriptor: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
+        sync(path.parent)
 
 
 # The folder of cache files, and how far the metadata topic has been read into them.
@@ -340,7 +321,6 @@ class MetadataCache:
         return sorted(tip for tip, _ in self._files())
 
     def file(self, tip: TopicIdPartition) -> CacheFile:
-        """Its file, whether or not it is there; does nothing with it."""
         return CacheFile(self._path(tip), tip)
 
     def load_committed(self, metadata_topic_id: UUID) -> dict[int, int]:
@@ -397,7 +377,7 @@ class MetadataCache:
     def _clear(self) -> None:
         # First what says that the files are worth something.
         (self._directory / COMMITTED).unlink(missing_ok=True)
-        sync_path(self._directory)
+        sync(self._directory)
         for _, path in list(self._files()):
             path.unlink()
 
@@ -431,11 +411,8 @@ def _parse(text: bytes) -> tuple[UUID, int, dict[int, int]]:
     return parsed, int(files), {int(partition): int(offset) for partition, offset in pairs}
 
 
-# What was read of the metadata topic, on disk where a folder is configured: so a start reads only
-# what is new, and a partition only once somebody asks for it.
-#
-# A thin shell over `flat_files`: one thread at a time, and never the loop's. Losing all of it
-# costs time, nothing else, so a disk that fails is reported once and written no more.
+# One thread at a time, and never the loop's. Losing all of it costs time, nothing else, so a disk
+# that fails is reported once and written no more.
 
 
 FLUSH_PAUSE_S = 1.0  # what a crash between two costs is read again
@@ -528,7 +505,6 @@ class KeptEvents:
             pending.next_offset = next_offset
 
     def passed(self, log_partition: int, position: int) -> None:
-        """Everything before `position` was noted."""
         if self._cache is not None and self._positions.get(log_partition) != position:
             self._positions[log_partition] = position
             self._news.set()
@@ -586,16 +562,13 @@ class KeptEvents:
             del self._files[tip]
         for file in files:
             if file.wants_compaction:
-                self._compact(file)
+                try:
+                    file.compact()
+                except CorruptSegment as error:  # the next start reads its events again
+                    log.error("metadata_cache_file_damaged", path=str(file.path), error=str(error))
 
     def _append(self, tip: TopicIdPartition, taken: _Pending) -> CacheFile:
         if tip not in self._files:
             self._load(tip)  # a new one: there was no file to read
         self._files[tip].append(taken.events, taken.next_offset)
         return self._files[tip]
-
-    def _compact(self, file: CacheFile) -> None:
-        try:
-            file.compact()
-        except CorruptSegment as error:  # the next start reads its events again
-            log.error("metadata_cache_file_damaged", path=str(file.path), error=str(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -36,47 +35,13 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.flights import Gathering, SingleFlight, Tell
 from fetchproxy.runtime.loop import chosen, pieces
 
-# What a partition's leader says of its log's leader epochs, and a copy held against that.
-#
-# The comparison itself is `lineage`; here are its questions to the leader. Nothing is
-# kept, and nothing is decided about what becomes of the copy.
-
 NO_EPOCH = -1
 _ABORTED_BYTES_MAX = 1  # of records, which nobody looks at: the first batch comes whole
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderEpochEnd:
-    """`leader_epoch`: of the leader that said so; what it says of older epochs never changes."""
-
-    leader_epoch: int
-    end: EpochEnd
-
-
-class LeaderLog(ABC):
+class LeaderLog:
     """The log of whoever leads a partition now. Questions raise ClusterError."""
 
-    @abstractmethod
-    def known_epoch(self, tip: TopicIdPartition) -> int:
-        """Of the last leader heard of; -1: of none, or none leads. Never blocks."""
-
-    @abstractmethod
-    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> LeaderEpochEnd | None:
-        """OffsetForLeaderEpoch; None: the brokers have no such request, or tell no epochs."""
-
-    @abstractmethod
-    async def edges(self, tip: TopicIdPartition) -> LogEdges:
-        """As they are now."""
-
-    @abstractmethod
-    async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
-        """(producer id, first offset) of aborted transactions with an offset at `offset` or above.
-
-        At least of all that begin below it; empty where `offset` is not in the leader's own log.
-        """
-
-
-class ClusterLeaderLog(LeaderLog):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         # Many partitions are compared at once, after an election or when they are first looked up.
@@ -84,6 +49,7 @@ class ClusterLeaderLog(LeaderLog):
         self._edges = Gathering(self._ask_edges)
 
     def known_epoch(self, tip: TopicIdPartition) -> int:
+        """Of the last leader heard of; -1: of none, or none leads. Never blocks."""
         if not tip.topic_id.int:  # brokers before 2.8
             topic = self._cluster.cached_topic_by_name(tip.topic)
         else:
@@ -91,9 +57,10 @@ class ClusterLeaderLog(LeaderLog):
         node_id, epoch = (-1, -1) if topic is None else topic.leaders.get(tip.partition, (-1, -1))
         return NO_EPOCH if node_id < 0 else epoch
 
-    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> LeaderEpochEnd | None:
-        told = await self._ends.ask((tip, epoch))
-        return None if told is None else LeaderEpochEnd(*told)
+    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> Told:
+        """OffsetForLeaderEpoch: the epoch of the leader that said so (what it says of older epochs
+        never changes), and the end; None: the brokers have no such request, or tell no epochs."""
+        return await self._ends.ask((tip, epoch))
 
     async def edges(self, tip: TopicIdPartition) -> LogEdges:
         return await self._edges.ask(tip)
@@ -127,6 +94,10 @@ class ClusterLeaderLog(LeaderLog):
             tell(tip, edges)
 
     async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
+        """(producer id, first offset) of aborted transactions with an offset at `offset` or above.
+
+        At least of all that begin below it; empty where `offset` is not in the leader's own log.
+        """
         fetched = await self._cluster.fetch(
             tip,
             offset,
@@ -172,14 +143,15 @@ async def compare_with_leader(
             answer = await leader.epoch_end(tip, found.epoch)
             if answer is None:
                 return Compared(Shared(end_offset))
-            if leader_epoch not in (NO_EPOCH, answer.leader_epoch):
+            answering, end = answer
+            if leader_epoch not in (NO_EPOCH, answering):
                 raise ClusterUnavailable(f"{tip}: the leader changed while it was asked")
-            leader_epoch = answer.leader_epoch
-            if answer.end.end_offset < 0 and found.epoch > leader_epoch:
+            leader_epoch = answering
+            if end.end_offset < 0 and found.epoch > leader_epoch:
                 raise ClusterUnavailable(
                     f"{tip}: leader epoch {found.epoch} is archived, epoch {leader_epoch} answers"
                 )
-            ends[found.epoch] = answer.end
+            ends[found.epoch] = end
         elif isinstance(found, AskLogStart):
             log_start_epoch = (await leader.edges(tip)).log_start_epoch
             ends.clear()  # asked before: its log may have begun lower then
@@ -279,7 +251,6 @@ class LeaderViews(PartitionViews):
         return checked is not None and checked.begins_again
 
     def conditions(self, now: float) -> Iterator[Condition]:
-        """Logs that begin again. Never blocks."""
         for tip, checked in self._checked.items():
             if checked.begins_again:
                 what = f"the log of {tip} begins again: fetchproxy resolve {tip}"

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochEnd, EpochStart
 
-# The lineage is put together from the epochs that each segment's metadata keeps. The questions
-# are those of Kafka's LeaderEpochFileCache, so the answers are those that a broker with tiered
-# storage gives, whose cache reaches back to the first remote offset.
+# The questions are those of Kafka's LeaderEpochFileCache, so the answers are those that a broker
+# with tiered storage gives, whose cache reaches back to the first remote offset.
 
 UNDEFINED_EPOCH = -1
 UNDEFINED_OFFSET = -1
@@ -57,7 +56,6 @@ def compared_part(
 
 
 def compared_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
-    """`compared_part` of a view."""
     start, end = view.log_start_offset, view.log_end_offset
     if start is None or end is None:
         return ()
@@ -141,14 +139,12 @@ def merged_end_offset(
     return broker if local_epoch is None else EpochEnd(floor, broker.end_offset)
 
 
-# Where a copy of a log parts from the log that the leader has now. Pure.
-#
-# A follower finds that out by OffsetForLeaderEpoch: it names the last epoch that it has, and
-# walks back as long as the leader answers with one that it does not have itself (KIP-101,
-# KIP-279). So does an archive, which is a follower with two differences. It may hold what the
-# leader has deleted, so the leader's answer may be about its own log start; and it is put
-# together from what several leaders sent, so where one epoch follows another must be what the
-# leader says (`Joint`).
+# A follower finds out where its copy parts from the leader's log by OffsetForLeaderEpoch: it names
+# the last epoch that it has, and walks back as long as the leader answers with one that it does not
+# have itself (KIP-101, KIP-279). So does an archive, which is a follower with two differences. It
+# may hold what the leader has deleted, so the leader's answer may be about its own log start; and
+# it is put together from what several leaders sent, so where one epoch follows another must be what
+# the leader says (`Joint`).
 
 
 @dataclass(frozen=True, slots=True)

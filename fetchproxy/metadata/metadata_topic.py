@@ -1,9 +1,10 @@
-"""The metadata topic: what a manager asks of it, and how the proxy's own connections do it."""
+"""The metadata topic over the proxy's own connections to the brokers: made, refused where it would
+lose events, appended to and read.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.brokers import messages
-from fetchproxy.brokers import messages as wire
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, TopicInfo
@@ -27,11 +27,6 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-
-# MetadataLog: the port to the metadata topic. Knows bytes and offsets, nothing of segments.
-#
-# Implementations: `metadata_topic` over Kafka; a small one in memory in tests/metadata,
-# which passes the same contract suite.
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,38 +57,6 @@ class LogChunk:
     next_offset: int
 
 
-class MetadataLog(ABC):
-    """Every method raises RemoteStorageError where the log cannot be reached or refuses."""
-
-    @abstractmethod
-    async def open(self) -> LogIdentity:
-        """Create it if it is absent, look at it if it is there; may be called again.
-
-        Raises ConfigError for one that would lose events; the message says how to mend it.
-        """
-
-    @abstractmethod
-    async def append(self, partition: int, value: bytes) -> int:
-        """The value's offset; durable when it returns.
-
-        After an error it may have been appended or not, also once more than once and later than
-        now: whoever reads must not mind.
-        """
-
-    @abstractmethod
-    async def bounds(self, partition: int) -> LogBounds:
-        """What was appended before the call is below `end`."""
-
-    @abstractmethod
-    async def read(self, partition: int, from_offset: int) -> LogChunk:
-        """Some values from an offset within the bounds on; may wait a little where none is."""
-
-
-# KafkaMetadataLog: the metadata topic over the proxy's own connections to the brokers.
-#
-# Creates the topic, refuses one that would lose events, appends and reads. Decides nothing about
-# what the values say, and keeps nothing that was read.
-
 log = structlog.get_logger(__name__)
 
 # What makes a topic keep every event for ever.
@@ -108,9 +71,11 @@ _DENIED = (29, 31)  # TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
 READ_BYTES = 256 * KiB
 
 
-class KafkaMetadataLog(MetadataLog):
-    """`cluster` is opened and closed by the caller; `wall_clock_ms` stamps the records.
+class KafkaMetadataLog:
+    """Knows bytes and offsets, nothing of segments, and keeps nothing that was read. Every method
+    raises RemoteStorageError where the log cannot be reached or refuses.
 
+    `cluster` is opened and closed by the caller; `wall_clock_ms` stamps the records.
     `writers`: who tells who else may write, in processes that go by what is written.
     """
 
@@ -130,6 +95,8 @@ class KafkaMetadataLog(MetadataLog):
         self._identity: LogIdentity | None = None
 
     async def open(self) -> LogIdentity:
+        """Create it if it is absent, look at it if it is there; may be called again. Raises
+        ConfigError for one that would lose events; the message says how to mend it."""
         with _as_storage_errors(f"topic {self._config.topic_name}"):
             topic = await self._find()
             if topic is None:
@@ -146,15 +113,22 @@ class KafkaMetadataLog(MetadataLog):
             return await self._find() is not None
 
     async def append(self, partition: int, value: bytes) -> int:
+        """The value's offset; durable when it returns.
+
+        After an error it may have been appended or not, also once more than once and later than
+        now: whoever reads must not mind.
+        """
         tip = self._tip(partition)
         wait_max_ms = self._cluster_config.request_max_ms
         now_ms = self._wall_clock_ms()
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
             version = connection.version_of(messages.PRODUCE)
-            request = wire.produce_request(version, topic, partition, value, now_ms, wait_max_ms)
+            request = messages.produce_request(
+                version, topic, partition, value, now_ms, wait_max_ms
+            )
             answers = await connection.request_all(
-                [request], wire.decode_produce, extra_ms=wait_max_ms
+                [request], messages.decode_produce, extra_ms=wait_max_ms
             )
             return answers[0]
 
@@ -162,6 +136,7 @@ class KafkaMetadataLog(MetadataLog):
             return await self._cluster.ask_leader(tip, ask)
 
     async def bounds(self, partition: int) -> LogBounds:
+        """What was appended before the call is below `end`."""
         # By ListOffsets, as a leader that was just elected answers it only once it knows of every
         # record that was acknowledged (KIP-207); the high watermark in a Fetch may lag then.
         tip = self._tip(partition)
@@ -172,6 +147,7 @@ class KafkaMetadataLog(MetadataLog):
         return LogBounds(edges.log_start_offset, edges.high_watermark)
 
     async def read(self, partition: int, from_offset: int) -> LogChunk:
+        """Some values from an offset within the bounds on; may wait a little where none is."""
         tip = self._tip(partition)
         with _as_storage_errors(f"read of {tip} at {from_offset}"):
             fetched = await self._cluster.fetch(
@@ -207,10 +183,12 @@ class KafkaMetadataLog(MetadataLog):
         async def ask(connection: BrokerConnection) -> None:
             version = connection.version_of(messages.CREATE_TOPICS)
             settings = {**SETTINGS, "min.insync.replicas": str(max(1, replicas - 1))}
-            request = wire.create_topic_request(
+            request = messages.create_topic_request(
                 version, name, partitions, replicas, settings, wait_max_ms
             )
-            await connection.request_all([request], wire.decode_create_topic, extra_ms=wait_max_ms)
+            await connection.request_all(
+                [request], messages.decode_create_topic, extra_ms=wait_max_ms
+            )
 
         try:
             await self._cluster.ask_any(ask)
@@ -269,7 +247,7 @@ def settings_fault(name: str, settings: dict[str, str]) -> str | None:
 def _chunk(records: bytes | memoryview, from_offset: int) -> LogChunk:
     values: list[tuple[int, bytes]] = []
     next_offset = from_offset
-    for offset, value in wire.values_in(records):
+    for offset, value in messages.values_in(records):
         if value is not None and offset >= from_offset:
             values.append((offset, value))
         next_offset = max(next_offset, offset + 1)

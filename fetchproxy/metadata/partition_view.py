@@ -44,7 +44,6 @@ class PartitionView:
 
     @property
     def end_offsets(self) -> tuple[int, ...]:
-        """Of `segments`."""
         return tuple(end for _, end in self.segments.bounds())
 
     @property

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
+import structlog
+
+from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     LogHistory,
@@ -18,6 +21,10 @@ from fetchproxy.model import (
     RemotePartitionDeleteMetadata,
     TopicIdPartition,
 )
+from fetchproxy.storage.listings import LogStartObject
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+log = structlog.get_logger(__name__)
 
 # Of up to so many partitions of a topic each is listed by itself: a topic's own listing may be
 # long, and goes page by page.
@@ -129,3 +136,19 @@ class RemoteLogMetadataManager(PartitionViews):
     @abstractmethod
     async def list_partitions(self) -> Iterable[TopicIdPartition]:
         """Every partition that the archive knows, sorted."""
+
+
+async def delete_log_starts(
+    rsm: RemoteStorageManager, tip: TopicIdPartition, lower: Iterable[LogStartObject]
+) -> None:
+    """They say nothing any more, as there is a higher one; one that stays does no harm."""
+    try:
+        for one in lower:
+            await rsm.delete_log_start_offset(one)
+    except RemoteStorageError as error:
+        log.warning(
+            "old_log_start_not_deleted",
+            topic=tip.topic,
+            partition=tip.partition,
+            error=str(error),
+        )

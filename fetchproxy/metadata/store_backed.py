@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import Self
 from uuid import UUID
 
 import structlog
@@ -40,6 +40,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
     READS_AT_ONCE_MAX,
     MetadataProblem,
     RemoteLogMetadataManager,
+    delete_log_starts,
 )
 from fetchproxy.model import (
     FIRST_HISTORY,
@@ -68,73 +69,23 @@ from fetchproxy.segments.description import (
     encode_partition_deletion,
     encode_segment,
 )
-from fetchproxy.segments.object_keys import PartitionNote
 from fetchproxy.segments.records import LogStartOffset
 from fetchproxy.storage.listings import (
+    LogHistoryObject,
     LogStartObject,
-    PartitionNoteObject,
     SegmentMetadataObject,
     Standing,
+    for_each,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import StoredObject
-
-# How far the deletions of partitions are, from the objects that say it in the store.
-
-
-class StoredPartitionDeletions:
-    """`async with` owns the reads; callers at the same time share one."""
-
-    def __init__(self, rsm: RemoteStorageManager, read_max_ms: int) -> None:
-        self._rsm = rsm
-        self._read_max_ms = read_max_ms
-        self._reads = FreshReads(self._read)
-
-    async def __aenter__(self) -> Self:
-        await self._reads.__aenter__()
-        return self
-
-    async def __aexit__(self, *failure: Any) -> None:
-        await self._reads.__aexit__(*failure)
-
-    async def get(
-        self, tip: TopicIdPartition, not_older_than: float
-    ) -> RemotePartitionDeleteMetadata | None:
-        """As RemoteLogMetadataManager.partition_deletion."""
-        return await self._reads.get(tip, not_older_than)
-
-    async def put(self, deletion: RemotePartitionDeleteMetadata) -> None:
-        """As RemoteLogMetadataManager.put_partition_deletion; looks first how far it is."""
-        tip = deletion.topic_id_partition
-        known = await self.get(tip, asyncio.get_running_loop().time())
-        check_deletion(None if known is None else known.state, deletion.state)
-        if deletion.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
-            await self._rsm.forget_partition(tip)
-        else:
-            await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
-
-    async def _read(self, tip: TopicIdPartition, _: float) -> RemotePartitionDeleteMetadata | None:
-        async with within(self._read_max_ms / 1000, f"deletion of {tip}"):
-            raw = await self._rsm.get_partition_deletion(tip)
-        if raw is None:
-            return None
-        try:
-            return decode_partition_deletion(raw, f"delete-partition-state of {tip}")
-        except CorruptSegment as error:
-            # Neither "nobody deletes it" nor a state to go on from: somebody has to look.
-            raise RemoteStorageError(str(error)) from error
-
-
-# What is known of one partition from its objects in the store: read objects, and a view of them.
-#
-# Lists and reads nothing itself: see `store_backed`.
 
 log = structlog.get_logger(__name__)
 
 # By key: the version that was read, and what it said.
 Content = RemoteLogSegmentMetadata | MetadataProblem | LogHistory
 Contents = dict[str, tuple[str, Content]]
-Readable = SegmentMetadataObject | PartitionNoteObject
+Readable = SegmentMetadataObject | LogHistoryObject
 
 
 @dataclass(slots=True)
@@ -151,10 +102,6 @@ class StoredPartition:
     # `objects` have changed since: a read that failed, or is under way, got some of them.
     is_behind: bool = False
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
-
-    @property
-    def was_built(self) -> bool:
-        return self.built_at != float("-inf")
 
     def put(self, metadata: RemoteLogSegmentMetadata, now: float, keep_s: float) -> None:
         """`keep_s`: no listing takes longer."""
@@ -173,7 +120,6 @@ class StoredPartition:
         self.is_behind = True
 
     def forget(self, stored: StoredObject) -> None:
-        """It is not there any more."""
         if self.objects.pop(stored.key, None) is not None:
             self.is_behind = True
 
@@ -182,13 +128,10 @@ class StoredPartition:
 
         Then nobody knows which segments count, and none may be deleted.
         """
-        if isinstance(entry, PartitionNoteObject):
+        if isinstance(entry, LogHistoryObject):
             self.note(entry.stored, _decode_history(raw, entry))
             return
-        if isinstance(raw, DamagedObject):
-            content: Content = MetadataProblem(entry.stored.key, entry.base_offset, str(raw))
-        else:
-            content = _decode(raw, entry)
+        content = _decode(raw, entry)
         if isinstance(content, MetadataProblem):
             self._report(content, entry)
         self.note(entry.stored, content)
@@ -258,7 +201,10 @@ class PartitionRead:
             if partition.has_read(entry.stored):
                 # Kept here too: a read that lands meanwhile may have listed too early for it.
                 self._contents[entry.stored.key] = partition.objects[entry.stored.key]
-            elif (said := _collected(collected, entry)) is not None:
+            elif (
+                isinstance(entry, SegmentMetadataObject)
+                and (said := collected_segment(collected, entry)) is not None
+            ):
                 partition.note(entry.stored, said)
                 self._contents[entry.stored.key] = (entry.stored.version, said)
             else:
@@ -304,13 +250,7 @@ def segments_in(partitions: Sequence[StoredPartition]) -> Iterator[Read]:
                 yield key, version, content
 
 
-def _collected(collected: Collected, entry: Readable) -> RemoteLogSegmentMetadata | None:
-    if not collected or isinstance(entry, PartitionNoteObject):
-        return None
-    return collected_segment(collected, entry)
-
-
-def _decode_history(raw: bytes | DamagedObject, entry: PartitionNoteObject) -> LogHistory:
+def _decode_history(raw: bytes | DamagedObject, entry: LogHistoryObject) -> LogHistory:
     if isinstance(raw, DamagedObject):
         raise raw
     try:
@@ -319,9 +259,13 @@ def _decode_history(raw: bytes | DamagedObject, entry: PartitionNoteObject) -> L
         raise RemoteStorageError(str(error)) from None
 
 
-def _decode(raw: bytes, entry: SegmentMetadataObject) -> RemoteLogSegmentMetadata | MetadataProblem:
+def _decode(
+    raw: bytes | DamagedObject, entry: SegmentMetadataObject
+) -> RemoteLogSegmentMetadata | MetadataProblem:
     key = entry.stored.key
     try:
+        if isinstance(raw, DamagedObject):
+            raise raw
         metadata = decode_segment(raw, key)
         if (metadata.segment_id, metadata.start_offset) != (entry.segment_id, entry.base_offset):
             raise CorruptSegment(
@@ -329,72 +273,12 @@ def _decode(raw: bytes, entry: SegmentMetadataObject) -> RemoteLogSegmentMetadat
                 f"{metadata.topic_id_partition} at {metadata.start_offset}"
             )
         return metadata
-    except CorruptSegment as error:
+    except (CorruptSegment, DamagedObject) as error:
         return MetadataProblem(key, entry.base_offset, str(error))
 
 
-# Reads what listings of partitions have found and nobody has read yet, many objects at once.
-
 # Of a few segments each what was collected is decoded, some 20 µs a segment.
 PARTITIONS_AT_ONCE = 50
-
-
-async def get_listed(
-    rsm: RemoteStorageManager,
-    reads: Iterable[PartitionRead],
-    at_once_max: int,
-    got: Callable[[], None],
-    collected: Collected = NOTHING,
-) -> int:
-    """Read what is new and was not collected; `got` is called for each object. How many they are.
-
-    Raises RemoteStorageError.
-    """
-    waiting: list[tuple[PartitionRead, Readable]] = []
-    for piece in pieces(reads, PARTITIONS_AT_ONCE):
-        waiting += [(read, entry) for read in piece for entry in read.begin(collected)]
-        await asyncio.sleep(0)
-    number = len(waiting)
-    waiting.reverse()  # taken from the end
-    failures: list[RemoteStorageError] = []
-
-    async def get_some() -> None:
-        # The first failure ends the read; raised in here, the TaskGroup would wrap it.
-        while waiting and not failures:
-            read, entry = waiting.pop()
-            try:
-                read.read(entry, await _content(rsm, entry))
-            except ObjectNotFound:
-                read.read(entry, None)
-            except RemoteStorageError as error:
-                failures.append(error)
-            got()
-
-    async with asyncio.TaskGroup() as readers:
-        for _ in range(min(number, at_once_max)):
-            readers.create_task(get_some())
-    if failures:
-        raise failures[0]
-    return number
-
-
-async def _content(rsm: RemoteStorageManager, entry: Readable) -> bytes | DamagedObject:
-    try:
-        return await rsm.get_segment_metadata(entry.stored.key)
-    except DamagedObject as damage:
-        return damage
-
-
-# The store is the only truth, so any number of proxies and archivers agree without talking to
-# each other. Nothing is read but what somebody asks for: a refresh lists one partition and gets
-# only the metadata objects that are new or have changed.
-#
-# Memory: a segment is a Python object here, about 1 KB each, for partitions that were asked for.
-# The topic-based manager keeps arrays (about 100 bytes a segment).
-
-
-T = TypeVar("T")
-
 # Making a view of a few segments takes some 50 µs.
 VIEWS_AT_ONCE = 50
 
@@ -414,6 +298,11 @@ class _TopLevel:
 
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     """`async with` owns the reads; `rsm` is opened and closed by the caller.
+
+    The store is the only truth, so any number of proxies and archivers agree without talking to
+    each other. Nothing is read but what somebody asks for: a refresh lists one partition and gets
+    only the metadata objects that are new or have changed. Memory: about 1 KB a segment of
+    partitions that were asked for; the topic-based manager takes 100 bytes.
 
     One unreadable `.metadata` object does not hide the rest: it is logged once, counted, listed in
     `problems`, and its offsets are `uncertain_at` in the view, so nobody takes them for a gap.
@@ -441,14 +330,18 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._top_level = FreshReads(self._read_top_level)
         self._put_topics: set[tuple[str, UUID]] = set()  # by this process, ever
         self._archive = FreshReads(self._read_archive)
-        self._deletions = StoredPartitionDeletions(rsm, config.metadata_read_max_ms)
+        self._deletions = FreshReads(self._read_deletion)
         self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        every = (self._views, self._topic_views, self._top_level, self._archive)
-        for reads in every:
+        for reads in (
+            self._views,
+            self._topic_views,
+            self._top_level,
+            self._archive,
+            self._deletions,
+        ):
             await self._owned.enter_async_context(reads)
-        await self._owned.enter_async_context(self._deletions)
         if self._collecting is not None:
             await self._owned.enter_async_context(self._collecting)
         return self
@@ -457,15 +350,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         await self._owned.aclose()
 
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
-        """As the interface says. One older than `view_age_max_ms` is read again meanwhile."""
+        """One older than `view_age_max_ms` is read again meanwhile."""
         return self._views.shown(tip, self._config.view_age_max_ms / 1000)
 
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
-        """As the interface says; `read_at` is when the listing *began*.
-
-        Raises StorageUnavailable where nothing comes for `metadata_read_max_ms`. What it had got by
-        then is kept, so the next attempt is shorter.
-        """
+        """`read_at` is when the listing *began*. Raises StorageUnavailable where nothing comes for
+        `metadata_read_max_ms`. What it had got by then is kept, so the next attempt is shorter."""
         # A later listing of the whole topic counts: a partition that it lacks is empty.
         topic = self._topic_views.entry(tip.topic_id)
         if topic is not None and tip.partition not in topic[1]:
@@ -477,10 +367,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def refresh_topic(
         self, topic_id: UUID, not_older_than: float
     ) -> Mapping[int, PartitionView]:
-        """As the interface says. It is given up when nothing is found for `metadata_read_max_ms`.
-
-        A partition's own `refresh` does not wait for it: of one partition less is to be listed.
-        """
+        """A partition's own `refresh` does not wait for it: of one partition less is to be
+        listed."""
         return await self._topic_views.get(topic_id, not_older_than)
 
     def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
@@ -515,16 +403,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         shown = self._views.cached(tip)
         if shown is not None:
             self._views.replace(tip, partition.view(shown.read_at))
-        self._note_put_topic(tip)
-
-    def _note_put_topic(self, tip: TopicIdPartition) -> None:
         self._put_topics.add((tip.topic, tip.topic_id))
         top_level = self._top_level.cached(None)
         if top_level is not None and tip.topic_id not in top_level.ids:
             self._top_level.replace(None, _TopLevel.of([*top_level.topics, *self._put_topics]))
 
     async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
-        """As the interface says. An offset that is no higher than what is known writes nothing."""
         shown = await self.refresh(tip, float("-inf"))
         partition = self._partition(tip)
         if offset <= partition.table.raised_log_start:
@@ -536,37 +420,25 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         shown = self._views.cached(tip) or shown
         view = partition.view(shown.read_at)
         self._views.replace(tip, view)
-        await self._tidy_log_starts(tip, partition)
+        raised = partition.table.raised
+        lower = [one for one in partition.log_starts if one.offset < raised(one.after_epoch)]
+        await delete_log_starts(self._rsm, tip, lower)
         return view
-
-    async def _tidy_log_starts(self, tip: TopicIdPartition, partition: StoredPartition) -> None:
-        """Lower ones say nothing any more; one that stays does no harm and is tried again."""
-        for lower in partition.log_starts:
-            if lower.offset < partition.table.raised(lower.after_epoch):
-                try:
-                    await self._rsm.delete_log_start_offset(lower)
-                except RemoteStorageError as error:
-                    log.warning(
-                        "old_log_start_not_deleted",
-                        topic=tip.topic,
-                        partition=tip.partition,
-                        error=str(error),
-                    )
-                    return
 
     async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
         content = encode_log_history(tip, history)
-        await self._rsm.notes.put_partition_note(tip, PartitionNote.LOG_HISTORY, content)
+        await self._rsm.put_partition_note(tip, content)
         return await self.refresh(tip, asyncio.get_running_loop().time())
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
-        """As the interface says; the state is read before, so that of two writers one is refused.
-
-        After the last state nothing of the partition is kept, neither in the store nor here.
-        """
+        """The state is read before, so that of two writers one is refused."""
         tip = deletion.topic_id_partition
-        await self._deletions.put(deletion)
-        if deletion.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+        known = await self._deletions.get(tip, asyncio.get_running_loop().time())
+        check_deletion(None if known is None else known.state, deletion.state)
+        if deletion.state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+            await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
+        else:
+            await self._rsm.forget_partition(tip)
             self._partitions.pop(tip, None)
             if (shown := self._views.cached(tip)) is not None:
                 self._views.replace(tip, PartitionTable(tip).view(shown.read_at))
@@ -577,18 +449,15 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return await self._deletions.get(tip, not_older_than)
 
     async def list_partitions(self) -> Iterable[TopicIdPartition]:
-        """Listed anew; callers at the same time share one listing. Raises RemoteStorageError."""
         return await self._archive.get(None, asyncio.get_running_loop().time())
 
     def list_remote_log_segments(
         self, tip: TopicIdPartition
     ) -> tuple[RemoteLogSegmentMetadata, ...]:
-        """Every segment as last known, by start offset, also copies begun and deletions begun."""
         partition = self._partitions.get(tip)
         return () if partition is None else tuple(partition.table.segments())
 
     def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
-        """The partition's metadata objects that could not be read, as of the last read."""
         partition = self._partitions.get(tip)
         return () if partition is None else partition.problems
 
@@ -602,6 +471,19 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if partition is None:
             partition = self._partitions[tip] = StoredPartition(PartitionTable(tip))
         return partition
+
+    async def _read_deletion(
+        self, tip: TopicIdPartition, _: float
+    ) -> RemotePartitionDeleteMetadata | None:
+        async with within(self._config.metadata_read_max_ms / 1000, f"deletion of {tip}"):
+            raw = await self._rsm.get_partition_deletion(tip)
+        if raw is None:
+            return None
+        try:
+            return decode_partition_deletion(raw, f"delete-partition-state of {tip}")
+        except CorruptSegment as error:
+            # Neither "nobody deletes it" nor a state to go on from: somebody has to look.
+            raise RemoteStorageError(str(error)) from error
 
     async def _read_top_level(self, _: None, began_at: float) -> _TopLevel:
         async with within(self._config.metadata_read_max_ms / 1000, "list of topics"):
@@ -630,7 +512,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                 it_came()
                 read.add(found)
             # Behind the listing: what is newer than the copy is not in it, and is read by itself.
-            if self._collected_once is not None and not partition.was_built:
+            if self._collected_once is not None and partition.built_at == float("-inf"):
                 collected = await self._collected_once.read(tip.topic_id)
             await self._get_listed([read], it_came, collected)
         return read.land(self._views.entry(tip))
@@ -682,8 +564,28 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _get_listed(
         self, reads: Iterable[PartitionRead], it_came: Callable[[], None], collected: Collected
     ) -> int:
-        at_once = self._reads_max
-        return await get_listed(self._rsm, reads, at_once, it_came, collected)
+        """Read what is new and was not collected, many objects at once. How many they are. Raises
+        RemoteStorageError."""
+        waiting: list[tuple[PartitionRead, Readable]] = []
+        for piece in pieces(reads, PARTITIONS_AT_ONCE):
+            waiting += [(read, entry) for read in piece for entry in read.begin(collected)]
+            await asyncio.sleep(0)
+
+        async def get(one: tuple[PartitionRead, Readable]) -> None:
+            read, entry = one
+            raw: bytes | DamagedObject | None = None
+            try:
+                raw = await self._rsm.get_segment_metadata(entry.stored.key)
+            except DamagedObject as damage:
+                raw = damage
+            except ObjectNotFound:
+                pass
+            finally:
+                it_came()
+            read.read(entry, raw)
+
+        await for_each(waiting, get, min(len(waiting), self._reads_max))
+        return len(waiting)
 
     async def _collected(self, topic_id: UUID) -> Collected:
         """Once: later reads find nearly all of it in memory."""
@@ -705,9 +607,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     @asynccontextmanager
     async def _while_it_comes(self, what: str) -> AsyncIterator[Callable[[], None]]:
         """A read that may take as long as it likes, while something comes: that is to be called.
-
-        Raises StorageUnavailable where nothing does for `metadata_read_max_ms`.
-        """
+        Raises StorageUnavailable where nothing does for `metadata_read_max_ms`."""
         loop, silence_max_s = asyncio.get_running_loop(), self._config.metadata_read_max_ms / 1000
         async with within(silence_max_s, what) as limit:
 

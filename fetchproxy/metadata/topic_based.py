@@ -21,12 +21,13 @@ from fetchproxy.errors import (
 )
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import KeptEvents
-from fetchproxy.metadata.metadata_topic import LogBounds, LogIdentity, MetadataLog
+from fetchproxy.metadata.metadata_topic import KafkaMetadataLog, LogIdentity
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READS_AT_ONCE_MAX,
     MetadataProblem,
     RemoteLogMetadataManager,
+    delete_log_starts,
 )
 from fetchproxy.model import (
     LogHistory,
@@ -54,7 +55,6 @@ from fetchproxy.segments.description import (
     encode_partition_deletion,
     encode_segment,
 )
-from fetchproxy.segments.object_keys import PartitionNote
 from fetchproxy.segments.records import (
     LogHistorySaid,
     LogStartOffset,
@@ -62,35 +62,23 @@ from fetchproxy.segments.records import (
     decode_message,
     encode_message,
 )
+from fetchproxy.storage.listings import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, SegmentMetadataObject
-
-# In which partition of the metadata topic a topic's partition has its events. Pure.
-#
-# Source: Kafka's RemoteLogMetadataTopicPartitioner, so that both find the same place.
 
 _INT32_MASK = 0xFFFFFFFF
 _INT64_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def metadata_partition(tip: TopicIdPartition, partitions: int) -> int:
-    hashed: int = murmur2(_java_hash(tip.topic_id, tip.partition).to_bytes(4, "big"))
+    """Where Kafka's RemoteLogMetadataTopicPartitioner finds the events of a partition, too.
+    Pure."""
+    most, least = tip.topic_id.int >> 64, tip.topic_id.int & _INT64_MASK
+    java_hash = 1  # Objects.hash(least and most significant 64 bits, partition), unsigned
+    for part in (least ^ (least >> 32), most ^ (most >> 32), tip.partition):
+        java_hash = (31 * java_hash + (part & _INT32_MASK)) & _INT32_MASK
+    hashed: int = murmur2(java_hash.to_bytes(4, "big"))
     return (hashed & 0x7FFFFFFF) % partitions
 
-
-def _java_hash(topic_id: UUID, partition: int) -> int:
-    """Objects.hash(least significant 64 bits, most significant 64 bits, partition), unsigned."""
-    most, least = topic_id.int >> 64, topic_id.int & _INT64_MASK
-    result = 1
-    for part in (least, most):
-        result = 31 * result + ((part ^ (part >> 32)) & _INT32_MASK)
-    return (31 * result + partition) & _INT32_MASK
-
-
-# Follows the metadata topic: one table of segments per partition, as the events in the log say.
-#
-# Every reader judges an event against the state at its place in the log, so all come to the same
-# tables, and of two writers that raced all know the same loser. It writes nothing to the store
-# and builds no views: that is `topic_based`.
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -115,9 +103,15 @@ class _LogPartition:
 
 
 class TopicFollower:
-    """`async with` owns the reads. Raises RemoteStorageError where the log cannot be read."""
+    """One table of segments per partition, as the events in the log say.
 
-    def __init__(self, metadata_log: MetadataLog, config: MetadataConfig) -> None:
+    Every reader judges an event against the state at its place in the log, so all come to the same
+    tables, and of two writers that raced all know the same loser.
+
+    `async with` owns the reads. Raises RemoteStorageError where the log cannot be read.
+    """
+
+    def __init__(self, metadata_log: KafkaMetadataLog, config: MetadataConfig) -> None:
         self._log = metadata_log
         self._config = config
         self._identity: LogIdentity | None = None
@@ -156,22 +150,12 @@ class TopicFollower:
     async def partitions(self, not_older_than: float) -> list[TopicIdPartition]:
         """Every partition that the log says something of; all of the log is read for it."""
         await self._opened()
-        waiting = list(range(len(self._partitions)))
-        failures: list[RemoteStorageError] = []
+        numbers = range(len(self._partitions))
 
-        async def read_some() -> None:
-            # The first failure ends it; raised in here, the TaskGroup would wrap it.
-            while waiting and not failures:
-                try:
-                    await self._reads.get(waiting.pop(), not_older_than)
-                except RemoteStorageError as error:
-                    failures.append(error)
+        async def read(number: int) -> None:
+            await self._reads.get(number, not_older_than)
 
-        async with asyncio.TaskGroup() as readers:
-            for _ in range(min(len(waiting), READS_AT_ONCE_MAX)):
-                readers.create_task(read_some())
-        if failures:
-            raise failures[0]
+        await for_each(numbers, read, min(len(numbers), READS_AT_ONCE_MAX))
         return [tip for partition in self._partitions for tip in _known(partition)]
 
     def read_at(self, tip: TopicIdPartition) -> float | None:
@@ -184,7 +168,6 @@ class TopicFollower:
             self._reads.renew(self._number(tip), oldest, pause_s)
 
     def loaded(self, tip: TopicIdPartition) -> PartitionTable | None:
-        """Never blocks."""
         if self._identity is None:
             return None
         return self._partitions[self._number(tip)].tables.get(tip)
@@ -266,7 +249,12 @@ class TopicFollower:
     async def _read_to_end(self, number: int) -> None:
         partition = self._partitions[number]
         bounds = await self._log.bounds(number)
-        self._check_bounds(number, bounds)
+        if not bounds.start <= partition.position <= bounds.end:
+            raise RemoteStorageError(
+                f"{self._place(number, partition.position)} is where reading goes on, but the "
+                f"topic now has {bounds.start} to {bounds.end}: it has lost events. Delete the "
+                "topic and rebuild it from the store with `fetchproxy restore`"
+            )
         lag = METADATA_LAG.labels(str(number))
         while partition.position < bounds.end:
             lag.set(bounds.end - partition.position)
@@ -278,16 +266,6 @@ class TopicFollower:
             if not partition.problems:
                 self._kept.passed(number, partition.position)
         lag.set(0)
-
-    def _check_bounds(self, number: int, bounds: LogBounds) -> None:
-        position = self._partitions[number].position
-        if bounds.start <= position <= bounds.end:
-            return
-        raise RemoteStorageError(
-            f"{self._place(number, position)} is where reading goes on, but the topic now has "
-            f"{bounds.start} to {bounds.end}: it has lost events. Delete the topic and rebuild it "
-            f"from the store with `fetchproxy restore`"
-        )
 
     async def _take(self, number: int, offset: int, value: bytes) -> None:
         partition = self._partitions[number]
@@ -301,14 +279,17 @@ class TopicFollower:
         table = await self._table(number, tip)
         if offset < partition.ahead.get(tip, 0):
             return  # against a later state it might be judged otherwise
-        if table.apply(event):
-            self._changes[tip] = self._changes.get(tip, 0) + 1
-            if not partition.problems:
-                self._kept.note(tip, [event], offset + 1)
+        try:
+            table.check(event)
+        except ValueError as error:
+            METADATA_EVENTS_REFUSED.inc()
+            if partition.puts_waiting:
+                partition.refused[offset] = str(error)
             return
-        METADATA_EVENTS_REFUSED.inc()
-        if partition.puts_waiting:
-            partition.refused[offset] = refusal_of(table, event)
+        table.take(event)
+        self._changes[tip] = self._changes.get(tip, 0) + 1
+        if not partition.problems:
+            self._kept.note(tip, [event], offset + 1)
 
     def _note_problem(self, number: int, offset: int, error: CorruptSegment) -> None:
         """It may be about any partition whose events are here, and about any offset of it.
@@ -367,27 +348,9 @@ class TopicFollower:
         self._kept.note(tip, found, self._partitions[number].position)
 
 
-def refusal_of(table: PartitionTable, event: MetadataEvent) -> str:
-    """Why the table has not taken an event. Pure."""
-    try:
-        table.check(event)
-    except ValueError as error:
-        return str(error)
-    return "it says nothing new"
-
-
 def _known(partition: _LogPartition) -> list[TopicIdPartition]:
     loaded = [tip for tip, table in partition.tables.items() if not table.is_empty]
     return [*loaded, *partition.unloaded]
-
-
-# Strongly consistent: a put returns when its own event was read back, and of two that raced the
-# one that came second in the log is refused, to all readers alike. What a partition looks like
-# costs no listing of the store, and 100 bytes of memory per segment.
-#
-# The store has every segment's state too, so that it describes itself. What is written first is
-# chosen so that a crash between both leaves an unfinished copy or a deletion to be repeated, and
-# never a segment that is served while its objects are not all there (docs/adr/0015).
 
 
 State = RemoteLogSegmentState
@@ -407,14 +370,21 @@ class _Shown:
 
 
 class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
-    """`async with` owns the reads; `rsm` and what `metadata_topic` needs belong to the caller.
+    """Strongly consistent: a put returns when its own event was read back, and of two that raced
+    the one that came second in the log is refused, to all readers alike.
+
+    The store has every segment's state too, so that it describes itself. What is written first is
+    chosen so that a crash between both leaves an unfinished copy or a deletion to be repeated, and
+    never a segment that is served while its objects are not all there (docs/adr/0015).
+
+    `async with` owns the reads; `rsm` and what `metadata_topic` needs belong to the caller.
 
     `wall_clock_ms` stamps the events of log starts.
     """
 
     def __init__(
         self,
-        metadata_log: MetadataLog,
+        metadata_log: KafkaMetadataLog,
         rsm: RemoteStorageManager,
         config: MetadataConfig,
         wall_clock_ms: Callable[[], int],
@@ -443,7 +413,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     # --- reading ---
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
-        """As the interface says. One older than `view_age_max_ms` is read again meanwhile."""
+        """One older than `view_age_max_ms` is read again meanwhile."""
         if tip not in self._shown:
             return None
         age_max_s = self._config.view_age_max_ms / 1000
@@ -452,7 +422,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return self._show(tip)
 
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
-        """As the interface says; `read_at` is when the topic's end was asked for.
+        """`read_at` is when the topic's end was asked for.
 
         Raises RemoteStorageError also where the store has segments of a partition of which the
         topic knows nothing: whoever took that for an empty archive would skip or copy all of it.
@@ -484,7 +454,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def refresh_topic(
         self, topic_id: UUID, not_older_than: float
     ) -> Mapping[int, PartitionView]:
-        """As the interface says. Reads all of the metadata topic, as far as it was not read yet."""
+        """Reads all of the metadata topic, as far as it was not read yet."""
         # One time for all partitions: a later one would make each of them read again.
         oldest = min(not_older_than, asyncio.get_running_loop().time())
         known = [t for t in await self._follower.partitions(oldest) if t.topic_id == topic_id]
@@ -505,10 +475,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             self._follower.renew(tip, oldest, age_max_s)
 
     async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
-        """As the interface says, by the metadata topic.
-
-        The store is listed once, if it answers: a metadata topic that was lost must not look as if
-        nothing had ever been archived.
+        """By the metadata topic. The store is listed once, if it answers: a metadata topic that was
+        lost must not look as if nothing had ever been archived.
         """
         return await self._archived.get(None, not_older_than)
 
@@ -610,7 +578,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             raise
 
     async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
-        """As the interface says. To the store first: a topic lost later may be rebuilt from it."""
+        """To the store first: a topic lost later may be rebuilt from it."""
         table = await self._fresh(tip)
         before = table.raised_log_start
         if offset > before:
@@ -618,19 +586,21 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             content = encode_log_start(tip, offset)
             await self._rsm.put_log_start_offset(tip, offset, content, after_epoch)
             await self._append(LogStartOffset(tip, offset, self._wall_clock_ms(), after_epoch))
-            await self._tidy_log_start(tip, before, after_epoch)
+            if before:
+                lower = self._rsm.log_start_object(tip, before, after_epoch)
+                await delete_log_starts(self._rsm, tip, [lower])
         return self._show(tip)
 
     async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
-        """As the interface says. To the store first, as a log start."""
+        """To the store first, as a log start."""
         await self._fresh(tip)
         content = encode_log_history(tip, history)
-        await self._rsm.notes.put_partition_note(tip, PartitionNote.LOG_HISTORY, content)
+        await self._rsm.put_partition_note(tip, content)
         await self._append(LogHistorySaid(tip, history, self._wall_clock_ms()))
         return self._show(tip)
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
-        """As the interface says. The last state goes to the store first, the others to the topic.
+        """The last state goes to the store first, the others to the topic.
 
         So a crash between both leaves a deletion that is repeated.
         """
@@ -650,10 +620,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         assert table is not None
         return table
 
-    async def _append(
-        self,
-        event: MetadataEvent,
-    ) -> None:
+    async def _append(self, event: MetadataEvent) -> None:
         refusal = await self._follower.append(event)
         if refusal is not None:
             raise ValueError(f"another writer was first: {refusal}")
@@ -661,19 +628,3 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._put_topics.add(topic_id)
         if (archived := self._archived.cached(None)) is not None and topic_id not in archived:
             self._archived.replace(None, archived | {topic_id})
-
-    async def _tidy_log_start(self, tip: TopicIdPartition, lower: int, after_epoch: int) -> None:
-        """It says nothing any more; where it stays it does no harm."""
-        if lower == 0:
-            return
-        try:
-            await self._rsm.delete_log_start_offset(
-                self._rsm.log_start_object(tip, lower, after_epoch)
-            )
-        except RemoteStorageError as error:
-            log.warning(
-                "old_log_start_not_deleted",
-                topic=tip.topic,
-                partition=tip.partition,
-                error=str(error),
-            )

@@ -22,12 +22,10 @@ from fetchproxy_protocol.record_batch import (
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata
 from fetchproxy.segments.contents import AbortedTxnCollector, GatheredSegment
-from fetchproxy.segments.overlaps import first_difference
+from fetchproxy.segments.overlaps import epoch_at, first_difference
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.segments.side_files import ENTRY_BYTES, decode_epochs
 
-# Which transactions of a partition were aborted, from its log alone. Pure.
-#
 # The archiver is told by the broker (`aborted_txns`); this is for whoever has only the log. What
 # it cannot know is how a transaction ended whose marker the archive does not hold, nor which ones
 # were open where the log that is known begins.
@@ -95,14 +93,11 @@ class TxnHistory:
         self._run_start = goes_on_at
 
     def end(self, log_end_offset: int) -> None:
-        """Nothing more is added."""
         self.restart(log_end_offset, log_end_offset + 1, None)
 
     def aborted_in(self, first: int, last: int) -> tuple[AbortedTxn, ...]:
-        """The entries of the segment `first` … `last`, as its transaction index has them.
-
-        Raises CorruptSegment where the archive does not show all of them, or how one ended.
-        """
+        """The entries of the segment `first` … `last`, as its transaction index has them. Raises
+        CorruptSegment where the archive does not show all of them, or how one ended."""
         for start, end in self._dark:
             if start <= last and end >= first:
                 raise CorruptSegment(
@@ -126,9 +121,6 @@ class TxnHistory:
 
 def _overlaps(txn: _Txn, first: int, last: int) -> bool:
     return txn.first_offset <= last and txn.last_offset >= first
-
-
-# How far a partition's log was read, by whoever goes through its segments front to back. Pure.
 
 
 @dataclass(slots=True)
@@ -164,9 +156,6 @@ class SeenLog:
             )
 
 
-# Holds a partition's transaction indexes against the markers in its log, segment by segment.
-# Pure.
-#
 # What must be true (`fetchproxy.segments.side_files`): a segment lists an aborted transaction
 # if and only if the transaction overlaps it. Whether one was aborted is known at its marker,
 # perhaps segments later, so open transactions are carried over; nothing else is. Data below the
@@ -194,7 +183,9 @@ class _Open:
 
 
 class TxnCheck:
-    """`begin`, each batch in order, `end`; per segment. `restart` where the log is not continuous.
+    """Holds a partition's transaction indexes against the markers in its log, segment by segment.
+
+    `begin`, each batch in order, `end`; per segment. `restart` where the log is not continuous.
 
     Memory: one entry per producer with an open transaction, and the segment's own index.
     """
@@ -230,7 +221,6 @@ class TxnCheck:
         self._faults = []
 
     def batch(self, header: BatchHeader, control: int | None) -> None:
-        """`control` is the type of a control batch."""
         if not header.is_transactional:
             return
         if control is None:
@@ -288,7 +278,6 @@ class TxnCheck:
             self._faults.append(TxnFault(txn.listed_in, None, txn.first_offset, what))
 
     def _explain(self, producer_id: int, txn: _Open, last_offset: int) -> bool:
-        """Find the entry of `txn`, which must end at `last_offset`."""
         for i in self._of_producer.get(producer_id, ()):
             entry = self._entries[i]
             if entry.last_offset == last_offset and (
@@ -313,8 +302,6 @@ class TxnCheck:
         self._faults.append(TxnFault(self._key, position, offset, what))
 
 
-# One segment's bytes held against its metadata and its remoteLogIndex, batch by batch. Pure.
-#
 # Every fault is reported once, where it is, and not again as its own consequences: after a broken
 # batch the walk goes on behind it where that makes sense, else at the next index entry, and a
 # span that holds a broken batch is not compared with its index entry.
@@ -352,7 +339,9 @@ class _SpanSum:
 
 
 class SegmentCheck:
-    """`take` bytes as `Next` asks until it answers None, then `finish`; `findings` are the result.
+    """One segment's bytes held against its metadata and its remoteLogIndex, batch by batch.
+
+    `take` bytes as `Next` asks until it answers None, then `finish`; `findings` are the result.
 
     `continues`: the segment before it ends at `start_offset - 1`. Otherwise the first batch may
     begin below `start_offset`, as DeleteRecords can trim a log inside a batch.
@@ -464,11 +453,18 @@ class SegmentCheck:
         if not sound:
             self._log_fault(position, header.base_offset, "CRC-32C of the batch does not match")
         elif not (follows or suspected):
-            self._log_fault(position, header.base_offset, self._misplaced(header))
+            base, expected = header.base_offset, self._expected[0]
+            kind = "hole" if base > expected else "overlap"
+            what = f"{kind}: batch begins at offset {base}, expected {expected}"
+            self._log_fault(position, base, what)
         elif self._counts(header, position):
             self._check_epoch(header, position)
             control = self._control(data, header, position)
-        self._expected = self._next_offsets(header, follows or suspected)
+        after = header.last_offset + 1
+        if follows or suspected:
+            self._expected = (after,)
+        else:
+            self._expected = (after, self._expected[0] + header.last_offset_delta + 1)
         self._first = False
         if header.base_offset <= self._metadata.end_offset:
             self._max_timestamp_ms = max(self._max_timestamp_ms, header.max_timestamp)
@@ -496,17 +492,6 @@ class SegmentCheck:
             return True
         may_be_trimmed = self._first and not self._continues
         return may_be_trimmed and header.base_offset < self._expected[0] <= header.last_offset
-
-    def _misplaced(self, header: BatchHeader) -> str:
-        base, expected = header.base_offset, self._expected[0]
-        kind = "hole" if base > expected else "overlap"
-        return f"{kind}: batch begins at offset {base}, expected {expected}"
-
-    def _next_offsets(self, header: BatchHeader, follows: bool) -> tuple[int, ...]:
-        after = header.last_offset + 1
-        if follows:
-            return (after,)
-        return (after, self._expected[0] + header.last_offset_delta + 1)
 
     def _check_epoch(self, header: BatchHeader, position: int) -> None:
         stated = epoch_at(self._metadata.segment_leader_epochs, header.base_offset)
@@ -569,18 +554,6 @@ class SegmentCheck:
         self.findings.append(Finding(position, offset, what))
 
 
-def epoch_at(epochs: Sequence[EpochStart], offset: int) -> int:
-    """The epoch of a batch that begins at `offset`; the first one also below its start; -1: none.
-
-    The first entry starts with the segment, whose first batch may begin below that.
-    """
-    found = epochs[0].epoch if epochs else -1
-    for entry in epochs:
-        if entry.start_offset <= offset:
-            found = entry.epoch
-    return found
-
-
 def first_newer(
     segment: RemoteLogSegmentMetadata, lineage: Sequence[EpochStart], from_offset: int
 ) -> int | None:
@@ -612,12 +585,10 @@ def clip_epochs(
     return tuple(clipped)
 
 
-# Is a log whole? Only then may anything be derived from it. Pure.
-#
-# Every batch of a log that was cut between two batches still passes its CRC. So how far a segment
-# goes has to be said by its log and by somebody else: its metadata, or else its index and what
-# begins behind it. A batch's leader epoch is not covered by its CRC either, and takes a second
-# voice, too.
+# Only of a whole log may anything be derived. Every batch of a log that was cut between two batches
+# still passes its CRC. So how far a segment goes has to be said by its log and by somebody else:
+# its metadata, or else its index and what begins behind it. A batch's leader epoch is not covered
+# by its CRC either, and takes a second voice, too.
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from fetchproxy.errors import CompactedLog, CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, RemoteLogIndexBuilder, encode_entry
 
-# The aborted transactions of one segment, from what the broker says and from the markers. Pure.
-#
 # A read_committed fetch lists each aborted transaction that overlaps the fetched range as
 # (producer id, first offset), whether or not its ABORT marker lies in the range. The list is
 # complete for all offsets below the LSO, as an offset is below it only once its transaction is
@@ -81,8 +79,6 @@ class AbortedTxnCollector:
         return tuple(entries)
 
 
-# Signs in a log that compaction has been at work on it. Pure.
-#
 # Kafka numbers records without a hole, markers of transactions included, and a producer fills the
 # offsets of its batch. Only the log cleaner takes records out: from inside a batch, which keeps
 # its last offset, or whole batches. So what was compacted once shows for as long as it is in the
@@ -105,8 +101,6 @@ def compaction_sign(header: BatchHeader, position: int) -> str | None:
     return None
 
 
-# Which batches go into the segment that is being gathered, and when it is closed. Pure.
-#
 # Only batches whose last offset is below the last stable offset are taken (read_committed): what
 # an archive holds was decided, and a reader of it needs no later transaction state.
 
@@ -170,11 +164,6 @@ def cut_reason(
     return None
 
 
-# A segment that is ready to be copied, and how its metadata and indexes come from its batches.
-#
-# The one way from batches to a copy, whatever source they come from. It uploads nothing, and
-# never looks into records but for a marker's type.
-
 _BLOCK_BYTES = 1024 * 1024
 _UNNAMED = "-"  # stands for the object key, which each copy attempt has anew
 
@@ -211,7 +200,6 @@ class GatheredSegment:
     kafka_files: KafkaFiles = NO_KAFKA_FILES
 
     def index(self, object_key: str) -> bytes:
-        """The content of the `.index` object whose log lies under `object_key`."""
         spans = RemoteLogIndex.parse(self.unnamed_index).spans()
         return b"".join(encode_entry(object_key, span) for span in spans)
 
@@ -223,11 +211,8 @@ class GatheredSegment:
 
     async def check_log(self) -> None:
         """Is the file what was gathered? A disk, a cleaner of temporary folders or a broker that
-        truncates its log may differ.
-
-        Raises CorruptSegment, OSError.
-        """
-        crc, size_bytes = await asyncio.to_thread(_file_crc, self.log)
+        truncates its log may differ. Raises CorruptSegment, OSError."""
+        crc, size_bytes = await asyncio.to_thread(file_crc, self.log)
         if (crc, size_bytes) != (self.log_crc, self.size_bytes):
             raise CorruptSegment(f"{self.tip}: the spool file {self.log} has changed")
 
@@ -315,8 +300,7 @@ class SegmentSummary:
         )
 
 
-def _file_crc(path: Path) -> tuple[int, int]:
-    """(CRC-32C, size in bytes) of the file."""
+def file_crc(path: Path) -> tuple[int, int]:
     crc = size_bytes = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -27,12 +27,8 @@ from fetchproxy.model import (
     TopicIdPartition,
     is_topic_name,
 )
-from fetchproxy.model import RemoteLogSegmentState as State
-from fetchproxy.model import RemotePartitionDeleteState as DeleteState
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 
-# What can be true of a partition and of a segment, whoever says it. Pure.
-#
 # Everything that comes in from the metadata topic, from the store or from a cache file passes
 # here as it is decoded, and nothing behind it checks again: paths are made of topic names, and
 # one is added to offsets.
@@ -72,10 +68,6 @@ def legal_segment(said: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
             raise CorruptSegment(f"leader epoch {epoch.epoch} from offset {epoch.start_offset}")
     return said
 
-
-# Typed look-ups in the JSON objects that lie in the store; every fault names object and field.
-#
-# Pure. Knows none of the documents.
 
 INT64 = 2**63
 INT32 = 2**31
@@ -119,7 +111,6 @@ def json_document(fields: Mapping[str, object]) -> bytes:
 
 
 def _of_partition(tip: TopicIdPartition, version: int) -> dict[str, object]:
-    """How each document about a partition begins."""
     return {
         "version": version,
         "topic": tip.topic,
@@ -168,7 +159,7 @@ class Fields:
         value = self._field(name)
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise CorruptSegment(f"field {name} is no list of texts")
-        return list(value)
+        return value
 
     def uuid(self, name: str) -> UUID:
         value = parse_uuid(self.text(name))
@@ -216,9 +207,8 @@ class Fields:
         return legal_partition(self.uuid("topic_id"), self.text("topic"), partition)
 
 
-# The lives of a remote log segment and of a partition's deletion, as tables. Pure.
-#
-# Source: Kafka's RemoteLogSegmentState and RemotePartitionDeleteState.
+# The lives of a remote log segment and of a partition's deletion: Kafka's RemoteLogSegmentState and
+# RemotePartitionDeleteState.
 #
 #       (new)
 #         │
@@ -241,26 +231,24 @@ class Fields:
 #
 # Every state may follow itself: an update whose answer was lost is sent again.
 
+State = RemoteLogSegmentState
+DeleteState = RemotePartitionDeleteState
+
 LEGAL_NEXT: dict[State | None, frozenset[State]] = {
     None: frozenset({State.COPY_SEGMENT_STARTED}),
     State.COPY_SEGMENT_STARTED: frozenset(
-        {State.COPY_SEGMENT_STARTED, State.COPY_SEGMENT_FINISHED, State.DELETE_SEGMENT_STARTED}
-    ),
-    State.COPY_SEGMENT_FINISHED: frozenset(
         {State.COPY_SEGMENT_FINISHED, State.DELETE_SEGMENT_STARTED}
     ),
-    State.DELETE_SEGMENT_STARTED: frozenset(
-        {State.DELETE_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED}
-    ),
-    State.DELETE_SEGMENT_FINISHED: frozenset({State.DELETE_SEGMENT_FINISHED}),
+    State.COPY_SEGMENT_FINISHED: frozenset({State.DELETE_SEGMENT_STARTED}),
+    State.DELETE_SEGMENT_STARTED: frozenset({State.DELETE_SEGMENT_FINISHED}),
+    State.DELETE_SEGMENT_FINISHED: frozenset(),
 }
-
-
-def check_transition(old: State | None, new: State) -> None:
-    """Raises ValueError where `new` may not follow `old`; None is a segment never heard of."""
-    if new not in LEGAL_NEXT[old]:
-        before = "a new segment" if old is None else old.name
-        raise ValueError(f"illegal segment state transition: {before} to {new.name}")
+LEGAL_NEXT_DELETION: dict[DeleteState | None, frozenset[DeleteState]] = {
+    None: frozenset({DeleteState.DELETE_PARTITION_MARKED}),
+    DeleteState.DELETE_PARTITION_MARKED: frozenset({DeleteState.DELETE_PARTITION_STARTED}),
+    DeleteState.DELETE_PARTITION_STARTED: frozenset({DeleteState.DELETE_PARTITION_FINISHED}),
+    DeleteState.DELETE_PARTITION_FINISHED: frozenset(),
+}
 
 
 def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMetadata) -> None:
@@ -269,7 +257,10 @@ def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMe
     Besides the table: a segment that was cut (unclean leader election) never grows again, so that a
     message of before, which arrives late or twice, cannot bring a dead lineage back.
     """
-    check_transition(None if known is None else known.state, new.state)
+    old = None if known is None else known.state
+    if new.state is not old and new.state not in LEGAL_NEXT[old]:
+        before = "a new segment" if old is None else old.name
+        raise ValueError(f"illegal segment state transition: {before} to {new.state.name}")
     if (
         known is not None
         and known.state is new.state is State.COPY_SEGMENT_FINISHED
@@ -281,21 +272,9 @@ def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMe
         )
 
 
-LEGAL_NEXT_DELETION: dict[DeleteState | None, frozenset[DeleteState]] = {
-    None: frozenset({DeleteState.DELETE_PARTITION_MARKED}),
-    DeleteState.DELETE_PARTITION_MARKED: frozenset(
-        {DeleteState.DELETE_PARTITION_MARKED, DeleteState.DELETE_PARTITION_STARTED}
-    ),
-    DeleteState.DELETE_PARTITION_STARTED: frozenset(
-        {DeleteState.DELETE_PARTITION_STARTED, DeleteState.DELETE_PARTITION_FINISHED}
-    ),
-    DeleteState.DELETE_PARTITION_FINISHED: frozenset({DeleteState.DELETE_PARTITION_FINISHED}),
-}
-
-
 def check_deletion(old: DeleteState | None, new: DeleteState) -> None:
     """Raises ValueError where `new` may not follow `old`; None is a partition nobody deletes."""
-    if new not in LEGAL_NEXT_DELETION[old]:
+    if new is not old and new not in LEGAL_NEXT_DELETION[old]:
         before = "a partition nobody deletes" if old is None else old.name
         raise ValueError(f"illegal partition deletion: {before} to {new.name}")
 
@@ -364,7 +343,7 @@ FIELDS = (
     StoredField("packed", "packed", "packed", FieldKind.BOOLEAN, since=2, if_absent=False),
 )  # fmt: skip
 
-# Content of the `.metadata` object beside each segment: RemoteLogSegmentMetadata as JSON. Pure.
+# Content of the `.metadata` object beside each segment: RemoteLogSegmentMetadata as JSON.
 #
 #     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "segment_id": "…",
 #      "base_offset": 0, "end_offset": 999, "max_timestamp_ms": …, "event_timestamp_ms": …,
@@ -394,12 +373,9 @@ def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
         value = getattr(metadata, field.attribute)
         is_said = field.since <= _IN_EVERY_OBJECT or value != field.if_absent
         if field.json and value is not None and is_said:
-            document[field.json] = _TO_JSON.get(field.kind, _as_it_is)(value)
+            encode = _TO_JSON.get(field.kind)
+            document[field.json] = value if encode is None else encode(value)
     return json_document(document)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def epochs_as_json(epochs: Iterable[EpochStart]) -> list[dict[str, int]]:
@@ -421,7 +397,7 @@ _TO_JSON: dict[FieldKind, Callable[[Any], Any]] = {
 
 
 def decode_segment(raw: bytes, key: str) -> RemoteLogSegmentMetadata:
-    """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
+    """As `decode_document`."""
     return decode_document(raw, key, SEGMENT_VERSION, _segment)
 
 
@@ -458,7 +434,7 @@ def _json_value(
     return fields.integer(name, low, INT64)
 
 
-# Content of a `.log-start-offset` object, for people who look into the store. Pure.
+# Content of a `.log-start-offset` object, for people who look into the store.
 #
 #     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "log_start_offset": 1234}
 #
@@ -471,7 +447,7 @@ def encode_log_start(tip: TopicIdPartition, offset: int) -> bytes:
     return json_document(_of_partition(tip, LOG_START_VERSION) | {"log_start_offset": offset})
 
 
-# Content of a partition's `delete-partition-state` object: RemotePartitionDeleteMetadata. Pure.
+# Content of a partition's `delete-partition-state` object: RemotePartitionDeleteMetadata.
 #
 # {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "state":
 # "DELETE_PARTITION_MARKED", "event_timestamp_ms": …, "epoch": -1}
@@ -490,7 +466,7 @@ def encode_partition_deletion(deletion: RemotePartitionDeleteMetadata) -> bytes:
 
 
 def decode_partition_deletion(raw: bytes, key: str) -> RemotePartitionDeleteMetadata:
-    """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
+    """As `decode_document`."""
     return decode_document(raw, key, PARTITION_DELETION_VERSION, _deletion)
 
 
@@ -503,7 +479,7 @@ def _deletion(fields: Fields) -> RemotePartitionDeleteMetadata:
     )
 
 
-# Content of a partition's `finished-offsets` object: what its archive has to hold. Pure.
+# Content of a partition's `finished-offsets` object: what its archive has to hold.
 #
 #     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0,
 #      "recorded_from": 0, "end_offset": 7355, "leader_epoch": 3,
@@ -514,6 +490,13 @@ def _deletion(fields: Fields) -> RemotePartitionDeleteMetadata:
 
 FINISHED_OFFSETS_VERSION = 1
 NOT_STATED = -1
+# Each number with the least that it may be, and what it is below.
+_FINISHED_FIELDS = {
+    "recorded_from": (0, INT64),
+    "end_offset": (NOT_STATED, INT64),
+    "leader_epoch": (-1, INT32),
+    "log_start_offset": (0, INT64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,14 +518,8 @@ class FinishedOffsets:
 
 def encode_finished_offsets(finished: FinishedOffsets) -> bytes:
     place = _of_partition(finished.topic_id_partition, FINISHED_OFFSETS_VERSION)
-    said = {
-        "recorded_from": finished.recorded_from,
-        "end_offset": finished.end_offset,
-        "leader_epoch": finished.leader_epoch,
-        "log_start_offset": finished.log_start_offset,
-        "crc32c": _checksum(finished),
-    }
-    return json_document(place | said)
+    said = {name: getattr(finished, name) for name in _FINISHED_FIELDS}
+    return json_document(place | said | {"crc32c": _checksum(finished)})
 
 
 def decode_finished_offsets(raw: bytes, key: str, tip: TopicIdPartition) -> FinishedOffsets:
@@ -551,13 +528,8 @@ def decode_finished_offsets(raw: bytes, key: str, tip: TopicIdPartition) -> Fini
     def read(fields: Fields) -> FinishedOffsets:
         if fields.partition() != tip:
             raise CorruptSegment(f"it is of {fields.partition()}")
-        found = FinishedOffsets(
-            topic_id_partition=tip,
-            recorded_from=fields.integer("recorded_from", 0, INT64),
-            end_offset=fields.integer("end_offset", NOT_STATED, INT64),
-            leader_epoch=fields.integer("leader_epoch", -1, INT32),
-            log_start_offset=fields.integer("log_start_offset", 0, INT64),
-        )
+        said = {name: fields.integer(name, *of) for name, of in _FINISHED_FIELDS.items()}
+        found = FinishedOffsets(tip, **said)
         if fields.text("crc32c") != _checksum(found):
             raise CorruptSegment("its checksum does not match")
         return found
@@ -572,17 +544,12 @@ def encode_archive_gap(tip: TopicIdPartition, first: int, last: int) -> bytes:
 
 def _checksum(finished: FinishedOffsets) -> str:
     tip = finished.topic_id_partition
-    values = (
-        finished.recorded_from,
-        finished.end_offset,
-        finished.leader_epoch,
-        finished.log_start_offset,
-    )
+    values = tuple(getattr(finished, name) for name in _FINISHED_FIELDS)
     said = f"{tip.topic} {uuid_text(tip.topic_id)} {tip.partition} {values}"
     return f"{crc32c(said.encode()):08x}"
 
 
-# Content of a partition's `log-history` object. Pure.
+# Content of a partition's `log-history` object.
 #
 # {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "after_epoch": -1,
 # "kept_below": 4000, "kept_epoch": 7, "earlier": []}
@@ -591,17 +558,11 @@ LOG_HISTORY_VERSION = 1
 
 
 def encode_log_history(tip: TopicIdPartition, history: LogHistory) -> bytes:
-    said = {
-        "after_epoch": history.after_epoch,
-        "kept_below": history.kept_below,
-        "kept_epoch": history.kept_epoch,
-        "earlier": history.earlier,
-    }
-    return json_document(_of_partition(tip, LOG_HISTORY_VERSION) | said)
+    return json_document(_of_partition(tip, LOG_HISTORY_VERSION) | asdict(history))
 
 
 def decode_log_history(raw: bytes, key: str) -> LogHistory:
-    """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
+    """As `decode_document`."""
     return decode_document(raw, key, LOG_HISTORY_VERSION, _history)
 
 

@@ -11,11 +11,9 @@ from uuid import UUID
 
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition, is_topic_name
 
-# Which object keys are legal, for every backend alike. Pure.
-#
-# The alphabet is Kafka's for topic names (`[a-zA-Z0-9._-]`) plus what S3 calls safe, so that no
-# backend has to escape anything. `~` is left out on purpose: a backend may use it in names of its
-# own (temporary files) and can be certain that no object is called so.
+# The alphabet of keys is Kafka's for topic names (`[a-zA-Z0-9._-]`) plus what S3 calls safe, so
+# that no backend has to escape anything. `~` is left out on purpose: a backend may use it in names
+# of its own (temporary files) and can be certain that no object is called so.
 
 KEY_BYTES_MAX = 1024  # S3's limit
 
@@ -70,25 +68,17 @@ def check_folder_prefix(prefix: str) -> str:
 # by fixed widths from the right, never by splitting. Names that are not of this layout parse to
 # None: an archive may share its bucket with other things.
 #
-# `remote-log-layout` says the layout's version and whose archive it is
-# (`storage.archive_identity`).
-#
-# The highest `.log-start-offset` of a partition says what DeleteRecords has deleted. Its offset
-# is in its name, so that two writers cannot undo each other's: each makes its own object, the
-# highest counts, and the lower ones can go at any time. Where a person has said that a log which
-# begins again is a new history (`log-history`, docs/adr/0035), those count that name the epoch it
-# comes after. An `.archive-gap` says that its offsets, both inclusive, were lost before they
-# could be copied, and `finished-offsets` what the archiver has finished
-# (`description`): `verify` holds the segments against both, and nobody else
-# reads them. `delete-partition-state` is there while a deleted topic's partition is being
-# removed, and is the last object of it to go. `cluster-id` names the cluster in which an archiver
-# has last seen the topic alive: no other may find it deleted. `.topics` says which topics that
-# cluster had at the last look, `retention-step` what retention is about to hide
-# (`deletion.retention`). `collected-metadata/` repeats the `.metadata` of a topic's segments in
-# one object, for readers that begin (`collected`): it can be deleted at any
-# time. `.positions` says what a running archiver is gathering (`metadata.archiver_positions`),
-# and `concerns/` what archivers want seen to (`writing.concerns`); no topic's folder can have
-# those folders' names, as they are shorter than an id.
+# The highest `.log-start-offset` of a partition says what DeleteRecords has deleted. Its offset is
+# in its name, so that two writers cannot undo each other's: the lower ones can go at any time.
+# Where a person has said that a log which begins again is a new history (`log-history`,
+# docs/adr/0035), those count that name the epoch it comes after. An `.archive-gap` says that its
+# offsets, both inclusive, were lost before they could be copied, and `finished-offsets` what the
+# archiver has finished: `verify` holds the segments against both, and nobody else reads them.
+# `delete-partition-state` is there while a deleted topic's partition is being removed, and is its
+# last object to go. `cluster-id` names the cluster in which an archiver has last seen the topic
+# alive: no other may find it deleted. `.topics` says which topics that cluster had at the last
+# look, `retention-step` what retention is about to hide. `collected-metadata/` can be deleted at
+# any time. No topic's folder can have these folders' names, as they are shorter than an id.
 
 LAYOUT_VERSION = 1
 LAYOUT_OBJECT = "remote-log-layout"  # beside the topics' folders: says the version
@@ -105,6 +95,13 @@ _DELETION_OBJECT = "delete-partition-state"
 _CLUSTER_OBJECT = "cluster-id"
 _FINISHED_OBJECT = "finished-offsets"
 _RETENTION_STEP_OBJECT = "retention-step"
+_LOG_HISTORY_OBJECT = "log-history"
+_PARTITION_OBJECTS = (
+    _FINISHED_OBJECT,
+    _DELETION_OBJECT,
+    _RETENTION_STEP_OBJECT,
+    _LOG_HISTORY_OBJECT,
+)
 _CLUSTERS_FOLDER = "clusters/"
 _LOG_START_SUFFIX = ".log-start-offset"
 _AFTER_EPOCH = re.compile(r"\.after-epoch-(0|[1-9][0-9]{0,9})", re.ASCII)
@@ -132,14 +129,6 @@ class SegmentFile(StrEnum):
     TIME_INDEX = "time-index"  # Kafka's `.timeindex`
     PRODUCER_SNAPSHOT = "producer-snapshot"  # Kafka's `.snapshot` at the segment's end
 
-
-class PartitionNote(StrEnum):
-    """What is said once of a whole partition; the value is the object's name in its folder."""
-
-    LOG_HISTORY = "log-history"  # a person's word about a log that began again
-
-
-_PARTITION_NOTES = frozenset(note.value for note in PartitionNote)
 
 # Of some segments only, whatever their metadata say; nothing that serves records needs them.
 KAFKA_FILES = (SegmentFile.OFFSET_INDEX, SegmentFile.TIME_INDEX, SegmentFile.PRODUCER_SNAPSHOT)
@@ -169,10 +158,8 @@ def parse_uuid(text: str) -> UUID | None:
 
 
 def normal_prefix(prefix: str) -> str:
-    """`prefix` without outer slashes and, unless empty, with one at its end.
-
-    Raises ValueError if keys below it would be illegal.
-    """
+    """`prefix` without outer slashes and, unless empty, with one at its end. Raises ValueError if
+    keys below it would be illegal."""
     bare = prefix.strip("/")
     return check_key(bare) + "/" if bare else ""
 
@@ -193,7 +180,6 @@ def partition_folder(prefix: str, tip: TopicIdPartition) -> str:
 def segment_key(
     prefix: str, segment_id: RemoteLogSegmentId, base_offset: int, file: SegmentFile
 ) -> str:
-    """`base_offset` is the segment's first offset."""
     folder = partition_folder(prefix, segment_id.topic_id_partition)
     return f"{folder}{_offset_text(base_offset)}-{uuid_text(segment_id.id)}.{file.value}"
 
@@ -222,15 +208,15 @@ def parse_log_start_key(prefix: str, key: str) -> tuple[int, int] | None:
     return int(offset), after_epoch
 
 
-def partition_note_key(prefix: str, tip: TopicIdPartition, note: PartitionNote) -> str:
-    return f"{partition_folder(prefix, tip)}{note.value}"
+def log_history_key(prefix: str, tip: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tip)}{_LOG_HISTORY_OBJECT}"
 
 
-def parse_partition_note_key(prefix: str, key: str) -> PartitionNote | None:
+def is_log_history_key(prefix: str, key: str) -> bool:
     folder, slash, name = key.rpartition("/")
-    if name not in _PARTITION_NOTES or parse_partition_folder(prefix, folder + slash) is None:
-        return None
-    return PartitionNote(name)
+    return (
+        name == _LOG_HISTORY_OBJECT and parse_partition_folder(prefix, folder + slash) is not None
+    )
 
 
 def archive_gap_key(prefix: str, tip: TopicIdPartition, first: int, last: int) -> str:
@@ -240,7 +226,6 @@ def archive_gap_key(prefix: str, tip: TopicIdPartition, first: int, last: int) -
 
 
 def parse_archive_gap_key(prefix: str, key: str) -> tuple[int, int] | None:
-    """The first and last offset that a key of `archive_gap_key` says."""
     folder, slash, name = key.rpartition("/")
     first, _, last = name.removesuffix(_GAP_SUFFIX).partition("-")
     if not name.endswith(_GAP_SUFFIX) or not (_OFFSET.fullmatch(first) and _OFFSET.fullmatch(last)):
@@ -262,12 +247,11 @@ def partition_deletion_key(prefix: str, tip: TopicIdPartition) -> str:
 def is_partition_object_key(prefix: str, key: str) -> bool:
     """Of a partition, and of none of its segments."""
     folder, slash, name = key.rpartition("/")
-    if name in (_FINISHED_OBJECT, _DELETION_OBJECT, _RETENTION_STEP_OBJECT):
+    if name in _PARTITION_OBJECTS:
         return parse_partition_folder(prefix, folder + slash) is not None
     return (
         parse_log_start_key(prefix, key) is not None
         or parse_archive_gap_key(prefix, key) is not None
-        or parse_partition_note_key(prefix, key) is not None
     )
 
 
@@ -284,7 +268,6 @@ def archive_wide_folders(prefix: str) -> tuple[str, ...]:
 
 
 def own_folders(prefix: str) -> tuple[str, ...]:
-    """Those others."""
     return archivers_folder(prefix), f"{prefix}{_COLLECTED_FOLDER}"
 
 
@@ -378,12 +361,10 @@ def parse_segment_key(prefix: str, key: str) -> SegmentKey | None:
 
 
 def layout_text(version: int = LAYOUT_VERSION) -> bytes:
-    """Content of the layout object."""
     return b"remote-log-layout %d\n" % version
 
 
 def parse_layout_text(content: bytes) -> int | None:
-    """The version, None if this is no layout object."""
     match = _LAYOUT.fullmatch(content)
     return int(match.group(1)) if match else None
 

@@ -9,7 +9,9 @@ anything: `log_truncation`.)
 
 from __future__ import annotations
 
-from fetchproxy.model import RemoteLogSegmentMetadata
+from collections.abc import Sequence
+
+from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
 
 
 def add_in_order(
@@ -25,7 +27,7 @@ def add_in_order(
         parted = first_difference(before, segment, settled_below)
         if parted is None:
             break
-        if _epoch_at(segment, parted) < _epoch_at(before, parted):
+        if _epoch_at(segment, parted) < epoch_at(before.segment_leader_epochs, parted):
             if parted == segment.start_offset:
                 return
             segment = segment.clipped(parted - 1)
@@ -53,16 +55,26 @@ def first_difference(
     if first > last:
         return None
     for offset in sorted({first, *(start for start in starts if first < start <= last)}):
-        epochs = (_epoch_at(one, offset), _epoch_at(other, offset))
+        epochs = (
+            _epoch_at(one, offset),
+            _epoch_at(other, offset),
+        )
         if -1 not in epochs and epochs[0] != epochs[1]:  # -1: written without epochs
             return offset
     return None
 
 
-def _epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
-    epochs = segment.segment_leader_epochs
+def epoch_at(epochs: Sequence[EpochStart], offset: int) -> int:
+    """The epoch of a batch that begins at `offset`; the first one also below its start; -1: none.
+
+    The first entry starts with the segment, whose first batch may begin below that.
+    """
     found = epochs[0].epoch if epochs else -1
     for entry in epochs:
         if entry.start_offset <= offset:
             found = entry.epoch
     return found
+
+
+def _epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
+    return epoch_at(segment.segment_leader_epochs, offset)

@@ -204,12 +204,6 @@ class Packing:
         epochs = () if self.described is None else self.described.leader_epochs
         return 8 * len(self.ends) + 200 * len(epochs) + 1000
 
-    def with_key(self, key: WrappedKey) -> Packing:
-        return replace(self, key=key)
-
-    def label(self, number: int) -> bytes:
-        return block_label(self.segment_id, self.log_bytes, self.block_bytes, number)
-
     def blocks_of(self, byte_range: ByteRange) -> range:
         """`byte_range` ends within the log."""
         first, last = byte_range.start // self.block_bytes, (byte_range.end - 1) // self.block_bytes
@@ -274,12 +268,10 @@ def packing_of(
 def unpacked(
     packing: Packing, cipher: Cipher | None, stored: Buffer, byte_range: ByteRange
 ) -> bytearray:
-    """That range of the log, which ends within it. `stored`: the blocks of it, whole.
-
-    Raises CorruptSegment, naming the block.
-    """
+    """That range of the log, which ends within it. `stored`: the blocks of it, whole. Raises
+    CorruptSegment, naming the block."""
     out = bytearray(byte_range.length)
-    view, blocks, room = memoryview(out), packing.blocks_of(byte_range), _Room()
+    view, blocks, rooms = memoryview(out), packing.blocks_of(byte_range), (_Room(), _Room())
     begin = packing.stored_range(blocks).start
     for number in blocks:
         block_range = packing.stored_range(range(number, number + 1))
@@ -291,7 +283,7 @@ def unpacked(
         low, high = max(byte_range.start - start, 0), min(byte_range.end - start, length)
         at = start + low - byte_range.start
         try:
-            _unpack(packing, cipher, number, block, length, view[at : at + high - low], low, room)
+            _unpack(packing, cipher, number, block, length, view[at : at + high - low], low, *rooms)
         except CorruptSegment as error:
             raise CorruptSegment(f"block {number}: {error}") from None
     return out
@@ -305,7 +297,8 @@ def _unpack(
     length: int,
     target: memoryview,
     low: int,
-    room: _Room,
+    of_block: _Room,
+    of_body: _Room,
 ) -> None:
     """The block's bytes from `low` on, as many as fit into `target`."""
     codec = block[0]
@@ -313,14 +306,19 @@ def _unpack(
         raise CorruptSegment(f"codec {codec} is not known")
     if codec == _AS_IT_IS and len(block) - 1 - _check_bytes(cipher) != length:
         raise CorruptSegment(f"a block of {len(block)} bytes has not {length}")
-    whole = target if len(target) == length else room.of_block(length)
+    whole = target if len(target) == length else of_block.of(length)
     if codec == _AS_IT_IS:
         _open_into(packing, cipher, number, block, whole)
     else:
         body = block[1 : -_check_bytes(cipher)]
-        opened = body if cipher is None else room.of_body(len(body))
+        opened = body if cipher is None else of_body.of(len(body))
         _open_into(packing, cipher, number, block, None if cipher is None else opened)
-        _decompress(opened, whole)
+        try:
+            count = cramjam.zstd.decompress_into(opened, whole)
+        except cramjam.DecompressionError as error:
+            raise CorruptSegment(str(error)) from None
+        if count != length:
+            raise CorruptSegment(f"{count} bytes, not {length}")
     if whole is not target:
         target[:] = whole[low : low + len(target)]
 
@@ -329,18 +327,12 @@ class _Room:
     """What is written between two steps, kept from block to block: fresh memory is dear."""
 
     def __init__(self) -> None:
-        self._body = memoryview(b"")
-        self._block = memoryview(b"")
+        self._kept = memoryview(b"")
 
-    def of_body(self, size: int) -> memoryview:
-        if len(self._body) < size:
-            self._body = memoryview(bytearray(size))
-        return self._body[:size]
-
-    def of_block(self, size: int) -> memoryview:
-        if len(self._block) < size:
-            self._block = memoryview(bytearray(size))
-        return self._block[:size]
+    def of(self, size: int) -> memoryview:
+        if len(self._kept) < size:
+            self._kept = memoryview(bytearray(size))
+        return self._kept[:size]
 
 
 def _open_into(
@@ -352,7 +344,8 @@ def _open_into(
 ) -> None:
     """The block's body into `out`, which is as long; None: it is only checked."""
     head = bytes(block[:1])
-    label = packing.label(number) + head
+    place = packing.segment_id, packing.log_bytes, packing.block_bytes
+    label = block_label(*place, number) + head
     if cipher is not None:
         assert out is not None
         cipher.open_into(_BLOCK_NONCE.pack(number), block[1:], label, out)
@@ -368,15 +361,6 @@ def _check_bytes(cipher: Cipher | None) -> int:
     return _CRC_BYTES if cipher is None else TAG_BYTES
 
 
-def _decompress(body: memoryview, whole: memoryview) -> None:
-    try:
-        count = cramjam.zstd.decompress_into(body, whole)
-    except cramjam.DecompressionError as error:
-        raise CorruptSegment(str(error)) from None
-    if count != len(whole):
-        raise CorruptSegment(f"{count} bytes, not {len(whole)}")
-
-
 def sealed_file(cipher: Cipher, label: bytes, content: bytes, random_bytes: bytes) -> bytes:
     """`random_bytes`: 11 of them, never used before; the file may be written again."""
     nonce = _FILE_NONCE_HEAD + random_bytes
@@ -384,7 +368,6 @@ def sealed_file(cipher: Cipher, label: bytes, content: bytes, random_bytes: byte
 
 
 def opened_file(cipher: Cipher, label: bytes, sealed: bytes) -> bytes:
-    """Raises CorruptSegment."""
     at = len(_SEALED)
     if not sealed.startswith(_SEALED + _FILE_NONCE_HEAD) or len(sealed) < SEALED_BYTES_MORE:
         raise CorruptSegment("it is not encrypted, as it should be")

@@ -421,9 +421,6 @@ def _decode_epochs(fields: _Fields) -> tuple[EpochStart, ...]:
     )
 
 
-# The entries of a flat file as bytes: where they are, and which of them still count.
-
-
 # Where an entry begins, where its record does behind the length, where it ends; and of a segment's
 # metadata in a version of `SEGMENT_TAILS` the number of leader epochs. That is -1 for every other
 # entry, and for one that is not as long as it should be. Plain numbers, as there may be millions.

@@ -20,8 +20,6 @@ from fetchproxy_protocol.record_batch import BatchHeader
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import ByteRange
 
-# One entry of KIP-405's remoteLogIndex: its bytes, and the checks that it passes alone. Pure.
-#
 # An entry, big-endian (the KIP's own fields; where the KIP is silent the choice is named):
 #
 #     magic           int16   0
@@ -60,7 +58,6 @@ class IndexSpan:
 
     @property
     def end(self) -> int:
-        """The byte position after the span."""
         return self.position + self.length
 
 
@@ -119,7 +116,7 @@ def entry_positions(raw: Buffer) -> Iterator[int]:
 def split_rdi(rdi: bytes) -> tuple[str, int]:
     """(key of the `.log` object in its ObjectStore, byte position of the data in it).
 
-    The same for every backend: whatever its keys look like, they are `storage.keys`' keys.
+    The same for every backend: whatever its keys look like, they are those of `object_keys`.
     Raises CorruptSegment.
     """
     try:
@@ -147,9 +144,7 @@ def _checked_length(raw: Buffer, at: int) -> int:
     return int(length)
 
 
-# Made once by the copier, read by whoever serves or verifies the segment. Nothing here does I/O.
-# The entries are those of `remote_log_index`; they follow each other in offsets and without
-# a hole in bytes, and the first is at byte 0.
+# Entries follow each other in offsets and without a hole in bytes, and the first is at byte 0.
 
 INTERVAL_BYTES = 64 * 1024
 
@@ -172,17 +167,30 @@ class RemoteLogIndexBuilder:
         self._last_offset = -1
 
     def add(self, header: BatchHeader) -> None:
-        """The next batch of the segment; only its size counts, not `header.position`.
-
-        Raises ValueError where it does not follow the batch before it in offsets.
-        """
+        """The next batch of the segment; only its size counts, not `header.position`. Raises
+        ValueError where it does not follow the batch before it in offsets."""
         if header.base_offset <= self._last_offset or header.last_offset < header.base_offset:
             raise ValueError(
                 f"batch {header.base_offset}-{header.last_offset} after {self._last_offset}"
             )
         if self._open is not None and self._open.length + header.size > DATA_BYTES_MAX:
             self._close()
-        self._open = self._extended(header)
+        span = self._open or IndexSpan(
+            self._position,
+            0,
+            header.base_offset,
+            header.last_offset,
+            header.base_timestamp,
+            header.max_timestamp,
+        )
+        self._open = IndexSpan(
+            span.position,
+            span.length + header.size,
+            span.first_offset,
+            header.last_offset,
+            span.first_timestamp_ms,
+            max(header.max_timestamp, span.max_timestamp_ms),
+        )
         self._position += header.size
         self._last_offset = header.last_offset
         if self._open.length >= self._interval_bytes:
@@ -192,21 +200,6 @@ class RemoteLogIndexBuilder:
         """The content of the `.index` object; empty where no batch was added."""
         self._close()
         return b"".join(self._entries)
-
-    def _extended(self, header: BatchHeader) -> IndexSpan:
-        span = self._open
-        return IndexSpan(
-            position=self._position if span is None else span.position,
-            length=header.size + (0 if span is None else span.length),
-            first_offset=header.base_offset if span is None else span.first_offset,
-            last_offset=header.last_offset,
-            first_timestamp_ms=(header.base_timestamp if span is None else span.first_timestamp_ms),
-            max_timestamp_ms=(
-                header.max_timestamp
-                if span is None
-                else max(header.max_timestamp, span.max_timestamp_ms)
-            ),
-        )
 
     def _close(self) -> None:
         if self._open is not None:
@@ -362,7 +355,6 @@ class RemoteLogIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """What this index weighs in a cache, about."""
         return 44 * len(self) + len(self.object_key) + 500
 
     def check_covers(self, end_offset: int, size_bytes: int) -> None:
@@ -400,13 +392,12 @@ class RemoteLogIndex:
         return (self[i] for i in range(len(self)))
 
 
-# How a segment is divided into chunks: about `chunk_bytes` each, on index-span borders. Pure.
-#
-# A chunk is always whole batches, so it can be checked by itself and cut without its neighbours.
-
-
 class SegmentLayout:
-    """Chunks are numbered from 0; arrays, because long-lived and many."""
+    """How a segment is divided into chunks: about `chunk_bytes` each, on index-span borders.
+
+    A chunk is always whole batches, so it can be checked by itself and cut without its neighbours.
+    Chunks are numbered from 0; arrays, because long-lived and many.
+    """
 
     __slots__ = ("ends", "first_offsets", "last_offsets", "max_timestamps_ms")
 

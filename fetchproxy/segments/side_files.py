@@ -4,8 +4,9 @@ indexes. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from operator import ge, gt
 from struct import Struct
 
 from fastcrc.crc32 import iscsi as crc32c
@@ -13,9 +14,7 @@ from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart
 
-# A segment's aborted transactions, in the bytes of Kafka's `.txnindex` file. Pure.
-#
-# One entry, big-endian, 34 bytes (Kafka's AbortedTxn):
+# An entry of Kafka's `.txnindex` file (AbortedTxn), big-endian, 34 bytes:
 #
 #     version           int16   0
 #     producerId        int64
@@ -90,7 +89,7 @@ def clip_aborted(entries: Iterable[AbortedTxn], end_offset: int) -> tuple[Aborte
     )
 
 
-# A segment's leader epochs, in the text of Kafka's `leader-epoch-checkpoint` file. Pure.
+# The text of Kafka's `leader-epoch-checkpoint` file:
 #
 #     0               version
 #     2               number of entries
@@ -143,8 +142,6 @@ def _numbers(lines: list[str], i: int, count: int) -> list[int]:
     return [int(word) for word in words]
 
 
-# Kafka's own index files as bytes: are they whole, and do they fit their segment? Pure.
-#
 # Offset index: 8-byte entries (int32 offset - base offset, int32 position of the batch in the
 # log). Time index: 12-byte entries (int64 timestamp in ms, int32 offset - base offset). Producer
 # snapshot: int16 version, CRC-32C of what follows it, entries. All big-endian. Source: Kafka's
@@ -157,30 +154,30 @@ _SNAPSHOT_HEAD = Struct(">hI")
 
 def offset_index_fault(raw: bytes, base_offset: int, end_offset: int, size_bytes: int) -> str:
     """What is wrong with the offset index of the segment's `size_bytes`; empty: nothing."""
-    if len(raw) % _OFFSET_ENTRY.size:
-        return f"offset index of {len(raw)} bytes ends inside an entry"
-    before = (-1, -1)
-    for entry in _OFFSET_ENTRY.iter_unpack(raw):
-        if not (entry[0] > before[0] and entry[1] > before[1]):
-            return f"offset index entry {entry} after {before}"
-        before = entry
-    if before[0] > end_offset - base_offset or before[1] >= size_bytes:
-        return f"offset index ends with {before}, above the segment's end"
-    return ""
+    last, fault = _last_entry("offset index", raw, _OFFSET_ENTRY, (-1, -1), gt)
+    if not fault and (last[0] > end_offset - base_offset or last[1] >= size_bytes):
+        return f"offset index ends with {last}, above the segment's end"
+    return fault
 
 
 def time_index_fault(raw: bytes, base_offset: int, end_offset: int, max_timestamp_ms: int) -> str:
-    """As `offset_index_fault`."""
-    if len(raw) % _TIME_ENTRY.size:
-        return f"time index of {len(raw)} bytes ends inside an entry"
-    before = (-(2**63), -1)
-    for entry in _TIME_ENTRY.iter_unpack(raw):
-        if not (entry[0] > before[0] and entry[1] >= before[1]):
-            return f"time index entry {entry} after {before}"
+    last, fault = _last_entry("time index", raw, _TIME_ENTRY, (-(2**63), -1), ge)
+    if not fault and (last[1] > end_offset - base_offset or last[0] > max_timestamp_ms):
+        return f"time index ends with {last}, above the segment's end"
+    return fault
+
+
+def _last_entry(
+    what: str, raw: bytes, form: Struct, before: tuple[int, ...], rises: Callable[[int, int], bool]
+) -> tuple[tuple[int, ...], str]:
+    """And what is wrong; the second number of an entry `rises` above the one before it."""
+    if len(raw) % form.size:
+        return before, f"{what} of {len(raw)} bytes ends inside an entry"
+    for entry in form.iter_unpack(raw):
+        if not (entry[0] > before[0] and rises(entry[1], before[1])):
+            return before, f"{what} entry {entry} after {before}"
         before = entry
-    if before[1] > end_offset - base_offset or before[0] > max_timestamp_ms:
-        return f"time index ends with {before}, above the segment's end"
-    return ""
+    return before, ""
 
 
 def joined_offset_index(parts: Iterable[tuple[bytes, int, int]]) -> bytes:
@@ -208,7 +205,6 @@ def joined_time_index(parts: Iterable[tuple[bytes, int]]) -> bytes:
 
 
 def snapshot_fault(raw: bytes) -> str:
-    """As `offset_index_fault`."""
     if len(raw) < _SNAPSHOT_HEAD.size:
         return f"producer snapshot of {len(raw)} bytes has no head"
     _, stated = _SNAPSHOT_HEAD.unpack_from(raw)

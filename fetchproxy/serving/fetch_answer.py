@@ -8,7 +8,6 @@ from struct import Struct
 from typing import NamedTuple
 
 from fetchproxy_protocol.fetch import (
-    FLEXIBLE_FROM,
     FetchRequest,
     FetchResponseHead,
     PartitionEntries,
@@ -16,9 +15,9 @@ from fetchproxy_protocol.fetch import (
     PartitionPatch,
     TopicRef,
     encode_head,
-    encode_partition_end,
     encode_partition_start,
     encode_topic,
+    no_tags,
 )
 from fetchproxy_protocol.primitives import Buffer
 
@@ -150,7 +149,7 @@ def encode_topics(
                 )
             )
             pieces.extend(answer.records)
-            pieces.append(encode_partition_end(version))
+            pieces.append(no_tags(version))
         topics[topic] = PartitionEntries(len(partitions), pieces)
     return topics
 
@@ -166,7 +165,6 @@ def encode_own_answer(
     body: list[Buffer] = []
     for topic, entries in topics.items():
         body += encode_topic(request.version, topic, entries)
-    if request.version >= FLEXIBLE_FROM:
-        body.append(b"\x00")
+    body.append(no_tags(request.version))
     head = FetchResponseHead(request.correlation_id, throttle_time_ms, 0, session_id, len(topics))
     return [encode_head(request.version, head, sum(map(len, body))), *body]

@@ -177,7 +177,6 @@ class OwnIdentity:
             await self.check()
 
     async def check_to_put(self) -> None:
-        """Before an object is put. Raises as `check`."""
         await self.check()
         if self._seen is None:
             nothing_said = encode_identity(ArchiveIdentity())

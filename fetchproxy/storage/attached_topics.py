@@ -35,7 +35,6 @@ from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
     ObjectStore,
-    RenamedTopics,
     StoredObject,
 )
 from fetchproxy.storage.stores.registry import open_object_store
@@ -62,19 +61,11 @@ class _Mount:
     there: str
     hidden: str
 
-    @property
-    def folder_there(self) -> str:
-        """Its name alone."""
-        return self.there[len(self.attached.prefix) : -1]
-
     def key_there(self, key: str) -> str:
         return self.there + key[len(self.here) :]
 
-    def key_here(self, key: str) -> str:
-        return self.here + key[len(self.there) :]
 
-
-class AttachedObjectStore(ObjectStore, RenamedTopics):
+class AttachedObjectStore(ObjectStore):
     """`own` below `prefix`, and the attached topics as further folders of it.
 
     `async with` opens and closes all stores. A topic is known once the folders were listed, as
@@ -96,20 +87,16 @@ class AttachedObjectStore(ObjectStore, RenamedTopics):
         return self
 
     async def put(self, key: str, content: bytes) -> None:
-        self._check_own(key)
-        await self._own.put(key, content)
+        await self._writable(key).put(key, content)
 
     async def put_new(self, key: str, content: bytes) -> bool:
-        self._check_own(key)
-        return await self._own.put_new(key, content)
+        return await self._writable(key).put_new(key, content)
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        self._check_own(key)
-        await self._own.put_file(key, path, settled=settled)
+        await self._writable(key).put_file(key, path, settled=settled)
 
     async def delete(self, key: str) -> None:
-        self._check_own(key)
-        await self._own.delete(key)
+        await self._writable(key).delete(key)
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         mount = self._mount(key)
@@ -128,7 +115,9 @@ class AttachedObjectStore(ObjectStore, RenamedTopics):
 
     def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
         mount = self._mount(partition_folder(self._prefix, tip))
-        there = None if mount is None else parse_topic_folder(mount.folder_there)
+        if mount is None:
+            return tip
+        there = parse_topic_folder(mount.there[len(mount.attached.prefix) : -1])
         if there is None:
             return tip
         return TopicIdPartition(there[1], there[0], tip.partition)
@@ -151,7 +140,7 @@ class AttachedObjectStore(ObjectStore, RenamedTopics):
         if not there and start_after > mount.here:
             return
         async for found in mount.attached.store.list(mount.key_there(prefix), there):
-            key = mount.key_here(found.key)
+            key = mount.here + found.key[len(mount.there) :]
             if key != mount.hidden:
                 yield replace(found, key=key)
 
@@ -164,7 +153,8 @@ class AttachedObjectStore(ObjectStore, RenamedTopics):
         names = [name async for name in self._own.list_folders(prefix)]
         if prefix == self._prefix:
             taken = {attached.name for attached in self._attached}
-            names = [name for name in names if not _is_topic_of(name, taken)]
+            topics = {name: parse_topic_folder(name) for name in names}
+            names = [name for name, topic in topics.items() if not topic or topic[0] not in taken]
             for attached in self._attached:
                 names += [mount.here[len(prefix) : -1] for mount in await self._look(attached)]
             names.sort(key=lambda name: f"{name}/")
@@ -205,10 +195,11 @@ class AttachedObjectStore(ObjectStore, RenamedTopics):
         folder, slash, _ = key[len(self._prefix) :].partition("/")
         return self._mounts.get(f"{self._prefix}{folder}{slash}")
 
-    def _check_own(self, key: str) -> None:
+    def _writable(self, key: str) -> ObjectStore:
         mount = self._mount(key)
         if mount is not None:
             raise StorageDenied(f"{key}: the attached topic {mount.attached.name} is read-only")
+        return self._own
 
     def _renamed(self, key: str, mount: _Mount, content: bytes) -> bytes:
         """Metadata with the name that the segment has here; what cannot be read is left so."""
@@ -223,9 +214,7 @@ class AttachedObjectStore(ObjectStore, RenamedTopics):
         if there is None or metadata.segment_id != there.segment_id:
             return content  # the metadata of something else: it must not pass for this segment's
         tip = parsed.segment_id.topic_id_partition
-        renamed = RemoteLogSegmentId(
-            TopicIdPartition(tip.topic_id, tip.topic, tip.partition), metadata.segment_id.id
-        )
+        renamed = RemoteLogSegmentId(tip, metadata.segment_id.id)
         return encode_segment(replace(metadata, segment_id=renamed))
 
     def _stores(self) -> Sequence[ObjectStore]:
@@ -246,21 +235,11 @@ def open_archive(
     manager = None if config.archive_only.enabled else config.metadata.ruling
     at_rest = at_rest_of(config.store)
     must_exist = must_exist and not config.archive_only.enabled
-    wanted = parse_attachments(config.attach.archives or "")
-    if not wanted:
-        return RemoteStorageManager(
-            own, prefix, manager=manager, must_exist=must_exist, at_rest=at_rest
-        )
     attached = [
         AttachedTopic(one.name, *open_object_store(one.store_url, config.store), one.topic)
-        for one in wanted
+        for one in parse_attachments(config.attach.archives or "")
     ]
-    store = AttachedObjectStore(own, prefix, attached)
+    store = AttachedObjectStore(own, prefix, attached) if attached else own
     return RemoteStorageManager(
         store, prefix, manager=manager, must_exist=must_exist, at_rest=at_rest
     )
-
-
-def _is_topic_of(folder: str, names: set[str]) -> bool:
-    topic = parse_topic_folder(folder)
-    return topic is not None and topic[0] in names

@@ -699,18 +699,16 @@ class RemoteStorageManagerContract:
     ) -> None:
         for content in (b"remote-log-layout 2\n", b"something else", b""):
             await store.put(f"team/archive/{LAYOUT_OBJECT}", content)
-            with pytest.raises(RemoteStorageError, match="layout") as caught:
-                await manager.list_partitions()
-            assert not caught.value.retriable
-            with pytest.raises(RemoteStorageError, match="layout"):
-                await manager.list_topics()
-            with pytest.raises(RemoteStorageError, match="layout"):
-                await topic_objects(manager, "weather")
-            with pytest.raises(RemoteStorageError, match="layout"):
-                [x async for x in manager.list_partition(segment().topic_id_partition)]
-            with pytest.raises(RemoteStorageError, match="layout"):
-                await manager.copy_log_segment_data(segment(), data)
-            with pytest.raises(RemoteStorageError, match="layout"):
-                await manager.put_segment_metadata(segment(), b"")
+            for call in (
+                manager.list_partitions(),
+                manager.list_topics(),
+                topic_objects(manager, "weather"),
+                metadata_objects(manager, segment().topic_id_partition),
+                manager.copy_log_segment_data(segment(), data),
+                manager.put_segment_metadata(segment(), b""),
+            ):
+                with pytest.raises(RemoteStorageError, match="layout") as caught:
+                    await call
+                assert not caught.value.retriable
         await store.put(f"team/archive/{LAYOUT_OBJECT}", b"remote-log-layout 1\n")
         assert await manager.list_partitions() == []

@@ -41,10 +41,9 @@ from fetchproxy.segments.remote_log_index import (
     read_entry,
 )
 
-# The bytes of a remoteOffsetIndex: which entry of the remoteLogIndex file holds an offset. Pure.
-#
-# As Kafka's `.index`, big-endian, 8 bytes an entry, but pointing into the remoteLogIndex file
-# beside it and with one entry for each of that file's:
+# A remoteOffsetIndex says which entry of the remoteLogIndex file holds an offset. As Kafka's
+# `.index`, big-endian, 8 bytes an entry, but pointing into the remoteLogIndex file beside it and
+# with one entry for each of that file's:
 #
 #     relativeOffset  int32   firstOffset of the entry, less the file's base offset
 #     position        int32   byte at which the entry begins
@@ -56,11 +55,6 @@ POSITION_MAX = 2**31 - 1
 
 _OFFSET_ENTRY = Struct(">ii")
 OFFSET_ENTRY_BYTES = _OFFSET_ENTRY.size
-
-
-def encode_offset_entries(relative_offsets: Sequence[int], positions: Iterable[int]) -> bytes:
-    pairs = zip(relative_offsets, positions, strict=True)
-    return Struct(f">{2 * len(relative_offsets)}i").pack(*chain.from_iterable(pairs))
 
 
 class _Entries:
@@ -97,23 +91,17 @@ class RemoteOffsetIndex(_Entries):
         return bisect_left(self._entries, offset, key=self.offset)
 
 
-# The bytes of a remoteTimeIndex: from which entry on a remoteLogIndex file is late enough. Pure.
-#
-# As Kafka's `.timeindex`, big-endian, 12 bytes an entry:
+# A remoteTimeIndex says from which entry on a remoteLogIndex file is late enough. As Kafka's
+# `.timeindex`, big-endian, 12 bytes an entry:
 #
 #     timestamp       int64   lastTimestamp of a remoteLogIndex entry, above that of all before it
 #     relativeOffset  int32   firstOffset of that entry, less the file's base offset
 #
-# Both rise strictly, so the first with a timestamp at or above T names the first remoteLogIndex
-# entry that holds a record at or after T. Entries whose data is no later than what came before
-# have none. No read of the product needs it (ADR 0016); `fetchproxy index show` prints it.
+# Both rise strictly. Entries whose data is no later than what came before have none. No read of the
+# product needs it (ADR 0016); `fetchproxy index show` prints it.
 
 _TIME_ENTRY = Struct(">qi")
 TIME_ENTRY_BYTES = _TIME_ENTRY.size
-
-
-def encode_time_entry(timestamp_ms: int, relative_offset: int) -> bytes:
-    return _TIME_ENTRY.pack(timestamp_ms, relative_offset)
 
 
 class RemoteTimeIndex(_Entries):
@@ -161,7 +149,6 @@ class Mapped(NamedTuple):
     times: RemoteTimeIndex
 
     def entry(self, i: int) -> RemoteLogIndexEntry:
-        """Of the i-th entry of the offset index."""
         if i >= len(self.offsets):
             raise CorruptSegment(f"remoteOffsetIndex has {len(self.offsets)} entries, not {i + 1}")
         entry = read_entry(self.log, self.offsets.position(i))
@@ -169,20 +156,12 @@ class Mapped(NamedTuple):
             raise CorruptSegment(f"remoteOffsetIndex entry {i} says {self.offsets.offset(i)}")
         return entry
 
-    def first_entry_from(self, offset: int) -> int | None:
-        """The number, in the offset index, of the first entry that begins at or above `offset`."""
-        i = self.offsets.first_at_or_after(offset)
-        if i > 0:
-            self.entry(i - 1)
-        return i if i < len(self.offsets) else None
-
     def segment_end(self, i: int, object_key: str) -> int:
         """The number, in the offset index, of the first entry from `i` on of another segment."""
         behind = range(i, len(self.offsets))
         return i + bisect_left(behind, True, key=lambda n: self.entry(n).object_key != object_key)
 
     def timed_entry(self, i: int) -> RemoteLogIndexEntry:
-        """Of the i-th entry of the time index."""
         entry = self.entry(self.offsets.first_at_or_after(self.times.offset(i)))
         told = (entry.span.first_offset, entry.span.max_timestamp_ms)
         if told != (self.times.offset(i), self.times.timestamp_ms(i)):
@@ -204,7 +183,6 @@ class LocalIndexFiles:
 
     @property
     def log_bytes(self) -> int:
-        """Of the remoteLogIndex file."""
         return self._sizes[LOG_INDEX]
 
     @property
@@ -246,8 +224,9 @@ class LocalIndexFiles:
         for relative, timestamp_ms in zip(relative_offsets, index.max_timestamps, strict=True):
             if latest_ms is None or timestamp_ms > latest_ms:
                 latest_ms = timestamp_ms
-                times += encode_time_entry(latest_ms, relative)
-        offsets = encode_offset_entries(relative_offsets, positions)
+                times += _TIME_ENTRY.pack(latest_ms, relative)
+        pairs = chain.from_iterable(zip(relative_offsets, positions, strict=True))
+        offsets = Struct(f">{2 * len(relative_offsets)}i").pack(*pairs)
         before = dict(self._sizes)
         try:
             # The tables first, which lead to the other: `check` sees where a kill has come between.
@@ -255,7 +234,12 @@ class LocalIndexFiles:
             self._write_end(OFFSET_INDEX, offsets)
             self._write_end(LOG_INDEX, raw)
         except OSError:
-            self._cut_back(before)  # a full disk costs no more than this segment
+            # A full disk costs no more than this segment. Where that fails too, `check` will see
+            # it.
+            self._sizes = before
+            for suffix, size in before.items():
+                with suppress(OSError):
+                    os.truncate(self._paths[suffix], size)
             raise
         self._latest_ms, self.last_offset = latest_ms, index.last_offset
         self.segments.append(segment_mark(index.object_key))
@@ -267,13 +251,6 @@ class LocalIndexFiles:
                 raise CorruptSegment(f"{path} does not have the {at} bytes that were written")
             file.write(content)
         self._sizes[suffix] = at + len(content)
-
-    def _cut_back(self, sizes: dict[str, int]) -> None:
-        """Where that fails too, `check` will see it."""
-        self._sizes = sizes
-        for suffix, size in sizes.items():
-            with suppress(OSError):
-                os.truncate(self._paths[suffix], size)
 
     def check(self) -> bool:
         """Is it as it was left? Fast: sizes, where segments begin, and the end.
@@ -325,15 +302,6 @@ def _mapped(path: Path, size_bytes: int) -> Iterator[memoryview]:
         yield view
 
 
-# A partition's local index: sets of files, each behind the one before it, and rolled like a log.
-#
-# Holds the `.index` objects of the partition's segments in their order, so that a segment leads to
-# all of its entries without a request to the store. It is a cache: whatever is doubtful is dropped,
-# a whole set at a time, and fetched again. It says where the bytes of an offset are; whether the
-# offset still counts is the metadata's matter.
-#
-# All methods block, may be called by any thread, and exclude each other.
-
 log = structlog.get_logger(__name__)
 
 _NAME = re.compile(rf"([0-9]{{20}})\.({'|'.join(SUFFIXES)})")
@@ -350,7 +318,13 @@ class IndexedSegment(NamedTuple):
 
 
 class LocalRemoteLogIndex:
-    """The folder is made with the first segment, and goes with the last."""
+    """A partition's: sets of files, each behind the one before it, and rolled like a log.
+
+    Holds the `.index` objects of the partition's segments in their order. It is a cache: whatever
+    is doubtful is dropped, a whole set at a time, and fetched again. Whether an offset still counts
+    is the metadata's matter. The folder is made with the first segment, and goes with the last.
+    All methods block, may be called by any thread, and exclude each other.
+    """
 
     def __init__(self, folder: Path, *, file_bytes_max: int, file_age_max_ms: int) -> None:
         self._folder = folder
@@ -437,19 +411,21 @@ class LocalRemoteLogIndex:
     # --- readers ----------------------------------------------------------------------------------
 
     def segment_index(self, segment: IndexedSegment) -> RemoteLogIndex | None:
-        """All entries of a segment, in the bytes of its `.index`; None: they are not here.
-
-        Raises CorruptSegment where they are, but damaged; OSError.
-        """
+        """All entries of a segment, in the bytes of its `.index`; None: they are not here. Raises
+        CorruptSegment where they are, but damaged; OSError."""
         mark = segment_mark(segment.object_key)
         with self._lock:
             self._open()
-            files = self._files_at(segment.start_offset)
+            # The set that the offset would be in, if it is in any.
+            n = bisect_right(self._files, segment.start_offset, key=lambda files: files.base_offset)
+            files = self._files[n - 1] if n else None
             if files is None or mark not in files.segments:
                 return None
             with files.mapped() as mapped:
-                i = mapped.first_entry_from(segment.start_offset)
-                if i is None or mapped.entry(i).object_key != segment.object_key:
+                i = mapped.offsets.first_at_or_after(segment.start_offset)
+                if i > 0:
+                    mapped.entry(i - 1)
+                if i == len(mapped.offsets) or mapped.entry(i).object_key != segment.object_key:
                     raise CorruptSegment(f"no entry of {segment.object_key} is where it begins")
                 j = mapped.offsets.first_at_or_after(segment.end_offset + 1)
                 begin = mapped.offsets.position(i)
@@ -511,11 +487,6 @@ class LocalRemoteLogIndex:
     def _marks(self) -> list[int]:
         return [mark for files in self._files for mark in files.segments]
 
-    def _files_at(self, offset: int) -> LocalIndexFiles | None:
-        """The set that an offset would be in, if it is in any."""
-        i = bisect_right(self._files, offset, key=lambda files: files.base_offset)
-        return self._files[i - 1] if i else None
-
     def _cut(self, segments: int) -> None:
         """Keep whole sets, of so many segments at most; the newest go first."""
         while self._files and len(self._marks()) > segments:
@@ -547,13 +518,6 @@ def remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-# The local indexes of all partitions: one folder, one process, and threads for the disk.
-#
-# The folder is locked as Kafka locks its log.dirs: two processes that wrote the same files would
-# undo each other's. The event loop never waits for a disk here, and a read never waits for long:
-# who does not get an answer asks the store.
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -563,8 +527,10 @@ _THREADS = 2
 
 
 class LocalIndexes:
-    """`async with`: locks the folder and gives it back.
+    """Of all partitions. `async with`: locks the folder and gives it back.
 
+    The event loop never waits for a disk here, and a read never waits for long: who does not get an
+    answer asks the store.
     `partition_folder`: a partition's folder in it; `log_key`: the key of a segment's `.log`.
     """
 
@@ -597,7 +563,7 @@ class LocalIndexes:
         """What is still being written ends first; nothing is written afterwards."""
         partitions, self._partitions = self._partitions, {}
         self._threads.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(_close_all, partitions.values())
+        await asyncio.to_thread(list, map(LocalRemoteLogIndex.close, partitions.values()))
         if self._lock is not None:
             self._lock.close()
 
@@ -634,11 +600,11 @@ class LocalIndexes:
                 outcome = "absent" if found is None else "hit"
         except CorruptSegment as error:
             outcome = "damaged"
-            log.warning("local_index_damaged", **_named(metadata), error=str(error))
+            log.warning("local_index_damaged", **metadata.logged, error=str(error))
             await self._drop(index, metadata)
         except (OSError, TimeoutError) as error:
             if not self._failing:  # once per outage
-                log.warning("local_index_read_failed", **_named(metadata), error=repr(error))
+                log.warning("local_index_read_failed", **metadata.logged, error=repr(error))
         self._failing = outcome == "failed"
         LOCAL_INDEX_READS.labels(outcome).inc()
         return found
@@ -656,7 +622,7 @@ class LocalIndexes:
             async with asyncio.timeout(READ_MAX_S):
                 await self.in_thread(index.drop_from, self.describe(metadata))
         except (OSError, TimeoutError) as error:
-            log.warning("local_index_not_dropped", **_named(metadata), error=repr(error))
+            log.warning("local_index_not_dropped", **metadata.logged, error=repr(error))
 
     async def keep_only(self, tips: Iterable[TopicIdPartition]) -> None:
         """Remove what is there of any other partition. Raises OSError."""
@@ -674,17 +640,3 @@ class LocalIndexes:
                 index.close()
         for folder in self._folder.iterdir():
             remove_if_empty(folder)
-
-
-def _close_all(indexes: Iterable[LocalRemoteLogIndex]) -> None:
-    for index in indexes:
-        index.close()
-
-
-def _named(metadata: RemoteLogSegmentMetadata) -> dict[str, str | int]:
-    return {
-        "topic": metadata.topic_id_partition.topic,
-        "partition": metadata.topic_id_partition.partition,
-        "segment_id": str(metadata.segment_id.id),
-        "base_offset": metadata.start_offset,
-    }

@@ -21,14 +21,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
-
-from fetchproxy_protocol.primitives import Buffer
+from typing import TYPE_CHECKING
 
 from fetchproxy.errors import ConfigError, CorruptSegment, SegmentLocked
 from fetchproxy.model import RemoteLogSegmentId
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.segments.packing import NONCE_BYTES, Cipher, WrappedKey
+from fetchproxy.storage.stores.filesystem import sync
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
 
 SETTING = "store.encryption_keys"
 KEY_BYTES = 32  # of AES-256
@@ -68,17 +70,11 @@ def check_cipher() -> None:
     cipher_of(bytes(KEY_BYTES))
 
 
-def stream_at(key: bytes, position: int) -> Stream:
+def stream_at(key: bytes, position: int) -> CipherContext:
     """As `ciphers.stream_at`, which is loaded where somebody encrypts."""
     from fetchproxy.storage.ciphers import stream_at as of_cryptography
 
     return of_cryptography(key, position)
-
-
-class Stream(Protocol):
-    """Encrypts or decrypts the next bytes of a file."""
-
-    def update(self, data: Buffer) -> bytes: ...
 
 
 class KeyRing(ABC):
@@ -222,10 +218,8 @@ def read_keys(path: Path) -> Keys:
 
 @contextmanager
 def changing(path: Path) -> Iterator[None]:
-    """Of two who change a key ring at once, each sees what the other has done.
-
-    Raises ConfigError.
-    """
+    """Of two who change a key ring at once, each sees what the other has done. Raises
+    ConfigError."""
     try:
         folder = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
@@ -238,10 +232,8 @@ def changing(path: Path) -> Iterator[None]:
 
 
 def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
-    """Whole or not at all, and readable by its owner alone; `new`: there must be none yet.
-
-    Raises ConfigError.
-    """
+    """Whole or not at all, and readable by its owner alone; `new`: there must be none yet. Raises
+    ConfigError."""
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
         try:
@@ -257,11 +249,7 @@ def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(path.parent)
     except FileExistsError:
         raise ConfigError(f"the key ring {path} is there already: it is left as it is") from None
     except OSError as error:

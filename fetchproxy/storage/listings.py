@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.segments.object_keys import (
-    PartitionNote,
     SegmentFile,
+    is_log_history_key,
     parse_log_start_key,
     parse_partition_folder,
-    parse_partition_note_key,
     parse_segment_key,
     parse_topic_folder,
-    partition_note_key,
     topic_folder,
 )
-from fetchproxy.storage.measured import measured
 from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
 
-# What a listing of a partition finds beside the objects of segments, and the notes among them.
-#
-# Knows names, not contents: these are `description`.
+# Names, not contents: these are `segments.description`.
 
 _METADATA_SUFFIX = f".{SegmentFile.METADATA.value}"
 _OTHER_SUFFIXES = tuple(f".{file.value}" for file in SegmentFile)
@@ -48,12 +44,13 @@ class SegmentMetadataObject:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionNoteObject:
-    note: PartitionNote
+class LogHistoryObject:
+    """A person's word about a log that began again."""
+
     stored: StoredObject
 
 
-Standing = SegmentMetadataObject | LogStartObject | PartitionNoteObject
+Standing = SegmentMetadataObject | LogStartObject | LogHistoryObject
 
 
 def standing(prefix: str, found: StoredObject) -> Standing | None:
@@ -67,73 +64,67 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
         return None
     elif (log_start := parse_log_start_key(prefix, found.key)) is not None:
         return LogStartObject(log_start[0], found.key, log_start[1])
-    elif (note := parse_partition_note_key(prefix, found.key)) is not None:
-        return PartitionNoteObject(note, found)
+    elif is_log_history_key(prefix, found.key):
+        return LogHistoryObject(found)
     return None
 
 
-class PartitionNotes:
-    """`prefix` is one of `layout.normal_prefix`. Raises RemoteStorageError and subclasses."""
-
-    def __init__(self, store: ObjectStore, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
-
-    @measured
-    async def put_partition_note(
-        self, tip: TopicIdPartition, note: PartitionNote, content: bytes
-    ) -> None:
-        """Create or replace, atomically."""
-        await self._store.put(partition_note_key(self._prefix, tip, note), content)
-
-
-# Which partitions an archive has: one listing of the top level, and one of each topic's folder.
-
 # A store 40 ms away would take 400 s for ten thousand topics, one after the other.
 LISTINGS_AT_ONCE = 16
+
+T = TypeVar("T")
+
+
+async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
+    """Raises the first RemoteStorageError; no work is begun after it."""
+    waiting = iter(items)
+    failures: list[RemoteStorageError] = []
+
+    async def worker() -> None:
+        for item in waiting:
+            try:
+                await work(item)
+            except RemoteStorageError as error:  # raised below: here the TaskGroup would wrap it
+                failures.append(error)
+            if failures:
+                return
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(at_once):
+            workers.create_task(worker())
+    if failures:
+        raise failures[0]
 
 
 async def listed_partitions(
     store: ObjectStore, prefix: str, topic_id: UUID | None, it_came: Callable[[], None]
 ) -> list[TopicIdPartition]:
     """Of all topics, or of one; sorted. `it_came` is called with each listing that has ended.
-
-    Raises RemoteStorageError.
-    """
+    Raises RemoteStorageError."""
     topics = [
         topic
         async for name in store.list_folders(prefix)
         if (topic := parse_topic_folder(name)) is not None and topic_id in (None, topic[1])
     ]
     found: list[TopicIdPartition] = []
-    failures: list[RemoteStorageError] = []
 
-    async def list_some() -> None:
-        # The first failure ends it; raised in here, the TaskGroup would wrap it.
-        while topics and not failures:
-            folder = topic_folder(prefix, *topics.pop())
-            try:
-                async for name in store.list_folders(folder):
-                    tip = parse_partition_folder(prefix, f"{folder}{name}/")
-                    if tip is not None:
-                        found.append(tip)
-            except RemoteStorageError as error:
-                failures.append(error)
+    async def list_one(topic: tuple[str, UUID]) -> None:
+        folder = topic_folder(prefix, *topic)
+        try:
+            async for name in store.list_folders(folder):
+                tip = parse_partition_folder(prefix, f"{folder}{name}/")
+                if tip is not None:
+                    found.append(tip)
+        finally:
             it_came()
 
-    async with asyncio.TaskGroup() as listing:
-        for _ in range(min(len(topics), LISTINGS_AT_ONCE)):
-            listing.create_task(list_some())
-    if failures:
-        raise failures[0]
+    await for_each(topics, list_one, min(len(topics), LISTINGS_AT_ONCE))
     return sorted(found)
 
 
-# All objects of a topic's partitions, where a listing comes in pages: several side by side.
-#
-# A page says where the next one begins, so that pages of one listing come one after the other: 40
-# trips for 10,000 partitions. But partitions' folders are numbers. Behind each page what is left
-# is divided by the next digit, and each part is a listing of its own.
+# A page of a listing says where the next one begins, so that pages of one listing come one after
+# the other: 40 trips for 10,000 partitions. But partitions' folders are numbers. Behind each page
+# what is left is divided by the next digit, and each part is a listing of its own.
 
 PAGES_AT_ONCE = 32
 # Objects between two breaths of the event loop: each is taken apart, below 1 ms for all.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.segments.contents import file_crc
 from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
 from fetchproxy.segments.packing import (
     BLOCK_BYTES,
@@ -112,13 +113,37 @@ class ListedSegment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class UnpackedLog:
-    """A local file. `stream_key`: it is encrypted (`ciphers.stream_at`), as spools may be.
-    `compressible`: most of its batches are not compressed."""
+class LogSegmentData:
+    """What a copy uploads. `txn` is None where no transaction was aborted.
 
-    path: Path
-    stream_key: bytes | None
-    compressible: bool
+    `offset_index`, `time_index`, `producer_snapshot`: a broker's own files, None where they are
+    not at hand. `log_settled`: `log` will not be written to, see `ObjectStore.put_file`.
+    `log_stream_key`: `log` is encrypted with it (`ciphers.stream_at`), as spools may be, and goes
+    only into a packed segment. `log_compressible`: most of its batches are not compressed.
+    """
+
+    log: Path
+    index: bytes
+    txn: bytes | None
+    epochs: bytes
+    offset_index: bytes | None = None
+    time_index: bytes | None = None
+    producer_snapshot: bytes | None = None
+    log_settled: bool = False
+    log_stream_key: bytes | None = None
+    log_compressible: bool = False
+
+    def small_objects(self) -> list[tuple[SegmentFile, bytes]]:
+        """Everything but the log, as far as there is any."""
+        every = (
+            (SegmentFile.INDEX, self.index),
+            (SegmentFile.TXN, self.txn),
+            (SegmentFile.EPOCHS, self.epochs),
+            (SegmentFile.OFFSET_INDEX, self.offset_index),
+            (SegmentFile.TIME_INDEX, self.time_index),
+            (SegmentFile.PRODUCER_SNAPSHOT, self.producer_snapshot),
+        )
+        return [(file, content) for file, content in every if content is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,43 +184,37 @@ class PackedLogs:
         )
 
     def packs(self, *, compressible: bool) -> bool:
-        """Whether a segment that is copied now is to be packed."""
+        """Whether a segment that is copied now is to be `packed`; `compressible`: most of its
+        batches are not compressed."""
         return self._at_rest.encrypts or (self._at_rest.compress and compressible)
 
-    async def put(
-        self,
-        segment: RemoteLogSegmentMetadata,
-        log: UnpackedLog,
-        files: Iterable[tuple[SegmentFile, bytes]],
-    ) -> None:
+    async def put(self, segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> None:
         """The files beside the log, the `.packing`, and the `.log` last. Raises OSError of the
         spool's disk."""
         place = self._place(segment)
         described = Described.of(segment)
-        key, cipher = await self._new_key(place, described)
-        for file, content in files:
+        data_key, cipher = await self._new_key(place, described)
+        for file, content in data.small_objects():
             stored = content if cipher is None else _sealed(cipher, place, file, content)
             await self._store.put(self._object_key(segment, file), stored)
-        compress = self._at_rest.compress and log.compressible
-        path = log.path.with_name(log.path.name + _PACKED_SUFFIX)
+        compress = self._at_rest.compress and data.log_compressible
+        path = data.log.with_name(data.log.name + _PACKED_SUFFIX)
         stop = threading.Event()
         try:
-            packing, crc = await asyncio.to_thread(_pack, log, path, place, compress, cipher, stop)
+            packing, crc = await asyncio.to_thread(_pack, data, path, place, compress, cipher, stop)
             if packing.log_bytes != described.log_bytes:
-                raise CorruptSegment(f"{log.path} has changed its size")
-            if key is not None:
-                packing = replace(packing, key=key, described=described)
+                raise CorruptSegment(f"{data.log} has changed its size")
+            if data_key is not None:
+                packing = replace(packing, key=data_key, described=described)
             await self._put_packing(segment, packing)
-            await self._put_log(self._object_key(segment, SegmentFile.LOG), path, crc)
+            key = self._object_key(segment, SegmentFile.LOG)
+            await self._store.put_file(key, path, settled=True)
+            # A file that is what it was before and after was so in between.
+            if (await asyncio.to_thread(file_crc, path))[0] != crc:
+                raise CorruptSegment(f"{path} has changed while it was copied")
         finally:
             stop.set()  # a cancelled wait does not end the thread
             await asyncio.to_thread(path.unlink, missing_ok=True)
-
-    async def _put_log(self, key: str, path: Path, crc: int) -> None:
-        await self._store.put_file(key, path, settled=True)
-        # A file that is what it was before and after was so in between.
-        if await asyncio.to_thread(_crc_of, path) != crc:
-            raise CorruptSegment(f"{path} has changed while it was copied")
 
     async def _new_key(
         self, place: RemoteLogSegmentId, described: Described
@@ -209,13 +228,11 @@ class PackedLogs:
         return wrapped, cipher_of(data_key)
 
     async def put_file(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
-        """Create or replace one beside the log."""
         cipher = (await self.opened(segment)).cipher
         stored = content if cipher is None else _sealed(cipher, self._place(segment), file, content)
         await self._store.put(self._object_key(segment, file), stored)
 
     async def read_file(self, segment: StoredSegment, file: SegmentFile, bytes_max: int) -> bytes:
-        """One beside the log. Raises as `opened`."""
         cipher = (await self.opened(segment)).cipher
         key = self._object_key(segment, file)
         if cipher is None:
@@ -327,7 +344,7 @@ class PackedLogs:
         if not dry_run:
             data_key = await self._data_key(segment, packing, before)
             wrapped = await keys.wrap(data_key, _context(packing))
-            await self._put_packing(segment, packing.with_key(wrapped))
+            await self._put_packing(segment, replace(packing, key=wrapped))
         return Rewrapped(before.key_id, done=True)
 
     async def read_packing(self, segment: StoredSegment) -> Packing:
@@ -357,7 +374,7 @@ def _context(packing: Packing) -> KeyContext:
 
 
 def _pack(
-    log: UnpackedLog,
+    data: LogSegmentData,
     path: Path,
     segment_id: RemoteLogSegmentId,
     compress: bool,
@@ -366,9 +383,9 @@ def _pack(
 ) -> tuple[Packing, int]:
     """The packed log at `path`, and the CRC-32C of that file. Blocks."""
     sizes, crc = [], 0
-    with log.path.open("rb") as file, path.open("wb") as packed:
+    with data.log.open("rb") as file, path.open("wb") as packed:
         log_bytes = os.fstat(file.fileno()).st_size
-        parts = _parts(file.read, log.stream_key, stop)
+        parts = _parts(file.read, data.log_stream_key, stop)
         for block in packed_blocks(parts, segment_id, log_bytes, compress=compress, cipher=cipher):
             packed.write(block)
             sizes.append(len(block))
@@ -382,14 +399,6 @@ def _parts(
     stream = None if stream_key is None else stream_at(stream_key, 0)
     while not stop.is_set() and (part := read(BLOCK_BYTES)):
         yield part if stream is None else stream.update(part)
-
-
-def _crc_of(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while part := file.read(BLOCK_BYTES):
-            crc = crc32c(part, crc)
-    return crc
 
 
 def _sealed(cipher: Cipher, place: RemoteLogSegmentId, file: SegmentFile, content: bytes) -> bytes:

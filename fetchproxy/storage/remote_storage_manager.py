@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Self, TypeVar
 from uuid import UUID
 
@@ -26,6 +24,7 @@ from fetchproxy.model import (
 from fetchproxy.segments.object_keys import (
     SegmentFile,
     SegmentKey,
+    log_history_key,
     log_start_key,
     normal_prefix,
     parse_segment_key,
@@ -44,30 +43,27 @@ from fetchproxy.storage.archive_objects import (
 )
 from fetchproxy.storage.key_rings import FileKeyRing, KeyRing, KeyRings
 from fetchproxy.storage.listings import (
+    LogHistoryObject,
     LogStartObject,
-    PartitionNoteObject,
-    PartitionNotes,
     SegmentMetadataObject,
     Standing,
     listed_partitions,
     standing,
     take_topic_objects,
 )
-from fetchproxy.storage.measured import measured
 from fetchproxy.storage.packed_logs import (
     AS_THEY_ARE,
     AtRest,
     ListedSegment,
+    LogSegmentData,
     PackedLogs,
     Rewrapped,
-    UnpackedLog,
 )
-from fetchproxy.storage.store_health import WatchedObjectStore
+from fetchproxy.storage.store_health import WatchedObjectStore, measured
 from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
     Content,
     ObjectStore,
-    RenamedTopics,
     StoreClock,
     StoredObject,
     UnfinishedUploads,
@@ -77,9 +73,9 @@ from fetchproxy.storage.stores.registry import open_object_store
 
 __all__ = [
     "ListedSegment",
+    "LogHistoryObject",
     "LogSegmentData",
     "LogStartObject",
-    "PartitionNoteObject",
     "RemoteStorageManager",
     "SegmentMetadataObject",
     "Standing",
@@ -91,42 +87,10 @@ T = TypeVar("T")
 LISTED_AT_ONCE = 100  # objects between two breaths of the event loop: below 1 ms
 
 
-@dataclass(frozen=True, slots=True)
-class LogSegmentData:
-    """What a copy uploads. `txn` is None where no transaction was aborted.
-
-    `offset_index`, `time_index`, `producer_snapshot`: a broker's own files, None where they are
-    not at hand. `log_settled`: `log` will not be written to, see `ObjectStore.put_file`.
-    `log_stream_key`: `log` is encrypted with it, and goes only into a packed segment;
-    `log_compressible`: most of its batches are not compressed.
-    """
-
-    log: Path
-    index: bytes
-    txn: bytes | None
-    epochs: bytes
-    offset_index: bytes | None = None
-    time_index: bytes | None = None
-    producer_snapshot: bytes | None = None
-    log_settled: bool = False
-    log_stream_key: bytes | None = None
-    log_compressible: bool = False
-
-    def small_objects(self) -> list[tuple[SegmentFile, bytes]]:
-        """Everything but the log, as far as there is any."""
-        every = (
-            (SegmentFile.INDEX, self.index),
-            (SegmentFile.TXN, self.txn),
-            (SegmentFile.EPOCHS, self.epochs),
-            (SegmentFile.OFFSET_INDEX, self.offset_index),
-            (SegmentFile.TIME_INDEX, self.time_index),
-            (SegmentFile.PRODUCER_SNAPSHOT, self.producer_snapshot),
-        )
-        return [(file, content) for file, content in every if content is not None]
-
-
 class RemoteStorageManager:
     """Raises RemoteStorageError and subclasses. `async with` opens and closes the store.
+
+    Each put creates or replaces, atomically; absent is no error where something is deleted.
 
     Before the first listing the archive's identity is checked: one of a later layout, of another
     metadata manager, or that is not there, raises, since to this program it would look empty.
@@ -151,11 +115,9 @@ class RemoteStorageManager:
         self.records = PartitionRecords(watched, self._prefix)
         clock = store if isinstance(store, StoreClock) else None
         self.retention = RetentionObjects(watched, self._prefix, clock)
-        self.notes = PartitionNotes(watched, self._prefix)
         self.identity = OwnIdentity(watched, self._prefix, manager, must_exist=must_exist)
         self.concerns = ConcernObjects(watched, self._prefix)
-        origin = store.origin if isinstance(store, RenamedTopics) else _itself
-        self._packed = PackedLogs(watched, self.object_key, at_rest, origin, self.health)
+        self._packed = PackedLogs(watched, self.object_key, at_rest, store.origin, self.health)
         self._at_rest = at_rest
 
     async def __aenter__(self) -> Self:
@@ -169,8 +131,7 @@ class RemoteStorageManager:
         return segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
 
     def packs(self, *, compressible: bool) -> bool:
-        """Whether a segment that is copied now is to be `packed`; `compressible`: most of its
-        batches are not compressed."""
+        """As `PackedLogs.packs`."""
         return self._packed.packs(compressible=compressible)
 
     @property
@@ -183,18 +144,15 @@ class RemoteStorageManager:
     async def copy_log_segment_data(
         self, segment: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> None:
-        """Upload everything but the metadata; the log last, as it is the longest.
-
-        Raises ValueError if data and metadata disagree about aborted transactions.
-        """
+        """Upload everything but the metadata; the log last, as it is the longest. Raises ValueError
+        if data and metadata disagree about aborted transactions."""
         if segment.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
         if data.log_stream_key is not None and not segment.packed:
             raise ValueError("an encrypted file cannot be the log object itself")
         await self.identity.check_to_put()
         if segment.packed:
-            log = UnpackedLog(data.log, data.log_stream_key, data.log_compressible)
-            await self._packed.put(segment, log, data.small_objects())
+            await self._packed.put(segment, data)
             return
         for file, content in data.small_objects():
             await self._store.put(self.object_key(segment, file), content)
@@ -218,7 +176,7 @@ class RemoteStorageManager:
         """Any but LOG and METADATA, whole. TXN is empty, unread, without aborted transactions.
 
         DamagedObject: it is no index of a segment of that size.
-        `layout.KAFKA_FILES` raise ObjectNotFound for segments that were copied without them.
+        `object_keys.KAFKA_FILES` raise ObjectNotFound for segments that were copied without them.
         """
         if file in (SegmentFile.LOG, SegmentFile.METADATA):
             raise ValueError(f"{file.value} is no index")
@@ -234,7 +192,7 @@ class RemoteStorageManager:
 
     @measured
     async def put_index(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
-        """Create or replace INDEX, TXN or EPOCHS, atomically: what can be derived from the log."""
+        """INDEX, TXN or EPOCHS: what can be derived from the log."""
         if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
             raise ValueError(f"{file.value} is not derived")
         if segment.packed:
@@ -243,7 +201,6 @@ class RemoteStorageManager:
 
     @measured
     async def delete_txn_index(self, segment: StoredSegment) -> None:
-        """Of a segment in which no transaction was aborted. Absent is no error."""
         await self._store.delete(self.object_key(segment, SegmentFile.TXN))
 
     def parse_key(self, key: str) -> SegmentKey | None:
@@ -265,7 +222,6 @@ class RemoteStorageManager:
 
     @measured
     async def put_segment_metadata(self, segment: StoredSegment, content: bytes) -> None:
-        """Create or replace the metadata object, atomically."""
         await self.identity.check_to_put()
         await self._store.put(self.object_key(segment, SegmentFile.METADATA), content)
 
@@ -291,6 +247,11 @@ class RemoteStorageManager:
         await self.identity.check_to_put()
         await self._store.put(log_start_key(self._prefix, tip, offset, after_epoch), content)
 
+    @measured
+    async def put_partition_note(self, tip: TopicIdPartition, content: bytes) -> None:
+        """What a person has said of a log that began again."""
+        await self._store.put(log_history_key(self._prefix, tip), content)
+
     def log_start_object(
         self, tip: TopicIdPartition, offset: int, after_epoch: int = -1
     ) -> LogStartObject:
@@ -299,18 +260,17 @@ class RemoteStorageManager:
 
     @measured
     async def delete_log_start_offset(self, lower: LogStartObject) -> None:
-        """One that a higher one has made meaningless. Absent is no error."""
+        """One that a higher one has made meaningless."""
         await self._store.delete(lower.key)
 
     @measured
     async def put_partition_deletion(self, tip: TopicIdPartition, content: bytes) -> None:
-        """Create or replace what says how far the partition's deletion is, atomically."""
+        """What says how far the partition's deletion is."""
         await self.identity.check_to_put()
         await self._store.put(partition_deletion_key(self._prefix, tip), content)
 
     @measured
     async def get_partition_deletion(self, tip: TopicIdPartition) -> bytes | None:
-        """None: nobody deletes the partition."""
         await self.identity.check()
         try:
             key = partition_deletion_key(self._prefix, tip)
@@ -327,7 +287,7 @@ class RemoteStorageManager:
         async for found in self.list_partition(tip):
             if isinstance(found, LogStartObject):
                 await self._store.delete(found.key)
-            elif isinstance(found, PartitionNoteObject):
+            elif isinstance(found, LogHistoryObject):
                 await self._store.delete(found.stored.key)
         await self.records.forget_records(tip)
         await self.retention.delete_retention_step(tip)
@@ -346,7 +306,7 @@ class RemoteStorageManager:
                 yield parsed, found
 
     async def _listed(self, folder: str) -> AsyncIterator[StoredObject]:
-        """A few at a time: stores give thousands at once, and each key is parsed."""
+        """With pauses: stores give thousands at once, and each key is parsed."""
         number = 0
         async for found in self._store.list(folder):
             yield found
@@ -390,18 +350,12 @@ class RemoteStorageManager:
 
     @measured
     async def rewrap(self, segment: StoredSegment, *, dry_run: bool = False) -> Rewrapped:
-        """Have the data key of a packed segment encrypted by the key ring's active key.
-
-        Touches no data, and may be ended at any step and repeated. Raises SegmentLocked where no
-        key opens it, ObjectNotFound where it was deleted since.
-        """
+        """As `PackedLogs.rewrap`; may be ended at any step and repeated."""
         return await self._packed.rewrap(segment, dry_run=dry_run)
 
     async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Whether the segment is encrypted: others' metadata are believed.
-
-        Raises MetadataChanged, and RemoteStorageError where nobody can tell.
-        """
+        """Whether the segment is encrypted: others' metadata are believed. Raises MetadataChanged,
+        and RemoteStorageError where nobody can tell."""
         return metadata.packed and (await self._packed.opened(metadata)).cipher is not None
 
     async def as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
@@ -421,7 +375,7 @@ class RemoteStorageManager:
 
     @measured
     async def delete_segment_object(self, stored: StoredObject) -> None:
-        """One of `list_segment_objects` that nothing refers to. Absent is no error."""
+        """One of `list_segment_objects` that nothing refers to."""
         await self._store.delete(stored.key)
 
     @measured
@@ -439,7 +393,6 @@ class RemoteStorageManager:
 
     @measured
     async def list_topic(self, topic_id: UUID) -> list[TopicIdPartition]:
-        """As `list_partitions`, of one topic."""
         await self.identity.check()
         return await self._or_missing(
             await listed_partitions(self._store, self._prefix, topic_id, lambda: None)
@@ -509,7 +462,3 @@ def _opened_ring(place: KeyRingPlace) -> KeyRing:
     from fetchproxy.storage.kms_keys import KmsKeyRing
 
     return KmsKeyRing(place)
-
-
-def _itself(tip: TopicIdPartition) -> TopicIdPartition:
-    return tip

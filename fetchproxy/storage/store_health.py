@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 from uuid import UUID
 
 from fetchproxy.errors import (
@@ -21,16 +23,43 @@ from fetchproxy.model import ByteRange, StoredSegment, TopicIdPartition
 from fetchproxy.observability.health import Condition, Health, Kind, of_partition
 from fetchproxy.observability.metrics import (
     STORE_FAILING_SECONDS,
+    STORE_REQUEST_ERRORS,
+    STORE_REQUEST_SECONDS,
     STORE_REQUESTS_PER_S_MAX,
     STORE_UP,
 )
-from fetchproxy.storage.request_budget import RequestBudget
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
     ObjectStore,
     StoredObject,
 )
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def measured(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Count and time an operation of a RemoteStorageManager, by its own name.
+
+    What is cancelled is timed, but is no error.
+    """
+    seconds = STORE_REQUEST_SECONDS.labels(operation.__name__)
+
+    @wraps(operation)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        clock = asyncio.get_running_loop().time
+        begun_at = clock()
+        try:
+            return await operation(*args, **kwargs)
+        except RemoteStorageError as error:
+            STORE_REQUEST_ERRORS.labels(operation.__name__, type(error).__name__).inc()
+            raise
+        finally:
+            seconds.observe(clock() - begun_at)
+
+    return run
+
 
 # They fail apart: a bucket that is full or read-only is read well, and a key that may not delete
 # writes well. It drives the error after a long outage, the log, the metrics and the console.
@@ -46,6 +75,65 @@ REPORTED_AFTER_S = 1.0
 # looks each 5 s, a store that falls silent is named within 15 s.
 SILENT_AFTER_S = 8.0
 LOOK_INTERVAL_S = 1.0
+
+
+# How many requests a second a store gets that refuses some of them as too many. Pure.
+#
+# S3 answers `503 SlowDown` above some thousand requests a second and prefix, Cloud Storage 429,
+# Azure `503 ServerBusy`. Where only the caller of the refused request waits, all others go on as
+# before. So the process as a whole asks less: half of what it had asked in the second before, then
+# a tenth more each second, and as much as it likes once the store has refused nothing for a minute.
+
+# Stores refuse some thousand requests a second, not so few: that is another trouble of theirs, and
+# to ask less would only make readers wait.
+PER_S_MIN = 50.0
+GROWTH_PER_S = 1.1
+FORGOTTEN_AFTER_S = 60.0
+# Requests that were under way together are refused together.
+_SAME_REFUSAL_S = 1.0
+
+
+class RequestBudget:
+    """Of one kind of requests. Times are loop times (s), never falling."""
+
+    __slots__ = ("_before", "_in_second", "_next_at", "_per_s", "_second", "refused_at")
+
+    def __init__(self) -> None:
+        self._second, self._in_second, self._before = 0, 0, 0
+        self._per_s: float | None = None  # at `refused_at`
+        self.refused_at = 0.0  # last
+        self._next_at = 0.0
+
+    def per_s(self, now: float) -> float | None:
+        if self._per_s is None or now - self.refused_at >= FORGOTTEN_AFTER_S:
+            return None
+        return float(self._per_s * GROWTH_PER_S ** (now - self.refused_at))
+
+    def wait_s(self, now: float) -> float:
+        """Until the next request may begin; 0: it may now."""
+        return 0.0 if self.per_s(now) is None else max(self._next_at - now, 0.0)
+
+    def begins(self, now: float) -> None:
+        self._count_until(now)
+        self._in_second += 1
+        per_s = self.per_s(now)
+        if per_s is not None:
+            self._next_at = max(self._next_at, now) + 1 / per_s
+
+    def refused(self, now: float) -> None:
+        limit = self.per_s(now)
+        if limit is not None and now - self.refused_at < _SAME_REFUSAL_S:
+            return
+        self._count_until(now)
+        asked = max(self._before, self._in_second)
+        self._per_s = max(min(asked, limit or asked) / 2, PER_S_MIN)
+        self.refused_at = now
+
+    def _count_until(self, now: float) -> None:
+        second = int(now)
+        if second != self._second:
+            self._before = self._in_second if second == self._second + 1 else 0
+            self._second, self._in_second = second, 0
 
 
 class StoreOperation(StrEnum):
@@ -90,25 +178,17 @@ class OperationHealth:
         self.operation = operation
         self._health = health or Health()
         self.waiting: dict[Request, None] = {}  # for an answer, oldest first
-        self._failing_since: float | None = None
-        self._last_failure_at = float("-inf")
+        self.failing_since: float | None = None
+        self.last_failure_at = float("-inf")
         self._last_success_at = float("-inf")
         self._last_error: str | None = None
         self._budget = RequestBudget()
         self._turns = asyncio.Lock()
 
-    @property
-    def failing_since(self) -> float | None:
-        return self._failing_since
-
-    @property
-    def last_failure_at(self) -> float:
-        return self._last_failure_at
-
     def succeeded(self, now: float) -> None:
         self._last_success_at = now
-        if self._failing_since is not None:
-            self._failing_since = None
+        if self.failing_since is not None:
+            self.failing_since = None
             self._health.clear(Kind.STORE_FAILING, self.operation.value, now)
             STORE_UP.labels(self.operation).set(1)
             STORE_FAILING_SECONDS.labels(self.operation).set(0)
@@ -119,7 +199,7 @@ class OperationHealth:
         The outage counts from the beginning of that request, as a store that hangs tells nobody
         before the time-out; but not from before the last success.
         """
-        self._last_failure_at = now
+        self.last_failure_at = now
         self._note(now, began_at, f"{type(error).__name__}: {error}")
 
     def look(self, now: float) -> None:
@@ -129,8 +209,8 @@ class OperationHealth:
             if self._last_success_at < oldest.began_at:
                 silent_s = int(now - oldest.began_at)
                 self._note(now, oldest.began_at, f"no answer for {silent_s} s")
-        elif self._failing_since is not None:
-            self._note(now, self._failing_since, self._last_error or "")
+        elif self.failing_since is not None:
+            self._note(now, self.failing_since, self._last_error or "")
         self._look_at_budget(now)
 
     def _look_at_budget(self, now: float) -> None:
@@ -147,25 +227,23 @@ class OperationHealth:
         self._health.report(Condition(kind, what, name, since=self._budget.refused_at))
 
     def failing_for_s(self, now: float) -> float:
-        return 0.0 if self._failing_since is None else now - self._failing_since
+        return 0.0 if self.failing_since is None else now - self.failing_since
 
     def status(self, now: float) -> OperationStatus:
-        asked = self._failing_since is not None or self._last_success_at > float("-inf")
-        up = self._failing_since is None if asked else None
+        asked = self.failing_since is not None or self._last_success_at > float("-inf")
+        up = self.failing_since is None if asked else None
         return OperationStatus(up, self.failing_for_s(now), self._last_error)
 
     def _note(self, now: float, began_at: float, error: str) -> None:
         self._last_error = error
-        if self._failing_since is None:
-            self._failing_since = max(began_at, self._last_success_at)
+        if self.failing_since is None:
+            self.failing_since = max(began_at, self._last_success_at)
             STORE_UP.labels(self.operation).set(0)
-        if now - self._failing_since >= REPORTED_AFTER_S:
-            self._health.report(self._condition(error, self._failing_since), error=error)
-        STORE_FAILING_SECONDS.labels(self.operation).set(now - self._failing_since)
-
-    def _condition(self, error: str, since: float) -> Condition:
-        what = f"The store's {self.operation.requests} have been failing: {error}"
-        return Condition(Kind.STORE_FAILING, what, self.operation.value, since=since)
+        if now - self.failing_since >= REPORTED_AFTER_S:
+            what = f"The store's {self.operation.requests} have been failing: {error}"
+            name, since = self.operation.value, self.failing_since
+            self._health.report(Condition(Kind.STORE_FAILING, what, name, since=since), error=error)
+        STORE_FAILING_SECONDS.labels(self.operation).set(now - self.failing_since)
 
     @asynccontextmanager
     async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Request]:
@@ -189,6 +267,8 @@ class OperationHealth:
                 self._budget.refused(loop.time())
             self.failed(loop.time(), request.began_at, error)
             raise
+        else:
+            request.answered()
         finally:
             self.waiting.pop(request, None)
 
@@ -240,17 +320,14 @@ class StoreHealth:
             health.look(now)
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             self.look(asyncio.get_running_loop().time())
             await asyncio.sleep(LOOK_INTERVAL_S)
 
 
-# An ObjectStore that notes how another one answers, and asks less where that one refuses requests
-# as too many.
-
-
 class WatchedObjectStore(ObjectStore):
+    """Notes how another one answers, and asks less where that one refuses requests as too many."""
+
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
         self.health = StoreHealth()
@@ -260,61 +337,47 @@ class WatchedObjectStore(ObjectStore):
         self._deletions = self.health[StoreOperation.DELETE]
 
     async def put(self, key: str, content: bytes) -> None:
-        async with self._writes.asked() as request:
+        async with self._writes.asked():
             await self.inner.put(key, content)
-            request.answered()
 
     async def put_new(self, key: str, content: bytes) -> bool:
-        async with self._writes.asked() as request:
-            made = await self.inner.put_new(key, content)
-            request.answered()
-        return made
+        async with self._writes.asked():
+            return await self.inner.put_new(key, content)
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        async with self._writes.asked(may_take_long=True) as request:
+        async with self._writes.asked(may_take_long=True):
             await self.inner.put_file(key, path, settled=settled)
-            request.answered()
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
-        async with self._reads.asked() as request:
-            content = await self.inner.get(key, bytes_max)
-            request.answered()
-        return content
+        async with self._reads.asked():
+            return await self.inner.get(key, bytes_max)
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
-        async with self._reads.asked() as request:
-            content = await self.inner.get_range(key, byte_range)
-            request.answered()
-        return content
+        async with self._reads.asked():
+            return await self.inner.get_range(key, byte_range)
 
     @property
     def page_objects(self) -> int | None:
         return self.inner.page_objects
 
-    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+    def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        return self._listed(self.inner.list(prefix, start_after))
+
+    def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        return self._listed(self.inner.list_folders(prefix))
+
+    async def _listed(self, every: AsyncIterator[T]) -> AsyncIterator[T]:
         async with self._lists.asked() as request:
             first = True
-            async for found in self.inner.list(prefix, start_after):
+            async for found in every:
                 if first:
                     request.answered()
                 first = False
                 yield found
-            request.answered()
-
-    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
-        async with self._lists.asked() as request:
-            first = True
-            async for name in self.inner.list_folders(prefix):
-                if first:
-                    request.answered()
-                first = False
-                yield name
-            request.answered()
 
     async def delete(self, key: str) -> None:
-        async with self._deletions.asked() as request:
+        async with self._deletions.asked():
             await self.inner.delete(key)
-            request.answered()
 
     async def close(self) -> None:
         await self.inner.close()

@@ -23,7 +23,7 @@ from fetchproxy.errors import (
     RemoteStorageError,
 )
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
-from fetchproxy.metadata.leader_views import ClusterLeaderLog
+from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Kind
@@ -139,7 +139,7 @@ class _Means:
         self._rsm = rsm
         self._rlmm = rlmm
         self._source = open_source(config, cluster, limits.fetch_bytes_max)
-        leader_log = ClusterLeaderLog(cluster)
+        leader_log = LeaderLog(cluster)
         self.truncation = LogTruncation(leader_log, rsm, rlmm, wall_clock_ms=wall_clock_ms)
         self.copier = SegmentCopier(
             rsm,

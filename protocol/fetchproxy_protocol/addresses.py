@@ -209,8 +209,7 @@ def _in_metadata(cursor: Cursor, version: int) -> list[Place]:
         places.append(read_place(cursor, flexible))
         if version >= 1:
             cursor.skip_string(flexible)
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
     return places
 
 

@@ -6,7 +6,6 @@ Results are patched in place: a result's fields have fixed widths, so an answer 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
@@ -30,12 +29,6 @@ class AskedDeletion(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteRecordsRequest:
-    asked: tuple[AskedDeletion, ...]
-    timeout_ms: int
-
-
 class DeletionResult(NamedTuple):
     """One partition's result; `position` is where its partition begins in the payload."""
 
@@ -46,28 +39,16 @@ class DeletionResult(NamedTuple):
     position: int
 
 
-def parse_request(
-    buf: Buffer, body_pos: int, api_version: int, end: int | None = None
-) -> DeleteRecordsRequest:
-    """A whole request's body in `buf[body_pos:end]`. Raises `WireError`."""
-    cursor = Cursor(buf, body_pos, end)
-    return DeleteRecordsRequest(tuple(asked_in(cursor, api_version)), cursor.int32())
-
-
 def asked_in(cursor: Cursor, api_version: int) -> Iterator[AskedDeletion]:
     """What a request asks for from its body on, one by one; `timeout_ms` (int32) lies behind it.
-
-    Raises `WireError`.
-    """
+    Raises `WireError`."""
     flexible = is_flexible(ApiKey.DELETE_RECORDS, api_version)
     for _ in range(cursor.count(flexible) or 0):
         topic = cursor.string(flexible)
         for _ in range(cursor.count(flexible) or 0):
             yield AskedDeletion(topic, cursor.int32(), cursor.int64())
-            if flexible:
-                cursor.skip_tags()
-        if flexible:
-            cursor.skip_tags()
+            cursor.skip_tags(flexible)
+        cursor.skip_tags(flexible)
 
 
 def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult]:
@@ -81,13 +62,10 @@ def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult
             at = cursor.skip(_RESULT.size, "deletion result")
             partition, low_watermark, error_code = _RESULT.unpack_from(payload, at)
             yield DeletionResult(topic, partition, low_watermark, error_code, at)
-            if flexible:
-                cursor.skip_tags()
-        if flexible:
-            cursor.skip_tags()
+            cursor.skip_tags(flexible)
+        cursor.skip_tags(flexible)
 
 
 def patch(payload: bytearray | memoryview, result: DeletionResult) -> None:
-    """Write `result`'s low watermark and error code over those at its position."""
     at = result.position + _PATCHED_AT
     _PATCHED.pack_into(payload, at, result.low_watermark, result.error_code)

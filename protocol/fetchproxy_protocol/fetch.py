@@ -19,11 +19,9 @@ from fetchproxy_protocol.primitives import (
     encode_uvarint,
 )
 
-# FetchRequest v4–18: parsed with every partition's bytes kept, and composed again from them.
-#
-# A partition entry is never re-encoded: what the client wrote (epochs, tags) reaches the broker
-# unchanged, whichever session it travels in; but for the offset, where that was lost. Layout:
-# Kafka's FetchRequest.json.
+# FetchRequest v4–18. A partition entry is never re-encoded: what the client wrote (epochs, tags)
+# reaches the broker unchanged, whichever session it travels in; but for the offset, where that was
+# lost. Layout: Kafka's FetchRequest.json.
 
 VERSION_MIN = 4
 VERSION_MAX = 18
@@ -79,7 +77,6 @@ def leader_epoch(entry: FetchEntry) -> int:
 
 
 def from_offset(entry: FetchEntry, offset: int) -> FetchEntry:
-    """The same, asked from `offset` on."""
     written = bytearray(entry)
     INT64.pack_into(written, _offset_at(entry), offset)
     return bytes(written)
@@ -108,10 +105,8 @@ class FetchRequest(NamedTuple):
 
 
 def parse_fetch_request(payload: Buffer, body_at: int) -> FetchRequest:
-    """`payload` is a whole request without size prefix; `body_at` is where its header ends.
-
-    Raises WireError. Versions outside 4–18 are the caller's to refuse.
-    """
+    """`payload` is a whole request without size prefix; `body_at` is where its header ends. Raises
+    WireError. Versions outside 4–18 are the caller's to refuse."""
     version = INT16.unpack_from(payload, 2)[0]
     return plain_request(bytes(payload), body_at, version) or any_request(payload, body_at)
 
@@ -297,15 +292,13 @@ def _read_partitions(
         left = _within(left, count, "partitions")
         for _ in range(count):
             start = cursor.skip(size, "fetch partition")
-            if flexible:
-                cursor.skip_tags()
+            cursor.skip_tags(flexible)
             number = INT32.unpack_from(cursor.buf, start)[0]
             found[topic, number] = bytes(cursor.buf[start : cursor.pos])
             step += 1
             if step % _PARTITIONS_A_STEP == 0:
                 yield
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
         step += 1  # a topic of few partitions costs as much as one of them
         if step % _PARTITIONS_A_STEP == 0:
             yield
@@ -318,8 +311,7 @@ def _read_forgotten(cursor: Cursor, version: int, found: list[PartitionKey]) -> 
         count = cursor.count(flexible) or 0
         _within(PARTITIONS_MAX - len(found), count, "forgotten partitions")
         found.extend((topic, cursor.int32()) for _ in range(count))
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
         if number % _PARTITIONS_A_STEP == 0 or count > _PARTITIONS_A_STEP:
             yield
 
@@ -410,10 +402,8 @@ def group_by_topic(keys: Iterable[PartitionKey]) -> dict[TopicRef, list[int]]:
     return grouped
 
 
-# FetchResponse v4–18: its head, read and written, and the entries that the proxy adds to one.
-#
-# Records are never touched here: whoever composes an answer puts them between
-# `encode_partition_start` and `encode_partition_end`. Layout: Kafka's FetchResponse.json.
+# FetchResponse v4–18. Records are never touched here: whoever composes an answer puts them between
+# `encode_partition_start` and `no_tags`. Layout: Kafka's FetchResponse.json.
 
 WATERMARKS = Struct(">qqq")  # high watermark, last stable offset, log start offset (v5+)
 WATERMARKS_V4 = Struct(">qq")
@@ -495,8 +485,7 @@ def parse_head(frame: Buffer, version: int) -> tuple[FetchResponseHead, int] | N
     flexible = version >= FLEXIBLE_FROM
     cursor = Cursor(frame, 4)
     correlation_id = cursor.int32()
-    if flexible:
-        cursor.skip_tags()
+    cursor.skip_tags(flexible)
     error_code = session_id = 0
     if version >= SESSIONS_FROM:
         start = cursor.skip(_SESSION_HEAD.size, "head")
@@ -532,13 +521,9 @@ def encode_topic_start(version: int, topic: TopicRef, partitions: int) -> bytes:
     return INT16.pack(len(topic)) + topic + INT32.pack(partitions)
 
 
-def encode_topic_end(version: int) -> bytes:
-    return b"\x00" if version >= FLEXIBLE_FROM else b""
-
-
 def encode_topic(version: int, topic: TopicRef, entries: PartitionEntries) -> list[Buffer]:
     start = encode_topic_start(version, topic, entries.partitions)
-    return [start, *entries.pieces, encode_topic_end(version)]
+    return [start, *entries.pieces, no_tags(version)]
 
 
 def count_grows_by(version: int, listed: int, further: int) -> int:
@@ -554,7 +539,7 @@ def encode_partition_start(
     aborted: Sequence[tuple[int, int]] | None,
     records_bytes: int,
 ) -> bytes:
-    """A partition up to its records, which the caller appends, then `encode_partition_end`.
+    """A partition up to its records, which the caller appends, then `no_tags`.
 
     `aborted` are (producer id, first offset), None for read_uncommitted.
     """
@@ -576,13 +561,14 @@ def encode_partition_start(
     return bytes(out)
 
 
-def encode_partition_end(version: int) -> bytes:
+def no_tags(version: int) -> bytes:
+    """What ends a partition, a topic and an answer."""
     return b"\x00" if version >= FLEXIBLE_FROM else b""
 
 
 def encode_error_response(version: int, correlation_id: int, error_code: int) -> bytes:
     """A framed answer with a top-level error and no topics (v7+)."""
-    tail = b"\x00" if version >= FLEXIBLE_FROM else b""
+    tail = no_tags(version)
     head = FetchResponseHead(correlation_id, 0, error_code, 0, 0)
     return encode_head(version, head, len(tail)) + tail
 

@@ -44,7 +44,6 @@ from fetchproxy_protocol.fetch import (
     plain_run,
     show_log_start,
 )
-from fetchproxy_protocol.kept_answer import KeptAnswer, Withhold
 from fetchproxy_protocol.primitives import INT16, INT32, Buffer, decode_uvarint, encode_uvarint_in
 
 NODE_ENDPOINTS_FROM = 16
@@ -53,17 +52,53 @@ LOG_START_FROM = 5
 # Errors travel in small answers; up to here an answer is held so that its endpoints are rewritten.
 HELD_BYTES_MAX = 16 * 1024
 
+# An answer without records is kept up to here: one about 25,000 partitions has no more.
+KEPT_BYTES_MAX = 1024 * 1024
+
 _NO_TAGS = b"\x00"
 
 OnHead = Callable[[FetchResponseHead], HeadPatch]
 OnError = Callable[[TopicRef, int, int], PartitionPatch | None]
 SpliceTags = Callable[[bytes], bytes]
+# (some error became an empty partition, some error is left) → nothing of the answer leaves.
+Withhold = Callable[[bool, bool], bool]
 _PLAIN_BYTES = 37  # of a partition (v12+) without records, of which `plain_run` steps over
 _TOPIC, _PARTITION, _PARTITION_TAGS, _TOPIC_TAGS, _TAIL = range(5)
 
 
 class _NeedMore(Exception):
     """The bytes end inside a structure; it is looked at again when more have come."""
+
+
+class KeptAnswer:
+    """One without records is small, and has nothing that anybody waits for.
+
+    Asks about an answer of which some partition was patched, or (`any_empty`) about any.
+    """
+
+    __slots__ = ("_pieces", "_withhold", "any_empty", "errors_left", "patched", "records")
+
+    def __init__(self, withhold: Withhold, any_empty: bool) -> None:
+        self._withhold = withhold
+        self.any_empty = any_empty
+        self._pieces = bytearray()
+        self.patched = self.errors_left = self.records = False
+
+    def keep(self, pieces: list[Buffer], whole: bool) -> list[Buffer] | None:
+        """What may leave, with `pieces` as the last of it; None: nothing may yet.
+
+        `whole`: it ends with them; then the list is empty where the answer is withheld.
+        """
+        if whole and not self.records and (self.patched or self.any_empty):
+            if self._withhold(self.patched, self.errors_left):
+                return []
+        elif not whole and not self.records:
+            for piece in pieces:
+                self._pieces += piece
+            if len(self._pieces) <= KEPT_BYTES_MAX:
+                return None
+            pieces = []
+        return [self._pieces, *pieces] if self._pieces else pieces
 
 
 class FetchResponseScan:

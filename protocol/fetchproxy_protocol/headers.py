@@ -22,8 +22,6 @@ from fetchproxy_protocol.apis import (
 )
 from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_count
 
-# Request and response headers: who asks what, and where the body begins. Bodies are not read.
-#
 # Source: Kafka's RequestHeader.json and ResponseHeader.json. A request header is v1, or v2 (with
 # tagged fields) where the body is flexible; `client_id` has the classic form in both. A response
 # header is v0 (correlation id), or v1 (with tagged fields) where the body is flexible, except
@@ -91,7 +89,6 @@ def client_id(buf: Buffer, head: RequestHead) -> str:
 
 
 def request_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
-    """The header of a request of our own, without the size prefix."""
     raw = client_id.encode()
     tags = b"\x00" if is_flexible(api_key, api_version) else b""
     return _START.pack(api_key, api_version, correlation_id, len(raw)) + raw + tags
@@ -137,15 +134,13 @@ def response_body(payload: Buffer, api_key: int, api_version: int) -> Cursor:
     """A cursor at the body of a response that has no size prefix. Raises `WireError`."""
     cursor = Cursor(payload)
     cursor.skip(4, "correlation id")
-    if response_header_version(api_key, api_version) == 1:
-        cursor.skip_tags()
+    cursor.skip_tags(response_header_version(api_key, api_version) == 1)
     return cursor
 
 
-# ApiVersions answers: cut down to what both the broker and this proxy understand (KIP-511).
-#
-# Only the list of API ranges is rebuilt; error code, throttle time, features and unknown tagged
-# fields keep their bytes.
+# ApiVersions answers are cut down to what both the broker and this proxy understand (KIP-511). Only
+# the list of API ranges is rebuilt; error code, throttle time, features and unknown tagged fields
+# keep their bytes.
 
 _RANGE = Struct(">hhh")
 _REFUSAL = Struct(">ihihhh")
@@ -204,8 +199,7 @@ def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
     for _ in range(count or 0):
         start = cursor.skip(_RANGE.size, "API range")
         tags_start = cursor.pos
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
         api_key, low, high = _RANGE.unpack_from(payload, start)
         offered = offered_versions(api_key, low, high)
         if offered is not None:

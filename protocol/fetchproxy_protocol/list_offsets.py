@@ -1,18 +1,16 @@
 """ListOffsets: what is asked, and where in an answer each result lies, to be patched in place.
 
 v0 answers with arrays of offsets, before there were timestamps in the log: such answers are not
-read (`parse_response` says None) and reach the client as the broker sent them.
+read and reach the client as the broker sent them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
 from fetchproxy_protocol.apis import ApiKey, is_flexible
-from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import (
     INT32,
     INT64,
@@ -29,9 +27,6 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6  # KIP-1023
-
-READ_UNCOMMITTED = 0
-READ_COMMITTED = 1
 
 UNKNOWN_TIMESTAMP = -1
 UNKNOWN_OFFSET = -1
@@ -55,16 +50,6 @@ class AskedOffset(NamedTuple):
     partition: int
     current_leader_epoch: int
     timestamp: int
-
-
-@dataclass(frozen=True, slots=True)
-class ListOffsetsRequest:
-    """`timeout_ms` is None before v10."""
-
-    replica_id: int
-    isolation_level: int
-    asked: tuple[AskedOffset, ...]
-    timeout_ms: int | None
 
 
 class OffsetResult(NamedTuple):
@@ -91,24 +76,28 @@ class ResultRows(NamedTuple):
     stride: int = 0
 
 
-def parse_request(
-    buf: Buffer, body_pos: int, api_version: int, end: int | None = None
-) -> ListOffsetsRequest:
-    """A whole request's body in `buf[body_pos:end]`, any version to 11. Raises `WireError`."""
-    cursor = Cursor(buf, body_pos, end)
-    flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
-    replica_id = cursor.int32()
-    isolation_level = cursor.int8() if api_version >= 2 else READ_UNCOMMITTED
-    asked = tuple(_asked_in(cursor, api_version, flexible))
-    timeout_ms = cursor.int32() if api_version >= _TIMEOUT_FROM else None
-    return ListOffsetsRequest(replica_id, isolation_level, asked, timeout_ms)
-
-
 def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedOffset]:
     """What a request asks for, one by one. Raises `WireError`."""
     cursor = Cursor(buf, body_pos)
+    flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
+    has_epoch = api_version >= _LEADER_EPOCH_FROM
     cursor.skip(4 + (api_version >= 2), "replica id and isolation level")
-    return _asked_in(cursor, api_version, is_flexible(ApiKey.LIST_OFFSETS, api_version))
+    for _ in range(cursor.count(flexible) or 0):
+        topic = cursor.string(flexible)
+        count = cursor.count(flexible) or 0
+        fast = count if has_epoch else 0
+        plain, rows = cursor.rows(_ASKED_ROW[flexible], fast, NO_TAGS[flexible])
+        for partition, epoch, timestamp in rows:
+            yield AskedOffset(topic, partition, epoch, timestamp)
+        for _ in range(count - plain):
+            partition = cursor.int32()
+            epoch = cursor.int32() if has_epoch else UNKNOWN_EPOCH
+            timestamp = cursor.int64()
+            if api_version == 0:
+                cursor.skip(4, "max num offsets")
+            cursor.skip_tags(flexible)
+            yield AskedOffset(topic, partition, epoch, timestamp)
+        cursor.skip_tags(flexible)
 
 
 def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
@@ -137,38 +126,8 @@ def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
         if found not in (None, first):
             return None
         found = first
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
     return found
-
-
-def _asked_in(cursor: Cursor, api_version: int, flexible: bool) -> Iterator[AskedOffset]:
-    has_epoch = api_version >= _LEADER_EPOCH_FROM
-    for _ in range(cursor.count(flexible) or 0):
-        topic = cursor.string(flexible)
-        count = cursor.count(flexible) or 0
-        fast = count if has_epoch else 0
-        plain, rows = cursor.rows(_ASKED_ROW[flexible], fast, NO_TAGS[flexible])
-        for partition, epoch, timestamp in rows:
-            yield AskedOffset(topic, partition, epoch, timestamp)
-        for _ in range(count - plain):
-            partition = cursor.int32()
-            epoch = cursor.int32() if has_epoch else UNKNOWN_EPOCH
-            timestamp = cursor.int64()
-            if api_version == 0:
-                cursor.skip(4, "max num offsets")
-            if flexible:
-                cursor.skip_tags()
-            yield AskedOffset(topic, partition, epoch, timestamp)
-        if flexible:
-            cursor.skip_tags()
-
-
-def parse_response(payload: Buffer, api_version: int) -> list[OffsetResult] | None:
-    """The results of an answer without its size prefix; None for v0. Raises `WireError`."""
-    if api_version < 1:
-        return None
-    return list(results_in(response_body(payload, ApiKey.LIST_OFFSETS, api_version), api_version))
 
 
 def results_in(cursor: Cursor, api_version: int) -> Iterator[OffsetResult]:
@@ -197,11 +156,9 @@ def result_rows_in(cursor: Cursor, api_version: int) -> Iterator[ResultRows]:
             at = cursor.skip(_RESULT.size, "offset result")
             error_code, timestamp, offset = _RESULT.unpack_from(cursor.buf, at)
             epoch = cursor.int32() if has_epoch else UNKNOWN_EPOCH
-            if flexible:
-                cursor.skip_tags()
+            cursor.skip_tags(flexible)
             yield ResultRows(topic, iter([(partition, error_code, timestamp, offset, epoch)]), at)
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
 
 
 def write_request(
@@ -231,7 +188,7 @@ def write_request(
 def patch(payload: bytearray | memoryview, api_version: int, result: OffsetResult) -> None:
     """Write `result`'s error, timestamp, offset and epoch over those at its position.
 
-    The length stays. `result` is one of `parse_response`'s, with other values
+    The length stays. `result` is one of `results_in`'s, with other values
     (`entry._replace(offset=...)`); before v4 its epoch has no place and is dropped.
     """
     values = (result.error_code, result.timestamp, result.offset)

@@ -8,11 +8,10 @@ snake_case. Tagged fields are skipped when read and never written.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct as Packed
 from typing import Any
-from uuid import UUID
 
 from fetchproxy_protocol.apis import MalformedMessage, is_flexible
 from fetchproxy_protocol.headers import response_header_version
@@ -67,69 +66,39 @@ class Kind(ABC):
     def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None: ...
 
 
-class _Integer(Kind):
-    def __init__(self, packed: Packed) -> None:
-        self._packed = packed
+class _Plain(Kind):
+    """In all versions alike."""
 
-    def read(self, cursor: Cursor, version: int, flexible: bool) -> int:
-        at = cursor.skip(self._packed.size, "integer")
-        return self._packed.unpack_from(cursor.buf, at)[0]  # type: ignore[no-any-return]
+    def __init__(
+        self, read: Callable[[Cursor, bool], Any], encode: Callable[[Any, bool], bytes]
+    ) -> None:
+        self._read = read
+        self._encode = encode
 
-    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
-        out += self._packed.pack(value)
-
-
-class _Boolean(Kind):
-    def read(self, cursor: Cursor, version: int, flexible: bool) -> bool:
-        return cursor.boolean()
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> Any:
+        return self._read(cursor, flexible)
 
     def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
-        out.append(1 if value else 0)
+        out += self._encode(value, flexible)
 
 
-class _Uuid(Kind):
-    def read(self, cursor: Cursor, version: int, flexible: bool) -> UUID:
-        return cursor.uuid()
-
-    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
-        out += value.bytes
-
-
-class _String(Kind):
-    def __init__(self, nullable: bool) -> None:
-        self._nullable = nullable
-
-    def read(self, cursor: Cursor, version: int, flexible: bool) -> str | None:
-        return cursor.nullable_string(flexible) if self._nullable else cursor.string(flexible)
-
-    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
-        out += encode_string(value, flexible)
+def _bytes(cursor: Cursor, flexible: bool) -> bytes:
+    value = cursor.nullable_bytes(flexible)
+    if value is None:
+        raise MalformedMessage(f"null bytes before byte {cursor.pos}")
+    return value
 
 
-class _Bytes(Kind):
-    def __init__(self, nullable: bool) -> None:
-        self._nullable = nullable
-
-    def read(self, cursor: Cursor, version: int, flexible: bool) -> bytes | None:
-        value = cursor.nullable_bytes(flexible)
-        if value is None and not self._nullable:
-            raise MalformedMessage(f"null bytes before byte {cursor.pos}")
-        return value
-
-    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
-        out += encode_bytes(value, flexible)
-
-
-BOOLEAN = _Boolean()
-I8 = _Integer(_INT8)
-I16 = _Integer(INT16)
-I32 = _Integer(INT32)
-I64 = _Integer(INT64)
-ID = _Uuid()
-TEXT = _String(nullable=False)
-NULLABLE_TEXT = _String(nullable=True)
-BYTES = _Bytes(nullable=False)
-NULLABLE_BYTES = _Bytes(nullable=True)
+BOOLEAN = _Plain(lambda cursor, _: cursor.boolean(), lambda value, _: bytes([bool(value)]))
+I8 = _Plain(lambda cursor, _: cursor.int8(), lambda value, _: _INT8.pack(value))
+I16 = _Plain(lambda cursor, _: cursor.int16(), lambda value, _: INT16.pack(value))
+I32 = _Plain(lambda cursor, _: cursor.int32(), lambda value, _: INT32.pack(value))
+I64 = _Plain(lambda cursor, _: cursor.int64(), lambda value, _: INT64.pack(value))
+ID = _Plain(lambda cursor, _: cursor.uuid(), lambda value, _: value.bytes)
+TEXT = _Plain(Cursor.string, encode_string)
+NULLABLE_TEXT = _Plain(Cursor.nullable_string, encode_string)
+BYTES = _Plain(_bytes, encode_bytes)
+NULLABLE_BYTES = _Plain(Cursor.nullable_bytes, encode_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +126,7 @@ class Structure(Kind):
             else field.default
             for field in self.fields
         }
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
         return found
 
     def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
@@ -212,7 +180,6 @@ def read_request(table: Structure, buf: Buffer, body_at: int, api_key: int, vers
 def write_response(
     table: Structure, values: Mapping[str, Any], api_key: int, version: int, correlation_id: int
 ) -> bytes:
-    """A framed response: size prefix, header and body."""
     out = bytearray(4)
     out += INT32.pack(correlation_id)
     if response_header_version(api_key, version) == 1:

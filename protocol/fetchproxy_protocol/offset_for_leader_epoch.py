@@ -6,12 +6,10 @@ Results are patched in place: a result's fields have fixed widths, so an answer 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
 from fetchproxy_protocol.apis import ApiKey, is_flexible
-from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import (
     INT32,
     NO_TAGS,
@@ -41,12 +39,6 @@ class AskedEpoch(NamedTuple):
     leader_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetForLeaderEpochRequest:
-    replica_id: int
-    asked: tuple[AskedEpoch, ...]
-
-
 class EpochResult(NamedTuple):
     """One partition's result; `position` is where its error code begins in the payload."""
 
@@ -58,16 +50,6 @@ class EpochResult(NamedTuple):
     position: int
 
 
-def parse_request(
-    buf: Buffer, body_pos: int, api_version: int, end: int | None = None
-) -> OffsetForLeaderEpochRequest:
-    """A whole request's body in `buf[body_pos:end]`, v2 to v4. Raises `WireError`."""
-    cursor = Cursor(buf, body_pos, end)
-    flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
-    replica = cursor.int32() if api_version >= _REPLICA_ID_FROM else _DEBUG_REPLICA_ID
-    return OffsetForLeaderEpochRequest(replica, tuple(_asked_in(cursor, flexible)))
-
-
 def replica_id(buf: Buffer, body_pos: int, api_version: int) -> int:
     """Of a request; below 0 for whoever is no follower. Raises `WireError`."""
     if api_version < _REPLICA_ID_FROM:
@@ -76,14 +58,11 @@ def replica_id(buf: Buffer, body_pos: int, api_version: int) -> int:
 
 
 def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedEpoch]:
-    """What a request asks for, one by one. Raises `WireError`."""
+    """What a request asks for, v2 to v4, one by one. Raises `WireError`."""
     cursor = Cursor(buf, body_pos)
+    flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
     if api_version >= _REPLICA_ID_FROM:
         cursor.skip(4, "replica id")
-    return _asked_in(cursor, is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version))
-
-
-def _asked_in(cursor: Cursor, flexible: bool) -> Iterator[AskedEpoch]:
     for _ in range(cursor.count(flexible) or 0):
         topic = cursor.string(flexible)
         count = cursor.count(flexible) or 0
@@ -92,17 +71,9 @@ def _asked_in(cursor: Cursor, flexible: bool) -> Iterator[AskedEpoch]:
             yield AskedEpoch(topic, *row)
         for _ in range(count - plain):
             asked = AskedEpoch(topic, cursor.int32(), cursor.int32(), cursor.int32())
-            if flexible:
-                cursor.skip_tags()
+            cursor.skip_tags(flexible)
             yield asked
-        if flexible:
-            cursor.skip_tags()
-
-
-def parse_response(payload: Buffer, api_version: int) -> list[EpochResult]:
-    """The results of an answer without its size prefix. Raises `WireError`."""
-    body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
-    return list(results_in(body, api_version))
+        cursor.skip_tags(flexible)
 
 
 def results_in(cursor: Cursor, api_version: int) -> Iterator[EpochResult]:
@@ -120,11 +91,9 @@ def results_in(cursor: Cursor, api_version: int) -> Iterator[EpochResult]:
         for _ in range(count - plain):
             at = cursor.skip(_RESULT.size, "epoch result")
             error_code, partition, epoch, end_offset = _RESULT.unpack_from(cursor.buf, at)
-            if flexible:
-                cursor.skip_tags()
+            cursor.skip_tags(flexible)
             yield EpochResult(topic, partition, error_code, epoch, end_offset, at)
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
 
 
 def write_request(
@@ -148,6 +117,5 @@ def write_request(
 
 
 def patch(payload: bytearray | memoryview, result: EpochResult) -> None:
-    """Write `result`'s epoch and end offset over those at its position."""
     at = result.position + _ANSWER_AT
     _ANSWER.pack_into(payload, at, result.leader_epoch, result.end_offset)

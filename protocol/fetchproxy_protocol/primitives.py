@@ -102,7 +102,6 @@ class Cursor:
         return self.end - self.pos
 
     def skip(self, size: int, what: str = "field") -> int:
-        """Step over `size` bytes; returns where they begin."""
         start = self.pos
         if size < 0:
             raise MalformedMessage(f"{what} at byte {start} has negative length {size}")
@@ -214,11 +213,12 @@ class Cursor:
             )
         return count
 
-    def skip_tags(self) -> None:
+    def skip_tags(self, flexible: bool = True) -> None:
         """Step over a tagged-field section (KIP-482). Raises for more than TAGGED_FIELDS_MAX."""
-        for _ in range(self._tag_count()):
-            self.uvarint()
-            self.skip(self.uvarint(), "tagged field")
+        if flexible:
+            for _ in range(self._tag_count()):
+                self.uvarint()
+                self.skip(self.uvarint(), "tagged field")
 
     def tags(self) -> list[tuple[int, int, int]]:
         """A tagged-field section as (tag, start, end) with positions in `buf`."""

@@ -15,11 +15,6 @@ from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import MalformedMessage, Truncated
 from fetchproxy_protocol.primitives import Buffer
 
-# Decompression of a batch's records by Kafka's codec numbers. Compressing is nobody's job here.
-#
-# The size of the result is bounded (`RECORDS_BYTES_MAX`), so a small batch cannot take all
-# memory.
-
 # Kafka frames hold at most socket.request.max.bytes (100 MiB); producers compress batches of
 # message.max.bytes (1 MiB by default) *after* compression, rarely by more than 20.
 RECORDS_BYTES_MAX = 512 * 1024 * 1024
@@ -133,10 +128,8 @@ def unpack_up_to(codec: int, data: Buffer, bytes_max: int) -> Unpacked:
 
 
 def decompress(codec: int, data: Buffer) -> Buffer:
-    """The records as they were before compression; `data` itself for codec 0.
-
-    Raises `MalformedMessage` for an unknown codec, damaged data or an absurd size.
-    """
+    """The records as they were before compression; `data` itself for codec 0. Raises
+    `MalformedMessage` for an unknown codec, damaged data or an absurd size."""
     room = RECORDS_BYTES_MAX
     if codec in (CompressionType.LZ4, CompressionType.ZSTD):  # they begin anew with more room
         room = max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(data))
@@ -150,13 +143,10 @@ def decompress(codec: int, data: Buffer) -> Buffer:
         room *= 4
 
 
-# Record batches (magic 2) by their fixed 61-byte header: walked, checked and cut, never
-# rewritten.
-#
-# Layout: Kafka's DefaultRecordBatch. The CRC-32C covers everything from `attributes` on, so base
-# offset, length and partition leader epoch may be read but nothing here ever changes a byte.
-# Records are looked into in two cases only: the type of a control batch, and a search by
-# timestamp.
+# Record batches (magic 2) by their fixed 61-byte header. Layout: Kafka's DefaultRecordBatch. The
+# CRC-32C covers everything from `attributes` on, so base offset, length and partition leader epoch
+# may be read but nothing here ever changes a byte. Records are looked into in two cases only: the
+# type of a control batch, and a search by timestamp.
 
 LOG_OVERHEAD_BYTES = 12
 HEADER_BYTES = 61
@@ -210,7 +200,6 @@ class BatchHeader(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position after the batch."""
         return self.position + self.size
 
     @property
@@ -382,8 +371,7 @@ def first_record_at_or_after(
     """(offset, timestamp in ms) of the first record with at least that timestamp and offset.
 
     As Kafka's FileRecords.searchForTimestamp does within one batch: under LogAppendTime every
-    record has the batch's maximum as its timestamp. None when no record qualifies. Records are
-    unpacked as far as they are looked at, and not decoded beyond their deltas. Of a batch in which
+    record has the batch's maximum as its timestamp. None when no record qualifies. Of a batch where
     SEARCHED_BYTES_MAX or SEARCHED_RECORDS_MAX come before it, the answer is the first offset that
     was not looked at, with the batch's largest timestamp: whoever reads from there gets some
     earlier records, and misses none. Raises `WireError` for broken records.

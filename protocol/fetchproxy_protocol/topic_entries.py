@@ -80,8 +80,7 @@ def entries_in(cursor: Cursor, api_version: int) -> Iterator[Entry]:
     for _ in range(cursor.count(flexible) or 0):
         node_id, host, port = cursor.int32(), cursor.string(flexible), cursor.int32()
         yield BrokerEntry(node_id, host, port, cursor.nullable_string(flexible))
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
     yield ClusterEntry(cursor.nullable_string(flexible))
     cursor.skip(4, "controller id")
     for _ in range(cursor.count(flexible) or 0):
@@ -92,8 +91,7 @@ def entries_in(cursor: Cursor, api_version: int) -> Iterator[Entry]:
         yield from _leaders_in(cursor, api_version, flexible)
         if api_version >= _AUTHORIZED_OPERATIONS_FROM:
             cursor.skip(4, "authorized operations")
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
 
 
 def _leaders_in(cursor: Cursor, api_version: int, flexible: bool) -> Iterator[LeaderEntries]:

@@ -29,7 +29,7 @@ from fetchproxy.brokers.messages import BrokerAddress, EncodedRequest, MetadataA
 from fetchproxy.brokers.topic_metadata import KEPT_ANSWERS_MAX, SameAnswers, decode_metadata
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderEpochEnd
+from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.model import EpochEnd, LogEdges, TopicIdPartition
 from fetchproxy.runtime.loop import ITEMS_AT_ONCE
 
@@ -401,14 +401,14 @@ async def test_partitions_whose_replicas_differ_are_read_as_well(version: int) -
 def test_list_offsets_is_written_as_kafka_does(version: int) -> None:
     wanted = {"a": [(0, 5), (300, -1)], "b": [(1, 0)]}
     body = b"".join(list_offsets.write_request(version, 1, wanted, -2))
-    parsed = list_offsets.parse_request(body, 0, version)
-    assert (parsed.replica_id, parsed.isolation_level) == (-1, 1)
-    assert [(a.topic, a.partition, a.timestamp) for a in parsed.asked] == [
+    parsed = list(list_offsets.asked_in(body, 0, version))
+    assert body.startswith(b"\xff\xff\xff\xff\x01")  # replica id and isolation level
+    assert [(a.topic, a.partition, a.timestamp) for a in parsed] == [
         ("a", 0, -2),
         ("a", 300, -2),
         ("b", 1, -2),
     ]
-    epochs = [a.current_leader_epoch for a in parsed.asked]
+    epochs = [a.current_leader_epoch for a in parsed]
     assert epochs == ([5, -1, 0] if version >= 4 else [-1, -1, -1])
     if version <= 10:  # as far as kafka-python knows
         asked = ListOffsetsRequest.decode(body, version=version)
@@ -421,24 +421,24 @@ def test_list_offsets_is_written_as_kafka_does(version: int) -> None:
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_epoch_questions_are_written_as_kafka_does(version: int) -> None:
     body = b"".join(offset_for_leader_epoch.write_request(version, {"a": [(0, 5, 4), (3, 6, 1)]}))
-    parsed = offset_for_leader_epoch.parse_request(body, 0, version)
-    assert [tuple(asked) for asked in parsed.asked] == [("a", 0, 5, 4), ("a", 3, 6, 1)]
+    parsed = offset_for_leader_epoch.asked_in(body, 0, version)
+    assert [tuple(asked) for asked in parsed] == [("a", 0, 5, 4), ("a", 3, 6, 1)]
     asked = OffsetForLeaderEpochRequest.decode(body, version=version)
     assert [p.leader_epoch for p in asked.topics[0].partitions] == [4, 1]
-    assert version < 3 or asked.replica_id == parsed.replica_id == -1
+    assert version < 3 or asked.replica_id == -1
 
 
 async def test_epochs_of_many_take_one_request_a_broker() -> None:
     fleet = Fleet()
     tips = [*tips_of("topic-0"), *tips_of("topic-1")]
     async with running(fleet) as cluster:
-        log = ClusterLeaderLog(cluster)
+        log = LeaderLog(cluster)
         async with asyncio.TaskGroup() as group:
             ends = [group.create_task(log.epoch_end(tip, 3)) for tip in tips]
             other = group.create_task(log.epoch_end(tips[1], 4))
         for tip, end in zip(tips, ends, strict=True):
-            assert end.result() == LeaderEpochEnd(7, EpochEnd(3, 300 + tip.partition))
-        assert other.result() == LeaderEpochEnd(7, EpochEnd(4, 401))
+            assert end.result() == (7, EpochEnd(3, 300 + tip.partition))
+        assert other.result() == (7, EpochEnd(4, 401))
         assert fleet.asked[ApiKey.OFFSET_FOR_LEADER_EPOCH] == len(NODES) + 1
 
 
@@ -447,7 +447,7 @@ async def test_epochs_are_told_while_another_partition_is_still_asked_about() ->
     fleet.broken = ("topic-0", 4)
     tips = tips_of("topic-0", 10)
     async with running(fleet, request_max_ms=1_500) as cluster, asyncio.TaskGroup() as group:
-        log = ClusterLeaderLog(cluster)
+        log = LeaderLog(cluster)
         asking = [group.create_task(refused(log, tip)) for tip in tips]
         await asking[3]
         assert not asking[4].done()
@@ -455,7 +455,7 @@ async def test_epochs_are_told_while_another_partition_is_still_asked_about() ->
         assert [task.result() for task in asking] == [tip.partition == 4 for tip in tips]
 
 
-async def refused(log: ClusterLeaderLog, tip: TopicIdPartition) -> bool:
+async def refused(log: LeaderLog, tip: TopicIdPartition) -> bool:
     try:
         await log.epoch_end(tip, 3)
     except ClusterError as error:
@@ -467,10 +467,10 @@ async def test_who_asks_first_and_leaves_takes_the_answer_from_nobody() -> None:
     fleet = Fleet()
     tips = tips_of("topic-0", 3)
     async with running(fleet) as cluster, asyncio.TaskGroup() as group:
-        log = ClusterLeaderLog(cluster)
+        log = LeaderLog(cluster)
         asking = [group.create_task(log.epoch_end(tip, 3)) for tip in tips]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         asking[0].cancel()
         for tip, task in zip(tips[1:], asking[1:], strict=True):
-            assert await task == LeaderEpochEnd(7, EpochEnd(3, 300 + tip.partition))
+            assert await task == (7, EpochEnd(3, 300 + tip.partition))

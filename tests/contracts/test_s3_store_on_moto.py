@@ -13,7 +13,7 @@ from fetchproxy.storage.contract import (
     ObjectStoreContract,
     RemoteStorageManagerContract,
 )
-from fetchproxy.storage.stores.cloud_location import S3Options
+from fetchproxy.storage.stores.locations import S3Options
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import MotoServer
 

@@ -18,8 +18,8 @@ from fetchproxy.storage.contract import (
     keys_of,
 )
 from fetchproxy.storage.stores.hdfs import HdfsObjectStore, _slices
-from fetchproxy.storage.stores.hdfs_location import HdfsLocation
 from fetchproxy.storage.stores.kerberos import Negotiation
+from fetchproxy.storage.stores.locations import HdfsLocation
 from lab.kerberos import Kdc
 from lab.secured_hdfs import SecuredHdfs
 

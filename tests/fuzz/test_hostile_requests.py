@@ -13,6 +13,7 @@ from fetchproxy_protocol import delete_records, list_offsets, offset_for_leader_
 from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, WireError
 from fetchproxy_protocol.fetch import parse_fetch_request
 from fetchproxy_protocol.headers import peek_request_header
+from fetchproxy_protocol.primitives import Cursor
 from frame_mutations import hostile_frames, recorded_frames
 
 FRAMES = 40_000
@@ -29,11 +30,11 @@ def parse(frame: bytes) -> ApiKey | None:
         case ApiKey.FETCH:
             parse_fetch_request(payload, head.body_position)
         case ApiKey.LIST_OFFSETS:
-            list_offsets.parse_request(payload, head.body_position, head.api_version)
+            list(list_offsets.asked_in(payload, head.body_position, head.api_version))
         case ApiKey.OFFSET_FOR_LEADER_EPOCH:
-            offset_for_leader_epoch.parse_request(payload, head.body_position, head.api_version)
+            list(offset_for_leader_epoch.asked_in(payload, head.body_position, head.api_version))
         case ApiKey.DELETE_RECORDS:
-            delete_records.parse_request(payload, head.body_position, head.api_version)
+            list(delete_records.asked_in(Cursor(payload, head.body_position), head.api_version))
         case _:
             return None
     return ApiKey(head.api_key)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
-from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity, MetadataLog
+from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity
 
 
-class MemoryMetadataLog(MetadataLog):
+class MemoryMetadataLog:
     """Shared by all who read and write it."""
 
     def __init__(self, partitions: int = 3, values_per_read: int = 2, log_id: int = 77) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from fetchproxy.metadata.metadata_topic import LogBounds, MetadataLog
+from fetchproxy.metadata.metadata_topic import KafkaMetadataLog as MetadataLog
+from fetchproxy.metadata.metadata_topic import LogBounds
 
 
 async def read_all(metadata_log: MetadataLog, partition: int, from_offset: int = 0) -> list[bytes]:

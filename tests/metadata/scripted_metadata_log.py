@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from memory_metadata_log import MemoryMetadataLog
+
 from fetchproxy.errors import ConfigError, RemoteStorageError
-from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity, MetadataLog
+from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity
 
 
 def _open_door() -> asyncio.Event:
@@ -35,8 +37,8 @@ class Script:
             raise self.error
 
 
-class ScriptedMetadataLog(MetadataLog):
-    def __init__(self, inner: MetadataLog, script: Script) -> None:
+class ScriptedMetadataLog:
+    def __init__(self, inner: MemoryMetadataLog, script: Script) -> None:
         self._inner = inner
         self._script = script
 

@@ -11,7 +11,6 @@ from fetchproxy.segments.description import (
     LEGAL_NEXT,
     LEGAL_NEXT_DELETION,
     check_deletion,
-    check_transition,
     check_update,
 )
 
@@ -32,11 +31,12 @@ KAFKA = {
 @pytest.mark.parametrize("new", list(State))
 @pytest.mark.parametrize("old", [None, *State])
 def test_exactly_kafka_s_transitions(old: State | None, new: State) -> None:
+    known = None if old is None else segment(1, 0, 9, old)
     if (old, new) in KAFKA:
-        check_transition(old, new)
+        check_update(known, segment(1, 0, 9, new))
     else:
         with pytest.raises(ValueError, match=f"illegal .* to {new.name}"):
-            check_transition(old, new)
+            check_update(known, segment(1, 0, 9, new))
 
 
 def test_every_state_is_in_the_table() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from fetchproxy_protocol.apis import WireError
-from fetchproxy_protocol.delete_records import AskedDeletion, parse_request, parse_response, patch
+from fetchproxy_protocol.delete_records import AskedDeletion, asked_in, parse_response, patch
 from fetchproxy_protocol.headers import peek_request_header
+from fetchproxy_protocol.primitives import Cursor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
@@ -26,13 +27,13 @@ def test_request(version: int) -> None:
     @given(values(REQUEST, version), st.binary(max_size=9))
     def check(value: dict[str, Any], lead: bytes) -> None:
         body = encode_body(REQUEST, version, value)
-        request = parse_request(lead + body + b"next", len(lead), version, len(lead) + len(body))
-        assert request.timeout_ms == value["TimeoutMs"]
-        assert list(request.asked) == [
+        cursor = Cursor(lead + body + b"next", len(lead))
+        assert list(asked_in(cursor, version)) == [
             AskedDeletion(t["Name"], p["PartitionIndex"], p["Offset"])
             for t in value["Topics"]
             for p in t["Partitions"]
         ]
+        assert cursor.int32() == value["TimeoutMs"]
 
     check()
 
@@ -71,8 +72,9 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
     request.API_VERSION = version
     request.with_header(correlation_id=4, client_id="c")
     frame = bytes(request.encode(header=True))
-    read = parse_request(frame, peek_request_header(frame).body_position, version)
-    assert (read.asked, read.timeout_ms) == ((AskedDeletion("orders", 3, -1),), 700)
+    cursor = Cursor(frame, peek_request_header(frame).body_position)
+    assert list(asked_in(cursor, version)) == [AskedDeletion("orders", 3, -1)]
+    assert cursor.int32() == 700
 
     response = DeleteRecordsResponse[version]
     topic = response.DeleteRecordsTopicResult
@@ -90,6 +92,6 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
 @given(junk=st.binary(max_size=60))
 def test_garbage_raises_only_wire_errors(version: int, junk: bytes) -> None:
     with contextlib.suppress(WireError):
-        parse_request(junk, 0, version)
+        list(asked_in(Cursor(junk), version))
     with contextlib.suppress(WireError):
         list(parse_response(junk, version))

@@ -220,7 +220,7 @@ def stored_partition(version: int) -> fr.PartitionEntries:
     entry = fr.encode_partition_start(
         version, 3, 0, fr.PartitionPatch(9, 8, 1), [(4, 5)], len(b"stored")
     )
-    return fr.PartitionEntries(1, [entry, b"stored", fr.encode_partition_end(version)])
+    return fr.PartitionEntries(1, [entry, b"stored", fr.no_tags(version)])
 
 
 @given(responses(), st.lists(st.integers(1, 60_000), max_size=6), st.data())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fetchproxy_protocol import fetch_scan as fs
 from fetchproxy_protocol.fetch import FetchResponseHead, HeadPatch, PartitionPatch, TopicRef
-from fetchproxy_protocol.kept_answer import KEPT_BYTES_MAX, KeptAnswer
+from fetchproxy_protocol.fetch_scan import KEPT_BYTES_MAX, KeptAnswer
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse

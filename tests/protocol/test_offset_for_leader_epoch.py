@@ -7,13 +7,15 @@ import copy
 from typing import Any
 
 import pytest
-from fetchproxy_protocol.apis import WireError
-from fetchproxy_protocol.headers import peek_request_header
+from fetchproxy_protocol.apis import ApiKey, WireError
+from fetchproxy_protocol.headers import peek_request_header, response_body
 from fetchproxy_protocol.offset_for_leader_epoch import (
     AskedEpoch,
-    parse_request,
-    parse_response,
+    EpochResult,
+    asked_in,
     patch,
+    replica_id,
+    results_in,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,15 +27,19 @@ RESPONSE = "OffsetForLeaderEpochResponse"
 VERSIONS = (2, 3, 4)
 
 
+def parse_response(payload: bytes | bytearray, version: int) -> list[EpochResult]:
+    body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
+    return list(results_in(body, version))
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_request(version: int) -> None:
     @settings(max_examples=60)
     @given(values(REQUEST, version), st.binary(max_size=9))
     def check(value: dict[str, Any], lead: bytes) -> None:
         body = encode_body(REQUEST, version, value)
-        request = parse_request(lead + body + b"next", len(lead), version, len(lead) + len(body))
-        assert request.replica_id == value.get("ReplicaId", -2)
-        assert list(request.asked) == [
+        assert replica_id(lead + body, len(lead), version) == value.get("ReplicaId", -2)
+        assert list(asked_in(lead + body + b"next", len(lead), version)) == [
             AskedEpoch(t["Topic"], p["Partition"], p["CurrentLeaderEpoch"], p["LeaderEpoch"])
             for t in value["Topics"]
             for p in t["Partitions"]
@@ -86,9 +92,9 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
     request.with_header(correlation_id=4, client_id="c")
     frame = bytes(request.encode(header=True))
     head = peek_request_header(frame)
-    read = parse_request(frame, head.body_position, version)
-    assert read.asked == (AskedEpoch("orders", 3, 9, 5),)
-    assert read.replica_id == (-2 if version == 2 else -1)
+    asked_for = asked_in(frame, head.body_position, version)
+    assert list(asked_for) == [AskedEpoch("orders", 3, 9, 5)]
+    assert replica_id(frame, head.body_position, version) == (-2 if version == 2 else -1)
 
     response = OffsetForLeaderEpochResponse[version]
     topic = response.OffsetForLeaderTopicResult
@@ -115,6 +121,6 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
 @given(junk=st.binary(max_size=60))
 def test_garbage_raises_only_wire_errors(version: int, junk: bytes) -> None:
     with contextlib.suppress(WireError):
-        parse_request(junk, 0, version)
+        list(asked_in(junk, 0, version))
     with contextlib.suppress(WireError):
         parse_response(junk, version)

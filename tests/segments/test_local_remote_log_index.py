@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from shutil import copytree, rmtree
+from struct import Struct
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -40,8 +41,6 @@ from fetchproxy.storage.index_files import (
     LocalRemoteLogIndex,
     RemoteOffsetIndex,
     RemoteTimeIndex,
-    encode_offset_entries,
-    encode_time_entry,
 )
 
 
@@ -179,7 +178,7 @@ def test_the_files_have_the_names_and_the_bytes_of_the_kip(tmp_path: Path) -> No
 
 
 def test_tables_are_searched_in_their_own_bytes() -> None:
-    offsets = RemoteOffsetIndex(encode_offset_entries([0, 5, 9], [0, 35, 63]), 100)
+    offsets = RemoteOffsetIndex(Struct(">6i").pack(0, 0, 5, 35, 9, 63), 100)
     assert [offsets.first_at_or_after(n) for n in (0, 100, 101, 105, 109, 110)] == [
         0,
         0,
@@ -190,7 +189,7 @@ def test_tables_are_searched_in_their_own_bytes() -> None:
     ]
     assert (offsets.offset(1), offsets.position(1), len(offsets)) == (105, 35, 3)
     times = RemoteTimeIndex(
-        b"".join(encode_time_entry(n * 10, n) for n in (-1, 5, 9)) + b"cut", 100
+        b"".join(Struct(">qi").pack(n * 10, n) for n in (-1, 5, 9)) + b"cut", 100
     )
     assert (times.timestamp_ms(1), times.offset(1), len(times)) == (50, 105, 3)
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.catalogue import build_view
-from fetchproxy.metadata.leader_views import LeaderEpochEnd, LeaderLog, LeaderViews
+from fetchproxy.metadata.leader_views import LeaderLog, LeaderViews
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.model import (
@@ -64,7 +64,7 @@ class Leader(LeaderLog):
     def known_epoch(self, tip: TopicIdPartition) -> int:
         return self.known
 
-    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> LeaderEpochEnd | None:
+    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:
         self.asked.append(epoch)
         if self.failure is not None:
             raise self.failure
@@ -72,7 +72,7 @@ class Leader(LeaderLog):
         if end is None:
             await asyncio.Event().wait()
             raise AssertionError
-        return LeaderEpochEnd(self.epoch, end)
+        return (self.epoch, end)
 
     async def edges(self, tip: TopicIdPartition) -> LogEdges:
         return LogEdges(0, 0, 0, self.log_start_epoch)
@@ -185,7 +185,7 @@ async def test_where_nobody_can_tell_the_segment_with_the_place_is_hidden() -> N
 
 async def test_brokers_that_tell_no_epochs_are_believed() -> None:
     class Silent(Leader):
-        async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> LeaderEpochEnd | None:
+        async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:
             self.asked.append(epoch)
             return None
 

@@ -114,7 +114,7 @@ def framed(
         version, 3, error_code, fr.PartitionPatch(90, 80, 70), None, len(records)
     )
     body = fr.encode_topic_start(version, TOPIC[version], 1) + start + records
-    body += fr.encode_partition_end(version) + fr.encode_topic_end(version)
+    body += fr.no_tags(version) + fr.no_tags(version)
     body += b"\x00" if version >= 12 else b""
     head = fr.FetchResponseHead(CORRELATION_ID, 0, top_error, BROKERS_SESSION, 1)
     return fr.encode_head(version, head, len(body)) + body

@@ -14,9 +14,10 @@ from pathlib import Path
 from random import Random
 
 from faulty_store import Faults, FaultyObjectStore
+from memory_metadata_log import MemoryMetadataLog
 
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity, MetadataLog
+from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore, StoredObject
 
@@ -100,10 +101,10 @@ class ArchiversStore(FaultyObjectStore):
         await self._door.passed()
 
 
-class ArchiversMetadataLog(MetadataLog):
+class ArchiversMetadataLog:
     """The shared log through one archiver's door."""
 
-    def __init__(self, inner: MetadataLog, door: Door) -> None:
+    def __init__(self, inner: MemoryMetadataLog, door: Door) -> None:
         self._inner = inner
         self._door = door
 

@@ -26,7 +26,7 @@ from virtual_loop import run_virtual
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig, Config, GatewayConfig, RemoteFetchConfig
 from fetchproxy.metadata.archiver_positions import ArchiverPositions
-from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderViews
+from fetchproxy.metadata.leader_views import LeaderLog, LeaderViews
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
@@ -134,7 +134,7 @@ async def _gateway(
         Cluster(config.cluster, Random(4)) as own,
         RemoteFetchPurgatory(
             remote_fetch,
-            views := LeaderViews(rlmm, ClusterLeaderLog(own), warnings),
+            views := LeaderViews(rlmm, LeaderLog(own), warnings),
             rsm,
             Random(5),
         ) as purgatory,

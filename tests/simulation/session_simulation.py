@@ -34,7 +34,7 @@ from virtual_loop import START_S, run_virtual
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import KiB, MetadataConfig
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
-from fetchproxy.metadata.leader_views import ClusterLeaderLog, LeaderViews
+from fetchproxy.metadata.leader_views import LeaderLog, LeaderViews
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
@@ -172,7 +172,7 @@ class _Simulation:
 
     def _views(self, rlmm: StoreBackedRemoteLogMetadataManager, cluster: Cluster) -> LeaderViews:
         warnings = SparingWarnings(asyncio.get_running_loop().time)
-        return LeaderViews(rlmm, ClusterLeaderLog(cluster), warnings)
+        return LeaderViews(rlmm, LeaderLog(cluster), warnings)
 
     def _is_archiving(self, tip: TopicIdPartition) -> bool:
         return self._manager is not None and any(s.tip == tip for s in self._manager.status())

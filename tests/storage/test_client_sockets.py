@@ -13,7 +13,7 @@ from yarl import URL
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.storage.stores.hdfs_location import HdfsLocation
+from fetchproxy.storage.stores.locations import HdfsLocation
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from fetchproxy.storage.stores.webhdfs import WebHdfsClient
 

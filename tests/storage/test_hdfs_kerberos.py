@@ -15,7 +15,7 @@ from test_hdfs_wrong_answers import FOLDER, said, server
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
 from fetchproxy.storage.stores.hdfs import HdfsObjectStore
-from fetchproxy.storage.stores.hdfs_location import HdfsLocation
+from fetchproxy.storage.stores.locations import HdfsLocation
 from lab.kerberos import Kdc
 
 pytestmark = pytest.mark.hdfs

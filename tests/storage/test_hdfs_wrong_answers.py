@@ -26,8 +26,8 @@ from fetchproxy.errors import (
 )
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.hdfs import HdfsObjectStore
-from fetchproxy.storage.stores.hdfs_location import HdfsLocation
 from fetchproxy.storage.stores.kerberos import offered
+from fetchproxy.storage.stores.locations import HdfsLocation
 
 Answer = Callable[[web.Request], web.Response]
 FOLDER = {"FileStatus": {"pathSuffix": "", "type": "DIRECTORY", "length": 0, "modificationTime": 0}}

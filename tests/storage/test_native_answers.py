@@ -20,8 +20,8 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.storage.contract import ODD_KEYS, MiB
-from fetchproxy.storage.stores.cloud_location import CloudLocation
 from fetchproxy.storage.stores.clouds import azure_settings, gcs_settings, open_cloud_store
+from fetchproxy.storage.stores.locations import CloudLocation
 from fetchproxy.storage.stores.native import (
     PARTS_MAX,
     native_error,

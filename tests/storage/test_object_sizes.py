@@ -23,7 +23,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.segments.description import encode_segment
-from fetchproxy.segments.object_keys import PartitionNote, SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import INTERVAL_BYTES, RemoteLogIndexBuilder
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
@@ -137,7 +137,7 @@ async def test_a_history_that_cannot_be_read_stops_the_partition(tmp_path: Path)
         RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm,
         StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
     ):
-        await rsm.notes.put_partition_note(TIP, PartitionNote.LOG_HISTORY, b"{}")
+        await rsm.put_partition_note(TIP, b"{}")
         blow_up(tmp_path, f"orders-{'A' * 21}Q/0/log-history")
         with pytest.raises(RemoteStorageError, match=f"log-history has {SPARSE_BYTES} bytes"):
             await rlmm.refresh(TIP, float("-inf"))

@@ -10,8 +10,7 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ArchiveMissing, ConfigError, StorageUnavailable
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.remote_storage_manager import open_store
-from fetchproxy.storage.stores.cloud_location import CloudLocation, S3Options
-from fetchproxy.storage.stores.hdfs_location import HdfsLocation
+from fetchproxy.storage.stores.locations import CloudLocation, HdfsLocation, S3Options
 from fetchproxy.storage.stores.registry import FileLocation, S3Location, parse_store_url
 
 

@@ -11,13 +11,14 @@ from virtual_loop import run_virtual
 
 from fetchproxy.errors import StorageThrottled
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.storage.request_budget import (
+from fetchproxy.storage.store_health import (
     FORGOTTEN_AFTER_S,
     GROWTH_PER_S,
     PER_S_MIN,
     RequestBudget,
+    StoreOperation,
+    WatchedObjectStore,
 )
-from fetchproxy.storage.store_health import StoreOperation, WatchedObjectStore
 
 
 def test_no_limit_before_the_first_refusal() -> None:

@@ -21,7 +21,7 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.stores.cloud_location import S3Options
+from fetchproxy.storage.stores.locations import S3Options
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 
 MiB = 1024 * 1024

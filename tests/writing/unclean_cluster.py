@@ -13,9 +13,9 @@ from fetchproxy_protocol.record_batch import walk
 from planted_archive import TIP, batch
 
 from fetchproxy.errors import ClusterUnavailable, LogTruncated
-from fetchproxy.metadata.leader_views import LeaderEpochEnd, LeaderLog
+from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.metadata.lineage import end_offset_for, from_log_start
-from fetchproxy.model import EpochStart, LogEdges, TopicIdPartition
+from fetchproxy.model import EpochEnd, EpochStart, LogEdges, TopicIdPartition
 from fetchproxy.writing.sources.segment_source import LogGap, LogRead, LogSource
 
 
@@ -111,14 +111,14 @@ class UncleanCluster(LeaderLog, LogSource):
         """Of the last election."""
         self._known = self.epoch
 
-    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> LeaderEpochEnd | None:
+    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:
         assert tip == TIP
         self.questions += 1
         self.before_question()
         self.hear()
         if self.rng.random() < 0.05:
             raise ClusterUnavailable("no answer in time")
-        return LeaderEpochEnd(self.epoch, end_offset_for(self.lineage(), epoch, self.leader.end))
+        return (self.epoch, end_offset_for(self.lineage(), epoch, self.leader.end))
 
     async def edges(self, tip: TopicIdPartition) -> LogEdges:
         self.hear()

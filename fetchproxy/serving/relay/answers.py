@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from fetchproxy_protocol.fetch import LogStarts, head_bytes, plain_session_id
-from fetchproxy_protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags
-from fetchproxy_protocol.kept_answer import Withhold
+from fetchproxy_protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags, Withhold
 from fetchproxy_protocol.primitives import INT32, Buffer
 
 # The broker's session id → the one that the client is shown; None: more is to be changed.

@@ -37,7 +37,6 @@ class ClientSockets:
         return made
 
     async def shut(self) -> None:
-        """Those that are left, once their client is closed."""
         for left in self._made:
             with suppress(OSError):
                 left.shutdown(socket.SHUT_RDWR)

@@ -4,7 +4,7 @@ says where they are and who may use them."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,8 @@ from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import mask_text
 from fetchproxy.errors import ConfigError
-from fetchproxy.storage.stores.cloud_location import CloudLocation
-from fetchproxy.storage.stores.native import MakeStore, NativeObjectStore, make_clients
+from fetchproxy.storage.stores.locations import CloudLocation
+from fetchproxy.storage.stores.native import NativeObjectStore, make_clients
 
 _PAGE_OBJECTS = {"gs": 1000, "az": 5000}  # of one answer, the vendors' own limits
 
@@ -27,7 +27,7 @@ def open_cloud_store(
     """Raises ConfigError: the environment says too little, or names a file that is no use."""
     if location.scheme == "gs":
         settings = gcs_settings(os.environ)
-        make: MakeStore = partial(GCSStore, location.bucket, **settings)
+        make: Callable[..., Any] = partial(GCSStore, location.bucket, **settings)
         endpoint = settings.get("base_url", "")
     else:
         settings = azure_settings(os.environ)

@@ -34,8 +34,6 @@ from fetchproxy.storage.stores.object_store import (
     UnfinishedUploads,
 )
 
-# Regular files and folders below one root, and nothing else that may lie there. Blocking.
-#
 # A FIFO or a device holds up whoever opens it, and a link leads out of the archive: to other
 # files of this host, or to a folder that is empty while something is not mounted. None is
 # followed or waited for; it is a DamagedObject, or an error of the whole listing where it stands
@@ -43,6 +41,7 @@ from fetchproxy.storage.stores.object_store import (
 
 # Not waiting: opening a FIFO would last until somebody writes to it.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _KINDS = {
     stat.S_IFIFO: "FIFO",
     stat.S_IFSOCK: "socket",
@@ -95,11 +94,11 @@ def scan(root: Path, folder: str) -> list[tuple[str, bool]]:
     counts as a folder: its owner takes it for one. Raises as `check_no_link`, OSError."""
     check_no_link(root, folder)
     with os.scandir(root / folder) as entries:
-        return [(e.name, _is_folder(e)) for e in entries if "~" not in e.name]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and not entry.is_file())
+        return [
+            (e.name, e.is_dir(follow_symlinks=False) or (e.is_symlink() and not e.is_file()))
+            for e in entries
+            if OWN_MARK not in e.name
+        ]
 
 
 def _kind_of(path: Path) -> str | None:
@@ -108,12 +107,6 @@ def _kind_of(path: Path) -> str | None:
         return _KINDS.get(stat.S_IFMT(os.lstat(path).st_mode))
     except OSError:
         return None
-
-
-def new_file(path: Path, permissions: int) -> int:
-    """A descriptor to write to. Raises FileExistsError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    return os.open(path, flags, permissions & 0o666)
 
 
 def make_private(path: Path, permissions: int) -> None:
@@ -180,16 +173,9 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
-# Objects as files below one folder: the blocking half of `FilesystemObjectStore`.
-#
-# Everything here may block for as long as the disk does, so it must only run on that store's own
-# threads. It decides one thing besides moving bytes: whether "no such file" means that an object
-# is absent or that the whole store is away. A store that is away must never look like an empty
-# one, since a reader who believes in an empty archive is told to skip data.
-
 T = TypeVar("T")
 
-# Names with "~" are no legal keys (`storage.keys`), so these are never taken for objects.
+# Names with "~" are no legal keys (`segments.object_keys`), so these are never taken for objects.
 OWN_MARK = "~"
 MARKER_NAME = "~fetchproxy-store"
 TEMPORARY_START = "~put-"
@@ -207,31 +193,27 @@ class Commit:
     """Decides once between "becomes visible" and "the caller has gone", from two threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # held for an assignment only, never during I/O
-        self._decided: str | None = None
+        self._decided = threading.Lock()  # taken once, by whoever decides, and never given back
 
     def abandon(self) -> None:
-        self._decide("abandoned")
+        self._decided.acquire(blocking=False)
+
+    def check(self) -> None:
+        """Before `claim`. Raises Abandoned."""
+        if self._decided.locked():
+            raise Abandoned
 
     def claim(self) -> None:
         """Raises Abandoned if the caller was faster."""
-        if self._decide("claimed") != "claimed":
+        if not self._decided.acquire(blocking=False):
             raise Abandoned
-
-    def check(self) -> None:
-        if self._decided == "abandoned":
-            raise Abandoned
-
-    def _decide(self, decision: str) -> str:
-        with self._lock:
-            if self._decided is None:
-                self._decided = decision
-            return self._decided
 
 
 class FileTree:
-    """`create`: the first put makes the folder, once; until then its absence is an empty store.
+    """May block for as long as the disk does: for the threads of `FilesystemObjectStore` alone.
 
+    It decides whether "no such file" means that an object is absent or that the whole store is
+    away. `create`: the first put makes the folder, once; until then its absence is an empty store.
     Once it was seen, its absence is an outage.
     """
 
@@ -265,7 +247,7 @@ class FileTree:
         with self._translated(key, absent=StorageUnavailable):
             self._check_writable()
             check_no_link(self._root, key)
-            make = partial(new_file, permissions=self._permissions())
+            make = partial(os.open, flags=_NEW, mode=self._permissions() & 0o666)
             temporary, fd = self._create_temporary(target.parent, make)
             try:
                 with open(fd, "wb", buffering=0) as file:
@@ -335,7 +317,6 @@ class FileTree:
                     return
 
     def walk(self, prefix: str, start_after: str) -> Iterator[StoredObject]:
-        """Objects in the order of their keys."""
         folder, slash, name_start = prefix.rpartition("/")
         with self._translated(prefix):
             self.check_present()
@@ -434,7 +415,6 @@ class FileTree:
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
-        """Descriptor and size of an object."""
         if not self._marker_seen:
             self.check_present()
         fd = self._certain(lambda: open_plain(self._root, key))
@@ -537,12 +517,8 @@ def _older(path: Path, epoch_ms: int) -> bool:
         return False
 
 
-# Every call runs on threads of the store's own: a disk or NFS server that hangs may stop all of
-# them, never the event loop. What happens on those threads is `filesystem`.
-
-
 _LIST_PAGE_OBJECTS = 1000
-# For blocking file calls: a hanging disk holds these, never the loop.
+# For blocking file calls: a disk or NFS server that hangs holds these, never the loop.
 THREADS_MAX = 8
 
 

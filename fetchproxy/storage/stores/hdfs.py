@@ -9,7 +9,7 @@ used with a delegation token, which the client gets by a ticket or finds in a fi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -30,13 +30,14 @@ from fetchproxy.errors import (
 from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.filesystem import OWN_MARK, TEMPORARY_START, read_parts
-from fetchproxy.storage.stores.hdfs_location import HdfsLocation
+from fetchproxy.storage.stores.locations import HdfsLocation
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     ObjectStore,
     StoreClock,
     StoredObject,
     UnfinishedUploads,
+    file_bytes,
     http_date_ms,
 )
 from fetchproxy.storage.stores.webhdfs import (
@@ -92,7 +93,7 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
 
     async def put_new(self, key: str, content: bytes) -> bool:
         try:
-            await self._put(key, len(content), _slices(content), self._rename_to_free_name)
+            await self._put(key, len(content), _slices(content), "NONE")
         except RemoteStorageError as error:
             if isinstance(error.__cause__, RemoteFault) and error.__cause__.exception == TAKEN:
                 return False
@@ -102,7 +103,7 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         """Bytes in memory: about two parts."""
         check_key(key)
-        size_bytes = await self._in_thread(partial(_size_bytes, path))
+        size_bytes = await self._in_thread(partial(file_bytes, path))
         await self._put(key, size_bytes, self._file_content(path, size_bytes))
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
@@ -169,7 +170,6 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         return removed
 
     async def clock_ms(self, prefix: str) -> int | None:
-        """The NameNode's."""
         await self._check_present()
         return http_date_ms(self._client.date)
 
@@ -183,8 +183,10 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         key: str,
         size_bytes: int,
         content: AsyncIterator[bytes],
-        rename: Callable[[str, str], Awaitable[None]] | None = None,
+        rename_options: str = "OVERWRITE",
     ) -> None:
+        """The rename is one step, also where the name is taken (FileContext.rename with OVERWRITE);
+        with NONE that is a RemoteFault of the name TAKEN."""
         folder, slash, _ = check_key(key).rpartition("/")
         await self._check_writable()
         temporary = f"{folder}{slash}{TEMPORARY_START}{uuid4().hex}"
@@ -192,31 +194,20 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             place = await self._client.place_for(temporary)
             try:
                 await self._client.create(place, size_bytes, content)
-                await (rename or self._rename_over)(temporary, key)
+                await self._rename(temporary, key, rename_options)
             except BaseException:
                 await self._remove_after_failure(temporary)
                 raise
 
-    async def _rename_over(self, temporary: str, key: str) -> None:
-        """In one step, also where the name is taken (FileContext.rename with OVERWRITE)."""
+    async def _rename(self, temporary: str, key: str, options: str) -> None:
+        destination = self._client.absolute(key)
         answer = await self._client.ask(
-            "PUT",
-            "RENAME",
-            temporary,
-            destination=self._client.absolute(key),
-            renameoptions="OVERWRITE",
+            "PUT", "RENAME", temporary, destination=destination, renameoptions=options
         )
         if answer.get("boolean") is False:
             raise RemoteStorageError(
                 f"put {key}: not renamed; HttpFS cannot replace a file, use a NameNode's WebHDFS"
             )
-
-    async def _rename_to_free_name(self, temporary: str, key: str) -> None:
-        """Raises RemoteFault of the name TAKEN."""
-        destination = self._client.absolute(key)
-        await self._client.ask(
-            "PUT", "RENAME", temporary, destination=destination, renameoptions="NONE"
-        )
 
     async def _remove_after_failure(self, temporary: str) -> None:
         """A DataNode may make the file after its client has left: looked for more than once."""
@@ -267,7 +258,6 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         return answer.get("boolean") is True
 
     async def _check_present(self) -> None:
-        """Raises StorageUnavailable if the folder is away."""
         self._check_open()
         what = f"look for {self._folder}"
         may_be_absent = self._create  # before the look: another put may be making it
@@ -378,13 +368,6 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     def _check_open(self) -> None:
         if self._closed:
             raise RemoteStorageError("the store is closed")
-
-
-def _size_bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
 
 
 async def _slices(content: bytes) -> AsyncIterator[bytes]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 
 if TYPE_CHECKING:
-    import gssapi
+    pass
 
 T = TypeVar("T")
 
@@ -68,7 +68,6 @@ class Negotiation:
 
     @property
     def authorization(self) -> str:
-        """The value of that header."""
         return f"Negotiate {base64.b64encode(self._first).decode()}"
 
     def check_server(self, answers: Sequence[str]) -> None:
@@ -95,19 +94,14 @@ class Negotiation:
             yield
         except GSSError as error:
             code = error.min_code - 2**32 if error.min_code >= 2**31 else error.min_code
-            said = f"Kerberos for HTTP/{self._host}: {_text(error)}"
+            # What the mechanism says, which is the exact part.
+            exact = [said for said in error.get_all_statuses(error.min_code, False) if said]
+            said = f"Kerberos for HTTP/{self._host}: {'; '.join(exact or [str(error)])}"
             if code in _NO_KDC:
                 raise StorageUnavailable(said) from None
             if isinstance(error, MissingCredentialsError):
                 said += " (credentials come from KRB5CCNAME or KRB5_CLIENT_KTNAME)"
             raise StorageDenied(said) from None
-
-
-def _text(error: gssapi.exceptions.GSSError) -> str:
-    """What the mechanism says, which is the exact part."""
-    return "; ".join(
-        [said for said in error.get_all_statuses(error.min_code, False) if said] or [str(error)]
-    )
 
 
 class Kerberos:
@@ -118,18 +112,10 @@ class Kerberos:
         self._wait_max_s = wait_max_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kerberos")
 
-    async def begin(self, host: str) -> Negotiation:
-        """As `Negotiation`."""
-        return await self._run(lambda: Negotiation(host), host)
-
-    async def check_server(self, negotiation: Negotiation, answers: Sequence[str]) -> None:
-        """As that of `negotiation`."""
-        await self._run(lambda: negotiation.check_server(answers), "the server's answer")
-
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, work: Callable[[], T], about: str) -> T:
+    async def run(self, work: Callable[[], T], about: str) -> T:
         try:
             async with asyncio.timeout(self._wait_max_s):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, work)

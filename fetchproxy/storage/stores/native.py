@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from obstore import exceptions as native
 
@@ -36,12 +36,12 @@ from fetchproxy.storage.stores.object_store import (
     StoredObject,
     error_of_code,
     error_of_status,
+    file_bytes,
+    whole,
 )
 
-# What the library says, in the domain's words. Pure.
-#
-# It tells kinds of failure apart by text alone, beside a few classes. The library is asked not to
-# retry, so that one back-off (the fetcher's, the archiver's) does.
+# The library tells kinds of failure apart by text alone, beside a few classes. The library is asked
+# not to retry, so that one back-off (the fetcher's, the archiver's) does.
 
 _STATUS = re.compile(r"(?:status code: |\(code: )(\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -109,10 +109,6 @@ class Clients(NamedTuple):
     writer: Any
 
 
-class MakeStore(Protocol):
-    def __call__(self, client_options: dict[str, Any], retry_config: dict[str, Any]) -> Any: ...
-
-
 # Longer than any answer; the library has no word for no limit.
 _UNLIMITED = timedelta(days=30)
 # A connection that was idle for longer is not used again: servers shut them after 5 s and more.
@@ -120,10 +116,10 @@ _IDLE_MAX = timedelta(seconds=4)
 
 
 def make_clients(
-    make: MakeStore, config: StoreConfig, *, plain_http: bool, trusted: bytes | None = None
+    make: Callable[..., Any], config: StoreConfig, *, plain_http: bool, trusted: bytes | None = None
 ) -> Clients:
-    """Every request is tried once. `trusted`: certificates beside the system's."""
-    once = {"max_retries": 0}
+    """`make`: a store of the library's. Every request is tried once. `trusted`: certificates beside
+    the system's."""
     both: dict[str, Any] = {
         "allow_http": plain_http,
         "connect_timeout": timedelta(milliseconds=config.connect_max_ms),
@@ -132,15 +128,13 @@ def make_clients(
     }
     if trusted is not None:
         both["root_certificate"] = trusted
-    silence = timedelta(milliseconds=config.read_max_ms)
-    sending = timedelta(milliseconds=config.write_max_ms)
-    return Clients(
-        make(
-            client_options={**both, "timeout": _UNLIMITED, "read_timeout": silence},
-            retry_config=once,
-        ),
-        make(client_options={**both, "timeout": sending}, retry_config=once),
+    reading = {"timeout": _UNLIMITED, "read_timeout": timedelta(milliseconds=config.read_max_ms)}
+    writing = {"timeout": timedelta(milliseconds=config.write_max_ms)}
+    reader, writer = (
+        make(client_options={**both, **limits}, retry_config={"max_retries": 0})
+        for limits in (reading, writing)
     )
+    return Clients(reader, writer)
 
 
 PARTS_MAX = 10_000  # of an upload, for S3 and Cloud Storage; Azure has 50,000
@@ -164,13 +158,6 @@ def part_contents(path: Path, size_bytes: int, slice_bytes: int) -> Iterator[byt
                     raise RemoteStorageError(f"{path} became shorter while it was stored")
                 left -= len(content)
                 yield content
-    except OSError as error:
-        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
-
-
-def _file_bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
     except OSError as error:
         raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
 
@@ -220,7 +207,7 @@ class NativeObjectStore(ObjectStore):
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         """Bytes in memory: part_bytes × (PARTS_IN_FLIGHT_MAX + 2) at most."""
         check_key(key)
-        size_bytes = await asyncio.to_thread(_file_bytes, path)
+        size_bytes = await asyncio.to_thread(file_bytes, path)
         part_bytes = part_size(size_bytes, self._part_bytes)
         # The library copies what it is given: small slices are free again at once.
         contents = part_contents(path, size_bytes, min(part_bytes, _SLICE_BYTES))
@@ -244,7 +231,7 @@ class NativeObjectStore(ObjectStore):
             size_bytes = int(answer.meta["size"])
             if size_bytes > bytes_max:
                 raise too_large(key, size_bytes, bytes_max)
-            return _whole(bytes(await answer.bytes_async()), size_bytes, what)
+            return whole(bytes(await answer.bytes_async()), size_bytes, what)
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
         what = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
@@ -254,7 +241,7 @@ class NativeObjectStore(ObjectStore):
             start, end = answer.range
             if start != byte_range.start or end > byte_range.end:
                 raise StorageUnavailable(f"{what}: answered with bytes {start} to {end}")
-            return _whole(bytes(await answer.bytes_async()), end - start, what)
+            return whole(bytes(await answer.bytes_async()), end - start, what)
 
     @property
     def page_objects(self) -> int:
@@ -318,7 +305,6 @@ class NativeObjectStore(ObjectStore):
 
     @asynccontextmanager
     async def _reading(self, key: str, what: str) -> AsyncIterator[Any]:
-        """The client for reads of one object, with a place for a request."""
         reader = self._opened().reader
         try:
             async with self._places:
@@ -338,7 +324,6 @@ class NativeObjectStore(ObjectStore):
         await self._next_page(pages)
 
     async def _next_page(self, pages: Any) -> Sequence[Any]:
-        """Empty after the last."""
         async with self._places:
             try:
                 page: Sequence[Any] = await anext(pages)
@@ -349,9 +334,3 @@ class NativeObjectStore(ObjectStore):
 
 def _version(found: Any) -> str:
     return str(found["e_tag"] or found["version"] or found["last_modified"]).strip('"')
-
-
-def _whole(content: bytes, length: int, what: str) -> bytes:
-    if len(content) != length:
-        raise StorageUnavailable(f"{what}: {len(content)} of {length} bytes came")
-    return content

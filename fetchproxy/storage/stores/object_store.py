@@ -20,22 +20,11 @@ from fetchproxy.errors import (
 from fetchproxy.model import SEGMENT_BYTES_MAX, ByteRange, TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
 
-# What a store of several archives offers besides `ObjectStore`.
-
-
-class RenamedTopics(ABC):
-    """Shows topics of other archives under other names and ids."""
-
-    @abstractmethod
-    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
-        """What the partition is called where it was archived. Never blocks."""
-
-
-# What a store that can be left with half-done uploads offers besides `ObjectStore`.
-
 
 class UnfinishedUploads(ABC):
-    """A killed process leaves temporary files or multipart uploads: never visible, but stored."""
+    """What a store that can be left with half-done uploads offers besides `ObjectStore`.
+
+    A killed process leaves temporary files or multipart uploads: never visible, but stored."""
 
     @abstractmethod
     async def abort_stale_uploads(
@@ -48,10 +37,9 @@ class UnfinishedUploads(ABC):
         """
 
 
-# A store that tells the time: of another machine than ours, so a second opinion on our clock.
-
-
 class StoreClock(ABC):
+    """Of a store that tells the time: another machine's, so a second opinion on our clock."""
+
     @abstractmethod
     async def clock_ms(self, prefix: str) -> int | None:
         """Epoch ms now, to about a second; None: it has not said. Raises RemoteStorageError.
@@ -66,6 +54,21 @@ def http_date_ms(date: str | None) -> int | None:
         return None if date is None else round(parsedate_to_datetime(date).timestamp() * 1000)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def whole(content: bytes, length: int, what: str) -> bytes:
+    """`content`. Raises StorageUnavailable if it is not `length` bytes."""
+    if len(content) != length:
+        raise StorageUnavailable(f"{what}: {len(content)} of {length} bytes came")
+    return content
+
+
+def file_bytes(path: Path) -> int:
+    """Of a local file. Raises RemoteStorageError. Blocks."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
 
 
 # What an HTTP answer with an error means. Pure.
@@ -168,11 +171,9 @@ def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
     return limits[file]
 
 
-# What a store must do. Two interfaces, as bytes and segments are two concerns.
-#
-# `ObjectStore` moves bytes under keys; each backend is one. `RemoteStorageManager` (the KIP's
-# name and verbs) moves segments; it is one class over any `ObjectStore`, so every backend lays
-# out the same objects. `storage.contract` is the suite that every backend passes.
+# An `ObjectStore` moves bytes under keys; each backend is one. `RemoteStorageManager` (the KIP's
+# name and verbs) moves segments; it is one class over any of them, so every backend lays out the
+# same objects. `storage.contract` is the suite that every backend passes.
 #
 # All methods raise `fetchproxy.errors.RemoteStorageError` and its subclasses only (an illegal key
 # is a ValueError: a bug of the caller), may be cancelled at any await without leaving a readable
@@ -191,7 +192,7 @@ class StoredObject:
 
 
 class ObjectStore(ABC):
-    """Keys are relative, `/`-separated, without `.`/`..` parts (alphabet: `storage.keys`).
+    """Keys are relative, `/`-separated, without `.`/`..` parts (alphabet: `segments.object_keys`).
 
     Sorted means by the bytes of the key. A key that is also a folder of other keys is legal for
     some backends only: do not use one.
@@ -229,15 +230,17 @@ class ObjectStore(ABC):
 
     @abstractmethod
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
-        """The bytes of the range, fewer where the object ends inside it.
-
-        Raises ObjectNotFound; RangeNotSatisfiable where the range starts at or past the end.
-        """
+        """The bytes of the range, fewer where the object ends inside it. Raises ObjectNotFound;
+        RangeNotSatisfiable where the range starts at or past the end."""
 
     @property
     def page_objects(self) -> int | None:
         """A listing comes in pages of so many objects, each one a request; None: it does not."""
         return None
+
+    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
+        """What the partition is called where it was archived. Never blocks."""
+        return tip
 
     @abstractmethod
     def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -34,12 +33,6 @@ from fetchproxy.storage.stores.object_store import (
 
 GROUP = "fetchproxy.stores"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class PluginLocation:
-    scheme: str
-    url: str
 
 
 @lru_cache(maxsize=1)
@@ -112,59 +105,51 @@ class GuardedObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         self._name = name
 
     async def __aenter__(self) -> Self:
-        with self._translated():
+        with self._guarded():
             await self._inner.__aenter__()
         return self
 
     async def put(self, key: str, content: bytes) -> None:
-        check_key(key)
-        with self._translated():
+        with self._guarded(check_key, key):
             await self._inner.put(key, content)
 
     async def put_new(self, key: str, content: bytes) -> bool:
-        check_key(key)
-        with self._translated():
+        with self._guarded(check_key, key):
             return await self._inner.put_new(key, content)
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        check_key(key)
-        with self._translated():
+        with self._guarded(check_key, key):
             await self._inner.put_file(key, path, settled=settled)
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
-        check_key(key)
-        with self._translated():
+        with self._guarded(check_key, key):
             return await self._inner.get(key, bytes_max)
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
-        check_key(key)
-        with self._translated():
+        with self._guarded(check_key, key):
             return await self._inner.get_range(key, byte_range)
 
     @property
     def page_objects(self) -> int | None:
-        with self._translated():
+        with self._guarded():
             return self._inner.page_objects
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        check_prefix(prefix)
-        with self._translated():
+        with self._guarded(check_prefix, prefix):
             async for found in self._inner.list(prefix, start_after):
                 yield found
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
-        check_folder_prefix(prefix)
-        with self._translated():
+        with self._guarded(check_folder_prefix, prefix):
             async for name in self._inner.list_folders(prefix):
                 yield name
 
     async def delete(self, key: str) -> None:
-        check_key(key)
-        with self._translated():
+        with self._guarded(check_key, key):
             await self._inner.delete(key)
 
     async def close(self) -> None:
-        with self._translated():
+        with self._guarded():
             await self._inner.close()
 
     async def abort_stale_uploads(
@@ -172,17 +157,20 @@ class GuardedObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     ) -> int:
         if not isinstance(self._inner, UnfinishedUploads):
             return 0
-        with self._translated():
+        with self._guarded():
             return await self._inner.abort_stale_uploads(prefix, older_than_epoch_ms, is_ours)
 
     async def clock_ms(self, prefix: str) -> int | None:
         if not isinstance(self._inner, StoreClock):
             return None
-        with self._translated():
+        with self._guarded():
             return await self._inner.clock_ms(prefix)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _guarded(
+        self, check: Callable[[str], object] = check_prefix, place: str = ""
+    ) -> Iterator[None]:
+        check(place)
         try:
             yield
         except RemoteStorageError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -13,12 +12,18 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import mask_text, parse_bootstrap
 from fetchproxy.errors import ConfigError
 from fetchproxy.segments.object_keys import normal_prefix
-from fetchproxy.storage.stores.cloud_location import CloudLocation, S3Location, S3Options
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
-from fetchproxy.storage.stores.hdfs_location import HdfsLocation
+from fetchproxy.storage.stores.locations import (
+    CloudLocation,
+    FileLocation,
+    HdfsLocation,
+    Location,
+    PluginLocation,
+    S3Location,
+    S3Options,
+)
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.storage.stores.plugins import (
-    PluginLocation,
     open_plugin_store,
     plugin_of,
     plugin_schemes,
@@ -38,14 +43,6 @@ _CLOUD_BUCKETS = {
     "az": re.compile(r"[a-z0-9](-?[a-z0-9]){2,62}"),
 }
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}")
-
-
-@dataclass(frozen=True, slots=True)
-class FileLocation:
-    root: Path
-
-
-Location = FileLocation | S3Location | CloudLocation | HdfsLocation | PluginLocation
 
 
 def parse_store_url(url: str) -> Location:
@@ -70,21 +67,22 @@ def parse_store_url(url: str) -> Location:
         return _file_location(url, parts)
     if parts.scheme == "s3":
         return _s3_location(url, parts)
-    if parts.scheme == "gs":
-        return _cloud_location(url, parts, "gs")
-    if parts.scheme == "az":
-        return _cloud_location(url, parts, "az")
+    if parts.scheme in ("gs", "az"):
+        return _cloud_location(url, parts, "gs" if parts.scheme == "gs" else "az")
     if parts.scheme in _HDFS_SCHEMES:
         return _hdfs_location(url, parts)
     if parts.scheme == "hdfs":
-        raise ConfigError(
-            f"store URL {mask_text(repr(url))}: use WebHDFS for HDFS: give the NameNode's "
-            "HTTP address, as in webhdfs://namenode:9870/path"
+        raise _fault(
+            url,
+            "use WebHDFS for HDFS: give the NameNode's HTTP address, as in "
+            "webhdfs://namenode:9870/path",
         )
-    raise ConfigError(
-        f"store URL {mask_text(repr(url))}: unknown scheme {parts.scheme!r}; "
-        f"known: {', '.join([*_BUILT_IN, *plugin_schemes()])}"
-    )
+    known = ", ".join([*_BUILT_IN, *plugin_schemes()])
+    raise _fault(url, f"unknown scheme {parts.scheme!r}; known: {known}")
+
+
+def _fault(url: str, what: object) -> ConfigError:
+    return ConfigError(f"store URL {mask_text(repr(url))}: {what}")
 
 
 def same_place(url: str, other: str) -> bool:
@@ -133,7 +131,7 @@ def _file_location(url: str, parts: SplitResult) -> FileLocation:
     _query(url, parts, ())
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
-        raise ConfigError(f"store URL {mask_text(repr(url))}: expected file:///absolute/path")
+        raise _fault(url, "expected file:///absolute/path")
     return FileLocation(Path(path))
 
 
@@ -142,9 +140,7 @@ def _s3_location(url: str, parts: SplitResult) -> S3Location:
     bucket, prefix = _named(url, parts, _BUCKET), _prefix(url, parts)
     endpoint_url = query.get("endpoint_url")
     if endpoint_url is not None and not re.match(r"https?://[^/]", endpoint_url):
-        raise ConfigError(
-            f"store URL {mask_text(repr(url))}: endpoint_url has to start with http:// or https://"
-        )
+        raise _fault(url, "endpoint_url has to start with http:// or https://")
     options = _s3_options(url, query)
     region, profile = query.get("region"), query.get("profile")
     return S3Location(bucket, prefix, endpoint_url, region, options, profile)
@@ -165,11 +161,9 @@ def _s3_options(url: str, query: dict[str, str]) -> S3Options:
     elif addressing not in (None, "path", "virtual"):
         fault = "addressing has to be path or virtual"
     if fault is not None:
-        raise ConfigError(f"store URL {mask_text(repr(url))}: {fault}")
-    style: Literal["path", "virtual"] | None = "virtual" if addressing == "virtual" else None
-    if addressing == "path":
-        style = "path"
-    return S3Options(storage_class, sse, key, pays == "true", style)
+        raise _fault(url, fault)
+    styles: dict[str | None, Literal["path", "virtual"]] = {"path": "path", "virtual": "virtual"}
+    return S3Options(storage_class, sse, key, pays == "true", styles.get(addressing))
 
 
 def _cloud_location(url: str, parts: SplitResult, scheme: Literal["gs", "az"]) -> CloudLocation:
@@ -180,7 +174,7 @@ def _cloud_location(url: str, parts: SplitResult, scheme: Literal["gs", "az"]) -
 
 def _named(url: str, parts: SplitResult, bucket: re.Pattern[str]) -> str:
     if not bucket.fullmatch(parts.netloc):
-        raise ConfigError(f"store URL {mask_text(repr(url))}: {parts.netloc!r} is no bucket name")
+        raise _fault(url, f"{parts.netloc!r} is no bucket name")
     return parts.netloc
 
 
@@ -188,7 +182,7 @@ def _prefix(url: str, parts: SplitResult) -> str:
     try:
         return normal_prefix(unquote(parts.path))
     except ValueError as error:
-        raise ConfigError(f"store URL {mask_text(repr(url))}: {error}") from error
+        raise _fault(url, error) from error
 
 
 def _hdfs_location(url: str, parts: SplitResult) -> HdfsLocation:
@@ -197,7 +191,7 @@ def _hdfs_location(url: str, parts: SplitResult) -> HdfsLocation:
         addresses = parse_bootstrap(parts.netloc)
         folder = normal_prefix(unquote(parts.path)).rstrip("/")
     except ValueError as error:
-        raise ConfigError(f"store URL {mask_text(repr(url))}: {error}") from error
+        raise _fault(url, error) from error
     return HdfsLocation(
         addresses=tuple(str(address) for address in addresses),
         folder=f"/{folder}" if folder else "",
@@ -208,15 +202,13 @@ def _hdfs_location(url: str, parts: SplitResult) -> HdfsLocation:
 
 def _query(url: str, parts: SplitResult, allowed: tuple[str, ...]) -> dict[str, str]:
     if parts.fragment:
-        raise ConfigError(f"store URL {mask_text(repr(url))}: no '#' there")
+        raise _fault(url, "no '#' there")
     known = ", ".join(allowed) or "none"
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in allowed:
-            raise ConfigError(
-                f"store URL {mask_text(repr(url))}: unknown parameter {name!r}; known: {known}"
-            )
+            raise _fault(url, f"unknown parameter {name!r}; known: {known}")
         if not value or name in found:
-            raise ConfigError(f"store URL {mask_text(repr(url))}: {name} is empty or given twice")
+            raise _fault(url, f"{name} is empty or given twice")
         found[name] = value
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -25,7 +25,7 @@ from fetchproxy.errors import ObjectNotFound, RemoteStorageError, too_large
 from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.client_sockets import ClientSockets
-from fetchproxy.storage.stores.cloud_location import S3Options
+from fetchproxy.storage.stores.locations import S3Options
 from fetchproxy.storage.stores.native import NativeObjectStore, make_clients, native_code
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
@@ -34,25 +34,23 @@ from fetchproxy.storage.stores.object_store import (
     StoreClock,
     StoredObject,
     UnfinishedUploads,
+    http_date_ms,
+    whole,
 )
 from fetchproxy.storage.stores.s3_answers import (
     Answer,
-    answered_at_ms,
     error_code,
     listed_objects,
     next_page,
     object_length,
     range_length,
     translated,
-    whole,
 )
 from fetchproxy.storage.stores.s3_ranges import S3RangeReads, Wanted, open_range_reads
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
-# A page of a listing, taken apart while the event loop goes on.
-#
 # The S3 client holds the loop for 55 ms with a page of a thousand objects. Here what a page says
 # of objects is cut out before the client parses the rest, in 7 ms and bit by bit.
 
@@ -61,15 +59,10 @@ PARSED_AT_ONCE_BYTES = 16 * 1024
 _SHOWN = ("Key", "Size", "ETag")
 
 
-def register(client: Any) -> None:
-    """For every listing of an aiobotocore S3 client from now on."""
-    client.meta.events.register("before-parse.s3.ListObjectsV2", _take_objects)
-
-
 async def _take_objects(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any
 ) -> None:
-    """`Contents` as the client itself would have it, without what nobody asks for.
+    """Of every listing `Contents` as the client would have it, without what nobody asks for.
 
     A page that is no listing, or broken, is left to the client: it knows what that means.
     """
@@ -131,26 +124,6 @@ log = structlog.get_logger(__name__)
 
 _ABORT_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
 _ABORT_PAUSES_S = (0.1, 0.5)
-
-
-async def _uploads(client: Any, bucket: str, prefix: str, what: str) -> list[Answer]:
-    found: list[Answer] = []
-    with translated(what):
-        pages = client.get_paginator("list_multipart_uploads")
-        async for page in pages.paginate(Bucket=bucket, Prefix=prefix):
-            found += page.get("Uploads", ())
-    return found
-
-
-async def _abort(client: Any, bucket: str, upload: Answer) -> None:
-    """One that is gone already is no error."""
-    key = upload["Key"]
-    with translated(f"abort upload {key}"):
-        try:
-            await client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload["UploadId"])
-        except ClientError as error:
-            if error_code(error) != "NoSuchUpload":
-                raise
 
 
 # Two clients, made at the first call or by `async with`, neither of which needs the server to be
@@ -328,22 +301,21 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         what = f"list uploads to {check_prefix(prefix)}"
         stale = [
             upload
-            for upload in await _uploads(client, self._bucket, prefix, what)
+            for upload in await self._uploads(client, prefix, what)
             if is_ours(upload["Key"])
             and upload["Initiated"].timestamp() * 1000 < older_than_epoch_ms
         ]
         for upload in stale:
-            await _abort(client, self._bucket, upload)
+            await self._abort(client, upload)
         return len(stale)
 
     async def clock_ms(self, prefix: str) -> int | None:
-        """By the Date of an answer."""
         client = await self._opened()
         with translated(f"list {check_prefix(prefix)}"):
             answer: Answer = await client.list_objects_v2(
                 Bucket=self._bucket, Prefix=prefix, MaxKeys=1
             )
-        return answered_at_ms(answer)
+        return http_date_ms(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
 
     async def close(self) -> None:
         self._closed = True
@@ -384,7 +356,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
                 # With "Expect: 100-continue" a server that never says so is waited for without
                 # end: no time-out of the HTTP client covers it.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
-                register(client)
+                client.meta.events.register("before-parse.s3.ListObjectsV2", _take_objects)
                 if self._options.requester_pays:
                     client.meta.events.register("before-parameter-build.s3", _requester_pays)
                     self._client = client
@@ -437,20 +409,23 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
                 raise NoCredentialsError
             self._credentials = await credentials.get_frozen_credentials()
             if self._native is None:
-                self._native = await self._open_native(await self._address(client))
+                # Where aiobotocore would send a request: a URL that it has signed tells. The region
+                # of a signature it would still take from the client, where it knows that the bucket
+                # is elsewhere.
+                url = await client.generate_presigned_url(
+                    "get_object", {"Bucket": self._bucket, "Key": "k"}, ExpiresIn=1
+                )
+                region = self._bucket_region or client.meta.region_name
+                self._native = await self._open_native(s3_address(url, self._bucket, region))
         return self._native
-
-    async def _address(self, client: Any) -> S3Address:
-        """Where aiobotocore would send a request: a URL that it has signed tells. The region of a
-        signature it would still take from the client, where it knows that the bucket is elsewhere.
-        """
-        url = await client.generate_presigned_url(
-            "get_object", {"Bucket": self._bucket, "Key": "k"}, ExpiresIn=1
-        )
-        return s3_address(url, self._bucket, self._bucket_region or client.meta.region_name)
 
     async def _open_native(self, address: S3Address) -> NativeObjectStore:
         plain_http = address.endpoint.startswith("http:")
+        options: dict[str, Any] = {
+            "server_side_encryption": self._options.sse,
+            "sse_kms_key_id": self._options.sse_kms_key_id,
+            "request_payer": self._options.requester_pays or None,
+        }
         make = partial(
             S3Store,
             self._bucket,
@@ -461,28 +436,19 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             region=address.region,
             virtual_hosted_style_request=address.virtual_host,
             credential_provider=self._told_credentials,
-            **self._write_options(),
+            **{name: value for name, value in options.items() if value is not None},
         )
         bundle = self._session.get_config_variable("ca_bundle")
         trusted = await asyncio.to_thread(Path(bundle).read_bytes) if bundle else None
         clients = make_clients(make, self._config, plain_http=plain_http, trusted=trusted)
+        storage_class = self._options.storage_class
         return NativeObjectStore(
             clients,
             page_objects=PAGE_OBJECTS,
             config=self._config,
             part_bytes=self._part_bytes,
-            file_attributes={"Storage-Class": self._options.storage_class}
-            if self._options.storage_class
-            else None,
+            file_attributes={"Storage-Class": storage_class} if storage_class else None,
         )
-
-    def _write_options(self) -> dict[str, Any]:
-        options = {
-            "server_side_encryption": self._options.sse,
-            "sse_kms_key_id": self._options.sse_kms_key_id,
-            "request_payer": self._options.requester_pays or None,
-        }
-        return {name: value for name, value in options.items() if value is not None}
 
     def _told_credentials(self) -> S3Credential:
         """The library asks on a thread of its own, shortly before those that it has expire."""
@@ -492,6 +458,25 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             "token": self._credentials.token,
             "expires_at": datetime.now(UTC) + _CREDENTIALS_GOOD_FOR,
         }
+
+    async def _uploads(self, client: Any, prefix: str, what: str) -> Sequence[Answer]:
+        found: Sequence[Answer] = []
+        with translated(what):
+            pages = client.get_paginator("list_multipart_uploads")
+            async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
+                found = [*found, *page.get("Uploads", ())]
+        return found
+
+    async def _abort(self, client: Any, upload: Answer) -> None:
+        key, upload_id = upload["Key"], upload["UploadId"]
+        with translated(f"abort upload {key}"):
+            try:
+                await client.abort_multipart_upload(
+                    Bucket=self._bucket, Key=key, UploadId=upload_id
+                )
+            except ClientError as error:
+                if error_code(error) != "NoSuchUpload":
+                    raise
 
     async def _abort_uploads_to(self, key: str) -> None:
         """Until none is left: the server may still work on a part that was cancelled here.
@@ -509,13 +494,12 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             log.warning("multipart_abort_failed", key=key, error=str(error))
 
     async def _abort_each_upload_to(self, key: str) -> bool:
-        """False: there was none."""
         client = await self._opened()
-        found = await _uploads(client, self._bucket, key, f"list uploads to {key}")
+        found = await self._uploads(client, key, f"list uploads to {key}")
         ours = [upload for upload in found if upload["Key"] == key]
         for upload in ours:
             try:
-                await _abort(client, self._bucket, upload)
+                await self._abort(client, upload)
             except RemoteStorageError as error:
                 if not error.retriable:
                     raise

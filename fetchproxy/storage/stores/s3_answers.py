@@ -24,11 +24,8 @@ from fetchproxy.storage.stores.object_store import (
     StoredObject,
     error_of_code,
     error_of_status,
-    http_date_ms,
 )
 
-# Is this answer of an S3 server the one that was asked for? Pure checks, before bytes are used.
-#
 # Servers, proxies and caches in between get these wrong in practice: a range that is ignored, a
 # listing in another order, a page of something that is no S3 server. None may pass as data, and
 # none as "there is nothing".
@@ -65,13 +62,6 @@ def range_length(answer: Answer, byte_range: ByteRange, what: str) -> int:
     return length
 
 
-def whole(content: bytes, length: int, what: str) -> bytes:
-    """`content`. Raises StorageUnavailable if it is not `length` bytes."""
-    if len(content) != length:
-        raise StorageUnavailable(f"{what}: {len(content)} of {length} bytes came")
-    return content
-
-
 def listed_objects(page: Answer, after: str, what: str) -> Iterable[StoredObject]:
     """The objects of one page, all after the key `after`. Raises StorageUnavailable otherwise."""
     for entry in page.get("Contents", ()):
@@ -93,16 +83,6 @@ def next_page(page: Answer, what: str) -> str | None:
         raise StorageUnavailable(f"{what}: the listing breaks off")
     return str(page["NextContinuationToken"])
 
-
-def answered_at_ms(answer: Answer) -> int | None:
-    """Epoch ms by the server's clock; None: its answer has no Date that can be read."""
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return http_date_ms(headers.get("date"))
-
-
-# What the S3 client says, in the domain's words. Decides nothing about retries beyond the class.
-#
-# The S3 client is asked not to retry, so that one back-off (the fetcher's, the archiver's) does.
 
 _UNAVAILABLE = (
     boto.HTTPClientError,  # connection closed, streaming broke off
@@ -126,14 +106,6 @@ _DENIED = (
 )
 
 
-def client_error(error: boto.ClientError, what: str) -> RemoteStorageError:
-    """By the answer's code where that is telling, else by its status."""
-    code = error_code(error)
-    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    kind = error_of_code(code) or error_of_status(status)
-    return kind(f"{what}: {error}")
-
-
 def error_code(error: BaseException | None) -> str:
     """As the server named it; empty: it named none."""
     response = error.response if isinstance(error, boto.ClientError) else {}
@@ -150,10 +122,12 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
     try:
         yield
     except boto.ClientError as error:
-        mapped = client_error(error, what)
-        if isinstance(mapped, ObjectNotFound) and not may_be_absent:
-            mapped = StorageUnavailable(str(mapped))
-        raise mapped from error
+        # By the answer's code where that is telling, else by its status.
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        kind = error_of_code(error_code(error)) or error_of_status(status)
+        if kind is ObjectNotFound and not may_be_absent:
+            kind = StorageUnavailable
+        raise kind(f"{what}: {error}") from error
     except _UNAVAILABLE as error:
         raise StorageUnavailable(f"{what}: {error or type(error).__name__}") from error
     except _DENIED as error:

@@ -74,10 +74,8 @@ class Part(NamedTuple):
 
 
 def part_of(head: bytes, wanted: Wanted) -> Part:
-    """`head` is that of an answer with just what is wanted.
-
-    Raises OtherAnswer where it is not, beyond doubt, that one part, as long as it must be.
-    """
+    """`head` is that of an answer with just what is wanted. Raises OtherAnswer where it is not,
+    beyond doubt, that one part, as long as it must be."""
     match = _STATUS.match(head)
     status = int(match[1]) if match else 0
     headers: dict[bytes, bytes] = {}
@@ -142,9 +140,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def begin(self, request: bytes, wanted: Wanted) -> asyncio.Future[bytearray]:
         """Send `request`. The future raises OtherAnswer, or ConnectionError where it is lost.
-
-        Raises ConnectionResetError where it was lost before.
-        """
+        Raises ConnectionResetError where it was lost before."""
         self._wanted, self._head_bytes = wanted, 0
         self.heard = self.kept = False
         if self._transport is None:
@@ -242,10 +238,8 @@ class RangeRequests:
         self._tasks: asyncio.TaskGroup | None = None
 
     async def get(self, url: str, wanted: Wanted) -> bytearray:
-        """All bytes that are wanted of what is at `url`.
-
-        Raises OtherAnswer; OSError where the server is not there, falls silent or breaks off.
-        """
+        """All bytes that are wanted of what is at `url`. Raises OtherAnswer; OSError where the
+        server is not there, falls silent or breaks off."""
         address, request = _request(url, wanted.byte_range)
         async with self._places:
             while (connection := self._idle_one(address)) is not None:
@@ -352,11 +346,9 @@ class RangeRequests:
             connection.shut()
 
 
-# Ranges of S3 objects, read past the S3 client: it only signs, once for all reads of an object.
-#
-# Whatever is not just the part that was asked for is not judged here but asked for again, through
-# the client: it knows redirects, regions, and what an error means. Where a store takes no signed
-# URLs (a bucket policy may say so), that is noticed and they are not tried any more.
+# The S3 client signs once for all reads of an object. Whatever is not just the part that was asked
+# for is asked for again through the client: it knows redirects, regions, and what an error means.
+# Where a store takes no signed URLs (a bucket policy may say so), they are not tried any more.
 
 log = structlog.get_logger(__name__)
 
@@ -379,11 +371,8 @@ class S3RangeReads:
         self._needless = 0
 
     async def get(self, key: str, wanted: Wanted, what: str) -> bytearray | None:
-        """None: the client is to be asked.
-
-        Raises the error of a store in trouble, which has no time for a second request; OSError and
-        the client's errors where it cannot be asked.
-        """
+        """None: the client is to be asked. Raises the error of a store in trouble, which has no
+        time for a second request; OSError and the client's errors where it cannot be asked."""
         if self._needless >= NEEDLESS_MAX:
             return None
         try:
@@ -423,7 +412,10 @@ async def open_range_reads(
     # Else botocore signs URLs with version 2, which newer buckets refuse, and for the endpoint of
     # all regions, which a network may have no way to.
     client.meta.events.register_first("choose-signer.s3.GetObject", _version_4)
-    client.meta.events.register_first("before-endpoint-resolution.s3", _regional)
+    client.meta.events.register_first(
+        "before-endpoint-resolution.s3",
+        lambda context, **_: context.update(use_global_endpoint=False),
+    )
     tls = None
     if endpoint.startswith("https:"):
         bundle = get_cert_path(session.get_config_variable("ca_bundle") or True)
@@ -432,10 +424,6 @@ async def open_range_reads(
         config.connections_max, config.connect_max_ms / 1000, config.read_max_ms / 1000, tls
     )
     return S3RangeReads(client, bucket, await resources.enter_async_context(requests))
-
-
-def _regional(context: dict[str, Any], **_: Any) -> None:
-    context["use_global_endpoint"] = False
 
 
 def _version_4(signature_version: str, **_: Any) -> str | None:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -30,11 +30,9 @@ from fetchproxy.errors import (
 )
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.storage.stores.client_sockets import ClientSockets
-from fetchproxy.storage.stores.hdfs_location import HdfsLocation
-from fetchproxy.storage.stores.kerberos import Kerberos, offered
+from fetchproxy.storage.stores.kerberos import Kerberos, Negotiation, offered
+from fetchproxy.storage.stores.locations import HdfsLocation
 
-# What an HDFS says, in the domain's words. Decides nothing about retries beyond the class.
-#
 # A NameNode names the Java exception in its answer, which is told by: nearly all of them come
 # with status 403, from a missing permission to a DataNode that is away. An answer without a name
 # is not a NameNode's, so that even its 404 says nothing about an object.
@@ -95,16 +93,11 @@ class RemoteFault(Exception):
 
 
 def remote_fault(status: int, body: bytes) -> RemoteFault:
-    """From an answer whose status is not the one that was asked for."""
     try:
         said = json.loads(body)["RemoteException"]
         return RemoteFault(status, str(said["exception"]), str(said.get("message", "")))
     except (ValueError, KeyError, TypeError):
         return RemoteFault(status, "", body[:200].decode("ascii", "replace"))
-
-
-def storage_error(fault: RemoteFault, what: str) -> RemoteStorageError:
-    return _kind(fault)(f"{what}: {fault}")
 
 
 def _kind(fault: RemoteFault) -> type[RemoteStorageError]:
@@ -128,18 +121,16 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
     try:
         yield
     except RemoteFault as fault:
-        mapped = storage_error(fault, what)
-        if isinstance(mapped, ObjectNotFound) and not may_be_absent:
-            mapped = StorageUnavailable(str(mapped))
-        raise mapped from fault
+        kind = _kind(fault)
+        if kind is ObjectNotFound and not may_be_absent:
+            kind = StorageUnavailable
+        raise kind(f"{what}: {fault}") from fault
     except (aiohttp.ClientError, OSError) as error:  # with TimeoutError among them
         said = str(error) or type(error).__name__
         told = without_token(said)
         raise StorageUnavailable(f"{what}: {told}") from (error if told == said else None)
 
 
-# What the JSON answers of a NameNode say, and the order of a folder's entries. Pure.
-#
 # HDFS lists a folder by the names of its entries. Keys sort as whole paths, so that a folder
 # counts as `name/`: `a-/x` comes before `a/x`, though `a` comes before `a-`.
 
@@ -173,7 +164,6 @@ def decoded(body: bytes, what: str) -> Mapping[str, Any]:
 
 
 def file_status(answer: Mapping[str, Any], what: str) -> FileStatus:
-    """Of GETFILESTATUS. Raises StorageUnavailable."""
     try:
         return _status(answer["FileStatus"])
     except (KeyError, TypeError, ValueError):
@@ -181,10 +171,8 @@ def file_status(answer: Mapping[str, Any], what: str) -> FileStatus:
 
 
 def listed_page(answer: Mapping[str, Any], after: str, what: str) -> tuple[list[FileStatus], bool]:
-    """Entries of one page of LISTSTATUS_BATCH, all after `after`; whether more pages follow.
-
-    Raises StorageUnavailable where it is no such page.
-    """
+    """Entries of one page of LISTSTATUS_BATCH, all after `after`; whether more pages follow. Raises
+    StorageUnavailable where it is no such page."""
     try:
         listing = answer["DirectoryListing"]
         page = [_status(entry) for entry in listing["partialListing"]["FileStatuses"]["FileStatus"]]
@@ -251,11 +239,9 @@ def list_after(start_after: str, name_start: str) -> str:
     return max(part[:-1], name_start[:-1])
 
 
-# WebHDFS: the requests of one HDFS, with the way to its DataNodes and to its other NameNode.
-#
-# Raises `RemoteFault` for what HDFS answers and aiohttp's errors for what it does not:
-# `webhdfs` translates both. Every request is tried once, but for a NameNode that cannot have
-# acted on it: nobody there, or a standby. Back-off is the caller's.
+# The client raises `RemoteFault` for what HDFS answers and aiohttp's errors for what it does not.
+# Every request is tried once, but for a NameNode that cannot have acted on it: nobody there, or a
+# standby. Back-off is the caller's.
 #
 # Bytes come from and go to DataNodes: a NameNode answers with an address, which is followed.
 #
@@ -378,7 +364,12 @@ class WebHdfsClient:
                     self._token = await self._new_tokens.run(asked, partial(self._new_token, asked))
                     token_is_fresh = True
                 used = self._token
-                url = self._url(asked, op, path, {**parameters, **self._asker()})
+                asker = {
+                    "delegation": used,
+                    "user.name": self._location.user if used is None else None,
+                }
+                said = {name: who for name, who in asker.items() if who is not None}
+                url = self._url(asked, op, path, {**parameters, **said})
                 return await self._ask_once(method, url, op, bytes_max)
             except RemoteFault as fault:
                 if fault.wants_kerberos and not self._needs_token:
@@ -401,17 +392,12 @@ class WebHdfsClient:
     async def _ask_once(
         self, method: str, url: URL, op: str, bytes_max: int
     ) -> tuple[URL | None, bytes]:
-        async with self._request(method, url) as answer:
+        async with self._opened().request(method, url, allow_redirects=False) as answer:
             self.date = answer.headers.get("Date")
             if answer.status in _REDIRECTS and "Location" in answer.headers:
                 return _place(answer.headers["Location"], op), b""
             await _check(answer, 200)
             return None, await _body(answer, bytes_max)
-
-    def _request(
-        self, method: str, url: URL
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        return self._opened().request(method, url, allow_redirects=False)
 
     @property
     def _needs_token(self) -> bool:
@@ -422,13 +408,14 @@ class WebHdfsClient:
             return await asyncio.to_thread(self._read_token)
         url = self._url(asked, "GETDELEGATIONTOKEN", "", {})  # the ticket says who asks
         assert url.host is not None
-        negotiation = await self._kerberos.begin(url.host)
+        host = url.host
+        negotiation = await self._kerberos.run(lambda: Negotiation(host), host)
         headers = {"Authorization": negotiation.authorization}
         async with self._opened().get(url, headers=headers, allow_redirects=False) as answer:
             await _check(answer, 200)
             proofs = answer.headers.getall("WWW-Authenticate", [])
             body = await _received(answer, _FAULT_BYTES_MAX)
-        await self._kerberos.check_server(negotiation, proofs)
+        await self._kerberos.run(lambda: negotiation.check_server(proofs), "the server's answer")
         try:
             return str(json.loads(body)["Token"]["urlString"])
         except (ValueError, KeyError, TypeError):
@@ -451,11 +438,6 @@ class WebHdfsClient:
         if self._active == asked:
             self._active = (asked + 1) % len(self._location.addresses)
 
-    def _asker(self) -> Mapping[str, str]:
-        if self._token is not None:
-            return {"delegation": self._token}
-        return {} if self._location.user is None else {"user.name": self._location.user}
-
     def _url(self, asked: int, op: str, path: str, parameters: Mapping[str, str]) -> URL:
         query = {"op": op, **parameters}
         scheme = "https" if self._location.tls else "http"
@@ -464,7 +446,6 @@ class WebHdfsClient:
         return URL(f"{scheme}://{address}{place}?{urlencode(query)}", encoded=True)
 
     def absolute(self, path: str) -> str:
-        """As HDFS names it."""
         folder = self._location.folder
         return f"{folder}/{path}".rstrip("/") if path else folder or "/"
 

@@ -17,7 +17,7 @@ import structlog
 
 from fetchproxy.brokers.cluster import Cluster, delete_records
 from fetchproxy.config.schema import ArchiveConfig
-from fetchproxy.metadata.leader_views import ClusterLeaderLog
+from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -108,7 +108,7 @@ class LocalRetention:
         self._config = config
         self._limits = limits
         self._cluster = cluster
-        self._leader = ClusterLeaderLog(cluster)
+        self._leader = LeaderLog(cluster)
         self._rlmm = rlmm
         self._looks = SegmentLooks(rsm)
         self._concerns = concerns
@@ -217,7 +217,10 @@ class LocalRetention:
         put in its place since."""
         epoch = epoch_of(view, target - 1)
         told = await self._leader.epoch_end(tip, epoch)
-        return told is not None and told.end.epoch == epoch and told.end.end_offset >= target
+        if told is None:
+            return False
+        _, end = told
+        return end.epoch == epoch and end.end_offset >= target
 
     def _refuse(self, topic: str, reason: str) -> None:
         self._refused[topic] = reason

@@ -98,8 +98,8 @@ class ListOffsetsHandler:
         asked: Asked | None = None
         of_all = wire.asked_of_all(request, body_at, version)
         if of_all is None and len(frame) <= READ_AT_ONCE_BYTES_MAX:
-            parsed = wire.parse_request(request, body_at, version)
-            asked = {(a.topic, a.partition): a.timestamp for a in parsed.asked}
+            every = wire.asked_in(request, body_at, version)
+            asked = {(a.topic, a.partition): a.timestamp for a in every}
         of_replica = Cursor(request, body_at).int32() >= 0
         if of_replica or of_all in _NOT_OURS:
             return Answer(head.correlation_id)

@@ -58,8 +58,8 @@ class OffsetForLeaderEpochHandler:
         request, version = memoryview(frame)[4:], head.api_version
         asked: Asked | None = None
         if len(frame) <= READ_AT_ONCE_BYTES_MAX:
-            parsed = wire.parse_request(request, body_at, version)
-            asked = {(a.topic, a.partition): a.leader_epoch for a in parsed.asked}
+            every = wire.asked_in(request, body_at, version)
+            asked = {(a.topic, a.partition): a.leader_epoch for a in every}
         if wire.replica_id(request, body_at, version) >= 0:
             return Answer(head.correlation_id)  # a follower must get its leader's own answer
 

@@ -40,7 +40,7 @@ _NONE: Found = (wire.UNKNOWN_TIMESTAMP, wire.UNKNOWN_OFFSET, wire.UNKNOWN_EPOCH)
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     payload = request.take_payload()
-    asked = wire.parse_request(payload, request.head.body_position, request.version).asked
+    asked = list(wire.asked_in(payload, request.head.body_position, request.version))
     del payload
     catalogue = parts.archive.catalogue
     tips = [

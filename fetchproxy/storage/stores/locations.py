@@ -1,9 +1,15 @@
-"""Where a store of a cloud is, and what its URL wants of it. Apart from its large client."""
+"""Where stores are, and what their URLs want of them. Apart from their large clients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class FileLocation:
+    root: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +40,24 @@ class S3Location:
     region: str | None
     options: S3Options = S3Options()
     profile: str | None = field(default=None, compare=False)  # who asks; it is the same place
+
+
+@dataclass(frozen=True, slots=True)
+class HdfsLocation:
+    """`addresses` are the NameNodes' host:port of HTTP; `folder` is absolute, without end slash."""
+
+    addresses: tuple[str, ...]
+    folder: str
+    tls: bool = False
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PluginLocation:
+    """Only the plug-in reads the URL."""
+
+    scheme: str
+    url: str
+
+
+Location = FileLocation | S3Location | CloudLocation | HdfsLocation | PluginLocation
