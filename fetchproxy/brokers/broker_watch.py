@@ -114,20 +114,20 @@ class BrokerWatch:
         return Condition(Kind.BROKER_AWAY, what, str(address), since=since)
 
     async def _ask(self, address: HostPort, broker: _Broker) -> None:
-        try:
-            await self._cluster.greet(address)
-        except ClusterUnavailable:
-            # The connection may have been an old one: a new one tells.
+        for is_last in (False, True):
             try:
                 await self._cluster.greet(address)
             except ClusterUnavailable as error:
-                self._failed(address, broker, error)
-                return
+                if is_last:
+                    self._failed(address, broker, error)
+                    return
+                continue  # the connection may have been an old one: a new one tells
             except ClusterError:
                 broker.asked_next_at = asyncio.get_running_loop().time() + REFUSED_INTERVAL_S
-        except ClusterError:
-            broker.asked_next_at = asyncio.get_running_loop().time() + REFUSED_INTERVAL_S
-        self._answered(address, broker)
+            break
+        broker.away_since = None
+        broker.answered = True
+        self._publish()
 
     def _failed(self, address: HostPort, broker: _Broker, error: ClusterUnavailable) -> None:
         broker.error = str(error)
@@ -135,11 +135,6 @@ class BrokerWatch:
             broker.away_since = asyncio.get_running_loop().time()
             away = self._one_is_away(address, broker.away_since)
             self._health.report(away, error=broker.error)
-        self._publish()
-
-    def _answered(self, address: HostPort, broker: _Broker) -> None:
-        broker.away_since = None
-        broker.answered = True
         self._publish()
 
     def _publish(self) -> None:

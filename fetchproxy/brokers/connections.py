@@ -1,22 +1,31 @@
-"""The proxy's own connections to brokers: one connection, and which of them are open."""
+"""The proxy's own connections to brokers: one connection, its login, and which of them are open."""
 
 from __future__ import annotations
 
 import asyncio
+import binascii
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.primitives import INT32
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest
+from kafka.protocol.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 from fetchproxy.brokers import messages
-from fetchproxy.brokers.messages import UNSUPPORTED_VERSION, Request
-from fetchproxy.brokers.sasl import SaslCredentials, SaslSession
+from fetchproxy.brokers.messages import Request
+from fetchproxy.brokers.sasl import SaslCredentials, TooFewIterations
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.config.values import HostPort
-from fetchproxy.errors import ClusterUnavailable
+from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.tls.contexts import UpstreamTls, in_words, looks_like_tls
 
@@ -24,8 +33,6 @@ from fetchproxy.tls.contexts import UpstreamTls, in_words, looks_like_tls
 #
 # Requests are pipelined; Kafka answers them in order. `connect` is the one place where a
 # connection comes to be, so TLS and SASL go there.
-
-T = TypeVar("T")
 
 _SIZE_BYTES = 4
 _CORRELATION_ID_BYTES = 4
@@ -87,39 +94,34 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._fail(f"connection lost: {exc}" if exc else "connection closed by the broker")
 
     # --- our side ---
-    async def request(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
-        """See `request_all`."""
-        return (await self.request_all([message], decode))[0]
+    async def call(self, message: Any, answer: Any, extra_ms: int = 0) -> Any:
+        """One of kafka-python's requests, in the highest version that both sides speak; its answer
+        as one of the class `answer`. Raises as `send`; ClusterError for an answer that is none."""
+        version = self.version_of(message.API_KEY)
+        [payload] = await self.send([messages.versioned(message, version)], extra_ms)
+        return messages.body_of(answer, payload, version)
 
-    async def request_all(
-        self,
-        requests: Sequence[Request],
-        decode: Callable[[memoryview, int], T],
-        extra_ms: int = 0,
-    ) -> list[T]:
-        """Send all at once, decode the answers in order.
+    async def send(self, requests: Sequence[Request], extra_ms: int = 0) -> list[memoryview]:
+        """All at once; their answers in order, as they come behind the correlation id.
 
         Raises ClusterUnavailable after request_max_ms + `extra_ms` (what the broker itself was
-        told to wait) and where the connection is or goes lost; what `decode` raises.
+        told to wait) and where the connection is or goes lost.
         """
         if self._sasl is not None:
             await self._sasl.renew_if_due()
-        return await self._ask_all(requests, decode, extra_ms)
+        return await self._exchange(requests, extra_ms)
 
-    async def ask(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
-        """As `request`, but also while an authentication is under way."""
-        return (await self._ask_all([message], decode, 0))[0]
+    async def ask(self, message: Any, answer: Any) -> Any:
+        """As `call`, but also while an authentication is under way."""
+        version = self.version_of(message.API_KEY)
+        [payload] = await self._exchange([messages.versioned(message, version)], 0)
+        return messages.body_of(answer, payload, version)
 
-    async def _ask_all(
-        self,
-        requests: Sequence[Request],
-        decode: Callable[[memoryview, int], T],
-        extra_ms: int,
-    ) -> list[T]:
+    async def _exchange(self, requests: Sequence[Request], extra_ms: int) -> list[memoryview]:
         answers = [self._send(request) for request in requests]
         try:
             async with asyncio.timeout((self._config.request_max_ms + extra_ms) / 1000):
-                payloads = [await answer for answer in answers]
+                return [await answer for answer in answers]
         except TimeoutError:
             # A broker that answers this late cannot be told from one that is gone.
             self._fail(f"no answer within {self._config.request_max_ms + extra_ms} ms")
@@ -130,20 +132,19 @@ class BrokerConnection(asyncio.BufferedProtocol):
                     answer.exception()  # seen: all fail together, one of them was raised
                 else:
                     answer.cancel()
-        return [
-            decode(payload, request.API_VERSION)
-            for request, payload in zip(requests, payloads, strict=True)
-        ]
 
     async def negotiate(self) -> None:
         """Learn the broker's versions: ApiVersions 3, or 0 for who does not know it (KIP-511)."""
         for api_version in (3, 0):
-            request = messages.api_versions_request(api_version, SOFTWARE_VERSION)
-            error_code, found = await self.request(request, messages.decode_api_versions)
+            asked = ApiVersionsRequest(
+                client_software_name="fetchproxy", client_software_version=SOFTWARE_VERSION
+            )
+            [payload] = await self.send([messages.versioned(asked, api_version)])
+            error_code, found = messages.decode_api_versions(payload, api_version)
             if error_code == 0:
                 self.versions = found
                 return
-            if error_code != UNSUPPORTED_VERSION:
+            if error_code != ErrorCode.UNSUPPORTED_VERSION:
                 break
         raise self._unavailable(f"ApiVersions: error {error_code}")
 
@@ -199,6 +200,83 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _unavailable(self, why: str) -> ClusterUnavailable:
         return ClusterUnavailable(f"broker {self.address}: {why}")
+
+
+# The session is renewed after this share of its life, as Kafka's own client does at the earliest.
+_RENEW_AFTER = 0.85
+# Brokers refuse to authenticate a connection anew within a second of the last time.
+_RENEWALS_APART_MIN_S = 1.0
+
+
+class SaslSession:
+    """One connection's authentication."""
+
+    def __init__(self, peer: BrokerConnection, credentials: SaslCredentials) -> None:
+        self._peer = peer
+        self._credentials = credentials
+        self._renew_at = float("inf")  # loop seconds
+        self._renewals = SingleFlight[None]()
+
+    async def renew_if_due(self) -> None:
+        """Before a request is sent. Requests under way are answered first, as they came first;
+        those that come meanwhile wait here, as brokers close a connection that asks in between."""
+        if asyncio.get_running_loop().time() >= self._renew_at:
+            await self._renewals.run("renewal", self.authenticate)
+
+    async def authenticate(self) -> None:
+        """Raises AuthenticationRefused and ClusterUnavailable; the connection is closed then."""
+        try:
+            lifetime_ms = await self._exchange()
+        except AuthenticationRefused as error:
+            self._credentials.note_refusal(error)
+            self._peer.close()
+            raise
+        except BaseException:  # left in the middle, so that nothing else can be asked
+            self._peer.close()
+            raise
+        self._credentials.note_success()
+        now = asyncio.get_running_loop().time()
+        if lifetime_ms > 0:
+            after_s = max(_RENEW_AFTER * lifetime_ms / 1000, _RENEWALS_APART_MIN_S)
+            self._renew_at = now + after_s
+
+    async def _exchange(self) -> int:
+        exchange = await self._credentials.exchange()
+        peer, mechanism = self._peer, self._credentials.mechanism
+        request = SaslHandshakeRequest(mechanism=mechanism)
+        handshake = await peer.ask(request, SaslHandshakeResponse)
+        code = handshake.error_code
+        if code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
+            offered = ", ".join(handshake.mechanisms) or "none"
+            raise self._refused(f"the broker has no {mechanism} (it has {offered})", code)
+        if code == ErrorCode.ILLEGAL_SASL_STATE:
+            raise self._refused("the broker's listener has no SASL, or not at this point", code)
+        if code:
+            raise self._refused(f"error {code}", code)
+        lifetime_ms = 0
+        while not exchange.is_done():
+            request = SaslAuthenticateRequest(auth_bytes=exchange.auth_bytes())
+            answer = await peer.ask(request, SaslAuthenticateResponse)
+            if answer.error_code:
+                raise self._refused(answer.error_message or "refused", answer.error_code)
+            try:
+                # SCRAM hashes the password thousands of times here.
+                await asyncio.to_thread(exchange.receive, bytes(answer.auth_bytes))
+            except TooFewIterations as error:
+                raise self._refused(str(error)) from None
+            except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
+                raise self._refused(
+                    f"the broker's answer is none: {type(error).__name__}"
+                ) from None
+            lifetime_ms = answer.session_lifetime_ms or 0  # 0: the session does not end (KIP-368)
+        if not exchange.is_authenticated():
+            raise self._refused("the broker's last answer does not end the exchange")
+        return lifetime_ms
+
+    def _refused(self, why: str, error_code: int | None = None) -> AuthenticationRefused:
+        return AuthenticationRefused(
+            f"broker {self._peer.address}: {self._credentials.who}: {why}", error_code
+        )
 
 
 async def connect(
