@@ -318,54 +318,39 @@ class RemoteFetchPurgatory:
         limits: ReadingLimits = ReadingLimits(),  # noqa: B008 - frozen
     ) -> None:
         """`skips_gaps`: see `SegmentReader`."""
-        self._config = config
         self._limits = limits
-        self._rlmm = rlmm
-        self._rsm = rsm
-        self._random = random
-        self._local_indexes = local_indexes
         self._unasked_max_s = limits.unasked_read_max_ms / 1000
         self._error_after_s = config.remote_error_after_ms / 1000
         self._health = rsm.health[StoreOperation.READ]
-        self._memory = ArchiveMemory(config, limits)
+        self._memory = memory = ArchiveMemory(config, limits)
         self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config, limits)
-        self._reader = SegmentReader(rlmm, self._memory, skips_gaps=skips_gaps)
+        self._reader = reader = SegmentReader(rlmm, memory, skips_gaps=skips_gaps)
         self._entries: dict[DelayedRemoteFetch, None] = {}
         self._unwatched: dict[DelayedRemoteFetch, None] = {}  # wait for a place, first come first
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks = asyncio.TaskGroup()
         self._closed = True
         self.steps = LoopSteps()
+        self._pool = pool = FetcherPool(config, self._tasks, random, self._health, limits)
+        hedged = HedgedReads(config, pool.budget, limits)
+        loads = SegmentLoads(
+            pool, rlmm, rsm, memory, hedged, self.steps, local_indexes, self._disk_cache
+        )
+        self._pending = PendingReads(
+            rlmm,
+            reader,
+            loads,
+            pool,
+            self._tasks,
+            limits.purgatory_entries_max,
+            self._on_read_done,
+        )
+        self._read_ahead = ReadAheadLoads(config, reader, memory, pool, loads, self._unasked_max_s)
+        self._by_time = TimestampLookup(rlmm, memory, loads, self._unasked_max_s)
 
     async def __aenter__(self) -> Self:
         if self._disk_cache is not None:
             await self._disk_cache.__aenter__()
-        self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._pool = FetcherPool(
-            self._config, self._tasks, self._random, self._health, self._limits
-        )
-        self._loads = SegmentLoads(
-            self._pool,
-            self._rlmm,
-            self._rsm,
-            self._memory,
-            HedgedReads(self._config, self._pool.budget, self._limits),
-            self.steps,
-            self._local_indexes,
-            self._disk_cache,
-        )
-        self._pending = PendingReads(
-            self._rlmm,
-            self._reader,
-            self._loads,
-            self._pool,
-            self._tasks,
-            self._limits.purgatory_entries_max,
-            self._on_read_done,
-        )
-        self._read_ahead = ReadAheadLoads(
-            self._config, self._reader, self._memory, self._pool, self._loads, self._unasked_max_s
-        )
-        self._by_time = TimestampLookup(self._rlmm, self._memory, self._loads, self._unasked_max_s)
+        await self._tasks.__aenter__()
         self._closed = False
         return self
 
@@ -377,9 +362,7 @@ class RemoteFetchPurgatory:
         self._by_time.close()
         self._pending.cancel_all()
         self._pool.cancel_all()
-        if self._tasks is not None:
-            tasks, self._tasks = self._tasks, None
-            await tasks.__aexit__(None, None, None)
+        await self._tasks.__aexit__(None, None, None)
         if self._disk_cache is not None:
             await self._disk_cache.__aexit__(None, None, None)
 

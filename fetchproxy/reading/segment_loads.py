@@ -87,14 +87,13 @@ class SegmentLoads:
             attempt = partial(self._load_chunk, need, client)
             if self._disk_cache is not None:
                 nearby = partial(self._load_cached, need, self._disk_cache)
-        elif isinstance(need, NeedLayout):
-            tip = need.metadata.topic_id_partition
-            what, size = f"index of {_name(need)}", INDEX_RESERVED_BYTES
-            attempt = partial(self._load_layout, need)
         else:
-            tip = need.metadata.topic_id_partition
-            what, size = f"transaction index of {_name(need)}", INDEX_RESERVED_BYTES
-            attempt = partial(self._load_aborted, need)
+            tip, size = need.metadata.topic_id_partition, INDEX_RESERVED_BYTES
+            if isinstance(need, NeedLayout):
+                what, attempt = f"index of {_name(need)}", partial(self._load_layout, need)
+            else:
+                what = f"transaction index of {_name(need)}"
+                attempt = partial(self._load_aborted, need)
         on_corrupt = partial(self.give_up, need)
         return LoadPlan(need.key, what, tip.topic, tip.partition, size, attempt, on_corrupt, nearby)
 
@@ -108,11 +107,7 @@ class SegmentLoads:
             log.error("segment_locked", **need.metadata.logged, error=str(error))
             return
         CORRUPT_CHUNKS.inc()
-        log.error(
-            "corrupt_segment",
-            **need.metadata.logged,
-            error=str(error),
-        )
+        log.error("corrupt_segment", **need.metadata.logged, error=str(error))
 
     async def _load_view(self, tip: TopicIdPartition) -> None:
         wanted = self._views_wanted.get(tip, float("-inf"))

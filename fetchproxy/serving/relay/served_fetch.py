@@ -18,8 +18,12 @@ from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.reading.error_mapping import kafka_error_code
-from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, READ_WAIT_MIN_S, RemoteReadResult
+from fetchproxy.reading.segment_reader import (
+    PARTITIONS_READ_MAX,
+    READ_WAIT_MIN_S,
+    RemoteReadResult,
+    kafka_error_code,
+)
 from fetchproxy.runtime.flights import first_of
 from fetchproxy.runtime.loop import at_once, breathe, each_of, in_steps
 from fetchproxy.serving.admission import Client

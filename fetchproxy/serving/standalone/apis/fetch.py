@@ -36,11 +36,11 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.errors import OffsetNotArchived
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-from fetchproxy.reading.error_mapping import INVALID_RECORD, kafka_error_code
 from fetchproxy.reading.segment_reader import (
     PARTITIONS_READ_MAX,
     READ_WAIT_MIN_S,
     RemoteReadResult,
+    kafka_error_code,
 )
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, each_of, in_steps, pieces
 from fetchproxy.serving.archived_reads import ArchivedReads
@@ -70,7 +70,7 @@ class _Round:
     @property
     def only_refuses(self) -> bool:
         """There is nothing to say but that offsets are lost."""
-        return not self.records and set(self.errors.values()) == {INVALID_RECORD}
+        return not self.records and set(self.errors.values()) == {ErrorCode.INVALID_RECORD}
 
 
 async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
