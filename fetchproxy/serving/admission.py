@@ -298,47 +298,6 @@ class ClientRates:
         return min(bucket.spend(size_bytes, now), PAUSE_MAX_S)
 
 
-class ConnectionPace:
-    """One connection's part in its client's rate: what it was told, and whether it has waited.
-
-    `payer()`: `payer_of` its transport, which is known when it is there.
-
-    Who has waited as long as it was told is served, whatever other connections of the same client
-    have had meanwhile: they would be first for ever.
-    """
-
-    def __init__(self, rates: ClientRates, payer: Callable[[], str]) -> None:
-        self._rates = rates
-        self._payer = payer
-        self._pause_s = 0.0
-        self._waited = False
-
-    def owed_s(self) -> float:
-        """At the begin of a fetch: for so long it may have nothing of the archive."""
-        waited, self._waited = self._waited, False
-        return 0.0 if waited else self._rates.owed_s(self._payer())
-
-    def spend(self, size_bytes: int, *, told: bool) -> int:
-        """Archived bytes that go out. Returns the answer's throttle_time_ms; then comes `pause`.
-
-        `told`: the client is made to wait. Where it is not, it has nothing more until it has paid.
-        """
-        owed_s = self._rates.spend(self._payer(), size_bytes)
-        self._pause_s = owed_s if told else 0.0
-        if not self._pause_s:
-            return 0
-        CLIENT_THROTTLES.inc()
-        CLIENT_THROTTLE_SECONDS.inc(self._pause_s)
-        return int(self._pause_s * 1000) + 1
-
-    async def pause(self) -> None:
-        """When the answer has left."""
-        pause_s, self._pause_s = self._pause_s, 0.0
-        if pause_s:
-            await asyncio.sleep(pause_s)
-            self._waited = pause_s < PAUSE_MAX_S
-
-
 class Admission(NamedTuple):
     """What one process has of all four, for all its connections."""
 
@@ -347,26 +306,38 @@ class Admission(NamedTuple):
     rates: ClientRates
     appetites: Appetites
 
-    def share(self, payer: Callable[[], str]) -> Share:
-        """Of one connection; `payer`: as of ConnectionPace."""
-        return Share(self, payer)
-
 
 class Share:
-    """One connection's, which has one fetch at a time.
+    """One connection's, which has one fetch at a time. `payer()`: `payer_of` its transport, which
+    is known when it is there.
 
     A fetch asks how long it owes (`owed_s`). If it owes nothing it may `enter`: its turn has come,
     and there is memory for its answer. Before it waits for the store it lets others go on
     (`to_store`). It is charged for its records (`charge`), they count while it is `sending` them,
     and it waits for what it owes (`pay`). Any fetch, of the tail too, waits until its client has
     appetite for it (`due_in`).
+
+    Who has waited as long as it was told is served, whatever other connections of the same client
+    have had meanwhile: they would be first for ever.
     """
 
-    __slots__ = ("_admission", "_charged", "_may_pause", "_pace", "_reader", "_software", "_turn")
+    __slots__ = (
+        "_admission",
+        "_charged",
+        "_may_pause",
+        "_pause_s",
+        "_payer",
+        "_reader",
+        "_software",
+        "_turn",
+        "_waited",
+    )
 
     def __init__(self, admission: Admission, payer: Callable[[], str]) -> None:
         self._admission = admission
-        self._pace = ConnectionPace(admission.rates, payer)
+        self._payer = payer
+        self._pause_s = 0.0  # that it was told to wait
+        self._waited = False
         self._turn = ConnectionTurn(admission.turns)
         self._charged = 0
         self._reader: Reader | None = None
@@ -412,7 +383,8 @@ class Share:
 
     def owed_s(self) -> float:
         """At the begin of a fetch: for so long it may have nothing of the archive."""
-        return self._pace.owed_s()
+        waited, self._waited = self._waited, False
+        return 0.0 if waited else self._admission.rates.owed_s(self._payer())
 
     def reads_max(self, bytes_max: int) -> int:
         """Of `bytes_max` wanted bytes, what is to be read for one answer."""
@@ -433,9 +405,18 @@ class Share:
         return self._admission.rates.room(min(bytes_max, answers.room())), not answers.full
 
     def charge(self, size_bytes: int, *, told: bool) -> int:
-        """As ConnectionPace.spend."""
+        """Archived bytes that go out. Returns the answer's throttle_time_ms; then comes `pay`.
+
+        `told`: the client is made to wait. Where it is not, it has nothing more until it has paid.
+        """
         self._charged += size_bytes
-        return self._pace.spend(size_bytes, told=told)
+        owed_s = self._admission.rates.spend(self._payer(), size_bytes)
+        self._pause_s = owed_s if told else 0.0
+        if not self._pause_s:
+            return 0
+        CLIENT_THROTTLES.inc()
+        CLIENT_THROTTLE_SECONDS.inc(self._pause_s)
+        return int(self._pause_s * 1000) + 1
 
     @contextmanager
     def sending(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
@@ -448,7 +429,10 @@ class Share:
 
     async def pay(self) -> None:
         """After the answer has left: a client that owes waits here."""
-        await self._pace.pause()
+        pause_s, self._pause_s = self._pause_s, 0.0
+        if pause_s:
+            await asyncio.sleep(pause_s)
+            self._waited = pause_s < PAUSE_MAX_S
 
 
 def admission_of(config: Config, limits: ServingLimits, clock: Callable[[], float]) -> Admission:

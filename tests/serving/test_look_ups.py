@@ -108,7 +108,6 @@ class FakeCluster:
 @dataclass
 class Gateway:
     archive: ServedArchive
-    warnings: SparingWarnings
     store: ScriptedStore
     cluster: FakeCluster
     other: StoreBackedRemoteLogMetadataManager  # another process, that archives
@@ -119,10 +118,6 @@ class Gateway:
 
     def clock(self) -> float:
         return asyncio.get_running_loop().time() + self.later_s
-
-    @property
-    def known(self) -> tuple[ServedArchive, Cluster, SparingWarnings]:
-        return self.archive, cast("Cluster", self.cluster), self.warnings
 
     async def list_offsets(
         self, asked: Mapping[str, Collection[int]], timestamp: int, broker: int = BROKER_START
@@ -139,7 +134,7 @@ class Gateway:
 
     async def corrected(self, frame: bytes, told: bytes) -> bytes:
         head = peek_request_header(frame[4:])
-        handler = list_offsets.ListOffsetsHandler(*self.known)
+        handler = list_offsets.ListOffsetsHandler(self.archive)
         return await rewritten(handler.expect(frame, head, head.body_position), told[4:])
 
     async def end_of_epoch(
@@ -183,7 +178,7 @@ class Gateway:
             )
         )
         head = peek_request_header(frame[4:])
-        handler = offset_for_leader_epoch.OffsetForLeaderEpochHandler(*self.known)
+        handler = offset_for_leader_epoch.OffsetForLeaderEpochHandler(self.archive)
         expected = handler.expect(frame, head, head.body_position)
         decoded = OffsetForLeaderEpochResponse.decode(
             (await rewritten(expected, told[4:]))[5:], version=4
@@ -290,6 +285,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             first_offset_in_memory=first_offset_in_memory,
         )
         archive = ServedArchive(
+            cluster=cast("Cluster", cluster),
             rlmm=rlmm,
             views=views,
             purgatory=purgatory,
@@ -298,9 +294,10 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             positions=positions,
             is_archiving=lambda tip: tip.topic == NEVER,
             reads_at_once=RemoteFetchConfig().fetcher_tasks_max,
+            warnings=warnings,
             clock=clock,
         )
-        gate = Gateway(archive, warnings, store, cluster, other, looked_at, at_hand)
+        gate = Gateway(archive, store, cluster, other, looked_at, at_hand)
         await gate.archive.knowledge.topics()
         store.calls.clear()
         yield gate

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fetchproxy_protocol.fetch import PartitionPatch
 
-from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.serving.admission import Admission
 from fetchproxy.serving.relay.archived_topics import ArchivedTopics
@@ -34,7 +33,6 @@ class SharedByFetches:
     """
 
     archive: ServedArchive
-    cluster: Cluster
     judge: Judge
     held: HeldReaders
     skipped: SkippedOffsets
@@ -48,7 +46,7 @@ class SharedByFetches:
         if tip is None:
             return PartitionPatch()
         view = self.archive.views.view(tip)
-        edges = self.cluster.cached_log_edges(tip)
+        edges = self.archive.cluster.cached_log_edges(tip)
         start = view.log_start_offset if view is not None else None
         if edges is None:
             return PartitionPatch(log_start_offset=-1 if start is None else start)

@@ -8,7 +8,7 @@ session itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sized
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -17,9 +17,6 @@ from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.serving.framing import Reads
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.served_archive import ServedArchive
@@ -29,15 +26,7 @@ VERSION_MAX = 32_767
 
 # --- the session, as APIs see it ---
 class Fetches(Protocol):
-    """The fetches of one connection, as its session sees them (`apis.fetch`)."""
-
-    @property
-    def parked(self) -> bool:
-        """A poll upstream waits for a fetch of the client that takes it up."""
-
-    @property
-    def kept_bytes(self) -> int:
-        """Of its fetch session."""
+    """The fetches of one connection, as APIs see them (`apis.fetch`)."""
 
     def on_request(self, frame: bytes, body_at: int) -> bool:
         """A whole framed request. False: one is under way, come again when the session unmutes."""
@@ -45,27 +34,15 @@ class Fetches(Protocol):
     def software_is(self, name: str, version: str) -> None:
         """What the client's library calls itself."""
 
-    def only_parked(self, expected: Iterable[Answer]) -> bool:
-        """Nothing is due but that poll's answer."""
-
-    async def discard_parked(self) -> None:
-        """Get a parked poll out of the way."""
-
-    def close(self) -> None:
-        """The client is gone."""
-
-    def drop(self) -> None:
-        """Nor is anything under way any more."""
-
 
 class Session(Protocol):
     """A client's connection with the broker behind it. `addresses`: as this client is told them."""
 
     archive: ServedArchive
-    cluster: Cluster
     addresses: ToldAddresses
-    warnings: SparingWarnings
-    fetch: Fetches
+
+    @property
+    def fetch(self) -> Fetches: ...
 
     def expect(self, answer: Answer) -> None:
         """The answer of a request whose bytes pass."""
@@ -108,29 +85,6 @@ class FetchingSession(Session, Protocol):
 
     async def write_as_taken(self, pieces: Iterable[Buffer]) -> None:
         """No faster than the client takes them; for work that mutes, with nothing due."""
-
-
-class Link(Protocol):
-    """The connection to the broker, as far as requests go."""
-
-    @property
-    def expected(self) -> ExpectedAnswers: ...
-
-
-class ExpectedAnswers(Sized, Iterable[Answer], Protocol):
-    """What is due, in request order."""
-
-
-class FramedSession(Session, Reads, Protocol):
-    """What is asked of it while a client's bytes are cut into requests."""
-
-    @property
-    def link(self) -> Link | None: ...
-
-    def want_broker(self) -> None:
-        """For the first request."""
-
-    def at_inflight_limit(self) -> bool: ...
 
 
 # --- the APIs, as the session sees them ---

@@ -13,12 +13,11 @@ from fetchproxy_protocol.apis import ApiKey, ErrorCode
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.list_offsets import OffsetResult, ResultRows
 
-from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import chosen, each_of, pieces
 from fetchproxy.serving.relay.archive_starts import StartOf, archive_start
 from fetchproxy.serving.relay.judgement import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
@@ -115,14 +114,10 @@ class ArchiveLookup:
     def __init__(
         self,
         archive: ServedArchive,
-        cluster: Cluster,
-        warnings: SparingWarnings,
         answered_at: float,
         first_wait_max_s: float | None = None,
     ) -> None:
         self._archive = archive
-        self._cluster = cluster
-        self._warnings = warnings
         self.answered_at = answered_at
         self._first_wait_max_s = first_wait_max_s
         self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
@@ -149,7 +144,7 @@ class ArchiveLookup:
         return found
 
     async def _topics(self, names: Collection[str]) -> Mapping[str, TopicInfo | ClusterError]:
-        cluster = self._cluster
+        cluster = self._archive.cluster
         try:
             return await cluster.topics_by_name(names, IDENTITY_AGE_MAX_MS)
         except ClusterError as error:
@@ -159,7 +154,7 @@ class ArchiveLookup:
         """The proxy's own user may not describe it, so nobody has archived it through this user."""
         if error.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             return False
-        self._warnings.warn(
+        self._archive.warnings.warn(
             "topic_not_described",
             name,
             topic=name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.fetch import (
@@ -26,7 +26,7 @@ from fetchproxy.reading.segment_reader import (
 )
 from fetchproxy.runtime.flights import first_of
 from fetchproxy.runtime.loop import at_once, breathe, each_of, in_steps
-from fetchproxy.serving.admission import Client
+from fetchproxy.serving.admission import Client, Share
 from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.fetch_answer import (
     AnswerRoom,
@@ -42,8 +42,63 @@ from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.relay.fetches import SharedByFetches
 from fetchproxy.serving.relay.handling import FetchingSession
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
-from fetchproxy.serving.relay.tail_marks import TailMarks
 from fetchproxy.serving.relay.withheld import NOTHING_WITHHELD, FetchJudging, Split
+
+
+class TailMarks:
+    """What an answer without the broker may show of the tail's partitions. Asks nobody for it.
+
+    Their ends, where the broker has let this connection see them lately.
+
+    `is_read`: nothing of the broker's last answer was out of range, so this client reads the tail.
+    """
+
+    def __init__(self, shared: SharedByFetches, judging: FetchJudging) -> None:
+        self._shared = shared
+        self._clock = shared.archive.clock
+        self._judging = judging
+        self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
+        self._readable_until = 0.0
+        self._refused: set[TopicRef] = set()  # with an error in the answer under way
+        self.is_read = False
+        self._caught = False
+
+    def refuse(self, topic: TopicRef) -> None:
+        """The broker's answer under way has an error for it."""
+        self._refused.add(topic)
+
+    def caught(self) -> None:
+        """Something in the broker's answer under way is out of range, and the archive's to tell."""
+        self._caught = True
+
+    def answered(self, lists_all: bool, keys: Set[PartitionKey]) -> None:
+        """The broker's answer about `keys` has left; where it lists all, it says who may read."""
+        if lists_all:
+            refused = self._refused
+            fine = (key for key in keys if key[0] not in refused) if refused else keys
+            self._readable = set(fine)
+            self._readable_until = self._clock() + self._shared.limits.permit_ttl_s
+        if self._refused:
+            self._refused = set()
+        self.is_read, self._caught = not self._caught, False
+
+    async def answers(self, keys: Iterable[PartitionKey]) -> list[PartitionAnswer]:
+        """Nothing new of them; their ends only where the broker lets this client see them."""
+        now = self._clock()
+        answers: list[PartitionAnswer] = []
+        shown_tips: list[TopicIdPartition] = []
+        async for key in each_of(keys):
+            shown = PartitionPatch()
+            readable = key in self._readable and now < self._readable_until
+            if readable or self._judging.marks.permitted(key[0], now):
+                tip = self._judging.identify(*key)
+                shown = self._shared.watermarks(tip)
+                if tip is not None:
+                    shown_tips.append(tip)
+            answers.append(PartitionAnswer(key, shown))
+        await self._judging.refresh_edges(shown_tips)
+        return answers
+
 
 # What the fetches of one connection share: its sessions, its judgements, and the parked poll.
 
@@ -69,7 +124,7 @@ class FetchConnection:
         self.mirror = FetchSessionMirror(shared.new_session_id)
         self.judging = FetchJudging(shared, session.spawn, session.node_id)
         self.tail = TailMarks(shared, self.judging)
-        self.share = shared.admission.share(lambda: session.payer)
+        self.share = Share(shared.admission, lambda: session.payer)
         self.topics = TopicsOfConnection(shared.topics)
         self.cut_short = False
         self.throttle_time_ms = 0

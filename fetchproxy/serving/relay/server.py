@@ -18,14 +18,12 @@ from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health
-from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener, NewSession
 from fetchproxy.serving.relay.addresses import AddressMap, ServerNames, ToldAddresses
-from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.archive_starts import ArchiveStarts
 from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge, ArchivedTopics
 from fetchproxy.serving.relay.broker_link import BrokerLink, UpstreamDial
@@ -65,23 +63,21 @@ FIRST_LOOKS_WAIT_MAX_S = 2.0
 _IDENTITY_AGE_MAX_MS = 60_000
 
 
-async def look_at_archived_topics(
-    archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings, tried: asyncio.Event
-) -> None:
+async def look_at_archived_topics(archive: ServedArchive, tried: asyncio.Event) -> None:
     """One topic after the other; ends when all were looked at, or memory has enough of them.
 
     `tried` is set after the first attempt, whatever came of it.
     """
-    while not await _is_done(archive, cluster, warnings):
+    while not await _is_done(archive):
         tried.set()
         await asyncio.sleep(RETRY_PAUSE_S)
     tried.set()
 
 
-async def _is_done(archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings) -> bool:
+async def _is_done(archive: ServedArchive) -> bool:
     """False: the store or the brokers are away."""
     try:
-        await _look(archive, cluster, warnings)
+        await _look(archive)
     except (ClusterError, RemoteStorageError) as error:
         log.info("archive_not_looked_up_yet", error=str(error))
         return False
@@ -90,8 +86,9 @@ async def _is_done(archive: ServedArchive, cluster: Cluster, warnings: SparingWa
     return True
 
 
-async def _look(archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings) -> None:
-    topics = await cluster.topics_of(await archive.knowledge.topics(), _IDENTITY_AGE_MAX_MS)
+async def _look(archive: ServedArchive) -> None:
+    archived = await archive.knowledge.topics()
+    topics = await archive.cluster.topics_of(archived, _IDENTITY_AGE_MAX_MS)
     segments = 0
     for topic in topics.values():
         if isinstance(topic, ClusterError):
@@ -102,7 +99,7 @@ async def _look(archive: ServedArchive, cluster: Cluster, warnings: SparingWarni
         partitions = await archive.rlmm.refresh_topic(topic.topic_id, float("-inf"))
         tips = [TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions]
         # As clients may see it: held against its leaders.
-        await ArchiveLookup(archive, cluster, warnings, archive.clock()).views(tips)
+        await ArchiveLookup(archive, archive.clock()).views(tips)
         async for view in each_of(partitions.values()):
             segments += len(view.segments)
 
@@ -139,6 +136,7 @@ async def open_gateway(
     knows = None if names is None else names.knows
     listener = Listener(config.gateway, limits, of_listeners, "gateway", knows)
     archive = ServedArchive(
+        cluster=cluster,
         rlmm=rlmm,
         views=views,
         purgatory=purgatory,
@@ -147,9 +145,10 @@ async def open_gateway(
         positions=positions,
         is_archiving=is_archiving,
         reads_at_once=config.remote_fetch.fetcher_tasks_max,
+        warnings=listener.warnings,
         clock=listener.clock,
     )
-    fetches = _shared_by_fetches(config, archive, cluster, listener, rng or random.Random())
+    fetches = _shared_by_fetches(config, archive, listener.limits, rng or random.Random())
     listener.appetites = fetches.admission.appetites
     if health is not None:
         health.watch(lambda now: fetches.held.conditions())
@@ -158,10 +157,10 @@ async def open_gateway(
         if records is not None:
             opened.callback(records.close)
         sasl = config.cluster.security_protocol.startswith("SASL_")
-        relay = Relay(archive, cluster, records, sasl, lambda on: FetchHandler(on, fetches))
+        relay = Relay(archive, fetches, records, sasl)
         await opened.enter_async_context(listener)
         if first_looks_max_s:
-            await _look_first(listener, archive, cluster, first_looks_max_s)
+            await _look_first(listener, archive, first_looks_max_s)
         nodes = _Nodes(config, listener, relay, upstream)
         opened.callback(nodes.addresses.close)
         await nodes.open()
@@ -177,19 +176,17 @@ async def open_gateway(
 def _shared_by_fetches(
     config: Config,
     archive: ServedArchive,
-    cluster: Cluster,
-    listener: Listener,
+    limits: ServingLimits,
     rng: random.Random,
 ) -> SharedByFetches:
-    gateway, limits = config.gateway, listener.limits
+    gateway = config.gateway
     return SharedByFetches(
         archive=archive,
-        cluster=cluster,
-        judge=Judge(archive, cluster, listener.warnings, gateway.gap_policy == "error"),
+        judge=Judge(archive, gateway.gap_policy == "error"),
         held=HeldReaders(archive.clock, gateway.held_max_ms),
         skipped=SkippedOffsets(),
         topics=ArchivedTopics(
-            *(cluster, archive.rlmm, archive.knowledge, archive.clock),
+            *(archive.cluster, archive.rlmm, archive.knowledge, archive.clock),
             limits.log_start_max_age_ms / 1000,
         ),
         admission=admission_of(config, limits, archive.clock),
@@ -202,12 +199,9 @@ def _shared_by_fetches(
     )
 
 
-async def _look_first(
-    listener: Listener, archive: ServedArchive, cluster: Cluster, wait_max_s: float
-) -> None:
+async def _look_first(listener: Listener, archive: ServedArchive, wait_max_s: float) -> None:
     tried = asyncio.Event()
-    looks = look_at_archived_topics(archive, cluster, listener.warnings, tried)
-    listener.run(looks, "first-looks")
+    listener.run(look_at_archived_topics(archive, tried), "first-looks")
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_max_s):
             await tried.wait()
@@ -221,7 +215,7 @@ class _Nodes:
     ) -> None:
         self._listener = listener
         self._relay = relay
-        self._cluster = relay.cluster
+        self._cluster = relay.archive.cluster
         self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
         self._dial = UpstreamDial(
             config.cluster.connect_max_ms,

@@ -14,13 +14,13 @@ import structlog
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.primitives import INT32, Buffer
 
-from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.observability.metrics import CONNECTIONS_REFUSED
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer, Payload
+from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.broker_link import BrokerLink
+from fetchproxy.serving.relay.fetches import SharedByFetches
 from fetchproxy.serving.relay.framing import RelayedRequests
-from fetchproxy.serving.relay.handling import Fetches, FetchingSession
 from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.serving.session import ClientSession, SessionOwner
 from fetchproxy.serving.transport import RecordPipe
@@ -36,10 +36,9 @@ class Relay:
     """What all sessions of the relay share. `clients_use_sasl`: brokers ask them for it."""
 
     archive: ServedArchive
-    cluster: Cluster
+    fetches: SharedByFetches
     records: RecordPipe | None
     clients_use_sasl: bool
-    new_fetches: Callable[[FetchingSession], Fetches]
 
 
 class RelaySession(ClientSession):
@@ -60,7 +59,6 @@ class RelaySession(ClientSession):
     ) -> None:
         super().__init__(owner, relay.archive.purgatory.steps)
         self.archive = relay.archive
-        self.cluster = relay.cluster
         self.addresses = addresses
         self.node_id = node_id
         self._relay = relay
@@ -69,7 +67,7 @@ class RelaySession(ClientSession):
         self._drained = asyncio.Event()
         self._wanted = asyncio.Event()  # the broker, or nothing any more
         self._upstream_slow = False
-        self.fetch = relay.new_fetches(self)
+        self.fetch = FetchHandler(self, relay.fetches)
         self.requests = RelayedRequests(self, owner, relay.clients_use_sasl)
 
     # -- asyncio ---------------------------------------------------------------------------------
@@ -229,7 +227,7 @@ class RelaySession(ClientSession):
 
     def at_inflight_limit(self) -> bool:
         # A parked poll is the proxy's own: counted, it would keep out the fetch that takes it up.
-        in_flight = len(self.link.expected) - self.fetch.parked if self.link else 0
+        in_flight = len(self.link.expected) - (self.fetch.parked is not None) if self.link else 0
         return in_flight >= self._limits.inflight_requests_max
 
     @property

@@ -340,7 +340,7 @@ class FetchJudging:
 
     def __init__(self, shared: SharedByFetches, spawn: Spawn, node_id: int | None) -> None:
         self._shared = shared
-        self._cluster = cluster = shared.cluster
+        self._cluster = cluster = shared.archive.cluster
         self._clock = shared.archive.clock
         self._spawn = spawn
         self._node_id = node_id

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import count
 from sys import getsizeof
@@ -16,7 +16,7 @@ from typing import cast
 from fetchproxy_protocol.apis import ErrorCode
 
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_GROUPS, LIMITS_REACHED
-from fetchproxy.serving.standalone.limits import StandaloneLimits
+from fetchproxy.serving.limits import StandaloneLimits
 
 # Which assignment protocol a group uses: one that all its members know. Pure.
 
@@ -400,11 +400,8 @@ class ClassicGroup:
             self._rebalance(now)
             return
         leads = self.leader == member_id and request.can_skip_assignment
-        reply = JoinReply(
-            member_id=member_id,
-            generation=self.generation,
-            protocol_type=self.protocol_type,
-            protocol_name=self.protocol_name,
+        reply = replace(
+            self._joined(member),
             # An older client that read its own id here would assign anew, and wait for syncs.
             leader=(self.leader if request.can_skip_assignment else former_leader) or "",
             members=self._roll() if leads else (),

@@ -17,10 +17,10 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import Admission, Client, Share
+from fetchproxy.serving.limits import StandaloneLimits
 from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator
-from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.serving.standalone.logins import Logins, User
 from fetchproxy.serving.standalone.schemas import request_of, response_of
 from fetchproxy.serving.standalone.topics import ArchiveWatch

@@ -22,7 +22,7 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REQUESTS,
     LIMITS_REACHED,
 )
-from fetchproxy.serving.admission import host_of
+from fetchproxy.serving.admission import Share, host_of
 from fetchproxy.serving.framing import RequestFraming
 from fetchproxy.serving.session import ClientSession, SessionOwner
 from fetchproxy.serving.standalone.apis import api_versions, sasl
@@ -51,7 +51,7 @@ class StandaloneSession(ClientSession):
         self._parts = parts
         self._logins = parts.logins
         self._host, self._port = "", 0  # both set when the client is there
-        self._share = parts.admission.share(lambda: self.payer)
+        self._share = Share(parts.admission, lambda: self.payer)
         self._login: Login | None = None
         self._login_until = owner.clock() + _LOGIN_MAX_S
         self._answering = False  # an answer is being taken

@@ -27,7 +27,6 @@ from fetchproxy_protocol.delete_records import DeletionResult
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer, Cursor
 
-from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import collected, each_of
@@ -44,14 +43,14 @@ RAISED_AT_ONCE = 16
 
 
 def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    archive, cluster, version = session.archive, session.cluster, head.api_version
+    archive, version = session.archive, head.api_version
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         cursor = Cursor(memoryview(frame)[4:], body_at)
         every = each_of(wire.asked_in(cursor, version))
         asked = {(a.topic, a.partition): a.offset async for a in every}
         wait_s = max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
-        return [await _correct(archive, cluster, payload, version, asked, wait_s)]
+        return [await _correct(archive, payload, version, asked, wait_s)]
 
     session.send_upstream(frame, HeldAnswer(head.correlation_id, rewrite))
     return True
@@ -59,7 +58,6 @@ def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int)
 
 async def _correct(
     archive: ServedArchive,
-    cluster: Cluster,
     payload: bytes,
     version: int,
     asked: Mapping[tuple[str, int], int],
@@ -71,7 +69,7 @@ async def _correct(
 
     async def correct(result: DeletionResult, offset: int) -> None:
         async with at_once:
-            wire.patch(corrected, await _in_both_tiers(archive, cluster, result, offset, deadline))
+            wire.patch(corrected, await _in_both_tiers(archive, result, offset, deadline))
 
     results = await collected(wire.parse_response(payload, version))
     async with asyncio.TaskGroup() as tasks:
@@ -83,13 +81,13 @@ async def _correct(
 
 
 async def _in_both_tiers(
-    archive: ServedArchive, cluster: Cluster, result: DeletionResult, offset: int, deadline: float
+    archive: ServedArchive, result: DeletionResult, offset: int, deadline: float
 ) -> DeletionResult:
     code = ErrorCode.KAFKA_STORAGE_ERROR
     failure: Exception
     try:
         async with asyncio.timeout_at(deadline):
-            start = await _raise_log_start(archive, cluster, result, offset)
+            start = await _raise_log_start(archive, result, offset)
         low_watermark = result.low_watermark if start is None else min(start, result.low_watermark)
         return result._replace(low_watermark=low_watermark)
     except TimeoutError as error:
@@ -107,10 +105,10 @@ async def _in_both_tiers(
 
 
 async def _raise_log_start(
-    archive: ServedArchive, cluster: Cluster, result: DeletionResult, offset: int
+    archive: ServedArchive, result: DeletionResult, offset: int
 ) -> int | None:
     """The archive's log start after it; None: the archive holds nothing there."""
-    topic = await cluster.topic_by_name(result.topic, max_age_ms=0)
+    topic = await archive.cluster.topic_by_name(result.topic, max_age_ms=0)
     tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
     try:
         view = await archive.rlmm.refresh(tip, archive.clock())

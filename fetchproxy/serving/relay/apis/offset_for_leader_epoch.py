@@ -26,11 +26,9 @@ from fetchproxy_protocol.headers import RequestHead, response_body
 from fetchproxy_protocol.offset_for_leader_epoch import EpochResult
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.lineage import lineage_of, merged_end_offset
 from fetchproxy.model import EpochEnd, EpochStart, TopicIdPartition
-from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
 from fetchproxy.serving.relay.handling import Held, Session, rewritten
@@ -48,10 +46,8 @@ Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
 
 
 class OffsetForLeaderEpochHandler:
-    def __init__(self, archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings) -> None:
+    def __init__(self, archive: ServedArchive) -> None:
         self._archive = archive
-        self._cluster = cluster
-        self._warnings = warnings
 
     def expect(self, frame: bytes, head: RequestHead, body_at: int) -> Answer:
         """For a framed request, which itself goes upstream unchanged."""
@@ -100,13 +96,8 @@ class OffsetForLeaderEpochHandler:
 
     async def _both_tiers(self, results: Sequence[EpochResult]) -> list[EpochResult]:
         """The results that the archive changes."""
-        lookup = ArchiveLookup(
-            self._archive,
-            self._cluster,
-            self._warnings,
-            self._archive.clock(),
-            FIRST_READ_WAIT_MAX_S,
-        )
+        archive = self._archive
+        lookup = ArchiveLookup(archive, archive.clock(), FIRST_READ_WAIT_MAX_S)
         found = await lookup.identify({result.topic for result in results})
         for name, error in found.unknown.items():
             self._warn(name, error)
@@ -146,7 +137,7 @@ class OffsetForLeaderEpochHandler:
         open_ones: list[TopicIdPartition] = []
         async for tip, archived in each_of(lineages.items()):
             requested = asked[tip].leader_epoch
-            edges = self._cluster.cached_log_edges(tip)
+            edges = self._archive.cluster.cached_log_edges(tip)
             if not archived or any(entry.epoch >= requested for entry in archived):
                 epochs[tip] = None
             # An epoch only leaves the local log, so the last known beginning is too low at most.
@@ -154,7 +145,9 @@ class OffsetForLeaderEpochHandler:
                 epochs[tip] = edges.log_start_epoch
             else:
                 open_ones.append(tip)
-        told = await self._cluster.log_edges_of(open_ones, not_older_than=self._archive.clock())
+        told = await self._archive.cluster.log_edges_of(
+            open_ones, not_older_than=self._archive.clock()
+        )
         async for tip, now in each_of(told.items()):
             if isinstance(now, ClusterError):
                 epochs[tip] = now
@@ -164,7 +157,7 @@ class OffsetForLeaderEpochHandler:
         return epochs
 
     def _warn(self, topic: str, error: Exception) -> None:
-        self._warnings.warn(
+        self._archive.warnings.warn(
             "epoch_answered_by_broker_alone",
             topic,
             topic=topic,
@@ -184,8 +177,8 @@ def _merged(
 
 
 def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    handler = OffsetForLeaderEpochHandler(session.archive, session.cluster, session.warnings)
-    session.send_upstream(frame, handler.expect(frame, head, body_at))
+    expected = OffsetForLeaderEpochHandler(session.archive).expect(frame, head, body_at)
+    session.send_upstream(frame, expected)
     return True
 
 

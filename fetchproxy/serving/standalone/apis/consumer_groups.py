@@ -13,6 +13,7 @@ from fetchproxy_protocol.apis import ApiKey, ErrorCode
 from fetchproxy_protocol.messages import Fields, elements
 from fetchproxy_protocol.primitives import Buffer
 
+from fetchproxy.serving.limits import StandaloneLimits
 from fetchproxy.serving.standalone.groups import (
     ClassicGroup,
     GroupState,
@@ -23,7 +24,6 @@ from fetchproxy.serving.standalone.groups import (
     SyncRequest,
 )
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
-from fetchproxy.serving.standalone.limits import StandaloneLimits
 
 _GROUP = 0  # key type; 1: transactions, 2: share groups
 _MANY_GROUPS_FROM = 4
