@@ -8,18 +8,15 @@ requests are in flight as may be.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from fetchproxy_protocol.apis import ApiKey, FrameTooLarge, MalformedMessage, Truncated
 from fetchproxy_protocol.headers import RequestHead, response_body
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.observability.metrics import LIMITS_REACHED, RELAYED_BYTES_TO_BROKER
-from fetchproxy.serving.framing import Reads, RequestFraming
+from fetchproxy.serving.framing import RequestFraming
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
-from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.apis.table import FETCH, REFUSED, handling_of
-from fetchproxy.serving.relay.broker_link import BrokerLink
 from fetchproxy.serving.relay.handling import RELAY, Held, Passes, Session
 from fetchproxy.serving.session import SessionOwner
 
@@ -79,27 +76,12 @@ class SaslProgress:
         return HeldAnswer(head.correlation_id, look)
 
 
-class FramedSession(Session, Reads, Protocol):
-    """What is asked of it while a client's bytes are cut into requests."""
-
-    @property
-    def fetch(self) -> FetchHandler: ...
-
-    @property
-    def link(self) -> BrokerLink | None: ...
-
-    def want_broker(self) -> None:
-        """For the first request."""
-
-    def at_inflight_limit(self) -> bool: ...
-
-
 class RelayedRequests(RequestFraming[Passes | Held]):
     """`sasl`: the brokers' listener asks for it."""
 
     def __init__(
         self,
-        session: FramedSession,
+        session: Session,
         owner: SessionOwner,
         sasl: bool,
     ) -> None:

@@ -40,7 +40,7 @@ from fetchproxy.serving.relay.archived_topics import TopicsOfConnection
 from fetchproxy.serving.relay.broker_link import UpstreamPoll, encode_poll
 from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.relay.fetches import SharedByFetches
-from fetchproxy.serving.relay.handling import FetchingSession
+from fetchproxy.serving.relay.handling import Session
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
 from fetchproxy.serving.relay.withheld import NOTHING_WITHHELD, FetchJudging, Split
 
@@ -116,7 +116,7 @@ class FetchConnection:
     `throttle_time_ms`: of answers that the client did not see.
     """
 
-    def __init__(self, session: FetchingSession, shared: SharedByFetches) -> None:
+    def __init__(self, session: Session, shared: SharedByFetches) -> None:
         self.session = session
         self.shared = shared
         self.clock = shared.archive.clock

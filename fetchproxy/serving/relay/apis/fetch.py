@@ -38,12 +38,12 @@ from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.broker_link import encode_poll
 from fetchproxy.serving.relay.fetch_session import FetchKind
 from fetchproxy.serving.relay.fetches import SharedByFetches
-from fetchproxy.serving.relay.handling import FetchingSession
+from fetchproxy.serving.relay.handling import Session
 from fetchproxy.serving.relay.served_fetch import NOTHING_INJECTED, FetchConnection, ServedFetch
 
 
 class FetchHandler(FetchConnection):
-    def __init__(self, session: FetchingSession, shared: SharedByFetches) -> None:
+    def __init__(self, session: Session, shared: SharedByFetches) -> None:
         super().__init__(session, shared)
         self._busy = False  # a fetch that passed is not answered yet
         self._read: FetchRequest | None = None  # a large one, that was read in steps
