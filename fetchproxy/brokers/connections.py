@@ -279,41 +279,6 @@ class SaslSession:
         )
 
 
-async def connect(
-    address: HostPort,
-    config: ClusterConfig,
-    sasl: SaslCredentials | None = None,
-    tls: UpstreamTls | None = None,
-) -> BrokerConnection:
-    """Raises ClusterUnavailable within connect_max_ms (a token may take request_max_ms more).
-
-    Raises AuthenticationRefused where the broker does not take `sasl`.
-    """
-    loop = asyncio.get_running_loop()
-    if sasl is not None:
-        await sasl.prepare()
-    try:
-        async with asyncio.timeout(config.connect_max_ms / 1000):
-            _, connection = await loop.create_connection(
-                lambda: BrokerConnection(address, config),
-                address.host,
-                address.port,
-                **(tls.for_host(address.host) if tls is not None else {}),
-            )
-            try:
-                await connection.negotiate()
-                if sasl is not None:
-                    await connection.authenticate(sasl)
-            except BaseException:
-                connection.close()
-                raise
-    except TimeoutError:
-        raise ClusterUnavailable(f"broker {address}: no connection in time") from None
-    except OSError as error:
-        raise ClusterUnavailable(f"broker {address}: {in_words(error)}") from None
-    return connection
-
-
 # Which connections are open to which broker. Decides no retries and reads no answers.
 #
 # Short requests share one pipelined connection per broker. A fetch may wait in the broker, and
@@ -381,7 +346,35 @@ class BrokerConnections:
         return connection
 
     async def _connect(self, address: HostPort) -> BrokerConnection:
-        return await connect(address, self._config, self._sasl, self._tls)
+        """Raises ClusterUnavailable within connect_max_ms (a token may take request_max_ms more).
+
+        Raises AuthenticationRefused where the broker does not take the proxy's credentials.
+        """
+        loop, tls = asyncio.get_running_loop(), {}
+        if self._sasl is not None:
+            await self._sasl.prepare()
+        try:
+            async with asyncio.timeout(self._config.connect_max_ms / 1000):
+                if self._tls is not None:
+                    tls = self._tls.for_host(address.host)
+                _, connection = await loop.create_connection(
+                    lambda: BrokerConnection(address, self._config),
+                    address.host,
+                    address.port,
+                    **tls,
+                )
+                try:
+                    await connection.negotiate()
+                    if self._sasl is not None:
+                        await connection.authenticate(self._sasl)
+                except BaseException:
+                    connection.close()
+                    raise
+        except TimeoutError:
+            raise ClusterUnavailable(f"broker {address}: no connection in time") from None
+        except OSError as error:
+            raise ClusterUnavailable(f"broker {address}: {in_words(error)}") from None
+        return connection
 
     def _take_idle(self, address: HostPort) -> BrokerConnection | None:
         idle = self._idle.get(address, [])

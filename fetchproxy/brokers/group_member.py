@@ -28,6 +28,7 @@ from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import raise_for
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
+from fetchproxy.runtime.retrying import Backoff
 
 # Source of flow and codes: Kafka's classic group protocol (KIP-62, KIP-345 for static members,
 # KIP-394 for member ids, KIP-429 for the cooperative protocol).
@@ -45,9 +46,7 @@ _PROTOCOL = "cooperative-sticky"
 
 # As Kafka's own consumers: the coordinator answers a JoinGroup at the end of the rebalance timeout.
 _JOIN_SLACK_MS = 5_000
-_PAUSE_INITIAL_S = 0.1
-_PAUSE_MAX_S = 5.0
-_PAUSE_JITTER = 0.2
+_PAUSES = Backoff(100, 5_000, 0.2)
 _LEAVE_MAX_S = 3.0
 _NEVER = float("-inf")
 _NO_COORDINATOR_YET = (
@@ -133,7 +132,8 @@ class GroupMember:
                     if error.error_code == ErrorCode.FENCED_INSTANCE_ID:
                         # Whoever fenced us came later. To join again would fence it in turn.
                         await asyncio.Event().wait()
-                await asyncio.sleep(self._pause_s(failures))
+                pause_ms = _PAUSES.pause_ms(max(failures, 1), self._rng.random())
+                await asyncio.sleep(pause_ms / 1000)
         finally:
             await self._leave()
 
@@ -320,10 +320,6 @@ class GroupMember:
     def _renew_lease(self, sent_at: float) -> None:
         """From when the request left: the coordinator counts from when it came."""
         self._lease_until = sent_at + self._settings.session_timeout_ms / 1000
-
-    def _pause_s(self, failures: int) -> float:
-        pause_s: float = min(_PAUSE_INITIAL_S * 2 ** min(max(failures - 1, 0), 10), _PAUSE_MAX_S)
-        return pause_s * (1 + _PAUSE_JITTER * self._rng.random())
 
     # --- the end ---
     async def _leave(self) -> None:

@@ -23,6 +23,7 @@ from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import ZERO_UUID, EpochEnd, IsolationLevel, LogEdges, TopicIdPartition
 from fetchproxy.runtime.loop import chosen, collected, each_of
+from fetchproxy.runtime.retrying import Backoff
 
 # Whom to ask about partitions: their leaders, each about all of its own, again if they moved.
 #
@@ -33,9 +34,7 @@ R = TypeVar("R", OffsetResult, EpochResult)
 
 # Pauses between two tries at a leader. An election takes 10 ms to seconds, so begin low and stay
 # below a second: the whole is bounded by request_max_ms anyway.
-RETRY_PAUSE_INITIAL_MS = 20
-RETRY_PAUSE_MAX_MS = 500
-RETRY_JITTER = 0.2
+RETRY_PAUSES = Backoff(20, 500, 0.2)
 TOLD_AT_ONCE = 20
 
 Topics = Mapping[str | UUID, TopicInfo | ClusterError]
@@ -71,7 +70,7 @@ class Leaders:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._request_max_ms / 1000
-        pause_ms = float(RETRY_PAUSE_INITIAL_MS)
+        tries = 0
         found: dict[TopicIdPartition, T | ClusterError] = {}
         waiting: Collection[TopicIdPartition] = tips
         while True:
@@ -80,13 +79,13 @@ class Leaders:
             waiting = [tip async for tip in each_of(waiting) if _may_pass(found[tip], tip in known)]
             for name in {known[tip].name for tip in waiting if tip in known}:
                 self._metadata.expire(name)
-            pause_s = self._jittered(pause_ms) / 1000
+            tries += 1
+            pause_s = RETRY_PAUSES.pause_ms(tries, self._rng.random()) / 1000
             if not waiting or loop.time() + pause_s > deadline:
                 if tell is not None:
                     await _tell_all(found, found, tell)
                 return found
             await asyncio.sleep(pause_s)
-            pause_ms = min(2 * pause_ms, RETRY_PAUSE_MAX_MS)
 
     async def _topics_of(
         self,
@@ -139,9 +138,6 @@ class Leaders:
         async with asyncio.TaskGroup() as asking:
             for address, its in by_leader.items():
                 asking.create_task(ask_one(address, its), name=f"ask leader {address}")
-
-    def _jittered(self, pause_ms: float) -> float:
-        return pause_ms * (1 + RETRY_JITTER * (2 * self._rng.random() - 1))
 
 
 async def _tell_all(

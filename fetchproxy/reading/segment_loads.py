@@ -121,8 +121,7 @@ class SegmentLoads:
             index = await self._local_indexes.read(need.metadata)
         if index is None:
             index = await self._fetch_index(need.metadata)
-        layout = SegmentLayout(index, self._memory.chunk_bytes)
-        self._memory.keep_layout(need.metadata.segment_id.id.int, layout)
+        self._memory.keep(need, SegmentLayout(index, self._memory.chunk_bytes))
 
     async def _fetch_index(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogIndex:
         raw = await self._rsm.fetch_index(metadata, SegmentFile.INDEX)
@@ -139,7 +138,7 @@ class SegmentLoads:
             entries = decode_aborted(raw)
         else:
             entries = await asyncio.to_thread(decode_aborted, raw)
-        self._memory.keep_aborted(need.metadata.segment_id.id.int, entries)
+        self._memory.keep(need, entries)
 
     async def _load_chunk(self, need: NeedChunk, client: Hashable) -> Chunk:
         size = need.byte_range.length

@@ -130,7 +130,7 @@ class NeedLayout:
 
     @property
     def key(self) -> Hashable:
-        return "index", self.metadata.segment_id.id.int
+        return self.metadata.segment_id.id.int  # alone: it is looked up for every read
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +189,14 @@ class ArchiveMemory:
             return None
         return found if isinstance(found, SegmentLayout) else None
 
-    def keep_layout(self, segment: int, layout: SegmentLayout) -> None:
-        self._indexes[segment] = layout
-        INDEX_CACHE_BYTES.set(self._indexes.currsize)
-
     def aborted(self, segment: int) -> tuple[AbortedTxn, ...] | None:
         found = self._indexes.get(("txn", segment))
         return found if isinstance(found, tuple) else None
 
-    def keep_aborted(self, segment: int, entries: tuple[AbortedTxn, ...]) -> None:
-        self._indexes["txn", segment] = entries
+    def keep(
+        self, need: NeedLayout | NeedAborted, value: SegmentLayout | tuple[AbortedTxn, ...]
+    ) -> None:
+        self._indexes[need.key] = value
         INDEX_CACHE_BYTES.set(self._indexes.currsize)
 
     def mark_damaged(self, need: Need, error: CorruptSegment, now: float) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 
 import structlog
 
@@ -32,7 +33,7 @@ from fetchproxy.serving.relay.held_readers import HeldReaders
 from fetchproxy.serving.relay.judgement import Judge
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
 from fetchproxy.serving.relay.served_archive import ServedArchive
-from fetchproxy.serving.relay.session import Connect, Relay, RelaySession
+from fetchproxy.serving.relay.session import Relay, RelaySession
 from fetchproxy.serving.session import Address
 from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.transport import open_record_pipe
@@ -224,13 +225,13 @@ class _Nodes:
         )
         self.addresses = AddressMap(config.gateway, self._listen)
         self._told = ToldAddresses(self.addresses)
-        listener.node_addresses = self.addresses.proxied
+        listener.node_addresses = self.addresses.proxied.copy
 
     async def open(self) -> None:
         """Those of `gateway.node_map`, and that of all brokers. Raises ConfigError."""
         await self.addresses.open_mapped()
         await self._listener.open(self._sessions(None))
-        self.addresses.number_from(self._listener.port + 1)
+        self.addresses.default_base = self._listener.port + 1
 
     async def open_remembered(self) -> None:
         """A client that knew this proxy before its restart dials a node without asking first."""
@@ -255,22 +256,21 @@ class _Nodes:
         def new_session(server_name: str | None) -> RelaySession:
             named = names.node_of(server_name) if names is not None else None
             node = node_id if named is None else named
-            connect = self._to_bootstrap if node is None else self._connect_to(node)
+            connect = partial(self._connect, node)
             told = ToldAddresses(self.addresses) if listener.tells_reached else self._told
             return RelaySession(listener, self._relay, told, connect, node)
 
         return new_session
 
     # -- brokers ---------------------------------------------------------------------------------
-    def _connect_to(self, node_id: int) -> Connect:
-        async def connect(factory: Callable[[], BrokerLink]) -> BrokerLink:
-            return await self._dial.to(await self._broker_address(node_id), factory)
-
-        return connect
+    async def _connect(self, node_id: int | None, factory: Callable[[], BrokerLink]) -> BrokerLink:
+        if node_id is None:
+            return await self._dial.to_any(self._bootstrap, factory)
+        return await self._dial.to(await self._broker_address(node_id), factory)
 
     async def _broker_address(self, node_id: int) -> Address:
         """Raises OSError for a node that the cluster does not have, or cannot be asked about."""
-        address = self.addresses.broker_address(node_id)
+        address = self.addresses.brokers.get(node_id)
         if address is None:  # its port is open from the start, or a client remembered it
             try:
                 brokers = await self._cluster.brokers()
@@ -280,6 +280,3 @@ class _Nodes:
                 raise OSError(f"node {node_id} is not in the cluster")
             address = (brokers[node_id].host, brokers[node_id].port)
         return address
-
-    async def _to_bootstrap(self, factory: Callable[[], BrokerLink]) -> BrokerLink:
-        return await self._dial.to_any(self._bootstrap, factory)

@@ -77,7 +77,8 @@ class StandaloneSession(ClientSession):
 
     # -- looked at by the listener, again and again ------------------------------------------------
     def look(self, now: float) -> None:
-        if self._logs_in and not self.closing and now > self._login_until:
+        logs_in = self._login is not None and self._login.user is None
+        if logs_in and not self.closing and now > self._login_until:
             LIMITS_REACHED.labels("login_max_s").inc()
             self.close("login_max_s")
         super().look(now)
@@ -154,10 +155,6 @@ class StandaloneSession(ClientSession):
         raise RequestRefused(name, head.api_version, "not answered in archive-only mode")
 
     # -- login -----------------------------------------------------------------------------------
-    @property
-    def _logs_in(self) -> bool:
-        return self._login is not None and self._login.user is None
-
     def _user(self) -> User:
         """Whose request comes now. Raises _UserGone."""
         if self._login is None or self._logins is None:

@@ -114,11 +114,16 @@ class OffsetForLeaderEpochHandler:
             elif view is not None:
                 lineages[tip] = lineage_of(view)
         local_epochs = await self._local_epochs(lineages, asked)
-        return [
-            _merged(asked[tip], lineages[tip], epoch, self._apart_to(tip))
-            async for tip, epoch in each_of(local_epochs.items())
-            if not isinstance(epoch, ClusterError)
-        ]
+        merged = []
+        async for tip, epoch in each_of(local_epochs.items()):
+            if not isinstance(epoch, ClusterError):
+                said = asked[tip]
+                broker = EpochEnd(said.leader_epoch, said.end_offset)
+                end = merged_end_offset(
+                    lineages[tip], said.leader_epoch, broker, epoch, self._apart_to(tip)
+                )
+                merged.append(said._replace(leader_epoch=end.epoch, end_offset=end.end_offset))
+        return merged
 
     def _apart_to(self, tip: TopicIdPartition) -> int | None:
         """The archive's end where its log is not the broker's all the way."""
@@ -163,17 +168,6 @@ class OffsetForLeaderEpochHandler:
             topic=topic,
             error=str(error) or "not known in time",
         )
-
-
-def _merged(
-    result: EpochResult,
-    archived: Sequence[EpochStart],
-    local_epoch: int | None,
-    apart_to: int | None,
-) -> EpochResult:
-    broker = EpochEnd(result.leader_epoch, result.end_offset)
-    merged = merged_end_offset(archived, result.leader_epoch, broker, local_epoch, apart_to)
-    return result._replace(leader_epoch=merged.epoch, end_offset=merged.end_offset)
 
 
 def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
