@@ -29,7 +29,7 @@ from fetchproxy.brokers.messages import (
     raise_for,
 )
 from fetchproxy.brokers.sasl import sasl_credentials
-from fetchproxy.brokers.topic_metadata import MetadataCache, SameAnswers, ask_metadata
+from fetchproxy.brokers.topic_metadata import MetadataCache, SameAnswers
 from fetchproxy.config.schema import ClusterConfig, TlsConfig
 from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, ClusterUnavailable
@@ -118,8 +118,7 @@ class Cluster:
         """Ask this one broker for the brokers that it knows. Raises ClusterError."""
         asked_at = asyncio.get_running_loop().time()
         connection = await self._connections.shared(address)
-        version = connection.version_of(ApiKey.METADATA)
-        answer = await ask_metadata(connection, version, [], self._same_answers)
+        answer = await self._same_answers.ask(connection, [])
         self._metadata.learn(answer, asked_at, all_topics=False)
 
     async def cluster_id(self) -> str | None:
@@ -335,7 +334,7 @@ class Cluster:
             # Brokers before 2.8 … 3.0 cannot be asked by id: ask for all and look.
             everything = by_id and version < messages.METADATA_BY_TOPIC_ID_VERSION
             asked = None if everything else topics
-            return await ask_metadata(connection, version, asked, self._same_answers), asked is None
+            return await self._same_answers.ask(connection, asked), asked is None
 
         answer, all_topics = await self.ask_any(ask)
         self._metadata.learn(answer, asked_at, all_topics=all_topics)

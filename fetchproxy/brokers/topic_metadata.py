@@ -47,6 +47,15 @@ class SameAnswers:
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, tuple[bytes, MetadataAnswer]] = OrderedDict()
 
+    async def ask(
+        self, connection: BrokerConnection, topics: Sequence[str | UUID] | None
+    ) -> MetadataAnswer:
+        """Of all topics for None; by id only from METADATA_BY_TOPIC_ID_VERSION on. Creates none."""
+        version = connection.version_of(ApiKey.METADATA)
+        body = await collected(write_request(version, topics))
+        [payload] = await connection.send([EncodedRequest(ApiKey.METADATA, version, body)])
+        return await self.decode(payload, version, topics)
+
     async def decode(
         self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
     ) -> MetadataAnswer:
@@ -63,18 +72,6 @@ class SameAnswers:
             if len(self._kept) > KEPT_ANSWERS_MAX:
                 self._kept.popitem(last=False)
         return answer
-
-
-async def ask_metadata(
-    connection: BrokerConnection,
-    version: int,
-    topics: Sequence[str | UUID] | None,
-    same: SameAnswers,
-) -> MetadataAnswer:
-    """Of all topics for None; by id only from METADATA_BY_TOPIC_ID_VERSION on. Creates none."""
-    body = await collected(write_request(version, topics))
-    [payload] = await connection.send([EncodedRequest(ApiKey.METADATA, version, body)])
-    return await same.decode(payload, version, topics)
 
 
 async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:

@@ -85,13 +85,6 @@ def may_pause(software: str) -> bool:
     return "rdkafka" in software or software.startswith("confluent-kafka")
 
 
-class _Rate(NamedTuple):
-    """Records/s that the application took: at least, and at most."""
-
-    low: float
-    high: float
-
-
 class _Known(NamedTuple):
     """Of a consumer that has left: its pace, and its records' size, 0: not known."""
 
@@ -118,8 +111,10 @@ class _Cycle:
         if len(self._points) > _POINTS_MAX:
             self._points = [*self._points[:-1:2], self._points[-1]]
 
-    def rate(self, full_at: float, turn_s: float, last: int) -> _Rate:
-        """At the pause that ends it. `turn_s`: the client's time to read an answer.
+    def rate(self, full_at: float, turn_s: float, last: int) -> tuple[float, float]:
+        """Records/s that the application took, at least and at most, at the pause that ends it.
+
+        `turn_s`: the client's time to read an answer.
 
         Before the last answers, one of each connection, the queue was not full: between any point
         and those, at least what was given less one queue was taken. With the answer that left at
@@ -135,7 +130,7 @@ class _Cycle:
             if last_at - at >= _SPAN_MIN_S:
                 low = max(low, (before_last - before - QUEUE_RECORDS) / (last_at - at))
         span = max(full_at + turn_s - points[0][0], 1e-3)
-        return _Rate(low, max((given - QUEUE_RECORDS) / span, low))
+        return low, max((given - QUEUE_RECORDS) / span, low)
 
 
 @dataclass(frozen=True, slots=True)

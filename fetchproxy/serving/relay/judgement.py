@@ -78,8 +78,6 @@ class TopicIdentities:
                 lost.add(topic_id)
 
 
-# A broker said OffsetOutOfRange. Is the offset in the archive, gone for good, or on its way?
-#
 # A client that is told OffsetOutOfRange skips data for good, so the error is passed on only on
 # fresh knowledge: the log's ends, what archivers say that they gather, and the view of the
 # archive, each read *after* the broker answered and in this order. `decide` is the rule, pure;

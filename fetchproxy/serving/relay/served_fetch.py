@@ -103,8 +103,6 @@ class TailMarks:
 # What the fetches of one connection share: its sessions, its judgements, and the parked poll.
 
 NOTHING_INJECTED: EncodedTopics = {}
-
-
 # Each partition costs the loop a microsecond or two, and what comes at once is walked in one turn.
 WALKED_AT_ONCE = 1_000
 
@@ -225,8 +223,6 @@ class FetchConnection:
         self.parked = None
 
 
-# One fetch with a part in the archive: split, read, merged, answered.
-#
 # Where the time of the fetch is over, or something can be answered, it is; what of the broker's
 # was asked for and is not needed yet stays parked for the next fetch.
 

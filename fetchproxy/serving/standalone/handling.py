@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fetchproxy_protocol.apis import ApiKey
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.messages import Fields, Structure, read_request, write_response
 from fetchproxy_protocol.primitives import Buffer
@@ -72,6 +72,12 @@ class Request:
 
     def may_read(self, topic: str) -> bool:
         return topic in self.user.topics
+
+    def missing(self, topic: str) -> ErrorCode:
+        """Why it is not shown. Of one that may not be read nobody hears whether it is there."""
+        if self.may_read(topic):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
     def may_join(self, group_id: str) -> bool:
         return group_id in self.user.groups

@@ -158,11 +158,9 @@ async def _heartbeat(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buff
     """A member says that it lives, and hears that a rebalance is under way (27)."""
     asked = request.read()
     member = Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"])
-    error = (
-        parts.groups.heartbeat(asked["group_id"], member)
-        if request.may_join(asked["group_id"])
-        else ErrorCode.GROUP_AUTHORIZATION_FAILED
-    )
+    error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if request.may_join(asked["group_id"]):
+        error = parts.groups.heartbeat(asked["group_id"], member)
     return request.respond({"error_code": error})
 
 
@@ -229,15 +227,14 @@ async def _describe_groups(parts: ArchiveOnlyParts, request: Request) -> Sequenc
 
 
 def _described_group(parts: ArchiveOnlyParts, request: Request, group_id: str) -> dict[str, Any]:
+    blank: dict[str, Any] = {
+        "group_id": group_id,
+        "protocol_type": "",
+        "protocol_data": "",
+        "members": (),
+    }
     if not request.may_join(group_id):
-        return {
-            "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED,
-            "group_id": group_id,
-            "group_state": "",
-            "protocol_type": "",
-            "protocol_data": "",
-            "members": (),
-        }
+        return blank | {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "group_state": ""}
     group = parts.groups.group(group_id)
     if group is not None:
         return {
@@ -247,18 +244,13 @@ def _described_group(parts: ArchiveOnlyParts, request: Request, group_id: str) -
             "protocol_data": group.protocol_name or "",
             "members": _members(group),
         }
-    known = parts.offsets.has_group(group_id)
-    described = {
-        "group_id": group_id,
-        "group_state": (GroupState.EMPTY if known else GroupState.DEAD).value,
-        "protocol_type": "consumer" if known else "",
-        "protocol_data": "",
-        "members": (),
-    }
-    if not known and request.version >= _NOT_FOUND_FROM:
-        described["error_code"] = ErrorCode.GROUP_ID_NOT_FOUND
-        described["error_message"] = f"Group {group_id} not found."
-    return described
+    if parts.offsets.has_group(group_id):
+        return blank | {"group_state": GroupState.EMPTY.value, "protocol_type": "consumer"}
+    dead = blank | {"group_state": GroupState.DEAD.value}
+    if request.version >= _NOT_FOUND_FROM:
+        dead["error_code"] = ErrorCode.GROUP_ID_NOT_FOUND
+        dead["error_message"] = f"Group {group_id} not found."
+    return dead
 
 
 def _members(group: ClassicGroup) -> list[dict[str, Any]]:
@@ -281,11 +273,9 @@ async def _delete_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     """Forgets all commits of groups that have no members."""
     results = []
     for group_id in elements(request.read()["groups_names"]):
-        error = (
-            await _delete_group(parts, group_id)
-            if request.may_join(group_id)
-            else ErrorCode.GROUP_AUTHORIZATION_FAILED
-        )
+        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        if request.may_join(group_id):
+            error = await _delete_group(parts, group_id)
         results.append({"group_id": group_id, "error_code": error})
     return request.respond({"results": results})
 

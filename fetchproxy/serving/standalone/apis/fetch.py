@@ -117,7 +117,7 @@ class _Fetch:
         return topic.partition(partition)
 
     def _missing(self, key: PartitionKey) -> ErrorCode:
-        """Why its tip is None. Of a name that may not be read nobody hears whether it is there."""
+        """Why its tip is None."""
         if self._fetch.version < TOPIC_IDS_FROM:
             name = _name(key[0])
         else:
@@ -125,9 +125,7 @@ class _Fetch:
             if topic is None:
                 return ErrorCode.UNKNOWN_TOPIC_ID
             name = topic.name
-        if not self._request.may_read(name):
-            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return self._request.missing(name)
 
     async def read(self) -> None:
         """Until there is something to say, or the fetch has waited long enough.
