@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 import structlog
@@ -55,6 +56,7 @@ from fetchproxy.storage.store_health import StoreOperation
 # One waiting fetch (Kafka's DelayedRemoteFetch): completes exactly once, whoever comes first.
 
 
+@dataclass(eq=False, repr=False)
 class DelayedRemoteFetch:
     """Made by `RemoteFetchPurgatory.watch`; everything else about it is the purgatory's.
 
@@ -62,23 +64,17 @@ class DelayedRemoteFetch:
     purgatory keeps nothing of a completed fetch: its results live as long as the caller holds it.
     """
 
-    def __init__(
-        self,
-        requests: Sequence[RemoteReadRequest],
-        bytes_max: int,
-        deadline: float,
-        on_cancel: Callable[[DelayedRemoteFetch], None],
-    ) -> None:
-        self.requests = requests
-        self.bytes_max = bytes_max
-        self.deadline = deadline  # loop time, s
-        self.reason: CompletionReason | None = None
-        self.reads: dict[int, PendingRead] = {}  # those it watches, by index of request
-        self.timer: asyncio.TimerHandle | None = None
-        self._on_cancel = on_cancel
-        self._results: dict[int, RemoteReadResult] = {}
-        self._done: asyncio.Event | None = None  # made by the first that waits
-        self._callbacks: list[Callable[[DelayedRemoteFetch], None]] = []
+    requests: Sequence[RemoteReadRequest]
+    bytes_max: int
+    deadline: float  # loop time, s
+    _on_cancel: Callable[[DelayedRemoteFetch], None]
+    reason: CompletionReason | None = None
+    # Those it watches, by index of request.
+    reads: dict[int, PendingRead] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+    _results: dict[int, RemoteReadResult] = field(default_factory=dict)
+    _done: asyncio.Event | None = None  # made by the first that waits
+    _callbacks: list[Callable[[DelayedRemoteFetch], None]] = field(default_factory=list)
 
     async def wait(self) -> None:
         """Return when completed. A cancelled wait cancels the fetch, but not the reads."""

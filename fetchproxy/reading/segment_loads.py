@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -44,27 +45,17 @@ INDEX_INLINE_BYTES_MAX = 128 * 1024
 CHECK_INLINE_BYTES_MAX = 4 * 1024 * 1024
 
 
+@dataclass(eq=False, repr=False)
 class SegmentLoads:
-    def __init__(
-        self,
-        pool: FetcherPool,
-        rlmm: PartitionViews,
-        rsm: RemoteStorageManager,
-        memory: ArchiveMemory,
-        hedged: HedgedReads,
-        steps: LoopSteps,
-        local_indexes: LocalIndexes | None = None,
-        disk_cache: DiskCache | None = None,
-    ) -> None:
-        self._pool = pool
-        self._hedged = hedged
-        self._steps = steps
-        self._disk_cache = disk_cache
-        self._rlmm = rlmm
-        self._rsm = rsm
-        self._memory = memory
-        self._local_indexes = local_indexes
-        self._views_wanted: dict[TopicIdPartition, float] = {}
+    _pool: FetcherPool
+    _rlmm: PartitionViews
+    _rsm: RemoteStorageManager
+    _memory: ArchiveMemory
+    _hedged: HedgedReads
+    _steps: LoopSteps
+    _local_indexes: LocalIndexes | None = None
+    _disk_cache: DiskCache | None = None
+    _views_wanted: dict[TopicIdPartition, float] = field(default_factory=dict)
 
     def begin(
         self, need: Need, wanted_until: float, ahead: bool = False, client: Hashable = None

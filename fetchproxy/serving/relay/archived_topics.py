@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass, field
 from uuid import UUID
 
 import structlog
@@ -42,22 +43,17 @@ WAIT_MAX_S = 0.5
 FIRST_WAIT_MAX_S = 2.0
 
 
+@dataclass(eq=False, repr=False)
 class ArchivedKnowledge:
     """One per gateway, whose task is `run`; `clock` gives loop seconds."""
 
-    def __init__(
-        self,
-        rlmm: RemoteLogMetadataManager,
-        clock: Callable[[], float],
-        warnings: SparingWarnings,
-    ) -> None:
-        self._rlmm = rlmm
-        self._clock = clock
-        self._warnings = warnings
-        self._failure: Exception | None = None  # of the last try
-        self._wanted = asyncio.Event()
-        self._asked_at = float("-inf")
-        self._starts_seen: LRUCache[int, float] = LRUCache(STARTS_SEEN_MAX)
+    _rlmm: RemoteLogMetadataManager
+    _clock: Callable[[], float]
+    _warnings: SparingWarnings
+    _failure: Exception | None = None  # of the last try
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _asked_at: float = float("-inf")
+    _starts_seen: LRUCache[int, float] = field(default_factory=lambda: LRUCache(STARTS_SEEN_MAX))
 
     async def may_be_archived(self, topic_id: UUID, not_older_than: float | None = None) -> bool:
         """False: a list of archived topics that is fresh does not have it, or the last one there
@@ -168,28 +164,21 @@ def _not_known(partition: int) -> int:
     return -1
 
 
+@dataclass(eq=False, repr=False)
 class ArchivedTopics:
     """One per gateway; `run` looks topics up. `max_age_s`: between two looks at the same topic."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        rlmm: RemoteLogMetadataManager,
-        knowledge: ArchivedKnowledge,
-        clock: Callable[[], float],
-        max_age_s: float,
-    ) -> None:
-        self._cluster = cluster
-        self._rlmm = rlmm
-        self._knowledge = knowledge
-        self._clock = clock
-        self._max_age_s = max_age_s
-        self._readers: set[TopicsOfConnection] = set()
-        self._looked_at: dict[TopicName, float] = {}
-        self._wake = asyncio.Event()
-        self.archived: dict[TopicName, LogStartOf] = {}
-        self.not_archived: set[TopicName] = set()
-        self.generation = 0  # changes with both
+    _cluster: Cluster
+    _rlmm: RemoteLogMetadataManager
+    _knowledge: ArchivedKnowledge
+    _clock: Callable[[], float]
+    _max_age_s: float
+    _readers: set[TopicsOfConnection] = field(default_factory=set)
+    _looked_at: dict[TopicName, float] = field(default_factory=dict)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    archived: dict[TopicName, LogStartOf] = field(default_factory=dict)
+    not_archived: set[TopicName] = field(default_factory=set)
+    generation: int = 0  # changes with both
 
     def join(self, reader: TopicsOfConnection) -> None:
         self._readers.add(reader)
