@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple, cast
 
@@ -307,6 +308,7 @@ class Admission(NamedTuple):
     appetites: Appetites
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Share:
     """One connection's, which has one fetch at a time. `payer()`: `payer_of` its transport, which
     is known when it is there.
@@ -321,27 +323,18 @@ class Share:
     have had meanwhile: they would be first for ever.
     """
 
-    __slots__ = (
-        "_admission",
-        "_charged",
-        "_may_pause",
-        "_pause_s",
-        "_payer",
-        "_reader",
-        "_software",
-        "_turn",
-        "_waited",
-    )
+    _admission: Admission
+    _payer: Callable[[], str]
+    _pause_s: float = 0.0  # that it was told to wait
+    _waited: bool = False
+    _charged: int = 0
+    _reader: Reader | None = None
+    _may_pause: bool = False
+    _software: str = ""
+    _turn: ConnectionTurn = field(init=False)
 
-    def __init__(self, admission: Admission, payer: Callable[[], str]) -> None:
-        self._admission = admission
-        self._payer = payer
-        self._pause_s = 0.0  # that it was told to wait
-        self._waited = False
-        self._turn = ConnectionTurn(admission.turns)
-        self._charged = 0
-        self._reader: Reader | None = None
-        self._may_pause, self._software = False, ""
+    def __post_init__(self) -> None:
+        self._turn = ConnectionTurn(self._admission.turns)
 
     def software_is(self, name: str, version: str) -> None:
         """What the client's library calls itself: before its first fetch, if at all."""

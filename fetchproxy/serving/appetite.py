@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -337,7 +337,7 @@ class Appetites:
             shown = client[0], client[1][:CLIENT_ID_SHOWN_MAX]
             consumer = Consumer(hash(client), shown, software, subject, appetite, {})
             consumers[consumer] = None
-        reader = Reader(self, consumer, node_id, known.record_bytes, paced=paced)
+        reader = Reader(self, consumer, node_id, known.record_bytes, paced)
         consumer.readers[node_id] = reader
         return reader
 
@@ -395,42 +395,24 @@ class Consumer:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Reader:
-    """One connection of a consumer."""
+    """One connection of a consumer. `record_bytes`: of its records, 0: not known."""
 
-    __slots__ = (
-        "_answer_bytes",
-        "_answered_at",
-        "_appetites",
-        "_consumer",
-        "_node_id",
-        "_offsets",
-        "_paced",
-        "lately",
-        "partitions_max",
-        "record_bytes",
-    )
+    _appetites: Appetites
+    _consumer: Consumer
+    _node_id: int | None
+    record_bytes: float
+    _paced: bool
+    _offsets: dict[PartitionKey, int] = field(default_factory=dict)
+    _answered_at: float = -math.inf
+    _answer_bytes: int = 0
+    partitions_max: int = field(init=False)
+    lately: Lately = field(init=False)
 
-    def __init__(
-        self,
-        appetites: Appetites,
-        consumer: Consumer,
-        node_id: int | None,
-        record_bytes: float,
-        *,
-        paced: bool,
-    ) -> None:
-        """`record_bytes`: of its records, 0: not known."""
-        self._appetites = appetites
-        self._consumer = consumer
-        self._node_id = node_id
-        self._paced = paced
-        self.partitions_max = PARTITIONS_PACED_MAX if paced else PARTITIONS_COUNTED_MAX
-        self._offsets: dict[PartitionKey, int] = {}
-        self._answered_at = -math.inf
-        self._answer_bytes = 0
-        self.record_bytes = record_bytes
-        self.lately = Lately(appetites.clock())
+    def __post_init__(self) -> None:
+        self.partitions_max = PARTITIONS_PACED_MAX if self._paced else PARTITIONS_COUNTED_MAX
+        self.lately = Lately(self._appetites.clock())
 
     def asked(
         self, partitions: Mapping[PartitionKey, FetchEntry], session_partitions: int = 0
