@@ -1,4 +1,6 @@
-"""What one fetch reads of the archive, while the broker may be asked too."""
+"""What one fetch reads of the archive, while the broker may be asked too; and readers that were led
+behind lost offsets.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
+import structlog
+from cachetools import LRUCache
 from fetchproxy_protocol.fetch import (
     FetchEntry,
     FetchRequest,
@@ -16,6 +20,7 @@ from fetchproxy_protocol.fetch import (
 )
 
 from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.observability.metrics import OFFSETS_SKIPPED, READERS_LED_ON
 from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import (
     PARTITIONS_READ_MAX,
@@ -23,6 +28,8 @@ from fetchproxy.reading.segment_reader import (
     RemoteReadResult,
 )
 from fetchproxy.serving.admission import Client
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -104,3 +111,29 @@ class ArchivedReads:
                 key, tip = keys[index]
                 found[key] = (tip, result)
         return found
+
+
+# Losses that are known to be logged; beyond it the oldest is forgotten, and may be logged again.
+LOSSES_KNOWN_MAX = 1_000
+
+
+class SkippedOffsets:
+    """One per process that serves: counts each skip, and logs each loss once."""
+
+    def __init__(self) -> None:
+        self._logged: LRUCache[tuple[TopicIdPartition, int], None] = LRUCache(LOSSES_KNOWN_MAX)
+
+    def note(self, tip: TopicIdPartition, first: int, last: int) -> None:
+        """An answer has led a reader behind the lost offsets `first` to `last`, both inclusive."""
+        READERS_LED_ON.labels(tip.topic).inc()
+        OFFSETS_SKIPPED.labels(tip.topic).inc(last - first + 1)
+        if (tip, last) in self._logged:
+            return
+        self._logged[tip, last] = None
+        log.warning(
+            "lost_offsets_skipped",
+            topic=tip.topic,
+            partition=tip.partition,
+            first_lost_offset=first,
+            last_lost_offset=last,
+        )

@@ -39,9 +39,7 @@ from fetchproxy.segments.description import encode_segment
 from fetchproxy.serving.relay import offset_lookup as archive_lookup
 from fetchproxy.serving.relay.answers import HeldAnswer
 from fetchproxy.serving.relay.apis import list_offsets, offset_for_leader_epoch
-from fetchproxy.serving.relay.archive_starts import ArchiveStarts
-from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge
-from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.served_archive import ArchivedKnowledge, ArchiveStarts, ServedArchive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 ARCHIVED, NEVER, HIDDEN, LOST = "archived", "never", "hidden", "lost"

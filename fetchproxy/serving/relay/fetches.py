@@ -9,11 +9,10 @@ from fetchproxy_protocol.fetch import PartitionPatch
 
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.serving.admission import Admission
-from fetchproxy.serving.relay.archived_topics import ArchivedTopics
+from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.relay.held_readers import HeldReaders
 from fetchproxy.serving.relay.judgement import Judge
-from fetchproxy.serving.relay.served_archive import ServedArchive
-from fetchproxy.serving.skipped_offsets import SkippedOffsets
+from fetchproxy.serving.relay.served_archive import ArchivedTopics, ServedArchive
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.runtime.loop import chosen, each_of, pieces
-from fetchproxy.serving.relay.archive_starts import StartOf, archive_start
 from fetchproxy.serving.relay.judgement import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
-from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.served_archive import ServedArchive, StartOf, archive_start
 
 # ListOffsets results with what the archive says in place of what the broker said. Pure.
 

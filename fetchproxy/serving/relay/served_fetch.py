@@ -36,12 +36,12 @@ from fetchproxy.serving.fetch_answer import (
     encode_topics,
 )
 from fetchproxy.serving.relay.answers import FetchAnswer
-from fetchproxy.serving.relay.archived_topics import TopicsOfConnection
 from fetchproxy.serving.relay.broker_link import UpstreamPoll, encode_poll
 from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.relay.fetches import SharedByFetches
 from fetchproxy.serving.relay.handling import Session
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
+from fetchproxy.serving.relay.served_archive import TopicsOfConnection
 from fetchproxy.serving.relay.withheld import NOTHING_WITHHELD, FetchJudging, Split
 
 

@@ -22,20 +22,23 @@ from fetchproxy.observability.health import Health
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.admission import admission_of
+from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener, NewSession
 from fetchproxy.serving.relay.addresses import AddressMap, ServerNames, ToldAddresses
-from fetchproxy.serving.relay.archive_starts import ArchiveStarts
-from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge, ArchivedTopics
 from fetchproxy.serving.relay.broker_link import BrokerLink, UpstreamDial
 from fetchproxy.serving.relay.fetches import FetchLimits, SharedByFetches
 from fetchproxy.serving.relay.held_readers import HeldReaders
 from fetchproxy.serving.relay.judgement import Judge
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
-from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.served_archive import (
+    ArchivedKnowledge,
+    ArchivedTopics,
+    ArchiveStarts,
+    ServedArchive,
+)
 from fetchproxy.serving.relay.session import Relay, RelaySession
 from fetchproxy.serving.session import Address
-from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.transport import open_record_pipe
 from fetchproxy.tls.contexts import (
     ReloadingContext,

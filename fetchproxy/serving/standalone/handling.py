@@ -17,8 +17,8 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import Admission, Client, Share
+from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.limits import StandaloneLimits
-from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator
 from fetchproxy.serving.standalone.logins import Logins, User

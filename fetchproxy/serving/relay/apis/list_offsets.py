@@ -10,7 +10,7 @@ timestamp, when its answer comes, so only results without error are touched.
        pending upload
 
 Of a topic that was never archived the broker's answer passes, whatever the store does: the archive
-is asked about those alone that are in the list of archived topics (`archived_topics`), and not
+is asked about those alone that are in the list of archived topics (`ArchivedKnowledge`), and not
 where the broker's log begins at 0. A client that asks for the earliest offset starts reading there,
 so of the others a broker's own log start is shown only on knowledge of the archive; without it the
 client gets a retriable error and asks again. What it asks for by time is found without that
