@@ -33,12 +33,7 @@ from fetchproxy.brokers.topic_metadata import MetadataCache, SameAnswers
 from fetchproxy.config.schema import ClusterConfig, TlsConfig
 from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.model import (
-    IsolationLevel,
-    LogEdges,
-    TopicIdPartition,
-    is_topic_name,
-)
+from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition, is_topic_name
 from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.tls.contexts import ReloadingContext, UpstreamTls, upstream_context

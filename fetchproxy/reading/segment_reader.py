@@ -1,6 +1,4 @@
-"""From an offset to bytes, out of memory only: view → segment → chunk → cut. No I/O, no
-waiting.
-"""
+"""From an offset to bytes, out of memory only: view → segment → chunk → cut. No I/O, no waiting."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Which of a connection's partitions are read from the archive, and what becomes of its
-catches.
-"""
+"""Which of a connection's partitions are read from the archive, and what becomes of its catches."""
 
 from __future__ import annotations
 
@@ -39,12 +37,7 @@ from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
 from fetchproxy.runtime.loop import chosen, each_of
 from fetchproxy.serving.relay.fetches import SharedByFetches
-from fetchproxy.serving.relay.judgement import (
-    HELD_VERDICTS,
-    Judgement,
-    TopicIdentities,
-    Verdict,
-)
+from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, TopicIdentities, Verdict
 
 # Which of a connection's partitions are read from the archive, and by whose leave. Pure.
 #

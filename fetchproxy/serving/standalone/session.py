@@ -27,13 +27,7 @@ from fetchproxy.serving.framing import RequestFraming
 from fetchproxy.serving.session import ClientSession, SessionOwner
 from fetchproxy.serving.standalone.apis import api_versions, sasl
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, RequestRefused
-from fetchproxy.serving.standalone.logins import (
-    ANYBODY,
-    NOBODY,
-    Login,
-    LoginRefused,
-    User,
-)
+from fetchproxy.serving.standalone.logins import ANYBODY, NOBODY, Login, LoginRefused, User
 from fetchproxy.serving.standalone.table import served_api
 
 # Before a client has logged in: the largest token is a user's name with its password.

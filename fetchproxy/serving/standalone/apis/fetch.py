@@ -43,11 +43,7 @@ from fetchproxy.reading.segment_reader import (
 )
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, each_of, in_steps, pieces
 from fetchproxy.serving.archived_reads import ArchivedReads
-from fetchproxy.serving.fetch_answer import (
-    AnswerRoom,
-    PartitionAnswer,
-    encode_own_answer,
-)
+from fetchproxy.serving.fetch_answer import AnswerRoom, PartitionAnswer, encode_own_answer
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import log_edges
 
