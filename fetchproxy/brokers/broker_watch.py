@@ -98,13 +98,6 @@ class BrokerWatch:
         none = self._health.reported(Kind.BROKERS_AWAY)
         return self._health.all(now) if none is None else (none,)
 
-    def _none_answers(self, since: float) -> Condition:
-        what = (
-            "No broker answers: until one does clients are not served, and nothing is archived "
-            f"({self.status().last_error})"
-        )
-        return Condition(Kind.BROKERS_AWAY, what, missing="brokers: none answers", since=since)
-
     def _one_is_away(self, address: HostPort, since: float) -> Condition:
         known, away = len(self._brokers), len(self.status().away)
         what = (
@@ -152,5 +145,11 @@ class BrokerWatch:
             if self._none_since is None:
                 self._none_since = asyncio.get_running_loop().time()
             addresses, error = ", ".join(map(str, self._brokers)), self.status().last_error
-            none = self._none_answers(self._none_since)
+            what = (
+                "No broker answers: until one does clients are not served, and nothing is archived "
+                f"({error})"
+            )
+            none = Condition(
+                Kind.BROKERS_AWAY, what, missing="brokers: none answers", since=self._none_since
+            )
             self._health.report(none, addresses=addresses, error=error)

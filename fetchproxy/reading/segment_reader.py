@@ -472,37 +472,26 @@ class SegmentReader:
         """
         found: dict[tuple[int, int], AbortedTxn] = {}
         for metadata in segments:
-            if metadata.has_aborted_txns:
-                entries = self._memory.aborted(metadata.segment_id.id.int) or ()
-                _collect(entries, first, last, found)
+            if not metadata.has_aborted_txns:
+                continue
+            entries = self._memory.aborted(metadata.segment_id.id.int) or ()
+            # In the order of their markers, and none after one whose LSO is above `last` can reach
+            # down to it. Kafka's TransactionIndex.collectAbortedTxns.
+            for i in range(bisect_left(entries, first, key=_marker_offset), len(entries)):
+                entry = entries[i]
+                if entry.first_offset <= last:
+                    key = (entry.producer_id, entry.first_offset)
+                    known = found.get(key)
+                    if known is None or known.last_offset < entry.last_offset:
+                        found[key] = entry
+                if entry.last_stable_offset > last:
+                    break
         return tuple(sorted(found.values()))
 
 
 def _counts(metadata: RemoteLogSegmentMetadata, layout: SegmentLayout, number: int) -> bool:
     """There is such a chunk, and it does not begin above where the segment was clipped."""
     return number < len(layout) and layout.first_offsets[number] <= metadata.end_offset
-
-
-def _collect(
-    entries: tuple[AbortedTxn, ...],
-    first: int,
-    last: int,
-    found: dict[tuple[int, int], AbortedTxn],
-) -> None:
-    """Add those with an offset in `first` … `last`, by producer id and first offset.
-
-    `entries` are in the order of their markers, and none after one whose LSO is above `last` can
-    reach down to it. Kafka's TransactionIndex.collectAbortedTxns.
-    """
-    for i in range(bisect_left(entries, first, key=_marker_offset), len(entries)):
-        entry = entries[i]
-        if entry.first_offset <= last:
-            key = (entry.producer_id, entry.first_offset)
-            known = found.get(key)
-            if known is None or known.last_offset < entry.last_offset:
-                found[key] = entry
-        if entry.last_stable_offset > last:
-            return
 
 
 def _failed(error: FetchProxyError) -> RemoteReadResult:

@@ -156,14 +156,6 @@ class AnswerTurns:
         self._taken: dict[ConnectionTurn, float] = {}  # since loop time, s; the oldest first
         self._timer: asyncio.TimerHandle | None = None  # for the oldest; only while others wait
 
-    @property
-    def taken(self) -> int:
-        return len(self._taken)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
     def begin(self, turn: ConnectionTurn, size_bytes: int) -> bool:
         """True: `turn` has begun. False: it is in the queue, and `turn.begun` tells."""
         if len(self._taken) < self._turns_max:  # so nobody waits

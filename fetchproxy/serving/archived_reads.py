@@ -60,17 +60,15 @@ class ArchivedReads:
         keys = list(islice(remote, PARTITIONS_READ_MAX - len(self.read_for())))
         if not keys:
             return
-        reads = [self._read_request(key, tip) for key, tip in keys]
+        isolation = IsolationLevel(self.request.isolation_level)
+        reads = []
+        for key, tip in keys:
+            entry = self.asked[key]
+            offset, bytes_max = fetch_offset(entry), entry_bytes_max(entry)
+            reads.append(RemoteReadRequest(tip, offset, bytes_max, isolation, self.client))
         delayed = self.purgatory.watch(reads, bytes_max=self.bytes_max, deadline=deadline)
         delayed.on_completion(lambda _: self.completed.set())
         self.watched.append((keys, delayed))
-
-    def _read_request(self, key: PartitionKey, tip: TopicIdPartition) -> RemoteReadRequest:
-        entry = self.asked[key]
-        isolation = IsolationLevel(self.request.isolation_level)
-        return RemoteReadRequest(
-            tip, fetch_offset(entry), entry_bytes_max(entry), isolation, self.client
-        )
 
     def asked_bytes(self, keys: Iterable[PartitionKey]) -> int:
         """What the client wants of it: but for first batches, which come whole, it has no more."""
@@ -82,18 +80,9 @@ class ArchivedReads:
         return [key for keys, _ in self.watched for key, _ in keys]
 
     @property
-    def reads(self) -> bool:
-        """Something of it is being read, or has been."""
-        return bool(self.watched)
-
-    @property
     def ready(self) -> bool:
         """Something can be answered, or nothing will come."""
         return self.completed.is_set()
-
-    @property
-    def has_records(self) -> bool:
-        return any(result.records for _, result in self.results().values())
 
     def forget(self) -> None:
         """What was read is in the answer: nothing here keeps it in memory."""

@@ -119,7 +119,15 @@ class Listener:
             ) from error
         self.run(self._sweep(), "connection-sweeper")
         if self.tells_reached:
-            self._warn_of_address_reached()
+            log.warning(
+                "listens_on_all_addresses",
+                listener=self._name,
+                host=self.host,
+                clients_are_told="the address at which each has reached this listener",
+                fails_for="clients behind NAT, a load balancer or a container's published ports, "
+                "and where a certificate does not name that address",
+                hint="set gateway.advertise_host (--advertise) to a host that all clients can dial",
+            )
 
     def run(self, work: Coroutine[None, None, None], name: str) -> None:
         """Until this is closed."""
@@ -136,18 +144,6 @@ class Listener:
         """What a client is told that has reached this at the address `reached`."""
         host = self.config.advertise_host or self.host
         return (reached if self.tells_reached else host), self.port
-
-    def _warn_of_address_reached(self) -> None:
-        """What clients are told, and for whom it is wrong."""
-        log.warning(
-            "listens_on_all_addresses",
-            listener=self._name,
-            host=self.host,
-            clients_are_told="the address at which each has reached this listener",
-            fails_for="clients behind NAT, a load balancer or a container's published ports, and "
-            "where a certificate does not name that address",
-            hint="set gateway.advertise_host (--advertise) to a host that all clients can dial",
-        )
 
     async def listen(self, port: int, new_session: NewSession) -> asyncio.Server:
         """A further one, open until its owner closes it. Raises OSError."""

@@ -179,15 +179,7 @@ def _sent_at_once(transport: Transport, pieces: list[memoryview]) -> list[memory
     return without_first(pieces, sent)
 
 
-# Clients that have ended their sending, and those that are gone: what asyncio does not tell.
-
-
-def may_half_close(transport: asyncio.BaseTransport) -> bool:
-    """Whether answers can still be sent when the other side has ended its sending.
-
-    asyncio's TLS always ends both directions at once.
-    """
-    return transport.get_extra_info("sslcontext") is None
+# Clients that are gone: what asyncio does not tell.
 
 
 def is_reset(transport: asyncio.BaseTransport) -> bool:

@@ -58,11 +58,8 @@ class ServerNames:
         return None if found is None else int(found[1])
 
     def knows(self, name: str | None) -> bool:
-        return (
-            name is None
-            or name.lower() == self._bootstrap
-            or self._node.fullmatch(name.lower()) is not None
-        )
+        is_bootstrap = name is None or name.lower() == self._bootstrap
+        return is_bootstrap or self.node_of(name) is not None
 
 
 # One proxy address for every broker: who listens where, as clients are told (`addresses`).

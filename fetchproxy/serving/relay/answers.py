@@ -106,9 +106,7 @@ class FetchAnswer(Answer):
     def done(self) -> None:
         if self.plain_session_id is not None and self.on_plain is not None:
             self.on_plain(self.plain_session_id)
-        if (on_done := self.on_done) is not None:
-            self.let_go()
-            on_done()
+        Answer.done(self)
 
     def let_go(self) -> None:
         """It is done with: what it would have called may hold it, and all of a large request."""

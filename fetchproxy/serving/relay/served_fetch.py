@@ -38,11 +38,10 @@ from fetchproxy.serving.fetch_answer import (
 from fetchproxy.serving.relay.answers import FetchAnswer
 from fetchproxy.serving.relay.broker_link import UpstreamPoll, encode_poll
 from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
-from fetchproxy.serving.relay.fetches import SharedByFetches
 from fetchproxy.serving.relay.handling import Session
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
 from fetchproxy.serving.relay.served_archive import TopicsOfConnection
-from fetchproxy.serving.relay.withheld import NOTHING_WITHHELD, FetchJudging, Split
+from fetchproxy.serving.relay.withheld import NOTHING_WITHHELD, FetchJudging, SharedByFetches, Split
 
 
 class TailMarks:
@@ -293,7 +292,7 @@ class ServedFetch:
             if await self._first_ready(split, side, poll, patience):
                 return False
             await self._hold_refusal(split, side, poll)
-            turn = on.cut_short and side.has_records
+            turn = on.cut_short and any(result.records for _, result in side.results().values())
             if poll is not None and side.ready and not turn and not poll.arrived.is_set():
                 await first_of([poll.arrived.wait()], poll.due_at - clock())
             if poll is None or turn or not poll.arrived.is_set():
@@ -384,7 +383,7 @@ class ServedFetch:
             self._on.judging.judged.clear()
             found = await self._on.judging.verdicts(judging)
             side.watch(found.remote.items(), deadline)
-            if not (found.undecided or side.reads):  # nothing will come but what archivers do
+            if not (found.undecided or side.watched):  # nothing will come but what archivers do
                 deadline = min(deadline, self._deadline)
             left = deadline - self._on.clock()
             if side.ready or found.told or (poll and poll.arrived.is_set()):

@@ -27,7 +27,6 @@ from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener, NewSession
 from fetchproxy.serving.relay.addresses import AddressMap, ServerNames, ToldAddresses
 from fetchproxy.serving.relay.broker_link import BrokerLink, UpstreamDial
-from fetchproxy.serving.relay.fetches import FetchLimits, SharedByFetches
 from fetchproxy.serving.relay.held_readers import HeldReaders
 from fetchproxy.serving.relay.judgement import Judge
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
@@ -38,6 +37,7 @@ from fetchproxy.serving.relay.served_archive import (
     ServedArchive,
 )
 from fetchproxy.serving.relay.session import Relay, RelaySession
+from fetchproxy.serving.relay.withheld import FetchLimits, SharedByFetches
 from fetchproxy.serving.session import Address
 from fetchproxy.serving.transport import open_record_pipe
 from fetchproxy.tls.contexts import (
@@ -72,22 +72,18 @@ async def look_at_archived_topics(archive: ServedArchive, tried: asyncio.Event) 
 
     `tried` is set after the first attempt, whatever came of it.
     """
-    while not await _is_done(archive):
+    while True:
+        try:
+            await _look(archive)
+            break
+        except (ClusterError, RemoteStorageError) as error:
+            log.info("archive_not_looked_up_yet", error=str(error))
+        except Exception as error:  # no client may depend on this, so neither may the process
+            log.exception("archive_not_looked_up", error=repr(error))
+            break
         tried.set()
         await asyncio.sleep(RETRY_PAUSE_S)
     tried.set()
-
-
-async def _is_done(archive: ServedArchive) -> bool:
-    """False: the store or the brokers are away."""
-    try:
-        await _look(archive)
-    except (ClusterError, RemoteStorageError) as error:
-        log.info("archive_not_looked_up_yet", error=str(error))
-        return False
-    except Exception as error:  # no client may depend on this, so neither may the process
-        log.exception("archive_not_looked_up", error=repr(error))
-    return True
 
 
 async def _look(archive: ServedArchive) -> None:

@@ -18,10 +18,10 @@ from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import HeldAnswer, Payload
 from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.broker_link import BrokerLink
-from fetchproxy.serving.relay.fetches import SharedByFetches
 from fetchproxy.serving.relay.framing import RelayedRequests
 from fetchproxy.serving.relay.handling import Session
 from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.withheld import SharedByFetches
 from fetchproxy.serving.session import SessionOwner
 from fetchproxy.serving.transport import RecordPipe
 from fetchproxy.tls.contexts import in_words

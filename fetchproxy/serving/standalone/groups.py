@@ -115,12 +115,6 @@ class SyncReply:
 Reply = JoinReply | SyncReply
 
 
-@dataclass(frozen=True, slots=True)
-class GroupLimits:
-    members_max: int
-    initial_rebalance_delay_s: float
-
-
 @dataclass(slots=True)
 class Member:
     """`join_ticket`, `sync_ticket`: the request that waits for the others, if any."""
@@ -174,7 +168,7 @@ _COMPLETING = GroupState.COMPLETING_REBALANCE
 
 
 class ClassicGroup:
-    def __init__(self, group_id: str, limits: GroupLimits, new_member_id: NewMemberId) -> None:
+    def __init__(self, group_id: str, limits: StandaloneLimits, new_member_id: NewMemberId) -> None:
         self.group_id = group_id
         self.state = GroupState.EMPTY
         self.generation = 0
@@ -183,7 +177,8 @@ class ClassicGroup:
         self.leader: str | None = None
         self.members: dict[str, Member] = {}
         self.pending: dict[str, float] = {}  # ids that were given out, until when they are good
-        self._limits = limits
+        self._members_max = limits.group_members_max
+        self._initial_delay_s = limits.group_initial_rebalance_delay_ms / 1000
         self._new_member_id = new_member_id
         self._static: dict[str, str] = {}  # instance id -> member id
         self._joins_from = self._joins_until = 0.0  # when a rebalance may end, and when it must
@@ -324,7 +319,7 @@ class ClassicGroup:
         if self.members and not self._has_protocol_for(request):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         known = member_id in self.members or member_id in self.pending or instance in self._static
-        if not known and len(self.members) + len(self.pending) >= self._limits.members_max:
+        if not known and len(self.members) + len(self.pending) >= self._members_max:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         return ErrorCode.NONE
 
@@ -358,7 +353,7 @@ class ClassicGroup:
         member.join_ticket = ticket
         if self.state is _PREPARING and self._joins_from > now:
             # A group's first rebalance: where one comes, others may be coming.
-            self._joins_from = min(now + self._limits.initial_rebalance_delay_s, self._joins_until)
+            self._joins_from = min(now + self._initial_delay_s, self._joins_until)
         self._rebalance(now)
 
     def _join_again(self, now: float, ticket: Ticket, request: JoinRequest, member: Member) -> None:
@@ -431,7 +426,7 @@ class ClassicGroup:
                     member.assignment = b""
             self.state = _PREPARING
             longest = self._longest_rebalance_s()
-            delay = self._limits.initial_rebalance_delay_s if first else 0.0
+            delay = self._initial_delay_s if first else 0.0
             self._joins_from = now + min(delay, longest)
             self._joins_until = now + longest
         self._maybe_complete_join(now)
@@ -608,10 +603,8 @@ class GroupCoordinator:
         memory: GroupMemory,
         new_member_id: Callable[[str], str],
     ) -> None:
-        self._groups_max = limits.groups_max
+        self._limits = limits
         self._memory = memory
-        delay_s = limits.group_initial_rebalance_delay_ms / 1000
-        self._limits = GroupLimits(limits.group_members_max, delay_s)
         self._new_member_id = new_member_id
         self._groups: dict[str, ClassicGroup] = {}
         self._sizes: dict[str, int] = {}  # bytes, by group
@@ -637,7 +630,7 @@ class GroupCoordinator:
         if group is None:
             if request.member_id:
                 return JoinReply(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-            if len(self._groups) >= self._groups_max:
+            if len(self._groups) >= self._limits.groups_max:
                 LIMITS_REACHED.labels("groups_max").inc()
                 return JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED)
             group = ClassicGroup(group_id, self._limits, self._new_member_id)

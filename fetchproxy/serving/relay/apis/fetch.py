@@ -37,9 +37,9 @@ from fetchproxy.serving.admission import Client
 from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.broker_link import encode_poll
 from fetchproxy.serving.relay.fetch_session import FetchKind
-from fetchproxy.serving.relay.fetches import SharedByFetches
 from fetchproxy.serving.relay.handling import Session
 from fetchproxy.serving.relay.served_fetch import NOTHING_INJECTED, FetchConnection, ServedFetch
+from fetchproxy.serving.relay.withheld import SharedByFetches
 
 
 class FetchHandler(FetchConnection):
