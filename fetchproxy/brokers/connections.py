@@ -36,6 +36,10 @@ from fetchproxy.tls.contexts import UpstreamTls, in_words, looks_like_tls
 
 _SIZE_BYTES = 4
 _CORRELATION_ID_BYTES = 4
+# The session is renewed after this share of its life, as Kafka's own client does at the earliest.
+_RENEW_AFTER = 0.85
+# Brokers refuse to authenticate a connection anew within a second of the last time.
+_RENEWALS_APART_MIN_S = 1.0
 
 
 def _software_version() -> str:
@@ -67,7 +71,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._size = bytearray(_SIZE_BYTES)
         self._frame: bytearray | None = None  # None: the size prefix is being received
         self._received = 0
-        self._sasl: SaslSession | None = None
+        self._credentials: SaslCredentials | None = None  # of a session that ends
+        self._renew_at = float("inf")  # loop seconds
+        self._renewals = SingleFlight[None]()
 
     @property
     def is_open(self) -> bool:
@@ -107,8 +113,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         Raises ClusterUnavailable after request_max_ms + `extra_ms` (what the broker itself was
         told to wait) and where the connection is or goes lost.
         """
-        if self._sasl is not None:
-            await self._sasl.renew_if_due()
+        await self._renew_if_due()
         return await self._exchange(requests, extra_ms)
 
     async def ask(self, message: Any, answer: Any) -> Any:
@@ -149,9 +154,65 @@ class BrokerConnection(asyncio.BufferedProtocol):
         raise self._unavailable(f"ApiVersions: error {error_code}")
 
     async def authenticate(self, credentials: SaslCredentials) -> None:
-        """Now, and again whenever the session is about to end. Raises AuthenticationRefused."""
-        self._sasl = SaslSession(self, credentials)
-        await self._sasl.authenticate()
+        """Now, and again whenever the session is about to end.
+
+        Raises AuthenticationRefused and ClusterUnavailable; the connection is closed then.
+        """
+        try:
+            lifetime_ms = await self._log_in(credentials)
+        except BaseException as error:  # left in the middle, so that nothing else can be asked
+            if isinstance(error, AuthenticationRefused):
+                credentials.note_refusal(error)
+            self.close()
+            raise
+        credentials.note_success()
+        now = asyncio.get_running_loop().time()
+        if lifetime_ms > 0:
+            after_s = max(_RENEW_AFTER * lifetime_ms / 1000, _RENEWALS_APART_MIN_S)
+            self._renew_at, self._credentials = now + after_s, credentials
+
+    async def _renew_if_due(self) -> None:
+        """Before a request is sent. Requests under way are answered first, as they came first;
+        those that come meanwhile wait here, as brokers close a connection that asks in between."""
+        credentials = self._credentials
+        if credentials is not None and asyncio.get_running_loop().time() >= self._renew_at:
+            await self._renewals.run("renewal", lambda: self.authenticate(credentials))
+
+    async def _log_in(self, credentials: SaslCredentials) -> int:
+        """The session's lifetime in ms; 0: it does not end (KIP-368)."""
+        exchange, mechanism = await credentials.exchange(), credentials.mechanism
+
+        def refused(why: str, error_code: int | None = None) -> AuthenticationRefused:
+            what = f"broker {self.address}: {credentials.who}: {why}"
+            return AuthenticationRefused(what, error_code)
+
+        request = SaslHandshakeRequest(mechanism=mechanism)
+        handshake = await self.ask(request, SaslHandshakeResponse)
+        code = handshake.error_code
+        if code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
+            offered = ", ".join(handshake.mechanisms) or "none"
+            raise refused(f"the broker has no {mechanism} (it has {offered})", code)
+        if code == ErrorCode.ILLEGAL_SASL_STATE:
+            raise refused("the broker's listener has no SASL, or not at this point", code)
+        if code:
+            raise refused(f"error {code}", code)
+        lifetime_ms = 0
+        while not exchange.is_done():
+            request = SaslAuthenticateRequest(auth_bytes=exchange.auth_bytes())
+            answer = await self.ask(request, SaslAuthenticateResponse)
+            if answer.error_code:
+                raise refused(answer.error_message or "refused", answer.error_code)
+            try:
+                # SCRAM hashes the password thousands of times here.
+                await asyncio.to_thread(exchange.receive, bytes(answer.auth_bytes))
+            except TooFewIterations as error:
+                raise refused(str(error)) from None
+            except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
+                raise refused(f"the broker's answer is none: {type(error).__name__}") from None
+            lifetime_ms = answer.session_lifetime_ms or 0
+        if not exchange.is_authenticated():
+            raise refused("the broker's last answer does not end the exchange")
+        return lifetime_ms
 
     def version_of(self, api_key: int) -> int:
         return messages.pick_version(api_key, self.versions)
@@ -200,83 +261,6 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _unavailable(self, why: str) -> ClusterUnavailable:
         return ClusterUnavailable(f"broker {self.address}: {why}")
-
-
-# The session is renewed after this share of its life, as Kafka's own client does at the earliest.
-_RENEW_AFTER = 0.85
-# Brokers refuse to authenticate a connection anew within a second of the last time.
-_RENEWALS_APART_MIN_S = 1.0
-
-
-class SaslSession:
-    """One connection's authentication."""
-
-    def __init__(self, peer: BrokerConnection, credentials: SaslCredentials) -> None:
-        self._peer = peer
-        self._credentials = credentials
-        self._renew_at = float("inf")  # loop seconds
-        self._renewals = SingleFlight[None]()
-
-    async def renew_if_due(self) -> None:
-        """Before a request is sent. Requests under way are answered first, as they came first;
-        those that come meanwhile wait here, as brokers close a connection that asks in between."""
-        if asyncio.get_running_loop().time() >= self._renew_at:
-            await self._renewals.run("renewal", self.authenticate)
-
-    async def authenticate(self) -> None:
-        """Raises AuthenticationRefused and ClusterUnavailable; the connection is closed then."""
-        try:
-            lifetime_ms = await self._exchange()
-        except AuthenticationRefused as error:
-            self._credentials.note_refusal(error)
-            self._peer.close()
-            raise
-        except BaseException:  # left in the middle, so that nothing else can be asked
-            self._peer.close()
-            raise
-        self._credentials.note_success()
-        now = asyncio.get_running_loop().time()
-        if lifetime_ms > 0:
-            after_s = max(_RENEW_AFTER * lifetime_ms / 1000, _RENEWALS_APART_MIN_S)
-            self._renew_at = now + after_s
-
-    async def _exchange(self) -> int:
-        exchange = await self._credentials.exchange()
-        peer, mechanism = self._peer, self._credentials.mechanism
-        request = SaslHandshakeRequest(mechanism=mechanism)
-        handshake = await peer.ask(request, SaslHandshakeResponse)
-        code = handshake.error_code
-        if code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
-            offered = ", ".join(handshake.mechanisms) or "none"
-            raise self._refused(f"the broker has no {mechanism} (it has {offered})", code)
-        if code == ErrorCode.ILLEGAL_SASL_STATE:
-            raise self._refused("the broker's listener has no SASL, or not at this point", code)
-        if code:
-            raise self._refused(f"error {code}", code)
-        lifetime_ms = 0
-        while not exchange.is_done():
-            request = SaslAuthenticateRequest(auth_bytes=exchange.auth_bytes())
-            answer = await peer.ask(request, SaslAuthenticateResponse)
-            if answer.error_code:
-                raise self._refused(answer.error_message or "refused", answer.error_code)
-            try:
-                # SCRAM hashes the password thousands of times here.
-                await asyncio.to_thread(exchange.receive, bytes(answer.auth_bytes))
-            except TooFewIterations as error:
-                raise self._refused(str(error)) from None
-            except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
-                raise self._refused(
-                    f"the broker's answer is none: {type(error).__name__}"
-                ) from None
-            lifetime_ms = answer.session_lifetime_ms or 0  # 0: the session does not end (KIP-368)
-        if not exchange.is_authenticated():
-            raise self._refused("the broker's last answer does not end the exchange")
-        return lifetime_ms
-
-    def _refused(self, why: str, error_code: int | None = None) -> AuthenticationRefused:
-        return AuthenticationRefused(
-            f"broker {self._peer.address}: {self._credentials.who}: {why}", error_code
-        )
 
 
 # Which connections are open to which broker. Decides no retries and reads no answers.

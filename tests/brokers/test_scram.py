@@ -10,19 +10,18 @@ from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from fetchproxy.brokers.connections import SaslSession
+from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.sasl import SaslCredentials, sasl_credentials
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import AuthenticationRefused
 
 
-class AskingBroker:
+class AskingBroker(BrokerConnection):
     """Answers the first message with its number of iterations, and has no second answer."""
 
-    address = HostPort("broker", 9092)
-
     def __init__(self, iterations: str) -> None:
+        super().__init__(HostPort("broker", 9092), config())
         self._iterations = iterations
         self.tokens: list[bytes] = []
         self.closed = False
@@ -56,7 +55,7 @@ def config(**more: Any) -> ClusterConfig:
 async def test_too_few_iterations_get_no_proof(iterations: str) -> None:
     broker = AskingBroker(iterations)
     with pytest.raises(AuthenticationRefused, match=r"broker:9092.*expected at least 4096"):
-        await SaslSession(broker, SaslCredentials(config())).authenticate()
+        await broker.authenticate(SaslCredentials(config()))
     assert len(broker.tokens) == 1
     assert broker.closed
 
@@ -64,7 +63,7 @@ async def test_too_few_iterations_get_no_proof(iterations: str) -> None:
 async def test_kafkas_least_is_taken() -> None:
     broker = AskingBroker("4096")
     with pytest.raises(AuthenticationRefused, match="no"):
-        await SaslSession(broker, SaslCredentials(config())).authenticate()
+        await broker.authenticate(SaslCredentials(config()))
     assert b",p=" in broker.tokens[1]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
@@ -104,23 +105,20 @@ class Identified(NamedTuple):
     unlisted: dict[str, TopicInfo]
 
 
+@dataclass(eq=False, repr=False)
 class ArchiveLookup:
     """For one answer, which came at loop time `answered_at` (s).
 
-    `first_wait_max_s`: for the store, where a partition was never read; None: as long as it takes.
+    `_first_wait_max_s`: for the store, where a partition was never read; None: as long as it takes.
     """
 
-    def __init__(
-        self,
-        archive: ServedArchive,
-        answered_at: float,
-        first_wait_max_s: float | None = None,
-    ) -> None:
-        self._archive = archive
-        self.answered_at = answered_at
-        self._first_wait_max_s = first_wait_max_s
-        self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
-        self._failures: dict[TopicIdPartition, Exception] = {}
+    _archive: ServedArchive
+    answered_at: float
+    _first_wait_max_s: float | None = None
+    _listings: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(LISTINGS_AT_ONCE)
+    )
+    _failures: dict[TopicIdPartition, Exception] = field(default_factory=dict)
 
     async def identify(self, names: Collection[str], starts: int | None = None) -> Identified:
         """`starts`: a hash of where the answer says that logs begin, if it says that."""

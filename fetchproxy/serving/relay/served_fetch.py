@@ -76,7 +76,7 @@ class TailMarks:
             refused = self._refused
             fine = (key for key in keys if key[0] not in refused) if refused else keys
             self._readable = set(fine)
-            self._readable_until = self._clock() + self._shared.limits.permit_ttl_s
+            self._readable_until = self._clock() + self._shared.permit_ttl_s
         if self._refused:
             self._refused = set()
         self.is_read, self._caught = not self._caught, False
@@ -249,7 +249,7 @@ class ServedFetch:
         self._request = request
         self._kind = kind
         self._client = client
-        wait_max_s = on.shared.limits.wait_max_s
+        wait_max_s = on.shared.wait_max_s
         self._deadline = asked_at + min(request.max_wait_ms / 1000, wait_max_s)
         self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
 
@@ -306,7 +306,7 @@ class ServedFetch:
 
     def _remote_side(self, owed_s: float) -> ArchivedReads:
         shared, request = self._on.shared, self._request
-        most = min(request.bytes_max, shared.limits.answer_bytes_max)
+        most = min(request.bytes_max, shared.answer_bytes_max)
         bytes_max = self._on.share.reads_max(most)
         purgatory = shared.archive.purgatory
         return ArchivedReads(

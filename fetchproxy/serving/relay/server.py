@@ -37,7 +37,7 @@ from fetchproxy.serving.relay.served_archive import (
     ServedArchive,
 )
 from fetchproxy.serving.relay.session import Relay, RelaySession
-from fetchproxy.serving.relay.withheld import FetchLimits, SharedByFetches
+from fetchproxy.serving.relay.withheld import SharedByFetches
 from fetchproxy.serving.session import Address
 from fetchproxy.serving.transport import open_record_pipe
 from fetchproxy.tls.contexts import (
@@ -157,7 +157,7 @@ async def open_gateway(
         if records is not None:
             opened.callback(records.close)
         sasl = config.cluster.security_protocol.startswith("SASL_")
-        relay = Relay(archive, fetches, records, sasl)
+        relay = Relay(fetches, records, sasl)
         await opened.enter_async_context(listener)
         if first_looks_max_s:
             await _look_first(listener, archive, first_looks_max_s)
@@ -190,11 +190,9 @@ def _shared_by_fetches(
             limits.log_start_max_age_ms / 1000,
         ),
         admission=admission_of(config, limits, archive.clock),
-        limits=FetchLimits(
-            wait_max_s=config.remote_fetch.remote_fetch_max_wait_ms / 1000,
-            answer_bytes_max=limits.remote_answer_bytes_max,
-            permit_ttl_s=gateway.permit_ttl_ms / 1000,
-        ),
+        wait_max_s=config.remote_fetch.remote_fetch_max_wait_ms / 1000,
+        answer_bytes_max=limits.remote_answer_bytes_max,
+        permit_ttl_s=gateway.permit_ttl_ms / 1000,
         new_session_id=lambda: rng.randint(1, (1 << 31) - 1),
     )
 
@@ -215,7 +213,7 @@ class _Nodes:
     ) -> None:
         self._listener = listener
         self._relay = relay
-        self._cluster = relay.archive.cluster
+        self._cluster = relay.fetches.archive.cluster
         self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
         self._dial = UpstreamDial(
             config.cluster.connect_max_ms,

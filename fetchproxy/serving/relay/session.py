@@ -20,7 +20,6 @@ from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.broker_link import BrokerLink
 from fetchproxy.serving.relay.framing import RelayedRequests
 from fetchproxy.serving.relay.handling import Session
-from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.serving.relay.withheld import SharedByFetches
 from fetchproxy.serving.session import SessionOwner
 from fetchproxy.serving.transport import RecordPipe
@@ -35,7 +34,6 @@ Connect = Callable[[Callable[[], BrokerLink]], Awaitable[BrokerLink]]
 class Relay:
     """What all sessions of the relay share. `clients_use_sasl`: brokers ask them for it."""
 
-    archive: ServedArchive
     fetches: SharedByFetches
     records: RecordPipe | None
     clients_use_sasl: bool
@@ -55,7 +53,7 @@ class RelaySession(Session):
         connect: Connect,
         node_id: int | None = None,
     ) -> None:
-        super().__init__(owner, relay.archive, addresses, node_id)
+        super().__init__(owner, relay.fetches.archive, addresses, node_id)
         self._relay = relay
         self._connect = connect
         self._upstream_slow = False

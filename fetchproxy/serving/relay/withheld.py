@@ -52,18 +52,10 @@ from fetchproxy.serving.relay.served_archive import ArchivedTopics, ServedArchiv
 
 
 @dataclass(frozen=True, slots=True)
-class FetchLimits:
-    """`permit_ttl_s`: for so long a broker's word counts that a client may read a topic."""
-
-    wait_max_s: float
-    answer_bytes_max: int
-    permit_ttl_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class SharedByFetches:
     """One per process. `topics`: where the archive of what the tail's readers read begins.
 
+    `permit_ttl_s`: for so long a broker's word counts that a client may read a topic.
     `new_session_id`: of a fetch session that only the proxy knows.
     """
 
@@ -73,7 +65,9 @@ class SharedByFetches:
     skipped: SkippedOffsets
     topics: ArchivedTopics
     admission: Admission
-    limits: FetchLimits
+    wait_max_s: float
+    answer_bytes_max: int
+    permit_ttl_s: float
     new_session_id: Callable[[], int]
 
     def watermarks(self, tip: TopicIdPartition | None) -> PartitionPatch:
@@ -396,7 +390,7 @@ class FetchJudging:
         self.by_id = False
         self.asked: Mapping[PartitionKey, FetchEntry] = {}
         self._to_judge: dict[PartitionKey, Mark] = {}
-        self.marks = FetchMarks(shared.limits.permit_ttl_s)
+        self.marks = FetchMarks(shared.permit_ttl_s)
         self.judged = asyncio.Event()
         self._known = Knowledge(shared.archive.views.view, cluster.cached_log_edges, self.identify)
         self._refreshing: set[TopicIdPartition] = set()

@@ -85,9 +85,9 @@ class _Question:
     edges: LogEdges | ClusterError | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class ListOffsetsHandler:
-    def __init__(self, archive: ServedArchive) -> None:
-        self._archive = archive
+    _archive: ServedArchive
 
     def expect(self, frame: bytes, head: RequestHead, body_at: int) -> Answer:
         """For a framed request, which itself goes upstream unchanged."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fetchproxy_protocol import offset_for_leader_epoch as wire
 from fetchproxy_protocol.apis import ApiKey
@@ -45,9 +46,9 @@ LINEAGES_AT_ONCE = 50
 Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
 
 
+@dataclass(frozen=True, slots=True)
 class OffsetForLeaderEpochHandler:
-    def __init__(self, archive: ServedArchive) -> None:
-        self._archive = archive
+    _archive: ServedArchive
 
     def expect(self, frame: bytes, head: RequestHead, body_at: int) -> Answer:
         """For a framed request, which itself goes upstream unchanged."""
