@@ -90,7 +90,8 @@ class SegmentLoads:
 
     def give_up(self, need: Need, error: CorruptSegment) -> None:
         """The bytes of `need` are damaged where they lie: alarm, and keep the error for a while."""
-        self._memory.mark_damaged(need, error, asyncio.get_running_loop().time())
+        until = asyncio.get_running_loop().time() + self._memory.damaged_for_s
+        self._memory.damaged[need.key] = error, until
         if isinstance(need, NeedView):
             log.error("corrupt_metadata", topic=need.tip.topic, error=str(error))
             return

@@ -175,8 +175,8 @@ class ArchiveMemory:
             # Never "too large to keep": what is read but not kept would be read for ever.
             getsizeof=lambda value: min(_index_bytes(value), config.index_cache_bytes_max),
         )
-        self._damaged: LRUCache[Hashable, tuple[CorruptSegment, float]] = LRUCache(DAMAGED_MAX)
-        self._damaged_for_s = limits.corrupt_retry_ms / 1000
+        self.damaged: LRUCache[Hashable, tuple[CorruptSegment, float]] = LRUCache(DAMAGED_MAX)
+        self.damaged_for_s = limits.corrupt_retry_ms / 1000
 
     # `segment` is the int of the segment's UUID, see ChunkKey.
 
@@ -197,16 +197,13 @@ class ArchiveMemory:
         self._indexes[need.key] = value
         INDEX_CACHE_BYTES.set(self._indexes.currsize)
 
-    def mark_damaged(self, need: Need, error: CorruptSegment, now: float) -> None:
-        self._damaged[need.key] = (error, now + self._damaged_for_s)
-
     def damage(self, need: Need, now: float) -> CorruptSegment | None:
         """Why `need` cannot be had; None where it may be read (again)."""
-        found = self._damaged.get(need.key)
+        found = self.damaged.get(need.key)
         if found is None:
             return None
         if now >= found[1]:
-            del self._damaged[need.key]
+            del self.damaged[need.key]
             return None
         return found[0]
 

@@ -317,9 +317,6 @@ class TopicsOfConnection:
             } or None
         return self._starts
 
-    def close(self) -> None:
-        self._shared.leave(self)
-
     def drop(self) -> None:
         """Nothing is asked any more."""
         self._keys = self._starts = None

@@ -58,28 +58,22 @@ class TailMarks:
         self._judging = judging
         self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
         self._readable_until = 0.0
-        self._refused: set[TopicRef] = set()  # with an error in the answer under way
+        # Of the broker's answer under way: topics with an error, and whether something in it is out
+        # of range, and the archive's to tell.
+        self.refused: set[TopicRef] = set()
+        self.caught = False
         self.is_read = False
-        self._caught = False
-
-    def refuse(self, topic: TopicRef) -> None:
-        """The broker's answer under way has an error for it."""
-        self._refused.add(topic)
-
-    def caught(self) -> None:
-        """Something in the broker's answer under way is out of range, and the archive's to tell."""
-        self._caught = True
 
     def answered(self, lists_all: bool, keys: Set[PartitionKey]) -> None:
         """The broker's answer about `keys` has left; where it lists all, it says who may read."""
         if lists_all:
-            refused = self._refused
+            refused = self.refused
             fine = (key for key in keys if key[0] not in refused) if refused else keys
             self._readable = set(fine)
             self._readable_until = self._clock() + self._shared.permit_ttl_s
-        if self._refused:
-            self._refused = set()
-        self.is_read, self._caught = not self._caught, False
+        if self.refused:
+            self.refused = set()
+        self.is_read, self.caught = not self.caught, False
 
     async def answers(self, keys: Iterable[PartitionKey]) -> list[PartitionAnswer]:
         """Nothing new of them; their ends only where the broker lets this client see them."""
@@ -130,8 +124,8 @@ class FetchConnection:
 
     def close(self) -> None:
         """The client is gone."""
-        self.topics.close()
-        self.judging.close()
+        self.shared.topics.leave(self.topics)
+        self.shared.held.leave(self.judging)
         self.share.close()
 
     def drop(self) -> None:
@@ -199,9 +193,9 @@ class FetchConnection:
         key = (topic, partition)
         asked = self.mirror.asked.get(key)
         if code != ErrorCode.OFFSET_OUT_OF_RANGE or asked is None:
-            self.tail.refuse(topic)
+            self.tail.refused.add(topic)
             return None
-        self.tail.caught()
+        self.tail.caught = True
         return self.judging.catch(key, asked, self.session.client)
 
     async def discard_parked(self) -> None:

@@ -396,11 +396,6 @@ class FetchJudging:
         self._refreshing: set[TopicIdPartition] = set()
         self._identities = TopicIdentities(cluster, self._clock)
 
-    def name_topics(self, by_id: bool) -> None:
-        """In the other way from now on. What is known under the former names is forgotten."""
-        self.by_id = by_id
-        self.marks = FetchMarks(self.marks.permit_ttl_s)
-
     def split_in_steps(
         self,
         asked: Mapping[PartitionKey, FetchEntry],
@@ -572,10 +567,6 @@ class FetchJudging:
     def judgement(self, key: PartitionKey) -> Judgement | None:
         mark = self.marks.marks.get(key)
         return None if mark is None else mark.judgement
-
-    def close(self) -> None:
-        """The client is gone."""
-        self._shared.held.leave(self)
 
     def drop(self) -> None:
         """Nothing is judged any more."""

@@ -39,7 +39,7 @@ from fetchproxy.serving.relay.broker_link import encode_poll
 from fetchproxy.serving.relay.fetch_session import FetchKind
 from fetchproxy.serving.relay.handling import Session
 from fetchproxy.serving.relay.served_fetch import NOTHING_INJECTED, FetchConnection, ServedFetch
-from fetchproxy.serving.relay.withheld import SharedByFetches
+from fetchproxy.serving.relay.withheld import FetchMarks, SharedByFetches
 
 
 class FetchHandler(FetchConnection):
@@ -57,7 +57,6 @@ class FetchHandler(FetchConnection):
 
     # -- requests --------------------------------------------------------------------------------
     def on_request(self, frame: bytes, body_at: int) -> bool:
-        """A whole framed request. False: one is under way, come again when the session unmutes."""
         if self._busy:
             self.session.mute_while(self._until_idle(), "fetch-behind-fetch")
             return False
@@ -86,7 +85,9 @@ class FetchHandler(FetchConnection):
             raise MalformedMessage(f"a fetch session of more than {PARTITIONS_MAX} partitions")
         by_id = request.version >= TOPIC_IDS_FROM
         if by_id is not self.judging.by_id:
-            self.judging.name_topics(by_id)
+            # What is known under the former names is forgotten.
+            self.judging.by_id = by_id
+            self.judging.marks = FetchMarks(self.shared.permit_ttl_s)
         self.topics.asked(request.partitions.keys(), by_id, only_these=kind.lists_all)
         split = self.split_at_once()
         ended = not self.mirror.asked and not self.mirror.in_lockstep
@@ -117,7 +118,6 @@ class FetchHandler(FetchConnection):
         return self.session.client_host, client_id(frame, peek_request_header(frame, 4))
 
     def only_parked(self, expected: Iterable[Answer]) -> bool:
-        """Nothing is due but that poll's answer."""
         return self.parked is not None and list(expected) == [self.parked.answer]
 
     async def _until_idle(self) -> None:
