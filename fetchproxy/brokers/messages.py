@@ -135,31 +135,25 @@ def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> Fe
 
     Raises ClusterError for all but 0 and OFFSET_OUT_OF_RANGE.
     """
+    cursor, flexible = Cursor(payload), version >= FLEXIBLE_FROM
     try:
-        return _decoded(Cursor(payload), payload, version, tip)
-    except WireError as error:
-        raise ClusterError(f"FetchResponse version {version} is malformed: {error}") from None
-
-
-def _decoded(
-    cursor: Cursor, payload: memoryview, version: int, tip: TopicIdPartition
-) -> FetchedPartition:
-    flexible = version >= FLEXIBLE_FROM
-    if flexible:
-        cursor.skip_tags()
-    cursor.int32()  # throttle time
-    if version >= SESSIONS_FROM:
-        raise_for(cursor.int16(), f"Fetch of {tip}")
-        cursor.int32()  # session id
-    for _ in range(cursor.count(flexible) or 0):
-        if version >= TOPIC_IDS_FROM:
-            cursor.skip(_UUID_BYTES)
-        else:
-            cursor.skip_string(flexible)
-        if cursor.count(flexible):
-            return _partition(cursor, payload, version, tip)
         if flexible:
             cursor.skip_tags()
+        cursor.int32()  # throttle time
+        if version >= SESSIONS_FROM:
+            raise_for(cursor.int16(), f"Fetch of {tip}")
+            cursor.int32()  # session id
+        for _ in range(cursor.count(flexible) or 0):
+            if version >= TOPIC_IDS_FROM:
+                cursor.skip(_UUID_BYTES)
+            else:
+                cursor.skip_string(flexible)
+            if cursor.count(flexible):
+                return _partition(cursor, payload, version, tip)
+            if flexible:
+                cursor.skip_tags()
+    except WireError as error:
+        raise ClusterError(f"FetchResponse version {version} is malformed: {error}") from None
     raise ClusterError("Fetch was answered without the partition")
 
 

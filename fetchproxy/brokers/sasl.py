@@ -138,7 +138,7 @@ class TokenEndpoint:
                     allow_redirects=False,
                 ) as answer,
             ):
-                return answer.status, _json(await _bounded(answer.content))
+                return answer.status, await _json(answer.content)
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise ClusterUnavailable(f"token endpoint {self._url} failed: {why}") from None
@@ -153,16 +153,13 @@ class TokenEndpoint:
         return AuthenticationRefused(f"{text} for client {client!r}")
 
 
-async def _bounded(content: aiohttp.StreamReader) -> bytes:
+async def _json(content: aiohttp.StreamReader) -> dict[str, object]:
+    """{} for what is none, or is too long."""
     body = bytearray()
     async for piece in content.iter_chunked(16 * 1024):
         body += piece
         if len(body) > _ANSWER_BYTES_MAX:
             break
-    return bytes(body)
-
-
-def _json(body: bytes) -> dict[str, object]:
     try:
         found = json.loads(body)
     except ValueError:

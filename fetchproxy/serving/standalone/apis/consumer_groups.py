@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
-from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.messages import elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.serving.limits import StandaloneLimits
@@ -91,34 +91,26 @@ async def _join_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
 def _join_of(limits: StandaloneLimits, request: Request) -> tuple[str, JoinRequest | JoinReply]:
     """The group and what it is asked, or the refusal. The fields are not kept while it waits."""
     asked = request.read()
-    error = _join_error(limits, request, asked)
-    if error is not ErrorCode.NONE:
-        return asked["group_id"], JoinReply(error, asked["member_id"])
-    return asked["group_id"], _join_request(request, asked)
-
-
-def _join_error(limits: StandaloneLimits, request: Request, asked: Fields) -> ErrorCode:
-    if not asked["group_id"]:
-        return ErrorCode.INVALID_GROUP_ID
-    if not request.may_join(asked["group_id"]):
-        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    group_id, session_ms = asked["group_id"], asked["session_timeout_ms"]
     low, high = limits.group_session_timeout_min_ms, limits.group_session_timeout_max_ms
-    if not low <= asked["session_timeout_ms"] <= high:
-        return ErrorCode.INVALID_SESSION_TIMEOUT
-    return ErrorCode.NONE
-
-
-def _join_request(request: Request, asked: Fields) -> JoinRequest:
-    session_s = asked["session_timeout_ms"] / 1000
+    error = ErrorCode.NONE
+    if not group_id:
+        error = ErrorCode.INVALID_GROUP_ID
+    elif not request.may_join(group_id):
+        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    elif not low <= session_ms <= high:
+        error = ErrorCode.INVALID_SESSION_TIMEOUT
+    if error is not ErrorCode.NONE:
+        return group_id, JoinReply(error, asked["member_id"])
     # v0 has no rebalance timeout: the session's counts.
-    rebalance_s = asked["rebalance_timeout_ms"] / 1000 if request.version else session_s
-    return JoinRequest(
+    rebalance_ms = asked["rebalance_timeout_ms"] if request.version else session_ms
+    return group_id, JoinRequest(
         member_id=asked["member_id"],
         group_instance_id=asked["group_instance_id"],
         client_id=request.client_id,
         client_host=request.client_host,
-        session_timeout_s=session_s,
-        rebalance_timeout_s=max(rebalance_s, _REBALANCE_TIMEOUT_MIN_S),
+        session_timeout_s=session_ms / 1000,
+        rebalance_timeout_s=max(rebalance_ms / 1000, _REBALANCE_TIMEOUT_MIN_S),
         protocol_type=asked["protocol_type"],
         protocols=tuple((p["name"], p["metadata"]) for p in elements(asked["protocols"])),
         requires_member_id=request.version >= _MEMBER_ID_REQUIRED_FROM,
