@@ -18,7 +18,7 @@ gets no mark.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import structlog
 from fetchproxy_protocol import delete_records as wire
@@ -49,35 +49,23 @@ def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int)
         cursor = Cursor(memoryview(frame)[4:], body_at)
         every = each_of(wire.asked_in(cursor, version))
         asked = {(a.topic, a.partition): a.offset async for a in every}
-        wait_s = max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
-        return [await _correct(archive, payload, version, asked, wait_s)]
+        deadline = archive.clock() + max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
+        corrected, at_once = bytearray(payload), asyncio.Semaphore(RAISED_AT_ONCE)
+
+        async def correct(result: DeletionResult, offset: int) -> None:
+            async with at_once:
+                wire.patch(corrected, await _in_both_tiers(archive, result, offset, deadline))
+
+        results = await collected(wire.parse_response(payload, version))
+        async with asyncio.TaskGroup() as tasks:
+            async for result in each_of(results):
+                offset = asked.get((result.topic, result.partition))
+                if offset is not None and not result.error_code:
+                    tasks.create_task(correct(result, offset), name="raise-log-start")
+        return [corrected]
 
     session.send_upstream(frame, HeldAnswer(head.correlation_id, rewrite))
     return True
-
-
-async def _correct(
-    archive: ServedArchive,
-    payload: bytes,
-    version: int,
-    asked: Mapping[tuple[str, int], int],
-    wait_s: float,
-) -> Buffer:
-    corrected = bytearray(payload)
-    deadline = archive.clock() + wait_s
-    at_once = asyncio.Semaphore(RAISED_AT_ONCE)
-
-    async def correct(result: DeletionResult, offset: int) -> None:
-        async with at_once:
-            wire.patch(corrected, await _in_both_tiers(archive, result, offset, deadline))
-
-    results = await collected(wire.parse_response(payload, version))
-    async with asyncio.TaskGroup() as tasks:
-        async for result in each_of(results):
-            offset = asked.get((result.topic, result.partition))
-            if offset is not None and not result.error_code:
-                tasks.create_task(correct(result, offset), name="raise-log-start")
-    return corrected
 
 
 async def _in_both_tiers(
