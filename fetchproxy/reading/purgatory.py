@@ -67,22 +67,18 @@ class DelayedRemoteFetch:
     requests: Sequence[RemoteReadRequest]
     bytes_max: int
     deadline: float  # loop time, s
+    completed: asyncio.Event  # set in the step of the loop that completes it
     _on_cancel: Callable[[DelayedRemoteFetch], None]
     reason: CompletionReason | None = None
     # Those it watches, by index of request.
     reads: dict[int, PendingRead] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     _results: dict[int, RemoteReadResult] = field(default_factory=dict)
-    _done: asyncio.Event | None = None  # made by the first that waits
-    _callbacks: list[Callable[[DelayedRemoteFetch], None]] = field(default_factory=list)
 
     async def wait(self) -> None:
         """Return when completed. A cancelled wait cancels the fetch, but not the reads."""
-        if self.reason is not None:
-            return
-        self._done = self._done or asyncio.Event()
         try:
-            await self._done.wait()
+            await self.completed.wait()
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -95,13 +91,6 @@ class DelayedRemoteFetch:
         where no request has data: some clients throw a whole answer away for one such error.
         """
         return self._results
-
-    def on_completion(self, callback: Callable[[DelayedRemoteFetch], None]) -> None:
-        """Call back once, in the step of the loop that completes it; at once if it is complete."""
-        if self.reason is not None:
-            callback(self)
-        else:
-            self._callbacks.append(callback)
 
     def cancel(self) -> None:
         """The client is gone. Does nothing after completion."""
@@ -116,11 +105,7 @@ class DelayedRemoteFetch:
         self._results = results
         if self.timer is not None:
             self.timer.cancel()
-        if self._done is not None:
-            self._done.set()
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
+        self.completed.set()
 
 
 # Reads that memory cannot answer yet, each driven by one task until it can.
@@ -365,15 +350,22 @@ class RemoteFetchPurgatory:
     # --- the gateway's side -----------------------------------------------------------------------
 
     def watch(
-        self, requests: Sequence[RemoteReadRequest], *, bytes_max: int, deadline: float
+        self,
+        requests: Sequence[RemoteReadRequest],
+        *,
+        bytes_max: int,
+        deadline: float,
+        completed: asyncio.Event | None = None,
     ) -> DelayedRemoteFetch:
         """Begin to read all `requests`, in their order, for one fetch.
 
         Requests are read in parallel as far as `bytes_max` could take them; what the first ones
         use up is not there for the last, so the caller rotates them as brokers do. `deadline` is
         loop time (s): the fetch completes then at the latest. Never raises for a store's sake.
+        `completed` is set then; several fetches may share it.
         """
-        fetch = DelayedRemoteFetch(requests, bytes_max, deadline, self._cancel)
+        completed = completed or asyncio.Event()
+        fetch = DelayedRemoteFetch(requests, bytes_max, deadline, completed, self._cancel)
         now = asyncio.get_running_loop().time()
         if self._closed:
             fetch.complete(CompletionReason.CANCELLED, {})

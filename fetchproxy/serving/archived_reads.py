@@ -66,8 +66,9 @@ class ArchivedReads:
             entry = self.asked[key]
             offset, bytes_max = fetch_offset(entry), entry_bytes_max(entry)
             reads.append(RemoteReadRequest(tip, offset, bytes_max, isolation, self.client))
-        delayed = self.purgatory.watch(reads, bytes_max=self.bytes_max, deadline=deadline)
-        delayed.on_completion(lambda _: self.completed.set())
+        delayed = self.purgatory.watch(
+            reads, bytes_max=self.bytes_max, deadline=deadline, completed=self.completed
+        )
         self.watched.append((keys, delayed))
 
     def asked_bytes(self, keys: Iterable[PartitionKey]) -> int:
