@@ -7,6 +7,7 @@ import binascii
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -270,20 +271,15 @@ class BrokerConnection(asyncio.BufferedProtocol):
 # there are never more of them than fetches at once.
 
 
+@dataclass(eq=False, repr=False)
 class BrokerConnections:
-    def __init__(
-        self,
-        config: ClusterConfig,
-        sasl: SaslCredentials | None = None,
-        tls: UpstreamTls | None = None,
-    ) -> None:
-        self._config = config
-        self._sasl = sasl
-        self._tls = tls
-        self._shared: dict[HostPort, BrokerConnection] = {}
-        self._connecting = SingleFlight[BrokerConnection]()
-        self._idle: dict[HostPort, list[BrokerConnection]] = {}
-        self._in_use: set[BrokerConnection] = set()
+    _config: ClusterConfig
+    _sasl: SaslCredentials | None = None
+    _tls: UpstreamTls | None = None
+    _shared: dict[HostPort, BrokerConnection] = field(default_factory=dict)
+    _connecting: SingleFlight[BrokerConnection] = field(default_factory=SingleFlight)
+    _idle: dict[HostPort, list[BrokerConnection]] = field(default_factory=dict)
+    _in_use: set[BrokerConnection] = field(default_factory=set)
 
     async def shared(self, address: HostPort) -> BrokerConnection:
         """Raises ClusterUnavailable."""

@@ -6,7 +6,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import structlog
@@ -89,26 +89,24 @@ class GroupDuties(ABC):
         """We own nothing any more: expired, fenced or error."""
 
 
+@dataclass(eq=False, repr=False)
 class GroupMember:
     """`await member.run()` in a TaskGroup; cancelled, it leaves the group (a static one stays)."""
 
-    def __init__(
-        self, cluster: Cluster, settings: GroupSettings, duties: GroupDuties, rng: random.Random
-    ) -> None:
-        self.state = "joining"
-        self.error: str | None = None
-        self._cluster = cluster
-        self._settings = settings
-        self._duties = duties
-        self._rng = rng
-        self._member_id = ""  # before the coordinator has given one
-        self._generation = -1
-        self._synced_id = ""  # the member id of the last whole generation
-        self._coordinator: HostPort | None = None
-        self._lease_until = _NEVER
-        self._owns = False
-        self._joined = False  # a whole generation; what is owned outlives the next rebalance
-        self._wake = asyncio.Event()
+    _cluster: Cluster
+    _settings: GroupSettings
+    _duties: GroupDuties
+    _rng: random.Random
+    state: str = "joining"
+    error: str | None = None
+    _member_id: str = ""  # before the coordinator has given one
+    _generation: int = -1
+    _synced_id: str = ""  # the member id of the last whole generation
+    _coordinator: HostPort | None = None
+    _lease_until: float = _NEVER
+    _owns: bool = False
+    _joined: bool = False  # a whole generation; what is owned outlives the next rebalance
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def holds(self, now: float) -> bool:
         """Whether what was assigned is still ours at loop time `now` (s). Never blocks."""

@@ -8,7 +8,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -108,17 +108,17 @@ class LoopSteps:
 COST_BYTES_MIN = 256 * 1024
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Permit:
     """One read's place: first in the queue, then in the store. `client`: whom it is read for."""
 
-    __slots__ = ("ahead", "client", "granted", "size_bytes", "taken")
-
-    def __init__(self, size_bytes: int, ahead: bool, client: Hashable = None) -> None:
-        self.size_bytes = size_bytes
-        self.ahead = ahead
-        self.client = client
-        self.taken = False
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    size_bytes: int
+    ahead: bool
+    client: Hashable = None
+    taken: bool = False
+    granted: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class ReadBudget:
@@ -359,6 +359,7 @@ class LoadPlan:
     nearby: Callable[[], Awaitable[Chunk | None]] | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Load:
     """Work under way; once `done`, either `error` says why not, or it succeeded.
 
@@ -366,26 +367,20 @@ class Load:
     Times are loop time (s).
     """
 
-    def __init__(
-        self,
-        plan: LoadPlan,
-        now: float,
-        wanted_until: float,
-        ahead: bool,
-        client: Hashable = None,
-    ) -> None:
-        self.plan = plan
-        self.ahead = ahead
-        self.client = client  # whose turn it takes
-        self.begun_at = now
-        self.wanted_until = wanted_until
-        self.failures = 0
-        self.failing_since: float | None = None
-        self.error: FetchProxyError | None = StorageUnavailable("the read side is closed")
-        self.chunk: Chunk | None = None
-        self.permit: Permit | None = None
-        self.corrupt_reads = 0
-        self.done = asyncio.Event()
+    plan: LoadPlan
+    begun_at: float
+    wanted_until: float
+    ahead: bool
+    client: Hashable  # whose turn it takes
+    failures: int = 0
+    failing_since: float | None = None
+    error: FetchProxyError | None = field(
+        default_factory=lambda: StorageUnavailable("the read side is closed")
+    )
+    chunk: Chunk | None = None
+    permit: Permit | None = None
+    corrupt_reads: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class FetcherPool:

@@ -141,27 +141,20 @@ class PendingRead:
         return self.request.tip, self.request.fetch_offset, self.request.isolation
 
 
+@dataclass(eq=False, repr=False)
 class PendingReads:
-    def __init__(
-        self,
-        rlmm: PartitionViews,
-        reader: SegmentReader,
-        loads: SegmentLoads,
-        pool: FetcherPool,
-        tasks: asyncio.TaskGroup,
-        unwatched_max: int,
-        on_done: Callable[[PendingRead], None],
-    ) -> None:
-        """`on_done` hears of each read that ended, while it still has its watchers."""
-        self._rlmm = rlmm
-        self._reader = reader
-        self._loads = loads
-        self._pool = pool
-        self._tasks = tasks
-        self._unwatched_max = unwatched_max
-        self._on_done = on_done
-        self._reads: dict[PendingKey, PendingRead] = {}
-        self._unwatched: dict[PendingKey, PendingRead] = {}  # the longest unwatched first
+    """`_on_done` hears of each read that ended, while it still has its watchers."""
+
+    _rlmm: PartitionViews
+    _reader: SegmentReader
+    _loads: SegmentLoads
+    _pool: FetcherPool
+    _tasks: asyncio.TaskGroup
+    _unwatched_max: int
+    _on_done: Callable[[PendingRead], None]
+    _reads: dict[PendingKey, PendingRead] = field(default_factory=dict)
+    # The longest unwatched first.
+    _unwatched: dict[PendingKey, PendingRead] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._reads)
@@ -305,7 +298,7 @@ class RemoteFetchPurgatory:
         self._health = rsm.health[StoreOperation.READ]
         self._memory = memory = ArchiveMemory(config, limits)
         self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config, limits)
-        self._reader = reader = SegmentReader(rlmm, memory, skips_gaps=skips_gaps)
+        self._reader = reader = SegmentReader(rlmm, memory, skips_gaps)
         self._entries: dict[DelayedRemoteFetch, None] = {}
         self._unwatched: dict[DelayedRemoteFetch, None] = {}  # wait for a place, first come first
         self._tasks = asyncio.TaskGroup()

@@ -256,16 +256,14 @@ class _Answer:
         self.last = last
 
 
+@dataclass(eq=False, repr=False)
 class SegmentReader:
-    """`skips_gaps`: a read within a recorded gap has what lies behind it, as Kafka reads a hole
+    """`_skips_gaps`: a read within a recorded gap has what lies behind it, as Kafka reads a hole
     that compaction left; else it has OffsetLost."""
 
-    def __init__(
-        self, rlmm: PartitionViews, memory: ArchiveMemory, *, skips_gaps: bool = True
-    ) -> None:
-        self._rlmm = rlmm
-        self._memory = memory
-        self._skips_gaps = skips_gaps
+    _rlmm: PartitionViews
+    _memory: ArchiveMemory
+    _skips_gaps: bool = True
 
     def read(
         self,

@@ -192,14 +192,12 @@ class AnswerTurns:
         self._grant()
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ConnectionTurn:
     """One connection's: it has one fetch at a time."""
 
-    __slots__ = ("_turns", "begun")
-
-    def __init__(self, turns: AnswerTurns) -> None:
-        self._turns = turns
-        self.begun = asyncio.Event()  # after it had to wait
+    _turns: AnswerTurns
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # after it had to wait
 
     async def take(self, size_bytes: int, deadline: float) -> None:
         """Wait for a turn; from `deadline` (loop time, s) on without one. `give_back` must follow.

@@ -8,7 +8,7 @@ but not taken off the socket before a fetch of the client wants it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fetchproxy_protocol.fetch import LogStarts, head_bytes, plain_session_id
 from fetchproxy_protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags
@@ -46,19 +46,17 @@ class Answer:
         return True
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class HeldAnswer(Answer):
     """`rewrite` takes the payload without size prefix and gives the payload to send instead.
 
     It gives an awaitable only where it must wait; most answers are rewritten on the spot.
     """
 
-    __slots__ = ("left", "payload", "rewrite")
-
-    def __init__(self, correlation_id: int, rewrite: Rewrite) -> None:
-        super().__init__(correlation_id)
-        self.rewrite = rewrite
-        self.payload = bytearray()
-        self.left = 0
+    correlation_id: int
+    rewrite: Rewrite
+    payload: bytearray = field(default_factory=bytearray)
+    left: int = 0
 
     def passes(self, frame: memoryview) -> bool:
         return False

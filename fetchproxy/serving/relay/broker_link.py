@@ -211,32 +211,25 @@ WHOLE_BYTES_MAX = 16 * 1024
 WALKED_BYTES = 8 * 1024
 
 
+@dataclass(eq=False, repr=False)
 class BrokerLink(asyncio.BufferedProtocol):
-    def __init__(
-        self,
-        owner: LinkOwner,
-        receive: ReceiveBuffer,
-        client_transport: asyncio.Transport,
-        frame_bytes_max: int,
-        records: RecordPipe | None = None,
-    ) -> None:
-        self._owner = owner
-        self._receive = receive
-        self._client = client_transport
-        self._frame_bytes_max = frame_bytes_max
-        self._records = records
-        self._sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
-        self.expected: deque[Answer] = deque()
-        self.transport: asyncio.Transport | None = None
-        self.heard = False  # since the owner last looked
-        self._carry = bytearray()
-        self._left = 0  # of a relayed answer
-        self._scan: FetchResponseScan | None = None
-        self._fetch: FetchAnswer | None = None  # that `_scan` walks
-        self._held: HeldAnswer | None = None
-        self._waiting = False  # an answer is being rewritten, or parked
-        self._client_slow = False
-        self._goes_on = False  # with the next answers, in the loop's next turn
+    _owner: LinkOwner
+    _receive: ReceiveBuffer
+    _client: asyncio.Transport
+    _frame_bytes_max: int
+    _records: RecordPipe | None = None
+    _sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
+    expected: deque[Answer] = field(default_factory=deque)
+    transport: asyncio.Transport | None = None
+    heard: bool = False  # since the owner last looked
+    _carry: bytearray = field(default_factory=bytearray)
+    _left: int = 0  # of a relayed answer
+    _scan: FetchResponseScan | None = None
+    _fetch: FetchAnswer | None = None  # that `_scan` walks
+    _held: HeldAnswer | None = None
+    _waiting: bool = False  # an answer is being rewritten, or parked
+    _client_slow: bool = False
+    _goes_on: bool = False  # with the next answers, in the loop's next turn
 
     # -- asyncio ---------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

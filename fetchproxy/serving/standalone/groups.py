@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
 from sys import getsizeof
@@ -594,23 +594,18 @@ def texts_bytes(texts: Iterable[str]) -> int:
 # Has no tasks: whoever asks waits on a future, and one timer per group brings the next deadline.
 
 
+@dataclass(eq=False, repr=False)
 class GroupCoordinator:
-    """`new_member_id(prefix)` makes an id that was never used before."""
+    """`_new_member_id(prefix)` makes an id that was never used before."""
 
-    def __init__(
-        self,
-        limits: StandaloneLimits,
-        memory: GroupMemory,
-        new_member_id: Callable[[str], str],
-    ) -> None:
-        self._limits = limits
-        self._memory = memory
-        self._new_member_id = new_member_id
-        self._groups: dict[str, ClassicGroup] = {}
-        self._sizes: dict[str, int] = {}  # bytes, by group
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._tickets = count(1)
-        self._waiting: dict[Ticket, asyncio.Future[Reply]] = {}
+    _limits: StandaloneLimits
+    _memory: GroupMemory
+    _new_member_id: NewMemberId
+    _groups: dict[str, ClassicGroup] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)  # bytes, by group
+    _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+    _tickets: Iterator[Ticket] = field(default_factory=lambda: count(1))
+    _waiting: dict[Ticket, asyncio.Future[Reply]] = field(default_factory=dict)
 
     def close(self) -> None:
         """No timer outlives its owner; whoever waits is told to look for a coordinator."""

@@ -461,19 +461,19 @@ class Logins:
                 raise
 
 
+@dataclass(eq=False, repr=False)
 class Login:
-    """Of one connection. `secret_path`: nobody can listen, so PLAIN may be used.
+    """Of one connection. `_secret_path`: nobody can listen, so PLAIN may be used.
 
     Once `step` has raised LoginRefused it is over.
     """
 
-    def __init__(self, logins: Logins, address: str, secret_path: bool) -> None:
-        self._logins = logins
-        self._address = address
-        self._secret_path = secret_path
-        self.mechanism: str | None = None
-        self._challenge: Challenge | None = None
-        self.user: User | None = None
+    _logins: Logins
+    _address: str
+    _secret_path: bool
+    mechanism: str | None = None
+    user: User | None = None
+    _challenge: Challenge | None = None
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
