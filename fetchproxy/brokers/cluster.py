@@ -16,6 +16,7 @@ from kafka.protocol.admin import (
     DescribeConfigsRequest,
     DescribeConfigsResponse,
 )
+from kafka.protocol.consumer.fetch import FetchRequest
 
 from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
@@ -27,6 +28,7 @@ from fetchproxy.brokers.messages import (
     TopicInfo,
     decode_fetch,
     raise_for,
+    versioned,
 )
 from fetchproxy.brokers.sasl import sasl_credentials
 from fetchproxy.brokers.topic_metadata import MetadataCache, SameAnswers
@@ -48,6 +50,8 @@ T = TypeVar("T")
 K = TypeVar("K", str, UUID)
 
 _ALL_TOPICS = "all topics"
+_CONSUMER = -1  # replica_id
+_NO_SESSION = -1  # session_epoch of a full fetch outside any session (KIP-227)
 _TOPIC_RESOURCE = 2  # of DescribeConfigs
 
 # Brokers and topics are asked for again after this. A wrong leader is noticed at once.
@@ -285,16 +289,26 @@ class Cluster:
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> FetchedPartition:
             version = connection.version_of(ApiKey.FETCH)
-            request = messages.fetch_request(
-                version,
-                topic,
-                tip.partition,
-                offset,
-                bytes_max=bytes_max,
-                wait_max_ms=wait_max_ms,
-                isolation=isolation,
+            asked = FetchRequest.FetchTopic
+            place = asked.FetchPartition(
+                partition=tip.partition,
+                current_leader_epoch=topic.leaders[tip.partition][1],
+                fetch_offset=offset,
+                partition_max_bytes=bytes_max,
             )
-            [payload] = await connection.send([request], extra_ms=wait_max_ms)
+            request = FetchRequest(
+                replica_id=_CONSUMER,
+                max_wait_ms=wait_max_ms,
+                min_bytes=1,
+                max_bytes=bytes_max,
+                isolation_level=int(isolation),
+                session_id=0,
+                session_epoch=_NO_SESSION,
+                topics=[asked(partitions=[place], topic=topic.name, topic_id=topic.topic_id)],
+                forgotten_topics_data=[],
+                rack_id="",
+            )
+            [payload] = await connection.send([versioned(request, version)], wait_max_ms)
             return decode_fetch(payload, version, tip)
 
         return await self.ask_leader(tip, ask)

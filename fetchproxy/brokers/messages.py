@@ -15,13 +15,12 @@ from fetchproxy_protocol.primitives import INT32, Cursor
 from fetchproxy_protocol.record_batch import check_crc, walk
 from kafka.errors import CorruptRecordError, UnsupportedCodecError
 from kafka.protocol.admin.topics import CreateTopicsRequest
-from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 from kafka.protocol.producer.produce import ProduceRequest
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment
-from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.model import TopicIdPartition
 
 # Codes after which the same request may succeed once leaders are known afresh. Source: Kafka's
 # Errors (RetriableException), as far as Metadata, ListOffsets and Fetch may answer them.
@@ -214,9 +213,6 @@ VERSIONS: dict[int, tuple[int, int]] = {
 METADATA_BY_TOPIC_ID_VERSION = 12
 LIST_OFFSETS_LOCAL_VERSION = 8
 
-_CONSUMER = -1  # replica_id
-_NO_SESSION = -1  # session_epoch of a full fetch outside any session (KIP-227)
-
 
 class Request(Protocol):
     """What a connection sends: one of kafka-python's requests, or an EncodedRequest."""
@@ -256,41 +252,6 @@ def decode_api_versions(
         return error_code, {}
     answer = body_of(ApiVersionsResponse, payload, version)
     return 0, {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
-
-
-def fetch_request(
-    version: int,
-    topic: TopicInfo,
-    partition: int,
-    offset: int,
-    *,
-    bytes_max: int,
-    wait_max_ms: int,
-    isolation: IsolationLevel,
-) -> Request:
-    """One partition, outside any fetch session. By id from TOPIC_IDS_FROM on."""
-    asked = FetchRequest.FetchTopic
-    place = asked.FetchPartition(
-        partition=partition,
-        current_leader_epoch=topic.leaders[partition][1],
-        fetch_offset=offset,
-        partition_max_bytes=bytes_max,
-    )
-    return versioned(
-        FetchRequest(
-            replica_id=_CONSUMER,
-            max_wait_ms=wait_max_ms,
-            min_bytes=1,
-            max_bytes=bytes_max,
-            isolation_level=int(isolation),
-            session_id=0,
-            session_epoch=_NO_SESSION,
-            topics=[asked(partitions=[place], topic=topic.name, topic_id=topic.topic_id)],
-            forgotten_topics_data=[],
-            rack_id="",
-        ),
-        version,
-    )
 
 
 def raise_for(error_code: int, what: str) -> None:
