@@ -54,7 +54,6 @@ class BrokerWatch:
         self._health = Health()
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_INTERVAL_S)

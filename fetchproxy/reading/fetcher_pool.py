@@ -56,8 +56,6 @@ _WAIT_S_MAX = 30.0
 
 
 class LoopSteps:
-    """Of one event loop."""
-
     def __init__(self) -> None:
         self._tail_until = float("-inf")  # loop time, s
         self._waiting: deque[asyncio.Future[None]] = deque()

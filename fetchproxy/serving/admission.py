@@ -350,7 +350,6 @@ class Share:
         return bytes_max if self._reader is None else self._reader.bytes_wanted(bytes_max)
 
     def answered(self, size_bytes: int) -> None:
-        """An answer to a fetch has left."""
         if self._reader is not None:
             self._reader.answered(size_bytes)
 
@@ -359,7 +358,6 @@ class Share:
         return 0 if self._reader is None else self._reader.kept_bytes
 
     def close(self) -> None:
-        """The client is gone."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

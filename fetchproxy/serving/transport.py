@@ -134,7 +134,6 @@ def join_small(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
 
 
 def first_bytes(pieces: list[memoryview], size: int) -> list[memoryview]:
-    """The first `size` bytes of `pieces`."""
     found: list[memoryview] = []
     for piece in pieces:
         if size <= 0:
@@ -145,7 +144,6 @@ def first_bytes(pieces: list[memoryview], size: int) -> list[memoryview]:
 
 
 def without_first(pieces: list[memoryview], size: int) -> list[memoryview]:
-    """What is left of `pieces` behind their first `size` bytes."""
     for number, piece in enumerate(pieces):
         if size < len(piece):
             return [piece[size:], *pieces[number + 1 :]]

@@ -47,7 +47,6 @@ class ServerNames:
         return cls(config.sni_bootstrap_host, config.sni_node_pattern)
 
     def host_of(self, node_id: int) -> str:
-        """What clients are told to dial."""
         return self._node_pattern.format(node_id=node_id)
 
     def node_of(self, name: str | None) -> int | None:

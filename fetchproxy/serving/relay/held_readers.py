@@ -86,7 +86,6 @@ class HeldReaders:
         return True
 
     def leave(self, reader: HeldReader) -> None:
-        """Its connection has ended."""
         for where in list(self._of_reader.get(reader, ())):
             self._remove(where, reader)
 

@@ -51,7 +51,6 @@ class OffsetForLeaderEpochHandler:
     _archive: ServedArchive
 
     def expect(self, frame: bytes, head: RequestHead, body_at: int) -> Answer:
-        """For a framed request, which itself goes upstream unchanged."""
         request, version = memoryview(frame)[4:], head.api_version
         asked: Asked | None = None
         if len(frame) <= READ_AT_ONCE_BYTES_MAX:
