@@ -46,14 +46,12 @@ AskLeader = Callable[
 ]
 
 
+@dataclass(eq=False, repr=False)
 class Leaders:
-    def __init__(
-        self, request_max_ms: int, rng: random.Random, metadata: MetadataCache, topics: AskTopics
-    ) -> None:
-        self._request_max_ms = request_max_ms
-        self._rng = rng
-        self._metadata = metadata
-        self._topics = topics
+    _request_max_ms: int
+    _rng: random.Random
+    _metadata: MetadataCache
+    _topics: AskTopics
 
     async def ask(
         self,

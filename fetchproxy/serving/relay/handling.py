@@ -17,6 +17,7 @@ from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import INT32, Buffer
 
+from fetchproxy.serving.admission import Share
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.broker_link import BrokerLink
@@ -30,15 +31,14 @@ VERSION_MAX = 32_767
 class Fetches(Protocol):
     """The fetches of one connection (`apis.fetch`)."""
 
+    share: Share
+
     @property
     def parked(self) -> object | None:
         """A poll upstream waits for a fetch of the client that takes it up."""
 
     def on_request(self, frame: bytes, body_at: int) -> bool:
         """A whole framed request. False: one is under way, come again when the session unmutes."""
-
-    def software_is(self, name: str, version: str) -> None:
-        """What the client's library calls itself."""
 
     def only_parked(self, expected: Iterable[Answer]) -> bool:
         """Nothing is due but that poll's answer."""

@@ -106,9 +106,6 @@ class FetchHandler(FetchConnection):
             len(self.mirror.asked),
         )
 
-    def software_is(self, name: str, version: str) -> None:
-        self.share.software_is(name, version)
-
     async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
         """So that one client's ten thousand partitions do not keep the others waiting."""
         steps = request_in_steps(memoryview(frame)[4:], body_at)
