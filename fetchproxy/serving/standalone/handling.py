@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.apis import ApiKey, ErrorCode, is_known
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.messages import Fields, Structure, read_request, write_response
 from fetchproxy_protocol.primitives import Buffer
@@ -106,12 +106,13 @@ class Request:
 class RequestRefused(Exception):
     """A request that has no answer that its client would read: the connection is closed.
 
-    `api` is its name, `hint` says to whoever reads the log why.
+    `hint` says to whoever reads the log why.
     """
 
-    def __init__(self, api: str, version: int, hint: str) -> None:
-        super().__init__(api, version, hint)
-        self.api, self.version, self.hint = api, version, hint
+    def __init__(self, head: RequestHead, hint: str) -> None:
+        super().__init__(head, hint)
+        self.api = ApiKey(head.api_key).name if is_known(head.api_key) else "unknown"
+        self.version, self.hint = head.api_version, hint
 
 
 # A framed answer in pieces. Raises WireError, RequestRefused.

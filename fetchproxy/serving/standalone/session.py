@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from fetchproxy_protocol.apis import ApiKey, is_known
+from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.headers import RequestHead, client_id, peek_request_header
 from fetchproxy_protocol.primitives import Buffer
 
@@ -142,11 +142,9 @@ class StandaloneSession(ClientSession):
 
     def _refusal(self, head: RequestHead) -> Sequence[Buffer]:
         """Raises RequestRefused: like a broker, which closes on what it does not know."""
-        key = head.api_key
-        if key == ApiKey.API_VERSIONS and head.api_version > api_versions.HIGHEST:
+        if head.api_key == ApiKey.API_VERSIONS and head.api_version > api_versions.HIGHEST:
             return api_versions.too_new(head)
-        name = ApiKey(key).name if is_known(key) else "unknown"
-        raise RequestRefused(name, head.api_version, "not answered in archive-only mode")
+        raise RequestRefused(head, "not answered in archive-only mode")
 
     # -- login -----------------------------------------------------------------------------------
     def _user(self) -> User:
@@ -168,8 +166,7 @@ class StandaloneSession(ClientSession):
             self._ended = not goes_on
             return pieces
         if key != ApiKey.SASL_AUTHENTICATE:
-            name = ApiKey(key).name if is_known(key) else "unknown"
-            raise RequestRefused(name, request.version, "clients log in first (SASL)")
+            raise RequestRefused(request.head, "clients log in first (SASL)")
         try:
             pieces = await sasl.authenticate(login, request)
         except LoginRefused as refused:
