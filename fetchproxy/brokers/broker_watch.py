@@ -54,7 +54,6 @@ class BrokerWatch:
         self._health = Health()
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_INTERVAL_S)
@@ -98,13 +97,6 @@ class BrokerWatch:
         none = self._health.reported(Kind.BROKERS_AWAY)
         return self._health.all(now) if none is None else (none,)
 
-    def _none_answers(self, since: float) -> Condition:
-        what = (
-            "No broker answers: until one does clients are not served, and nothing is archived "
-            f"({self.status().last_error})"
-        )
-        return Condition(Kind.BROKERS_AWAY, what, missing="brokers: none answers", since=since)
-
     def _one_is_away(self, address: HostPort, since: float) -> Condition:
         known, away = len(self._brokers), len(self.status().away)
         what = (
@@ -114,20 +106,20 @@ class BrokerWatch:
         return Condition(Kind.BROKER_AWAY, what, str(address), since=since)
 
     async def _ask(self, address: HostPort, broker: _Broker) -> None:
-        try:
-            await self._cluster.greet(address)
-        except ClusterUnavailable:
-            # The connection may have been an old one: a new one tells.
+        for is_last in (False, True):
             try:
                 await self._cluster.greet(address)
             except ClusterUnavailable as error:
-                self._failed(address, broker, error)
-                return
+                if is_last:
+                    self._failed(address, broker, error)
+                    return
+                continue  # the connection may have been an old one: a new one tells
             except ClusterError:
                 broker.asked_next_at = asyncio.get_running_loop().time() + REFUSED_INTERVAL_S
-        except ClusterError:
-            broker.asked_next_at = asyncio.get_running_loop().time() + REFUSED_INTERVAL_S
-        self._answered(address, broker)
+            break
+        broker.away_since = None
+        broker.answered = True
+        self._publish()
 
     def _failed(self, address: HostPort, broker: _Broker, error: ClusterUnavailable) -> None:
         broker.error = str(error)
@@ -135,11 +127,6 @@ class BrokerWatch:
             broker.away_since = asyncio.get_running_loop().time()
             away = self._one_is_away(address, broker.away_since)
             self._health.report(away, error=broker.error)
-        self._publish()
-
-    def _answered(self, address: HostPort, broker: _Broker) -> None:
-        broker.away_since = None
-        broker.answered = True
         self._publish()
 
     def _publish(self) -> None:
@@ -157,5 +144,11 @@ class BrokerWatch:
             if self._none_since is None:
                 self._none_since = asyncio.get_running_loop().time()
             addresses, error = ", ".join(map(str, self._brokers)), self.status().last_error
-            none = self._none_answers(self._none_since)
+            what = (
+                "No broker answers: until one does clients are not served, and nothing is archived "
+                f"({error})"
+            )
+            none = Condition(
+                Kind.BROKERS_AWAY, what, missing="brokers: none answers", since=self._none_since
+            )
             self._health.report(none, addresses=addresses, error=error)

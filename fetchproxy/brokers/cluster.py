@@ -9,33 +9,33 @@ from contextlib import AbstractAsyncContextManager
 from typing import Self, TypeVar
 from uuid import UUID
 
-from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from kafka.protocol.admin import (
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+)
+from kafka.protocol.consumer.fetch import FetchRequest
 
 from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
-from fetchproxy.brokers.epoch_ends import EpochEndReads
-from fetchproxy.brokers.epoch_ends import Tell as TellEpochEnd
-from fetchproxy.brokers.leaders import Leaders, LogEdgesReads
+from fetchproxy.brokers.leaders import Leaders, LogEdgesReads, Told, epoch_ends
 from fetchproxy.brokers.messages import (
-    UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION,
     BrokerAddress,
     FetchedPartition,
     MetadataAnswer,
     TopicInfo,
     decode_fetch,
+    raise_for,
+    versioned,
 )
 from fetchproxy.brokers.sasl import sasl_credentials
-from fetchproxy.brokers.topic_metadata import MetadataCache, SameAnswers, ask_metadata
+from fetchproxy.brokers.topic_metadata import MetadataCache, SameAnswers
 from fetchproxy.config.schema import ClusterConfig, TlsConfig
 from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.model import (
-    IsolationLevel,
-    LogEdges,
-    TopicIdPartition,
-    is_topic_name,
-)
+from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition, is_topic_name
 from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.tls.contexts import ReloadingContext, UpstreamTls, upstream_context
@@ -50,7 +50,9 @@ T = TypeVar("T")
 K = TypeVar("K", str, UUID)
 
 _ALL_TOPICS = "all topics"
-
+_CONSUMER = -1  # replica_id
+_NO_SESSION = -1  # session_epoch of a full fetch outside any session (KIP-227)
+_TOPIC_RESOURCE = 2  # of DescribeConfigs
 
 # Brokers and topics are asked for again after this. A wrong leader is noticed at once.
 METADATA_AGE_MAX_MS = 30_000
@@ -77,7 +79,6 @@ class Cluster:
         self._metadata_flights = SingleFlight[MetadataAnswer]()
         self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
         self._edges = LogEdgesReads(self._leaders, self._connections)
-        self._epoch_ends = EpochEndReads(self._leaders, self._connections)
         self._last_good: HostPort | None = None
 
     async def __aenter__(self) -> Self:
@@ -116,8 +117,7 @@ class Cluster:
         """Ask this one broker for the brokers that it knows. Raises ClusterError."""
         asked_at = asyncio.get_running_loop().time()
         connection = await self._connections.shared(address)
-        version = connection.version_of(messages.METADATA)
-        answer = await ask_metadata(connection, version, [], self._same_answers)
+        answer = await self._same_answers.ask(connection, [])
         self._metadata.learn(answer, asked_at, all_topics=False)
 
     async def cluster_id(self) -> str | None:
@@ -147,7 +147,8 @@ class Cluster:
         """
         possible = [name for name in names if is_topic_name(name)]
         found = dict.fromkeys(
-            names, ClusterError("no topic can have this name", UNKNOWN_TOPIC_OR_PARTITION)
+            names,
+            ClusterError("no topic can have this name", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         )
         return {**found, **await self._look_up(possible, self._metadata.by_name, max_age_ms)}
 
@@ -201,11 +202,19 @@ class Cluster:
         """The topic's effective configuration; {} where the broker has no DescribeConfigs."""
 
         async def ask(connection: BrokerConnection) -> dict[str, str]:
-            if messages.DESCRIBE_CONFIGS not in connection.versions:
+            if ApiKey.DESCRIBE_CONFIGS not in connection.versions:
                 return {}
-            version = connection.version_of(messages.DESCRIBE_CONFIGS)
-            request = messages.describe_topic_request(version, name)
-            return await connection.request(request, messages.decode_configs)
+            resource = DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=None
+            )
+            asked = DescribeConfigsRequest(resources=[resource])
+            answer = await connection.call(asked, DescribeConfigsResponse)
+            found: dict[str, str] = {}
+            for result in answer.results:
+                raise_for(result.error_code, f"DescribeConfigs of {result.resource_name}")
+                # Brokers leave sensitive values out.
+                found.update({c.name: c.value for c in result.configs if c.value is not None})
+            return found
 
         return await self.ask_any(ask)
 
@@ -245,7 +254,9 @@ class Cluster:
         return self._edges.knows(tip, not_older_than)
 
     async def ask_epoch_ends(
-        self, epochs: Mapping[TopicIdPartition, int], tell: TellEpochEnd
+        self,
+        epochs: Mapping[TopicIdPartition, int],
+        tell: Callable[[TopicIdPartition, Told | ClusterError], None],
     ) -> None:
         """Where the epoch ended in its leader's log, with that leader's own epoch: of each
         partition for one epoch, by one request to each leader.
@@ -253,7 +264,13 @@ class Cluster:
         None: the leader has no such request or tells no epochs. `tell` hears of each as soon as it
         is known, perhaps twice. Raises nothing.
         """
-        await self._epoch_ends.get(epochs, tell)
+
+        async def ask(
+            leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
+        ) -> dict[TopicIdPartition, Told | ClusterError]:
+            return await epoch_ends(await self._connections.shared(leader), topics, epochs)
+
+        await self._leaders.ask(epochs.keys(), ask, tell)
 
     async def fetch(
         self,
@@ -271,21 +288,28 @@ class Cluster:
         """
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> FetchedPartition:
-            request = messages.fetch_request(
-                connection.version_of(messages.FETCH),
-                topic,
-                tip.partition,
-                offset,
-                bytes_max=bytes_max,
-                wait_max_ms=wait_max_ms,
-                isolation=isolation,
+            version = connection.version_of(ApiKey.FETCH)
+            asked = FetchRequest.FetchTopic
+            place = asked.FetchPartition(
+                partition=tip.partition,
+                current_leader_epoch=topic.leaders[tip.partition][1],
+                fetch_offset=offset,
+                partition_max_bytes=bytes_max,
             )
-            answers = await connection.request_all(
-                [request],
-                lambda payload, version: decode_fetch(payload, version, tip),
-                extra_ms=wait_max_ms,
+            request = FetchRequest(
+                replica_id=_CONSUMER,
+                max_wait_ms=wait_max_ms,
+                min_bytes=1,
+                max_bytes=bytes_max,
+                isolation_level=int(isolation),
+                session_id=0,
+                session_epoch=_NO_SESSION,
+                topics=[asked(partitions=[place], topic=topic.name, topic_id=topic.topic_id)],
+                forgotten_topics_data=[],
+                rack_id="",
             )
-            return answers[0]
+            [payload] = await connection.send([versioned(request, version)], wait_max_ms)
+            return decode_fetch(payload, version, tip)
 
         return await self.ask_leader(tip, ask)
 
@@ -314,12 +338,12 @@ class Cluster:
         asked_at = asyncio.get_running_loop().time()
 
         async def ask(connection: BrokerConnection) -> tuple[MetadataAnswer, bool]:
-            version = connection.version_of(messages.METADATA)
+            version = connection.version_of(ApiKey.METADATA)
             by_id = any(isinstance(topic, UUID) for topic in topics or ())
             # Brokers before 2.8 … 3.0 cannot be asked by id: ask for all and look.
             everything = by_id and version < messages.METADATA_BY_TOPIC_ID_VERSION
             asked = None if everything else topics
-            return await ask_metadata(connection, version, asked, self._same_answers), asked is None
+            return await self._same_answers.ask(connection, asked), asked is None
 
         answer, all_topics = await self.ask_any(ask)
         self._metadata.learn(answer, asked_at, all_topics=all_topics)
@@ -376,7 +400,8 @@ def _found(value: T | ClusterError) -> T:
 
 def _refused(key: str | UUID, answer: MetadataAnswer) -> ClusterError:
     by_id = isinstance(key, UUID)
-    code = answer.failed.get(key, UNKNOWN_TOPIC_ID if by_id else UNKNOWN_TOPIC_OR_PARTITION)
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    code = answer.failed.get(key, unknown)
     what = f"topic id {key}" if by_id else f"topic {key!r}"
     return ClusterError(f"{what}: error {code}", code)
 
@@ -399,27 +424,15 @@ async def delete_records(cluster: Cluster, tip: TopicIdPartition, offset: int) -
     async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
         asked = DeleteRecordsRequest.DeleteRecordsTopic
         place = asked.DeleteRecordsPartition(partition_index=tip.partition, offset=offset)
-        request = messages.versioned(
-            DeleteRecordsRequest(
-                topics=[asked(name=topic.name, partitions=[place])], timeout_ms=_REPLICAS_WAIT_MS
-            ),
-            connection.version_of(messages.DELETE_RECORDS),
+        request = DeleteRecordsRequest(
+            topics=[asked(name=topic.name, partitions=[place])], timeout_ms=_REPLICAS_WAIT_MS
         )
-        answers = await connection.request_all(
-            [request], _decode_low_watermark, extra_ms=_REPLICAS_WAIT_MS
-        )
-        return answers[0]
+        answer = await connection.call(request, DeleteRecordsResponse, _REPLICAS_WAIT_MS)
+        for answered in answer.topics:
+            for partition in answered.partitions:
+                raise_for(partition.error_code, f"DeleteRecords of {answered.name}")
+                return int(partition.low_watermark)
+        raise ClusterError("DeleteRecords was answered without the partition")
 
     await cluster.topic_by_id(tip.topic_id, max_age_ms=0)
     return await cluster.ask_leader(tip, ask)
-
-
-def _decode_low_watermark(payload: memoryview, version: int) -> int:
-    answer = messages.body_of(DeleteRecordsResponse, payload, version)
-    for topic in answer.topics:
-        for partition in topic.partitions:
-            if partition.error_code:
-                what = f"DeleteRecords of {topic.name}: error {partition.error_code}"
-                raise ClusterError(what, partition.error_code)
-            return int(partition.low_watermark)
-    raise ClusterError("DeleteRecords was answered without the partition")

@@ -1,22 +1,32 @@
-"""The proxy's own connections to brokers: one connection, and which of them are open."""
+"""The proxy's own connections to brokers: one connection, its login, and which of them are open."""
 
 from __future__ import annotations
 
 import asyncio
+import binascii
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.primitives import INT32
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest
+from kafka.protocol.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 from fetchproxy.brokers import messages
-from fetchproxy.brokers.messages import UNSUPPORTED_VERSION, Request
-from fetchproxy.brokers.sasl import SaslCredentials, SaslSession
+from fetchproxy.brokers.messages import Request
+from fetchproxy.brokers.sasl import SaslCredentials, TooFewIterations
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.config.values import HostPort
-from fetchproxy.errors import ClusterUnavailable
+from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.tls.contexts import UpstreamTls, in_words, looks_like_tls
 
@@ -25,10 +35,12 @@ from fetchproxy.tls.contexts import UpstreamTls, in_words, looks_like_tls
 # Requests are pipelined; Kafka answers them in order. `connect` is the one place where a
 # connection comes to be, so TLS and SASL go there.
 
-T = TypeVar("T")
-
 _SIZE_BYTES = 4
 _CORRELATION_ID_BYTES = 4
+# The session is renewed after this share of its life, as Kafka's own client does at the earliest.
+_RENEW_AFTER = 0.85
+# Brokers refuse to authenticate a connection anew within a second of the last time.
+_RENEWALS_APART_MIN_S = 1.0
 
 
 def _software_version() -> str:
@@ -60,7 +72,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._size = bytearray(_SIZE_BYTES)
         self._frame: bytearray | None = None  # None: the size prefix is being received
         self._received = 0
-        self._sasl: SaslSession | None = None
+        self._credentials: SaslCredentials | None = None  # of a session that ends
+        self._renew_at = float("inf")  # loop seconds
+        self._renewals = SingleFlight[None]()
 
     @property
     def is_open(self) -> bool:
@@ -87,39 +101,33 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._fail(f"connection lost: {exc}" if exc else "connection closed by the broker")
 
     # --- our side ---
-    async def request(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
-        """See `request_all`."""
-        return (await self.request_all([message], decode))[0]
+    async def call(self, message: Any, answer: Any, extra_ms: int = 0) -> Any:
+        """One of kafka-python's requests, in the highest version that both sides speak; its answer
+        as one of the class `answer`. Raises as `send`; ClusterError for an answer that is none."""
+        version = self.version_of(message.API_KEY)
+        [payload] = await self.send([messages.versioned(message, version)], extra_ms)
+        return messages.body_of(answer, payload, version)
 
-    async def request_all(
-        self,
-        requests: Sequence[Request],
-        decode: Callable[[memoryview, int], T],
-        extra_ms: int = 0,
-    ) -> list[T]:
-        """Send all at once, decode the answers in order.
+    async def send(self, requests: Sequence[Request], extra_ms: int = 0) -> list[memoryview]:
+        """All at once; their answers in order, as they come behind the correlation id.
 
         Raises ClusterUnavailable after request_max_ms + `extra_ms` (what the broker itself was
-        told to wait) and where the connection is or goes lost; what `decode` raises.
+        told to wait) and where the connection is or goes lost.
         """
-        if self._sasl is not None:
-            await self._sasl.renew_if_due()
-        return await self._ask_all(requests, decode, extra_ms)
+        await self._renew_if_due()
+        return await self._exchange(requests, extra_ms)
 
-    async def ask(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
-        """As `request`, but also while an authentication is under way."""
-        return (await self._ask_all([message], decode, 0))[0]
+    async def ask(self, message: Any, answer: Any) -> Any:
+        """As `call`, but also while an authentication is under way."""
+        version = self.version_of(message.API_KEY)
+        [payload] = await self._exchange([messages.versioned(message, version)], 0)
+        return messages.body_of(answer, payload, version)
 
-    async def _ask_all(
-        self,
-        requests: Sequence[Request],
-        decode: Callable[[memoryview, int], T],
-        extra_ms: int,
-    ) -> list[T]:
+    async def _exchange(self, requests: Sequence[Request], extra_ms: int) -> list[memoryview]:
         answers = [self._send(request) for request in requests]
         try:
             async with asyncio.timeout((self._config.request_max_ms + extra_ms) / 1000):
-                payloads = [await answer for answer in answers]
+                return [await answer for answer in answers]
         except TimeoutError:
             # A broker that answers this late cannot be told from one that is gone.
             self._fail(f"no answer within {self._config.request_max_ms + extra_ms} ms")
@@ -130,27 +138,82 @@ class BrokerConnection(asyncio.BufferedProtocol):
                     answer.exception()  # seen: all fail together, one of them was raised
                 else:
                     answer.cancel()
-        return [
-            decode(payload, request.API_VERSION)
-            for request, payload in zip(requests, payloads, strict=True)
-        ]
 
     async def negotiate(self) -> None:
         """Learn the broker's versions: ApiVersions 3, or 0 for who does not know it (KIP-511)."""
         for api_version in (3, 0):
-            request = messages.api_versions_request(api_version, SOFTWARE_VERSION)
-            error_code, found = await self.request(request, messages.decode_api_versions)
+            asked = ApiVersionsRequest(
+                client_software_name="fetchproxy", client_software_version=SOFTWARE_VERSION
+            )
+            [payload] = await self.send([messages.versioned(asked, api_version)])
+            error_code, found = messages.decode_api_versions(payload, api_version)
             if error_code == 0:
                 self.versions = found
                 return
-            if error_code != UNSUPPORTED_VERSION:
+            if error_code != ErrorCode.UNSUPPORTED_VERSION:
                 break
         raise self._unavailable(f"ApiVersions: error {error_code}")
 
     async def authenticate(self, credentials: SaslCredentials) -> None:
-        """Now, and again whenever the session is about to end. Raises AuthenticationRefused."""
-        self._sasl = SaslSession(self, credentials)
-        await self._sasl.authenticate()
+        """Now, and again whenever the session is about to end.
+
+        Raises AuthenticationRefused and ClusterUnavailable; the connection is closed then.
+        """
+        try:
+            lifetime_ms = await self._log_in(credentials)
+        except BaseException as error:  # left in the middle, so that nothing else can be asked
+            if isinstance(error, AuthenticationRefused):
+                credentials.note_refusal(error)
+            self.close()
+            raise
+        credentials.note_success()
+        now = asyncio.get_running_loop().time()
+        if lifetime_ms > 0:
+            after_s = max(_RENEW_AFTER * lifetime_ms / 1000, _RENEWALS_APART_MIN_S)
+            self._renew_at, self._credentials = now + after_s, credentials
+
+    async def _renew_if_due(self) -> None:
+        """Before a request is sent. Requests under way are answered first, as they came first;
+        those that come meanwhile wait here, as brokers close a connection that asks in between."""
+        credentials = self._credentials
+        if credentials is not None and asyncio.get_running_loop().time() >= self._renew_at:
+            await self._renewals.run("renewal", lambda: self.authenticate(credentials))
+
+    async def _log_in(self, credentials: SaslCredentials) -> int:
+        """The session's lifetime in ms; 0: it does not end (KIP-368)."""
+        exchange, mechanism = await credentials.exchange(), credentials.mechanism
+
+        def refused(why: str, error_code: int | None = None) -> AuthenticationRefused:
+            what = f"broker {self.address}: {credentials.who}: {why}"
+            return AuthenticationRefused(what, error_code)
+
+        request = SaslHandshakeRequest(mechanism=mechanism)
+        handshake = await self.ask(request, SaslHandshakeResponse)
+        code = handshake.error_code
+        if code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
+            offered = ", ".join(handshake.mechanisms) or "none"
+            raise refused(f"the broker has no {mechanism} (it has {offered})", code)
+        if code == ErrorCode.ILLEGAL_SASL_STATE:
+            raise refused("the broker's listener has no SASL, or not at this point", code)
+        if code:
+            raise refused(f"error {code}", code)
+        lifetime_ms = 0
+        while not exchange.is_done():
+            request = SaslAuthenticateRequest(auth_bytes=exchange.auth_bytes())
+            answer = await self.ask(request, SaslAuthenticateResponse)
+            if answer.error_code:
+                raise refused(answer.error_message or "refused", answer.error_code)
+            try:
+                # SCRAM hashes the password thousands of times here.
+                await asyncio.to_thread(exchange.receive, bytes(answer.auth_bytes))
+            except TooFewIterations as error:
+                raise refused(str(error)) from None
+            except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
+                raise refused(f"the broker's answer is none: {type(error).__name__}") from None
+            lifetime_ms = answer.session_lifetime_ms or 0
+        if not exchange.is_authenticated():
+            raise refused("the broker's last answer does not end the exchange")
+        return lifetime_ms
 
     def version_of(self, api_key: int) -> int:
         return messages.pick_version(api_key, self.versions)
@@ -201,41 +264,6 @@ class BrokerConnection(asyncio.BufferedProtocol):
         return ClusterUnavailable(f"broker {self.address}: {why}")
 
 
-async def connect(
-    address: HostPort,
-    config: ClusterConfig,
-    sasl: SaslCredentials | None = None,
-    tls: UpstreamTls | None = None,
-) -> BrokerConnection:
-    """Raises ClusterUnavailable within connect_max_ms (a token may take request_max_ms more).
-
-    Raises AuthenticationRefused where the broker does not take `sasl`.
-    """
-    loop = asyncio.get_running_loop()
-    if sasl is not None:
-        await sasl.prepare()
-    try:
-        async with asyncio.timeout(config.connect_max_ms / 1000):
-            _, connection = await loop.create_connection(
-                lambda: BrokerConnection(address, config),
-                address.host,
-                address.port,
-                **(tls.for_host(address.host) if tls is not None else {}),
-            )
-            try:
-                await connection.negotiate()
-                if sasl is not None:
-                    await connection.authenticate(sasl)
-            except BaseException:
-                connection.close()
-                raise
-    except TimeoutError:
-        raise ClusterUnavailable(f"broker {address}: no connection in time") from None
-    except OSError as error:
-        raise ClusterUnavailable(f"broker {address}: {in_words(error)}") from None
-    return connection
-
-
 # Which connections are open to which broker. Decides no retries and reads no answers.
 #
 # Short requests share one pipelined connection per broker. A fetch may wait in the broker, and
@@ -243,20 +271,15 @@ async def connect(
 # there are never more of them than fetches at once.
 
 
+@dataclass(eq=False, repr=False)
 class BrokerConnections:
-    def __init__(
-        self,
-        config: ClusterConfig,
-        sasl: SaslCredentials | None = None,
-        tls: UpstreamTls | None = None,
-    ) -> None:
-        self._config = config
-        self._sasl = sasl
-        self._tls = tls
-        self._shared: dict[HostPort, BrokerConnection] = {}
-        self._connecting = SingleFlight[BrokerConnection]()
-        self._idle: dict[HostPort, list[BrokerConnection]] = {}
-        self._in_use: set[BrokerConnection] = set()
+    _config: ClusterConfig
+    _sasl: SaslCredentials | None = None
+    _tls: UpstreamTls | None = None
+    _shared: dict[HostPort, BrokerConnection] = field(default_factory=dict)
+    _connecting: SingleFlight[BrokerConnection] = field(default_factory=SingleFlight)
+    _idle: dict[HostPort, list[BrokerConnection]] = field(default_factory=dict)
+    _in_use: set[BrokerConnection] = field(default_factory=set)
 
     async def shared(self, address: HostPort) -> BrokerConnection:
         """Raises ClusterUnavailable."""
@@ -303,7 +326,35 @@ class BrokerConnections:
         return connection
 
     async def _connect(self, address: HostPort) -> BrokerConnection:
-        return await connect(address, self._config, self._sasl, self._tls)
+        """Raises ClusterUnavailable within connect_max_ms (a token may take request_max_ms more).
+
+        Raises AuthenticationRefused where the broker does not take the proxy's credentials.
+        """
+        loop, tls = asyncio.get_running_loop(), {}
+        if self._sasl is not None:
+            await self._sasl.prepare()
+        try:
+            async with asyncio.timeout(self._config.connect_max_ms / 1000):
+                if self._tls is not None:
+                    tls = self._tls.for_host(address.host)
+                _, connection = await loop.create_connection(
+                    lambda: BrokerConnection(address, self._config),
+                    address.host,
+                    address.port,
+                    **tls,
+                )
+                try:
+                    await connection.negotiate()
+                    if self._sasl is not None:
+                        await connection.authenticate(self._sasl)
+                except BaseException:
+                    connection.close()
+                    raise
+        except TimeoutError:
+            raise ClusterUnavailable(f"broker {address}: no connection in time") from None
+        except OSError as error:
+            raise ClusterUnavailable(f"broker {address}: {in_words(error)}") from None
+        return connection
 
     def _take_idle(self, address: HostPort) -> BrokerConnection | None:
         idle = self._idle.get(address, [])

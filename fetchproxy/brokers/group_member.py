@@ -6,10 +6,11 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import structlog
+from fetchproxy_protocol.apis import ErrorCode
 from kafka.protocol.consumer.group import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -22,156 +23,16 @@ from kafka.protocol.consumer.group import (
 )
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 
-from fetchproxy.brokers import messages
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.messages import Request, body_of, versioned
+from fetchproxy.brokers.messages import raise_for
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
+from fetchproxy.runtime.retrying import Backoff
 
-# The requests of a member of a consumer group, through kafka-python's message classes. No I/O.
-#
 # Source of flow and codes: Kafka's classic group protocol (KIP-62, KIP-345 for static members,
 # KIP-394 for member ids, KIP-429 for the cooperative protocol).
-
-COORDINATOR_LOAD_IN_PROGRESS = 14
-COORDINATOR_NOT_AVAILABLE = 15
-NOT_COORDINATOR = 16
-ILLEGAL_GENERATION = 22
-UNKNOWN_MEMBER_ID = 25
-REBALANCE_IN_PROGRESS = 27
-MEMBER_ID_REQUIRED = 79
-FENCED_INSTANCE_ID = 82
-
-_GROUP = 0  # FindCoordinator's key type
-_MANY_COORDINATORS_VERSION = 4
-PROTOCOL_TYPE = "consumer"
-PROTOCOL = "cooperative-sticky"
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who asks. `member_id` is empty before the coordinator has given one."""
-
-    group_id: str
-    instance_id: str | None
-    member_id: str = ""
-    generation: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """`members`: member id -> subscription, for the group's leader who is to assign; else None."""
-
-    member_id: str
-    generation: int
-    members: Mapping[str, bytes] | None
-
-
-def find_coordinator_request(version: int, group_id: str) -> Request:
-    many = version >= _MANY_COORDINATORS_VERSION
-    asked: dict[str, Any] = {"coordinator_keys": [group_id]} if many else {"key": group_id}
-    return versioned(FindCoordinatorRequest(key_type=_GROUP, **asked), version)
-
-
-def decode_coordinator(payload: memoryview, version: int) -> HostPort:
-    """Raises ClusterError; ClusterUnavailable where there is no coordinator yet."""
-    answer = body_of(FindCoordinatorResponse, payload, version)
-    found = answer.coordinators[0] if version >= _MANY_COORDINATORS_VERSION else answer
-    if found.error_code in (COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE):
-        raise ClusterUnavailable("the group has no coordinator yet", found.error_code)
-    _raise_for(found.error_code, "FindCoordinator")
-    return HostPort(found.host, found.port)
-
-
-def join_request(
-    version: int,
-    who: Identity,
-    subscription: bytes,
-    *,
-    session_timeout_ms: int,
-    rebalance_timeout_ms: int,
-) -> Request:
-    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=PROTOCOL, metadata=subscription)
-    return versioned(
-        JoinGroupRequest(
-            group_id=who.group_id,
-            session_timeout_ms=session_timeout_ms,
-            rebalance_timeout_ms=rebalance_timeout_ms,
-            member_id=who.member_id,
-            group_instance_id=who.instance_id,
-            protocol_type=PROTOCOL_TYPE,
-            protocols=[protocol],
-            reason=None,
-        ),
-        version,
-    )
-
-
-def decode_join(payload: memoryview, version: int) -> tuple[int, Joined]:
-    """(error code, answer); with MEMBER_ID_REQUIRED the answer holds the member id alone."""
-    answer = body_of(JoinGroupResponse, payload, version)
-    leads = answer.error_code == 0 and answer.leader == answer.member_id
-    members = None
-    if leads and not answer.skip_assignment:
-        members = {m.member_id: bytes(m.metadata or b"") for m in answer.members}
-    return answer.error_code, Joined(answer.member_id, answer.generation_id, members)
-
-
-def sync_request(version: int, who: Identity, assignments: Mapping[str, bytes]) -> Request:
-    """`assignments`: member id -> its part; empty from all but the group's leader."""
-    each = SyncGroupRequest.SyncGroupRequestAssignment
-    return versioned(
-        SyncGroupRequest(
-            group_id=who.group_id,
-            generation_id=who.generation,
-            member_id=who.member_id,
-            group_instance_id=who.instance_id,
-            protocol_type=PROTOCOL_TYPE,
-            protocol_name=PROTOCOL,
-            assignments=[each(member_id=m, assignment=a) for m, a in assignments.items()],
-        ),
-        version,
-    )
-
-
-def decode_sync(payload: memoryview, version: int) -> tuple[int, bytes]:
-    answer = body_of(SyncGroupResponse, payload, version)
-    return answer.error_code, bytes(answer.assignment or b"")
-
-
-def heartbeat_request(version: int, who: Identity) -> Request:
-    return versioned(
-        HeartbeatRequest(
-            group_id=who.group_id,
-            generation_id=who.generation,
-            member_id=who.member_id,
-            group_instance_id=who.instance_id,
-        ),
-        version,
-    )
-
-
-def decode_heartbeat(payload: memoryview, version: int) -> int:
-    return int(body_of(HeartbeatResponse, payload, version).error_code)
-
-
-def leave_request(version: int, who: Identity) -> Request:
-    leaving = LeaveGroupRequest.MemberIdentity(
-        member_id=who.member_id, group_instance_id=who.instance_id, reason="the archiver ends"
-    )
-    return versioned(LeaveGroupRequest(group_id=who.group_id, members=[leaving]), version)
-
-
-def decode_leave(payload: memoryview, version: int) -> int:
-    return int(body_of(LeaveGroupResponse, payload, version).error_code)
-
-
-def _raise_for(error_code: int, what: str) -> None:
-    if error_code != 0:
-        raise ClusterError(f"{what}: error {error_code}", error_code)
-
-
+#
 # Runs on the proxy's own connections and in the loop. What a part is, and how it is shared out
 # among the members, is the `GroupDuties`' matter. Ownership is held by a lease: where the
 # coordinator may have given our part to somebody else since (a pause of the process, brokers out
@@ -179,13 +40,19 @@ def _raise_for(error_code: int, what: str) -> None:
 
 log = structlog.get_logger(__name__)
 
+_GROUP = 0  # FindCoordinator's key type
+_PROTOCOL_TYPE = "consumer"
+_PROTOCOL = "cooperative-sticky"
+
 # As Kafka's own consumers: the coordinator answers a JoinGroup at the end of the rebalance timeout.
 _JOIN_SLACK_MS = 5_000
-_PAUSE_INITIAL_S = 0.1
-_PAUSE_MAX_S = 5.0
-_PAUSE_JITTER = 0.2
+_PAUSES = Backoff(100, 5_000, 0.2)
 _LEAVE_MAX_S = 3.0
 _NEVER = float("-inf")
+_NO_COORDINATOR_YET = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,25 +89,24 @@ class GroupDuties(ABC):
         """We own nothing any more: expired, fenced or error."""
 
 
+@dataclass(eq=False, repr=False)
 class GroupMember:
     """`await member.run()` in a TaskGroup; cancelled, it leaves the group (a static one stays)."""
 
-    def __init__(
-        self, cluster: Cluster, settings: GroupSettings, duties: GroupDuties, rng: random.Random
-    ) -> None:
-        self.state = "joining"
-        self.error: str | None = None
-        self._cluster = cluster
-        self._settings = settings
-        self._duties = duties
-        self._rng = rng
-        self._who = Identity(settings.group_id, settings.instance_id)
-        self._synced_id = ""  # the member id of the last whole generation
-        self._coordinator: HostPort | None = None
-        self._lease_until = _NEVER
-        self._owns = False
-        self._joined = False  # a whole generation; what is owned outlives the next rebalance
-        self._wake = asyncio.Event()
+    _cluster: Cluster
+    _settings: GroupSettings
+    _duties: GroupDuties
+    _rng: random.Random
+    state: str = "joining"
+    error: str | None = None
+    _member_id: str = ""  # before the coordinator has given one
+    _generation: int = -1
+    _synced_id: str = ""  # the member id of the last whole generation
+    _coordinator: HostPort | None = None
+    _lease_until: float = _NEVER
+    _owns: bool = False
+    _joined: bool = False  # a whole generation; what is owned outlives the next rebalance
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def holds(self, now: float) -> bool:
         """Whether what was assigned is still ours at loop time `now` (s). Never blocks."""
@@ -261,10 +127,11 @@ class GroupMember:
                     recovered = self.state == "stable"
                     failures = 1 if recovered else failures + 1
                     self._note(error, first=failures == 1)
-                    if error.error_code == FENCED_INSTANCE_ID:
+                    if error.error_code == ErrorCode.FENCED_INSTANCE_ID:
                         # Whoever fenced us came later. To join again would fence it in turn.
                         await asyncio.Event().wait()
-                await asyncio.sleep(self._pause_s(failures))
+                pause_ms = _PAUSES.pause_ms(max(failures, 1), self._rng.random())
+                await asyncio.sleep(pause_ms / 1000)
         finally:
             await self._leave()
 
@@ -280,10 +147,16 @@ class GroupMember:
                 await self._heartbeat(connection)
 
     async def _find_coordinator(self) -> HostPort:
+        group_id = self._settings.group_id
+        asked = FindCoordinatorRequest(key_type=_GROUP, key=group_id, coordinator_keys=[group_id])
+
         async def ask(connection: BrokerConnection) -> HostPort:
-            version = connection.version_of(messages.FIND_COORDINATOR)
-            request = find_coordinator_request(version, self._settings.group_id)
-            return await connection.request(request, decode_coordinator)
+            answer = await connection.call(asked, FindCoordinatorResponse)
+            found = answer.coordinators[0] if answer.coordinators else answer
+            if found.error_code in _NO_COORDINATOR_YET:
+                raise ClusterUnavailable("the group has no coordinator yet", found.error_code)
+            raise_for(found.error_code, "FindCoordinator")
+            return HostPort(found.host, found.port)
 
         return await self._cluster.ask_any(ask)
 
@@ -296,32 +169,53 @@ class GroupMember:
             joined = await self._join_once(connection)
             if joined is None:
                 continue
-            self._who = replace(self._who, member_id=joined.member_id, generation=joined.generation)
+            self._member_id, self._generation = joined.member_id, joined.generation_id
             parts: Mapping[str, bytes] = {}
-            if joined.members is not None:
-                parts = self._duties.share_out(joined.members)
+            if joined.leader == joined.member_id and not joined.skip_assignment:
+                members = {m.member_id: bytes(m.metadata or b"") for m in joined.members}
+                parts = self._duties.share_out(members)
             sent_at = asyncio.get_running_loop().time()
-            version = connection.version_of(messages.SYNC_GROUP)
-            request = sync_request(version, self._who, parts)
-            code, part = await connection.request(request, decode_sync)
-            if code == REBALANCE_IN_PROGRESS:
+            each = SyncGroupRequest.SyncGroupRequestAssignment
+            request = SyncGroupRequest(
+                **self._as_member(),
+                protocol_type=_PROTOCOL_TYPE,
+                protocol_name=_PROTOCOL,
+                assignments=[each(member_id=m, assignment=part) for m, part in parts.items()],
+            )
+            synced = await connection.call(request, SyncGroupResponse)
+            if synced.error_code == ErrorCode.REBALANCE_IN_PROGRESS:
                 continue
-            self._raise_for(code, "SyncGroup")
+            self._raise_for(synced.error_code, "SyncGroup")
             self._renew_lease(sent_at)
-            self._owns, self._synced_id = True, self._who.member_id
+            self._owns, self._synced_id = True, self._member_id
+            part = bytes(synced.assignment or b"")
             again = self._duties.assigned(part) or self._wake.is_set()
         self._joined = True
         self._note_well()
 
-    async def _join_once(self, connection: BrokerConnection) -> Joined | None:
-        """None: ask again, now with the member id that was given."""
+    def _as_member(self) -> dict[str, Any]:
+        return {
+            "group_id": self._settings.group_id,
+            "generation_id": self._generation,
+            "member_id": self._member_id,
+            "group_instance_id": self._settings.instance_id,
+        }
+
+    async def _join_once(self, connection: BrokerConnection) -> Any:
+        """The answer; None: ask again, now with the member id that was given."""
         settings, before = self._settings, self._lease_until
-        request = join_request(
-            connection.version_of(messages.JOIN_GROUP),
-            self._who,
-            self._duties.subscription(self._who.generation),
+        subscription = self._duties.subscription(self._generation)
+        request = JoinGroupRequest(
+            group_id=settings.group_id,
             session_timeout_ms=settings.session_timeout_ms,
             rebalance_timeout_ms=settings.session_timeout_ms,
+            member_id=self._member_id,
+            group_instance_id=settings.instance_id,
+            protocol_type=_PROTOCOL_TYPE,
+            protocols=[
+                JoinGroupRequest.JoinGroupRequestProtocol(name=_PROTOCOL, metadata=subscription)
+            ],
+            reason=None,
         )
         # A member that waits in the coordinator for the others is not expired, and needs no
         # heartbeats; nor does it lose anything before it is answered.
@@ -329,15 +223,14 @@ class GroupMember:
         self._lease_until = max(before, now + 2 * settings.session_timeout_ms / 1000)
         try:
             extra_ms = settings.session_timeout_ms + _JOIN_SLACK_MS
-            [(code, joined)] = await connection.request_all(
-                [request], decode_join, extra_ms=extra_ms
-            )
+            joined = await connection.call(request, JoinGroupResponse, extra_ms)
         finally:
             self._lease_until = before
-        if code == MEMBER_ID_REQUIRED:
-            self._who = replace(self._who, member_id=joined.member_id)
+        code = joined.error_code
+        if code == ErrorCode.MEMBER_ID_REQUIRED:
+            self._member_id = joined.member_id
             return None
-        if code == UNKNOWN_MEMBER_ID and self._who.member_id:
+        if code == ErrorCode.UNKNOWN_MEMBER_ID and self._member_id:
             self._lose("expired", forget=True)
             return None
         self._raise_for(code, "JoinGroup")
@@ -359,9 +252,9 @@ class GroupMember:
             if sent_at >= self._lease_until:
                 self._lose("expired")
                 raise ClusterUnavailable("paused for longer than the group's session timeout")
-            request = heartbeat_request(connection.version_of(messages.HEARTBEAT), self._who)
-            code = await connection.request(request, decode_heartbeat)
-            if code == REBALANCE_IN_PROGRESS:
+            request = HeartbeatRequest(**self._as_member())
+            code = (await connection.call(request, HeartbeatResponse)).error_code
+            if code == ErrorCode.REBALANCE_IN_PROGRESS:
                 self._wake.set()
                 return
             self._raise_for(code, "Heartbeat")
@@ -373,21 +266,21 @@ class GroupMember:
         if code == 0:
             return
         text = f"{what} in group {self._settings.group_id!r}: error {code}"
-        if code in (NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE):
+        if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
             self._coordinator = None
             raise ClusterUnavailable(text, code)
-        if code == COORDINATOR_LOAD_IN_PROGRESS:
+        if code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             raise ClusterUnavailable(text, code)
-        if code == FENCED_INSTANCE_ID and self._who.member_id != self._synced_id:
+        if code == ErrorCode.FENCED_INSTANCE_ID and self._member_id != self._synced_id:
             # The id is of a coordinator that was none any more: no other has heard of it, and they
             # know an earlier one of ours. A member without an id takes its place, as at a start.
             self._lose("expired", forget=True)
             raise ClusterUnavailable(text)
-        if code == FENCED_INSTANCE_ID:
+        if code == ErrorCode.FENCED_INSTANCE_ID:
             self._lose("fenced")
             text += f": another archiver has the instance id {self._settings.instance_id!r}"
-        elif code in (UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION):
-            self._lose("expired", forget=code == UNKNOWN_MEMBER_ID)
+        elif code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
+            self._lose("expired", forget=code == ErrorCode.UNKNOWN_MEMBER_ID)
         else:
             self._lose("error")
         raise ClusterError(text, code)
@@ -416,8 +309,8 @@ class GroupMember:
         """
         owned, self._owns = self._owns, False
         self._joined = False
-        member_id = "" if forget else self._who.member_id
-        self._who = replace(self._who, member_id=member_id, generation=-1)
+        self._member_id = "" if forget else self._member_id
+        self._generation = -1
         self._lease_until = _NEVER
         if owned:
             self._duties.lost(reason)
@@ -426,21 +319,21 @@ class GroupMember:
         """From when the request left: the coordinator counts from when it came."""
         self._lease_until = sent_at + self._settings.session_timeout_ms / 1000
 
-    def _pause_s(self, failures: int) -> float:
-        pause_s: float = min(_PAUSE_INITIAL_S * 2 ** min(max(failures - 1, 0), 10), _PAUSE_MAX_S)
-        return pause_s * (1 + _PAUSE_JITTER * self._rng.random())
-
     # --- the end ---
     async def _leave(self) -> None:
         """So that the others need not wait for the session's end; best effort, and short."""
-        who, self._owns = self._who, False
-        if self._settings.instance_id is not None or not who.member_id:
+        self._owns = False
+        if self._settings.instance_id is not None or not self._member_id:
             return
+        leaving = LeaveGroupRequest.MemberIdentity(
+            member_id=self._member_id, group_instance_id=None, reason="the archiver ends"
+        )
+        group_id = self._settings.group_id
         try:
             async with asyncio.timeout(_LEAVE_MAX_S):
                 address = self._coordinator or await self._find_coordinator()
                 async with self._cluster.exclusive(address) as connection:
-                    version = connection.version_of(messages.LEAVE_GROUP)
-                    await connection.request(leave_request(version, who), decode_leave)
+                    request = LeaveGroupRequest(group_id=group_id, members=[leaving])
+                    await connection.call(request, LeaveGroupResponse)
         except (ClusterError, TimeoutError) as error:
-            log.info("consumer_group_not_left", group=who.group_id, error=str(error) or "timeout")
+            log.info("consumer_group_not_left", group=group_id, error=str(error) or "timeout")

@@ -1,45 +1,40 @@
-"""Whom to ask about partitions, and where their leaders say that their logs begin and end."""
+"""Whom to ask about partitions; where their leaders say that their logs, and leader epochs, end."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
-from fetchproxy_protocol.apis import WireError
-from fetchproxy_protocol.list_offsets import results_in, write_request
+from fetchproxy_protocol import list_offsets, offset_for_leader_epoch
+from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
+from fetchproxy_protocol.list_offsets import OffsetResult
+from fetchproxy_protocol.offset_for_leader_epoch import EpochResult
+from fetchproxy_protocol.primitives import Cursor
 
 from fetchproxy.brokers import messages
-from fetchproxy.brokers.connections import BrokerConnections
-from fetchproxy.brokers.messages import (
-    RETRIABLE,
-    UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION,
-    EncodedRequest,
-    TopicInfo,
-    body_at,
-    whole,
-)
+from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
+from fetchproxy.brokers.messages import RETRIABLE, EncodedRequest, TopicInfo, body_at
 from fetchproxy.brokers.topic_metadata import MetadataCache
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.model import ZERO_UUID, IsolationLevel, LogEdges, TopicIdPartition
+from fetchproxy.model import ZERO_UUID, EpochEnd, IsolationLevel, LogEdges, TopicIdPartition
 from fetchproxy.runtime.loop import chosen, collected, each_of
+from fetchproxy.runtime.retrying import Backoff
 
 # Whom to ask about partitions: their leaders, each about all of its own, again if they moved.
 #
 # Knows neither what is asked nor how connections come to be.
 
 T = TypeVar("T")
+R = TypeVar("R", OffsetResult, EpochResult)
 
 # Pauses between two tries at a leader. An election takes 10 ms to seconds, so begin low and stay
 # below a second: the whole is bounded by request_max_ms anyway.
-RETRY_PAUSE_INITIAL_MS = 20
-RETRY_PAUSE_MAX_MS = 500
-RETRY_JITTER = 0.2
+RETRY_PAUSES = Backoff(20, 500, 0.2)
 TOLD_AT_ONCE = 20
 
 Topics = Mapping[str | UUID, TopicInfo | ClusterError]
@@ -51,14 +46,12 @@ AskLeader = Callable[
 ]
 
 
+@dataclass(eq=False, repr=False)
 class Leaders:
-    def __init__(
-        self, request_max_ms: int, rng: random.Random, metadata: MetadataCache, topics: AskTopics
-    ) -> None:
-        self._request_max_ms = request_max_ms
-        self._rng = rng
-        self._metadata = metadata
-        self._topics = topics
+    _request_max_ms: int
+    _rng: random.Random
+    _metadata: MetadataCache
+    _topics: AskTopics
 
     async def ask(
         self,
@@ -75,7 +68,7 @@ class Leaders:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._request_max_ms / 1000
-        pause_ms = float(RETRY_PAUSE_INITIAL_MS)
+        tries = 0
         found: dict[TopicIdPartition, T | ClusterError] = {}
         waiting: Collection[TopicIdPartition] = tips
         while True:
@@ -84,13 +77,13 @@ class Leaders:
             waiting = [tip async for tip in each_of(waiting) if _may_pass(found[tip], tip in known)]
             for name in {known[tip].name for tip in waiting if tip in known}:
                 self._metadata.expire(name)
-            pause_s = self._jittered(pause_ms) / 1000
+            tries += 1
+            pause_s = RETRY_PAUSES.pause_ms(tries, self._rng.random()) / 1000
             if not waiting or loop.time() + pause_s > deadline:
                 if tell is not None:
                     await _tell_all(found, found, tell)
                 return found
             await asyncio.sleep(pause_s)
-            pause_ms = min(2 * pause_ms, RETRY_PAUSE_MAX_MS)
 
     async def _topics_of(
         self,
@@ -110,7 +103,7 @@ class Leaders:
                 found[tip] = topic
             elif tip.partition not in topic.leaders:
                 what = f"{tip} is no partition of the topic"
-                found[tip] = ClusterError(what, UNKNOWN_TOPIC_OR_PARTITION)
+                found[tip] = ClusterError(what, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             else:
                 known[tip] = topic
         return known
@@ -126,7 +119,8 @@ class Leaders:
         async for tip, topic in each_of(known.items()):
             leader = self._metadata.brokers.get(topic.leaders[tip.partition][0])
             if leader is None:
-                found[tip] = ClusterUnavailable(f"{topic.name}-{tip.partition} has no leader", 5)
+                what = f"{topic.name}-{tip.partition} has no leader"
+                found[tip] = ClusterUnavailable(what, ErrorCode.LEADER_NOT_AVAILABLE)
             else:
                 by_leader.setdefault(HostPort(leader.host, leader.port), {})[tip] = topic
 
@@ -142,9 +136,6 @@ class Leaders:
         async with asyncio.TaskGroup() as asking:
             for address, its in by_leader.items():
                 asking.create_task(ask_one(address, its), name=f"ask leader {address}")
-
-    def _jittered(self, pause_ms: float) -> float:
-        return pause_ms * (1 + RETRY_JITTER * (2 * self._rng.random() - 1))
 
 
 async def _tell_all(
@@ -173,6 +164,7 @@ def _may_pass(found: object, topic_is_known: bool) -> bool:
 # Three requests to each broker, however many partitions it is asked about. Who asks for what
 # somebody else is asking already waits for that answer.
 
+_GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 FoundEdges = dict[TopicIdPartition, LogEdges | ClusterError]
 # (offset, its epoch or -1), or why there is none; by topic and partition.
 _Offsets = dict[tuple[str, int], tuple[int, int] | ClusterError]
@@ -246,7 +238,7 @@ class LogEdgesReads:
         async for tip, edges in each_of(found.items()):
             if isinstance(edges, ClusterError):
                 failed[tip] = edges
-                if edges.error_code in (UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION):
+                if edges.error_code in _GONE:
                     self._known.pop(tip, None)
         return failed
 
@@ -255,27 +247,23 @@ class LogEdgesReads:
     ) -> FoundEdges:
         asked_at = asyncio.get_running_loop().time()
         connection = await self._connections.shared(leader)
-        version = connection.version_of(messages.LIST_OFFSETS)
+        version = connection.version_of(ApiKey.LIST_OFFSETS)
         local = version >= messages.LIST_OFFSETS_LOCAL_VERSION
         # The start first and the high watermark last, so that start <= LSO <= high watermark.
         wanted = (
-            (messages.EARLIEST_LOCAL if local else messages.EARLIEST, IsolationLevel(0)),
-            (messages.LATEST, IsolationLevel.READ_COMMITTED),
-            (messages.LATEST, IsolationLevel.READ_UNCOMMITTED),
+            (list_offsets.EARLIEST_LOCAL if local else list_offsets.EARLIEST, IsolationLevel(0)),
+            (list_offsets.LATEST, IsolationLevel.READ_COMMITTED),
+            (list_offsets.LATEST, IsolationLevel.READ_UNCOMMITTED),
         )
         asked: dict[str, list[tuple[int, int]]] = {}
         async for tip, topic in each_of(topics.items()):
             epoch = topic.leaders[tip.partition][1]
             asked.setdefault(topic.name, []).append((tip.partition, epoch))
-        requests = [
-            EncodedRequest(
-                messages.LIST_OFFSETS,
-                version,
-                await collected(write_request(version, isolation, asked, timestamp)),
-            )
-            for timestamp, isolation in wanted
-        ]
-        payloads = await connection.request_all(requests, whole)
+        requests = []
+        for timestamp, isolation in wanted:
+            written = list_offsets.write_request(version, isolation, asked, timestamp)
+            requests.append(EncodedRequest(ApiKey.LIST_OFFSETS, version, await collected(written)))
+        payloads = await connection.send(requests)
         starts, stables, ends = [await _decoded_edges(payload, version) for payload in payloads]
         found: FoundEdges = {}
         async for tip, topic in each_of(topics.items()):
@@ -288,19 +276,11 @@ class LogEdgesReads:
 
 
 async def _decoded_edges(payload: memoryview, version: int) -> _Offsets:
-    found: _Offsets = {}
-    try:
-        body = body_at(payload, messages.LIST_OFFSETS, version)
-        async for result in each_of(results_in(body, version)):
-            code = result.error_code
-            found[result.topic, result.partition] = (
-                ClusterError(f"ListOffsets of {result.topic}: error {code}", code)
-                if code
-                else (result.offset, result.leader_epoch)
-            )
-    except WireError as error:
-        raise ClusterError(f"ListOffsets version {version} is malformed: {error}") from None
-    return found
+    results = _results(payload, ApiKey.LIST_OFFSETS, version, list_offsets.results_in)
+    return {
+        place: result if isinstance(result, ClusterError) else (result.offset, result.leader_epoch)
+        async for place, result in results
+    }
 
 
 def _edges_of(*offsets: tuple[int, int] | ClusterError | None) -> LogEdges | ClusterError:
@@ -314,3 +294,65 @@ def _edges_of(*offsets: tuple[int, int] | ClusterError | None) -> LogEdges | Clu
         known.append(offset)
     start, stable, end = known
     return LogEdges(start[0], end[0], stable[0], start[1])
+
+
+# Where leader epochs ended in the logs of partitions' leaders (OffsetForLeaderEpoch): one request
+# to each broker, however many partitions it is asked about. Keeps nothing.
+
+# (leader epoch of who says so, what it says), or None: it has no such request, or tells no epochs.
+Told = tuple[int, EpochEnd] | None
+
+
+async def epoch_ends(
+    connection: BrokerConnection,
+    topics: Mapping[TopicIdPartition, TopicInfo],
+    epochs: Mapping[TopicIdPartition, int],
+) -> dict[TopicIdPartition, Told | ClusterError]:
+    """Of one epoch for each partition. (-1, -1): the leader knows no epoch so high."""
+    api_key = ApiKey.OFFSET_FOR_LEADER_EPOCH
+    found: dict[TopicIdPartition, Told | ClusterError] = dict.fromkeys(topics, None)
+    if api_key not in connection.versions:
+        return found
+    asked: dict[str, list[tuple[int, int, int]]] = {}
+    async for tip, topic in each_of(topics.items()):
+        current = topic.leaders[tip.partition][1]
+        if current >= 0:
+            asked.setdefault(topic.name, []).append((tip.partition, current, epochs[tip]))
+    if not asked:
+        return found
+    version = connection.version_of(api_key)
+    body = await collected(offset_for_leader_epoch.write_request(version, asked))
+    [payload] = await connection.send([EncodedRequest(api_key, version, body)])
+    results = _results(payload, api_key, version, offset_for_leader_epoch.results_in)
+    told = {place: result async for place, result in results}
+    async for tip, topic in each_of(topics.items()):
+        current = topic.leaders[tip.partition][1]
+        if current >= 0:
+            missing = ClusterError("OffsetForLeaderEpoch was answered without the partition")
+            end = told.get((topic.name, tip.partition), missing)
+            found[tip] = (
+                end
+                if isinstance(end, ClusterError)
+                else (current, EpochEnd(end.leader_epoch, end.end_offset))
+            )
+    return found
+
+
+async def _results(
+    payload: memoryview,
+    api_key: ApiKey,
+    version: int,
+    results_in: Callable[[Cursor, int], Iterator[R]],
+) -> AsyncIterator[tuple[tuple[str, int], R | ClusterError]]:
+    """Each with its topic and partition. Raises ClusterError."""
+    api = "".join(map(str.capitalize, api_key.name.split("_")))
+    try:
+        async for result in each_of(results_in(body_at(payload, api_key, version), version)):
+            code = result.error_code
+            place = result.topic, result.partition
+            yield (
+                place,
+                ClusterError(f"{api} of {place[0]}: error {code}", code) if code else result,
+            )
+    except WireError as error:
+        raise ClusterError(f"{api} version {version} is malformed: {error}") from None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import binascii
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from urllib.parse import quote_plus
 
 import aiohttp
@@ -16,17 +16,10 @@ import structlog
 from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
 from kafka.net.sasl.plain import SaslMechanismPlain
 from kafka.net.sasl.scram import SaslMechanismScram, ScramClient
+from pydantic import SecretStr
 
-from fetchproxy.brokers import messages
-from fetchproxy.brokers.messages import (
-    Request,
-    authenticate_request,
-    decode_authenticate,
-    decode_handshake,
-    handshake_request,
-)
 from fetchproxy.config.schema import ClusterConfig
-from fetchproxy.config.values import HostPort, is_loopback, parse_bootstrap, secret_from
+from fetchproxy.config.values import SecretFile, is_loopback, parse_bootstrap, secret_from
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable, ConfigError
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import CLUSTER_AUTHENTICATION_REFUSALS
@@ -78,21 +71,8 @@ _ERROR_NAME = re.compile(r"[a-z_]{1,40}")  # RFC 6749, 5.2: invalid_client and i
 _BUSY = frozenset({408, 425, 429})
 
 
-class TokenSource(Protocol):
-    async def token(self) -> str:
-        """Raises ClusterUnavailable (worth another try), AuthenticationRefused, ConfigError."""
-        ...
-
-
-class TokenFile:
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    async def token(self) -> str:
-        key = "cluster.sasl_oauthbearer_token_file"
-        token = await asyncio.to_thread(secret_from, self._file, key)
-        assert token is not None  # the file is given
-        return token
+# Raises ClusterUnavailable (worth another try), AuthenticationRefused, ConfigError.
+Tokens = Callable[[], Awaitable[str]]
 
 
 class TokenEndpoint:
@@ -137,17 +117,14 @@ class TokenEndpoint:
 
     async def _post(self) -> tuple[int, dict[str, object]]:
         config = self._config
-        secret = await asyncio.to_thread(
-            secret_from,
-            config.sasl_oauthbearer_client_secret,
-            "cluster.sasl_oauthbearer_client_secret",
-        )
+        key = "cluster.sasl_oauthbearer_client_secret"
+        secret = await asyncio.to_thread(_secret, config.sasl_oauthbearer_client_secret, key)
         form = {"grant_type": "client_credentials"}
         if config.sasl_oauthbearer_scope is not None:
             form["scope"] = config.sasl_oauthbearer_scope
         # Both are encoded like a form's fields first (RFC 6749, 2.3.1).
         basic = aiohttp.encode_basic_auth(
-            quote_plus(config.sasl_oauthbearer_client_id or ""), quote_plus(secret or "")
+            quote_plus(config.sasl_oauthbearer_client_id or ""), quote_plus(secret)
         )
         timeout = aiohttp.ClientTimeout(total=config.request_max_ms / 1000)
         try:
@@ -161,7 +138,7 @@ class TokenEndpoint:
                     allow_redirects=False,
                 ) as answer,
             ):
-                return answer.status, _json(await _bounded(answer.content))
+                return answer.status, await _json(answer.content)
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise ClusterUnavailable(f"token endpoint {self._url} failed: {why}") from None
@@ -176,16 +153,13 @@ class TokenEndpoint:
         return AuthenticationRefused(f"{text} for client {client!r}")
 
 
-async def _bounded(content: aiohttp.StreamReader) -> bytes:
+async def _json(content: aiohttp.StreamReader) -> dict[str, object]:
+    """{} for what is none, or is too long."""
     body = bytearray()
     async for piece in content.iter_chunked(16 * 1024):
         body += piece
         if len(body) > _ANSWER_BYTES_MAX:
             break
-    return bytes(body)
-
-
-def _json(body: bytes) -> dict[str, object]:
     try:
         found = json.loads(body)
     except ValueError:
@@ -199,31 +173,10 @@ def _json(body: bytes) -> dict[str, object]:
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-
-# The session is renewed after this share of its life, as Kafka's own client does at the earliest.
-_RENEW_AFTER = 0.85
-# Brokers refuse to authenticate a connection anew within a second of the last time.
-_RENEWALS_APART_MIN_S = 1.0
 # So long a refusal is taken as the answer of every broker: a wrong password that is tried for each
 # request would fill the brokers' logs, and directories lock accounts for it.
 _REFUSAL_HOLDS_S = 1.0
 _SENT_AS_IT_IS = ("PLAIN", "OAUTHBEARER")
-_UNSUPPORTED_MECHANISM, _ILLEGAL_STATE = 33, 34
-
-
-class Peer(Protocol):
-    """A connection, as far as authentication needs it."""
-
-    address: HostPort
-
-    def version_of(self, api_key: int) -> int: ...
-
-    async def ask(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
-        """Sent at once, also while other requests wait for the authentication."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class _GivenToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
@@ -261,7 +214,7 @@ class SaslCredentials:
         """A fresh mechanism object. Raises ClusterUnavailable, AuthenticationRefused."""
         try:
             if self._tokens is not None:
-                token = await self._tokens.token()
+                token = await self._tokens()
                 return SaslMechanismOAuth(sasl_oauth_token_provider=_GivenToken(token))
             password = await asyncio.to_thread(self._password)
         except ConfigError as error:  # a file that was there at the start
@@ -298,7 +251,7 @@ class SaslCredentials:
         self._refused = None
 
     def _password(self) -> str:
-        return secret_from(self._config.sasl_password, "cluster.sasl_password") or ""
+        return _secret(self._config.sasl_password, "cluster.sasl_password")
 
 
 def sasl_credentials(config: ClusterConfig) -> SaslCredentials | None:
@@ -323,87 +276,21 @@ def _warn_of_plaintext(config: ClusterConfig) -> None:
     )
 
 
-def _token_source(config: ClusterConfig) -> TokenSource | None:
+def _token_source(config: ClusterConfig) -> Tokens | None:
     if config.sasl_mechanism != "OAUTHBEARER":
         return None
     if config.sasl_oauthbearer_token_file is None:
-        return TokenEndpoint(config)
+        return TokenEndpoint(config).token
     key = "cluster.sasl_oauthbearer_token_file"
-    secret_from(config.sasl_oauthbearer_token_file, key)
-    return TokenFile(config.sasl_oauthbearer_token_file)
+    read = partial(_secret, config.sasl_oauthbearer_token_file, key)
+    read()  # raises here already where the file cannot be used
+    return partial(asyncio.to_thread, read)
+
+
+def _secret(secret: SecretStr | SecretFile | Path | None, key: str) -> str:
+    return secret_from(secret, key) or ""
 
 
 def _escaped(name: str) -> str:
     """A user name inside SCRAM's comma separated messages (RFC 5802, 5.1: saslname)."""
     return name.replace("=", "=3D").replace(",", "=2C")
-
-
-class SaslSession:
-    """One connection's authentication."""
-
-    def __init__(self, peer: Peer, credentials: SaslCredentials) -> None:
-        self._peer = peer
-        self._credentials = credentials
-        self._renew_at = float("inf")  # loop seconds
-        self._renewals = SingleFlight[None]()
-
-    async def renew_if_due(self) -> None:
-        """Before a request is sent. Requests under way are answered first, as they came first;
-        those that come meanwhile wait here, as brokers close a connection that asks in between."""
-        if asyncio.get_running_loop().time() >= self._renew_at:
-            await self._renewals.run("renewal", self.authenticate)
-
-    async def authenticate(self) -> None:
-        """Raises AuthenticationRefused and ClusterUnavailable; the connection is closed then."""
-        try:
-            lifetime_ms = await self._exchange()
-        except AuthenticationRefused as error:
-            self._credentials.note_refusal(error)
-            self._peer.close()
-            raise
-        except BaseException:  # left in the middle, so that nothing else can be asked
-            self._peer.close()
-            raise
-        self._credentials.note_success()
-        now = asyncio.get_running_loop().time()
-        if lifetime_ms > 0:
-            after_s = max(_RENEW_AFTER * lifetime_ms / 1000, _RENEWALS_APART_MIN_S)
-            self._renew_at = now + after_s
-
-    async def _exchange(self) -> int:
-        exchange = await self._credentials.exchange()
-        peer, mechanism = self._peer, self._credentials.mechanism
-        version = peer.version_of(messages.SASL_HANDSHAKE)
-        handshake = await peer.ask(handshake_request(version, mechanism), decode_handshake)
-        if handshake.error_code == _UNSUPPORTED_MECHANISM:
-            offered = ", ".join(handshake.mechanisms) or "none"
-            raise self._refused(f"the broker has no {mechanism} (it has {offered})", 33)
-        if handshake.error_code == _ILLEGAL_STATE:
-            raise self._refused("the broker's listener has no SASL, or not at this point", 34)
-        if handshake.error_code:
-            raise self._refused(f"error {handshake.error_code}", handshake.error_code)
-        version = peer.version_of(messages.SASL_AUTHENTICATE)
-        lifetime_ms = 0
-        while not exchange.is_done():
-            request = authenticate_request(version, exchange.auth_bytes())
-            answer = await peer.ask(request, decode_authenticate)
-            if answer.error_code:
-                raise self._refused(answer.error_message or "refused", answer.error_code)
-            try:
-                # SCRAM hashes the password thousands of times here.
-                await asyncio.to_thread(exchange.receive, answer.token)
-            except TooFewIterations as error:
-                raise self._refused(str(error)) from None
-            except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
-                raise self._refused(
-                    f"the broker's answer is none: {type(error).__name__}"
-                ) from None
-            lifetime_ms = answer.session_lifetime_ms
-        if not exchange.is_authenticated():
-            raise self._refused("the broker's last answer does not end the exchange")
-        return lifetime_ms
-
-    def _refused(self, why: str, error_code: int | None = None) -> AuthenticationRefused:
-        return AuthenticationRefused(
-            f"broker {self._peer.address}: {self._credentials.who}: {why}", error_code
-        )

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from uuid import UUID
 
-from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
 from fetchproxy_protocol.topic_entries import (
     BrokerEntry,
     ClusterEntry,
@@ -16,17 +16,13 @@ from fetchproxy_protocol.topic_entries import (
     write_request,
 )
 
-from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import (
-    UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION,
     BrokerAddress,
     EncodedRequest,
     MetadataAnswer,
     TopicInfo,
     body_at,
-    whole,
 )
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
@@ -51,6 +47,15 @@ class SameAnswers:
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, tuple[bytes, MetadataAnswer]] = OrderedDict()
 
+    async def ask(
+        self, connection: BrokerConnection, topics: Sequence[str | UUID] | None
+    ) -> MetadataAnswer:
+        """Of all topics for None; by id only from METADATA_BY_TOPIC_ID_VERSION on. Creates none."""
+        version = connection.version_of(ApiKey.METADATA)
+        body = await collected(write_request(version, topics))
+        [payload] = await connection.send([EncodedRequest(ApiKey.METADATA, version, body)])
+        return await self.decode(payload, version, topics)
+
     async def decode(
         self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
     ) -> MetadataAnswer:
@@ -69,18 +74,6 @@ class SameAnswers:
         return answer
 
 
-async def ask_metadata(
-    connection: BrokerConnection,
-    version: int,
-    topics: Sequence[str | UUID] | None,
-    same: SameAnswers,
-) -> MetadataAnswer:
-    """Of all topics for None; by id only from METADATA_BY_TOPIC_ID_VERSION on. Creates none."""
-    body = await collected(write_request(version, topics))
-    request = EncodedRequest(messages.METADATA, version, body)
-    return await same.decode(await connection.request(request, whole), version, topics)
-
-
 async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
     """Raises ClusterError."""
     brokers: dict[int, BrokerAddress] = {}
@@ -89,7 +82,7 @@ async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
     cluster_id: str | None = None
     leaders: dict[int, tuple[int, int]] = {}  # of the topic that is being read
     try:
-        body = body_at(payload, messages.METADATA, version)
+        body = body_at(payload, ApiKey.METADATA, version)
         async for entry in each_of(entries_in(body, version), ENTRIES_AT_ONCE):
             if isinstance(entry, LeaderEntries):
                 leaders.update(entry.leaders)
@@ -120,7 +113,7 @@ def _add_topic(
 
 NEVER = float("-inf")
 # Other errors of a topic (no leader, not authorized) say nothing about its existence.
-_GONE = frozenset({UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID})
+_GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class MetadataCache:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
+from fetchproxy_protocol.apis import ErrorCode
 from kafka.protocol.admin.acl import (
     ACLOperation,
     ACLPermissionType,
@@ -19,7 +20,6 @@ from kafka.protocol.admin.acl import (
     DescribeAclsResponse,
 )
 
-from fetchproxy.brokers import messages
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.config.schema import ClusterConfig, Config
@@ -28,7 +28,6 @@ from fetchproxy.errors import ClusterError
 
 log = structlog.get_logger(__name__)
 
-_SECURITY_DISABLED = 54
 _WRITES = (ACLOperation.WRITE, ACLOperation.ALL)
 _EVERYBODY, _EVERYWHERE = "User:*", "*"
 _NAMED_MAX = 20
@@ -77,7 +76,7 @@ class MetadataTopicWriters:
             )
 
     def _tell_unknown(self, error: ClusterError) -> None:
-        if error.error_code == _SECURITY_DISABLED:
+        if error.error_code == ErrorCode.SECURITY_DISABLED:
             tell = log.warning if self._exposed else log.info
             tell(
                 "metadata_topic_open_to_anybody",
@@ -94,9 +93,26 @@ class MetadataTopicWriters:
         )
 
     async def _acls(self) -> list[Acl]:
+        """Every rule that holds for the topic: of its name, of a beginning of it, of all topics."""
+        asked = DescribeAclsRequest(
+            resource_type_filter=ACLResourceType.TOPIC,
+            resource_name_filter=self._topic,
+            pattern_type_filter=ACLResourcePatternType.MATCH,
+            principal_filter=None,
+            host_filter=None,
+            operation=ACLOperation.ANY,
+            permission_type=ACLPermissionType.ANY,
+        )
+
         async def ask(connection: BrokerConnection) -> list[Acl]:
-            version = connection.version_of(messages.DESCRIBE_ACLS)
-            return await connection.request(_request(version, self._topic), _decode)
+            answer = await connection.call(asked, DescribeAclsResponse)
+            if answer.error_code:
+                raise ClusterError(f"DescribeAcls: {answer.error_message}", answer.error_code)
+            return [
+                Acl(acl.principal, acl.host, acl.operation, acl.permission_type)
+                for resource in answer.resources
+                for acl in resource.acls
+            ]
 
         return await self._cluster.ask_any(ask)
 
@@ -119,30 +135,3 @@ def writers(acls: Iterable[Acl]) -> set[str]:
     if _EVERYBODY in denied:
         return set()
     return {acl.principal for acl in rules if acl.permission == ACLPermissionType.ALLOW} - denied
-
-
-def _request(version: int, topic: str) -> messages.Request:
-    """Every rule that holds for the topic: of its name, of a beginning of it, of all topics."""
-    return messages.versioned(
-        DescribeAclsRequest(
-            resource_type_filter=ACLResourceType.TOPIC,
-            resource_name_filter=topic,
-            pattern_type_filter=ACLResourcePatternType.MATCH,
-            principal_filter=None,
-            host_filter=None,
-            operation=ACLOperation.ANY,
-            permission_type=ACLPermissionType.ANY,
-        ),
-        version,
-    )
-
-
-def _decode(payload: memoryview, version: int) -> list[Acl]:
-    answer = messages.body_of(DescribeAclsResponse, payload, version)
-    if answer.error_code:
-        raise ClusterError(f"DescribeAcls: {answer.error_message}", answer.error_code)
-    return [
-        Acl(acl.principal, acl.host, acl.operation, acl.permission_type)
-        for resource in answer.resources
-        for acl in resource.acls
-    ]

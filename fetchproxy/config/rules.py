@@ -267,7 +267,7 @@ class Renamed:
 
 
 _SERVING = "serving.limits.ServingLimits"
-_STANDALONE = "serving.standalone.limits.StandaloneLimits"
+_STANDALONE = "serving.limits.StandaloneLimits"
 _READING = "reading.limits.ReadingLimits"
 _WRITING = "writing.limits.WritingLimits"
 _CONSOLE = "console.collect.ConsoleLimits"

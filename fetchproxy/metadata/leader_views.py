@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.brokers.epoch_ends import Told
+from fetchproxy.brokers.leaders import Told
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.lineage import (
     AskEpoch,

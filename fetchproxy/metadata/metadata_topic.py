@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
+from fetchproxy_protocol.apis import ErrorCode
+from kafka.protocol.admin.topics import CreateTopicsResponse
+from kafka.protocol.producer.produce import ProduceResponse
 
 from fetchproxy.brokers import messages
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.messages import OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, TopicInfo
+from fetchproxy.brokers.messages import TopicInfo
 from fetchproxy.brokers.topic_writers import MetadataTopicWriters
 from fetchproxy.config.schema import ClusterConfig, KiB, MetadataConfig
 from fetchproxy.errors import (
@@ -123,14 +126,10 @@ class KafkaMetadataLog:
         now_ms = self._wall_clock_ms()
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
-            version = connection.version_of(messages.PRODUCE)
-            request = messages.produce_request(
-                version, topic, partition, value, now_ms, wait_max_ms
+            request = messages.produce_request(topic, partition, value, now_ms, wait_max_ms)
+            return messages.produced_at(
+                await connection.call(request, ProduceResponse, extra_ms=wait_max_ms)
             )
-            answers = await connection.request_all(
-                [request], messages.decode_produce, extra_ms=wait_max_ms
-            )
-            return answers[0]
 
         with _as_storage_errors(f"append to {tip}"):
             return await self._cluster.ask_leader(tip, ask)
@@ -157,7 +156,7 @@ class KafkaMetadataLog:
                 wait_max_ms=_READ_WAIT_MS,
                 isolation=IsolationLevel.READ_UNCOMMITTED,
             )
-            if fetched.error_code == OFFSET_OUT_OF_RANGE:
+            if fetched.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise StorageUnavailable("offset out of range; its bounds have to be read again")
             return _chunk(fetched.records, from_offset)
 
@@ -171,7 +170,7 @@ class KafkaMetadataLog:
         try:
             return await self._cluster.topic_by_name(self._config.topic_name, max_age_ms=0)
         except ClusterError as error:
-            if error.error_code == UNKNOWN_TOPIC_OR_PARTITION:
+            if error.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 return None
             raise
 
@@ -181,13 +180,12 @@ class KafkaMetadataLog:
         wait_max_ms = self._cluster_config.request_max_ms
 
         async def ask(connection: BrokerConnection) -> None:
-            version = connection.version_of(messages.CREATE_TOPICS)
             settings = {**SETTINGS, "min.insync.replicas": str(max(1, replicas - 1))}
             request = messages.create_topic_request(
-                version, name, partitions, replicas, settings, wait_max_ms
+                name, partitions, replicas, settings, wait_max_ms
             )
-            await connection.request_all(
-                [request], messages.decode_create_topic, extra_ms=wait_max_ms
+            messages.check_created(
+                await connection.call(request, CreateTopicsResponse, extra_ms=wait_max_ms)
             )
 
         try:

@@ -86,11 +86,6 @@ class Chunk:
         first = bisect_left(self.last_offsets, offset)
         return max(bisect_right(self.last_offsets, up_to) - first, 0)
 
-    def take_awaited(self) -> bool:
-        """Somebody asked before it was there; said once, to its first reader."""
-        awaited, self.awaited = self.awaited, False
-        return awaited
-
     def base_offset_at(self, position: int) -> int:
         """The base offset of the batch that begins at `position`."""
         return int.from_bytes(self.view[position : position + 8], "big", signed=True)

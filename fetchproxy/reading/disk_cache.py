@@ -1,6 +1,4 @@
-"""The second cache of checked chunks: files in a folder of this process alone, bounded by
-bytes.
-"""
+"""The second cache of checked chunks: files in a folder of this process alone, bounded by bytes."""
 
 from __future__ import annotations
 

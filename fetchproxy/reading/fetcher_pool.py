@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -56,8 +56,6 @@ _WAIT_S_MAX = 30.0
 
 
 class LoopSteps:
-    """Of one event loop."""
-
     def __init__(self) -> None:
         self._tail_until = float("-inf")  # loop time, s
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -108,17 +106,17 @@ class LoopSteps:
 COST_BYTES_MIN = 256 * 1024
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Permit:
     """One read's place: first in the queue, then in the store. `client`: whom it is read for."""
 
-    __slots__ = ("ahead", "client", "granted", "size_bytes", "taken")
-
-    def __init__(self, size_bytes: int, ahead: bool, client: Hashable = None) -> None:
-        self.size_bytes = size_bytes
-        self.ahead = ahead
-        self.client = client
-        self.taken = False
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    size_bytes: int
+    ahead: bool
+    client: Hashable = None
+    taken: bool = False
+    granted: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class ReadBudget:
@@ -272,22 +270,25 @@ class HedgedReads:
         self._saved = min(self._saved + self._share, SAVED_MAX)
         clock = asyncio.get_running_loop().time
         began_at = clock()
-        race, hedge = _Race(), Permit(size_bytes, False, client)
+        hedge = Permit(size_bytes, False, client)
         try:
             async with asyncio.TaskGroup() as tasks:
-                race.enter(tasks, begin, "range-read")
+                requests = [tasks.create_task(_outcome(begin), name="range-read")]
                 slow_s = slow_after_s(self._times_s, self._floor_s, self._ceiling_s)
-                if not await race.settled_within(slow_s):
-                    if self._may_hedge(hedge):
-                        race.enter(tasks, begin, "hedged-read")
-                    await race.settled()
-                race.cancel()
+                done, _ = await asyncio.wait(requests, timeout=slow_s)
+                if not done and self._may_hedge(hedge):
+                    requests.append(tasks.create_task(_outcome(begin), name="hedged-read"))
+                answered = await _first_answered(requests)
+                for request in requests:
+                    request.cancel()
         finally:
             if hedge.taken:
                 self._budget.release(hedge)
         if hedge.taken:
-            (_WON if race.winner else _LOST).inc()
-        content = race.take()
+            (_LOST if answered is requests[0] else _WON).inc()
+        content = answered.result()
+        if isinstance(content, RemoteStorageError):
+            raise content
         self._times_s.append(clock() - began_at)
         return content
 
@@ -302,55 +303,29 @@ class HedgedReads:
         return True
 
 
-class _Race:
-    """Who has an answer first; an error is one only when nobody is left who could do better."""
+async def _outcome(begin: Callable[[], Awaitable[Content]]) -> Content | RemoteStorageError:
+    try:
+        return await begin()
+    except RemoteStorageError as error:
+        return error
 
-    def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
-        self._errors: list[RemoteStorageError] = []
-        self._content: Content | None = None
-        self._changed = asyncio.Event()
-        self.winner = 0  # number of the request that answered
 
-    def enter(
-        self, tasks: asyncio.TaskGroup, begin: Callable[[], Awaitable[Content]], name: str
-    ) -> None:
-        self._tasks.append(tasks.create_task(self._run(begin, len(self._tasks)), name=name))
+_Request = asyncio.Task[Content | RemoteStorageError]
 
-    async def _run(self, begin: Callable[[], Awaitable[Content]], number: int) -> None:
-        try:
-            content = await begin()
-        except RemoteStorageError as error:
-            self._errors.append(error)
-        else:
-            if self._content is None:
-                self._content, self.winner = content, number
-        self._changed.set()
 
-    async def settled(self) -> None:
-        while self._content is None and len(self._errors) < len(self._tasks):
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def settled_within(self, time_s: float) -> bool:
-        try:
-            async with asyncio.timeout(time_s):
-                await self.settled()
-        except TimeoutError:
-            return False
-        return True
-
-    def cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    def take(self) -> Content:
-        """Once, at the end. A cancelled request's traceback refers to this race and back, and bytes
-        that stayed here would be memory that nobody counts until the garbage is collected."""
-        content, self._content = self._content, None
-        if content is None:
-            raise self._errors[0]
-        return content
+async def _first_answered(requests: Sequence[_Request]) -> _Request:
+    """The first with content; one with an error only when nobody is left who could do better."""
+    failed: list[_Request] = []
+    while True:
+        for request in requests:
+            if request.done() and request not in failed:
+                if not isinstance(request.result(), RemoteStorageError):
+                    return request
+                failed.append(request)
+        if len(failed) == len(requests):
+            return failed[0]
+        waiting = [request for request in requests if not request.done()]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
 
 # A `Load` is one piece of work that several may ask for: a listing, an index, a chunk. It runs in
@@ -382,6 +357,7 @@ class LoadPlan:
     nearby: Callable[[], Awaitable[Chunk | None]] | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Load:
     """Work under way; once `done`, either `error` says why not, or it succeeded.
 
@@ -389,26 +365,20 @@ class Load:
     Times are loop time (s).
     """
 
-    def __init__(
-        self,
-        plan: LoadPlan,
-        now: float,
-        wanted_until: float,
-        ahead: bool,
-        client: Hashable = None,
-    ) -> None:
-        self.plan = plan
-        self.ahead = ahead
-        self.client = client  # whose turn it takes
-        self.begun_at = now
-        self.wanted_until = wanted_until
-        self.failures = 0
-        self.failing_since: float | None = None
-        self.error: FetchProxyError | None = StorageUnavailable("the read side is closed")
-        self.chunk: Chunk | None = None
-        self.permit: Permit | None = None
-        self.corrupt_reads = 0
-        self.done = asyncio.Event()
+    plan: LoadPlan
+    begun_at: float
+    wanted_until: float
+    ahead: bool
+    client: Hashable  # whose turn it takes
+    failures: int = 0
+    failing_since: float | None = None
+    error: FetchProxyError | None = field(
+        default_factory=lambda: StorageUnavailable("the read side is closed")
+    )
+    chunk: Chunk | None = None
+    permit: Permit | None = None
+    corrupt_reads: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class FetcherPool:

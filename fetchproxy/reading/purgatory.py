@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 import structlog
@@ -55,6 +56,7 @@ from fetchproxy.storage.store_health import StoreOperation
 # One waiting fetch (Kafka's DelayedRemoteFetch): completes exactly once, whoever comes first.
 
 
+@dataclass(eq=False, repr=False)
 class DelayedRemoteFetch:
     """Made by `RemoteFetchPurgatory.watch`; everything else about it is the purgatory's.
 
@@ -62,31 +64,21 @@ class DelayedRemoteFetch:
     purgatory keeps nothing of a completed fetch: its results live as long as the caller holds it.
     """
 
-    def __init__(
-        self,
-        requests: Sequence[RemoteReadRequest],
-        bytes_max: int,
-        deadline: float,
-        on_cancel: Callable[[DelayedRemoteFetch], None],
-    ) -> None:
-        self.requests = requests
-        self.bytes_max = bytes_max
-        self.deadline = deadline  # loop time, s
-        self.reason: CompletionReason | None = None
-        self.reads: dict[int, PendingRead] = {}  # those it watches, by index of request
-        self.timer: asyncio.TimerHandle | None = None
-        self._on_cancel = on_cancel
-        self._results: dict[int, RemoteReadResult] = {}
-        self._done: asyncio.Event | None = None  # made by the first that waits
-        self._callbacks: list[Callable[[DelayedRemoteFetch], None]] = []
+    requests: Sequence[RemoteReadRequest]
+    bytes_max: int
+    deadline: float  # loop time, s
+    completed: asyncio.Event  # set in the step of the loop that completes it
+    _on_cancel: Callable[[DelayedRemoteFetch], None]
+    reason: CompletionReason | None = None
+    # Those it watches, by index of request.
+    reads: dict[int, PendingRead] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+    _results: dict[int, RemoteReadResult] = field(default_factory=dict)
 
     async def wait(self) -> None:
         """Return when completed. A cancelled wait cancels the fetch, but not the reads."""
-        if self.reason is not None:
-            return
-        self._done = self._done or asyncio.Event()
         try:
-            await self._done.wait()
+            await self.completed.wait()
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -99,13 +91,6 @@ class DelayedRemoteFetch:
         where no request has data: some clients throw a whole answer away for one such error.
         """
         return self._results
-
-    def on_completion(self, callback: Callable[[DelayedRemoteFetch], None]) -> None:
-        """Call back once, in the step of the loop that completes it; at once if it is complete."""
-        if self.reason is not None:
-            callback(self)
-        else:
-            self._callbacks.append(callback)
 
     def cancel(self) -> None:
         """The client is gone. Does nothing after completion."""
@@ -120,11 +105,7 @@ class DelayedRemoteFetch:
         self._results = results
         if self.timer is not None:
             self.timer.cancel()
-        if self._done is not None:
-            self._done.set()
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
+        self.completed.set()
 
 
 # Reads that memory cannot answer yet, each driven by one task until it can.
@@ -160,27 +141,20 @@ class PendingRead:
         return self.request.tip, self.request.fetch_offset, self.request.isolation
 
 
+@dataclass(eq=False, repr=False)
 class PendingReads:
-    def __init__(
-        self,
-        rlmm: PartitionViews,
-        reader: SegmentReader,
-        loads: SegmentLoads,
-        pool: FetcherPool,
-        tasks: asyncio.TaskGroup,
-        unwatched_max: int,
-        on_done: Callable[[PendingRead], None],
-    ) -> None:
-        """`on_done` hears of each read that ended, while it still has its watchers."""
-        self._rlmm = rlmm
-        self._reader = reader
-        self._loads = loads
-        self._pool = pool
-        self._tasks = tasks
-        self._unwatched_max = unwatched_max
-        self._on_done = on_done
-        self._reads: dict[PendingKey, PendingRead] = {}
-        self._unwatched: dict[PendingKey, PendingRead] = {}  # the longest unwatched first
+    """`_on_done` hears of each read that ended, while it still has its watchers."""
+
+    _rlmm: PartitionViews
+    _reader: SegmentReader
+    _loads: SegmentLoads
+    _pool: FetcherPool
+    _tasks: asyncio.TaskGroup
+    _unwatched_max: int
+    _on_done: Callable[[PendingRead], None]
+    _reads: dict[PendingKey, PendingRead] = field(default_factory=dict)
+    # The longest unwatched first.
+    _unwatched: dict[PendingKey, PendingRead] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._reads)
@@ -318,54 +292,39 @@ class RemoteFetchPurgatory:
         limits: ReadingLimits = ReadingLimits(),  # noqa: B008 - frozen
     ) -> None:
         """`skips_gaps`: see `SegmentReader`."""
-        self._config = config
         self._limits = limits
-        self._rlmm = rlmm
-        self._rsm = rsm
-        self._random = random
-        self._local_indexes = local_indexes
         self._unasked_max_s = limits.unasked_read_max_ms / 1000
         self._error_after_s = config.remote_error_after_ms / 1000
         self._health = rsm.health[StoreOperation.READ]
-        self._memory = ArchiveMemory(config, limits)
+        self._memory = memory = ArchiveMemory(config, limits)
         self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config, limits)
-        self._reader = SegmentReader(rlmm, self._memory, skips_gaps=skips_gaps)
+        self._reader = reader = SegmentReader(rlmm, memory, skips_gaps)
         self._entries: dict[DelayedRemoteFetch, None] = {}
         self._unwatched: dict[DelayedRemoteFetch, None] = {}  # wait for a place, first come first
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks = asyncio.TaskGroup()
         self._closed = True
         self.steps = LoopSteps()
+        self._pool = pool = FetcherPool(config, self._tasks, random, self._health, limits)
+        hedged = HedgedReads(config, pool.budget, limits)
+        loads = SegmentLoads(
+            pool, rlmm, rsm, memory, hedged, self.steps, local_indexes, self._disk_cache
+        )
+        self._pending = PendingReads(
+            rlmm,
+            reader,
+            loads,
+            pool,
+            self._tasks,
+            limits.purgatory_entries_max,
+            self._on_read_done,
+        )
+        self._read_ahead = ReadAheadLoads(config, reader, memory, pool, loads, self._unasked_max_s)
+        self._by_time = TimestampLookup(rlmm, memory, loads, self._unasked_max_s)
 
     async def __aenter__(self) -> Self:
         if self._disk_cache is not None:
             await self._disk_cache.__aenter__()
-        self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._pool = FetcherPool(
-            self._config, self._tasks, self._random, self._health, self._limits
-        )
-        self._loads = SegmentLoads(
-            self._pool,
-            self._rlmm,
-            self._rsm,
-            self._memory,
-            HedgedReads(self._config, self._pool.budget, self._limits),
-            self.steps,
-            self._local_indexes,
-            self._disk_cache,
-        )
-        self._pending = PendingReads(
-            self._rlmm,
-            self._reader,
-            self._loads,
-            self._pool,
-            self._tasks,
-            self._limits.purgatory_entries_max,
-            self._on_read_done,
-        )
-        self._read_ahead = ReadAheadLoads(
-            self._config, self._reader, self._memory, self._pool, self._loads, self._unasked_max_s
-        )
-        self._by_time = TimestampLookup(self._rlmm, self._memory, self._loads, self._unasked_max_s)
+        await self._tasks.__aenter__()
         self._closed = False
         return self
 
@@ -377,24 +336,29 @@ class RemoteFetchPurgatory:
         self._by_time.close()
         self._pending.cancel_all()
         self._pool.cancel_all()
-        if self._tasks is not None:
-            tasks, self._tasks = self._tasks, None
-            await tasks.__aexit__(None, None, None)
+        await self._tasks.__aexit__(None, None, None)
         if self._disk_cache is not None:
             await self._disk_cache.__aexit__(None, None, None)
 
     # --- the gateway's side -----------------------------------------------------------------------
 
     def watch(
-        self, requests: Sequence[RemoteReadRequest], *, bytes_max: int, deadline: float
+        self,
+        requests: Sequence[RemoteReadRequest],
+        *,
+        bytes_max: int,
+        deadline: float,
+        completed: asyncio.Event | None = None,
     ) -> DelayedRemoteFetch:
         """Begin to read all `requests`, in their order, for one fetch.
 
         Requests are read in parallel as far as `bytes_max` could take them; what the first ones
         use up is not there for the last, so the caller rotates them as brokers do. `deadline` is
         loop time (s): the fetch completes then at the latest. Never raises for a store's sake.
+        `completed` is set then; several fetches may share it.
         """
-        fetch = DelayedRemoteFetch(requests, bytes_max, deadline, self._cancel)
+        completed = completed or asyncio.Event()
+        fetch = DelayedRemoteFetch(requests, bytes_max, deadline, completed, self._cancel)
         now = asyncio.get_running_loop().time()
         if self._closed:
             fetch.complete(CompletionReason.CANCELLED, {})

@@ -167,9 +167,11 @@ class ReadAheadLoads:
         """
         place = served.place
         offsets = (request.fetch_offset, served.next_offset)
-        awaited = [chunk.take_awaited() for chunk in served.chunks]
+        beside = any(chunk.awaited for chunk in served.chunks)
+        for chunk in served.chunks:
+            chunk.awaited = False  # said once, to its first reader
         count = self._streams.served(
-            request.tip, offsets, place.key, len(served.chunks), waited, any(awaited)
+            request.tip, offsets, place.key, len(served.chunks), waited, beside
         )
         if not count:
             return

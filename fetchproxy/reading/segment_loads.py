@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -44,27 +45,17 @@ INDEX_INLINE_BYTES_MAX = 128 * 1024
 CHECK_INLINE_BYTES_MAX = 4 * 1024 * 1024
 
 
+@dataclass(eq=False, repr=False)
 class SegmentLoads:
-    def __init__(
-        self,
-        pool: FetcherPool,
-        rlmm: PartitionViews,
-        rsm: RemoteStorageManager,
-        memory: ArchiveMemory,
-        hedged: HedgedReads,
-        steps: LoopSteps,
-        local_indexes: LocalIndexes | None = None,
-        disk_cache: DiskCache | None = None,
-    ) -> None:
-        self._pool = pool
-        self._hedged = hedged
-        self._steps = steps
-        self._disk_cache = disk_cache
-        self._rlmm = rlmm
-        self._rsm = rsm
-        self._memory = memory
-        self._local_indexes = local_indexes
-        self._views_wanted: dict[TopicIdPartition, float] = {}
+    _pool: FetcherPool
+    _rlmm: PartitionViews
+    _rsm: RemoteStorageManager
+    _memory: ArchiveMemory
+    _hedged: HedgedReads
+    _steps: LoopSteps
+    _local_indexes: LocalIndexes | None = None
+    _disk_cache: DiskCache | None = None
+    _views_wanted: dict[TopicIdPartition, float] = field(default_factory=dict)
 
     def begin(
         self, need: Need, wanted_until: float, ahead: bool = False, client: Hashable = None
@@ -87,20 +78,20 @@ class SegmentLoads:
             attempt = partial(self._load_chunk, need, client)
             if self._disk_cache is not None:
                 nearby = partial(self._load_cached, need, self._disk_cache)
-        elif isinstance(need, NeedLayout):
-            tip = need.metadata.topic_id_partition
-            what, size = f"index of {_name(need)}", INDEX_RESERVED_BYTES
-            attempt = partial(self._load_layout, need)
         else:
-            tip = need.metadata.topic_id_partition
-            what, size = f"transaction index of {_name(need)}", INDEX_RESERVED_BYTES
-            attempt = partial(self._load_aborted, need)
+            tip, size = need.metadata.topic_id_partition, INDEX_RESERVED_BYTES
+            if isinstance(need, NeedLayout):
+                what, attempt = f"index of {_name(need)}", partial(self._load_layout, need)
+            else:
+                what = f"transaction index of {_name(need)}"
+                attempt = partial(self._load_aborted, need)
         on_corrupt = partial(self.give_up, need)
         return LoadPlan(need.key, what, tip.topic, tip.partition, size, attempt, on_corrupt, nearby)
 
     def give_up(self, need: Need, error: CorruptSegment) -> None:
         """The bytes of `need` are damaged where they lie: alarm, and keep the error for a while."""
-        self._memory.mark_damaged(need, error, asyncio.get_running_loop().time())
+        until = asyncio.get_running_loop().time() + self._memory.damaged_for_s
+        self._memory.damaged[need.key] = error, until
         if isinstance(need, NeedView):
             log.error("corrupt_metadata", topic=need.tip.topic, error=str(error))
             return
@@ -108,11 +99,7 @@ class SegmentLoads:
             log.error("segment_locked", **need.metadata.logged, error=str(error))
             return
         CORRUPT_CHUNKS.inc()
-        log.error(
-            "corrupt_segment",
-            **need.metadata.logged,
-            error=str(error),
-        )
+        log.error("corrupt_segment", **need.metadata.logged, error=str(error))
 
     async def _load_view(self, tip: TopicIdPartition) -> None:
         wanted = self._views_wanted.get(tip, float("-inf"))
@@ -126,8 +113,7 @@ class SegmentLoads:
             index = await self._local_indexes.read(need.metadata)
         if index is None:
             index = await self._fetch_index(need.metadata)
-        layout = SegmentLayout(index, self._memory.chunk_bytes)
-        self._memory.keep_layout(need.metadata.segment_id.id.int, layout)
+        self._memory.keep(need, SegmentLayout(index, self._memory.chunk_bytes))
 
     async def _fetch_index(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogIndex:
         raw = await self._rsm.fetch_index(metadata, SegmentFile.INDEX)
@@ -144,7 +130,7 @@ class SegmentLoads:
             entries = decode_aborted(raw)
         else:
             entries = await asyncio.to_thread(decode_aborted, raw)
-        self._memory.keep_aborted(need.metadata.segment_id.id.int, entries)
+        self._memory.keep(need, entries)
 
     async def _load_chunk(self, need: NeedChunk, client: Hashable) -> Chunk:
         size = need.byte_range.length

@@ -1,6 +1,4 @@
-"""From an offset to bytes, out of memory only: view → segment → chunk → cut. No I/O, no
-waiting.
-"""
+"""From an offset to bytes, out of memory only: view → segment → chunk → cut. No I/O, no waiting."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from cachetools import LRUCache
+from fetchproxy_protocol.apis import ErrorCode
 
 from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.errors import CorruptSegment, FetchProxyError, OffsetLost, OffsetNotArchived
@@ -76,6 +75,23 @@ class RemoteReadResult(NamedTuple):
 NOTHING_YET = RemoteReadResult((), (), None, 0)
 
 
+def kafka_error_code(error: FetchProxyError) -> ErrorCode:
+    """For the `error_code` of a partition in a Fetch answer.
+
+    Only codes that every client knows: Java's consumer throws on others. An outage is never
+    OFFSET_OUT_OF_RANGE, because clients then skip data for good, and damage is not CORRUPT_MESSAGE,
+    on which consumers stop for good.
+    """
+    if isinstance(error, OffsetNotArchived):
+        return ErrorCode.OFFSET_OUT_OF_RANGE
+    if isinstance(error, OffsetLost):
+        # No client takes it for an error that passes: applications are told, as was asked for.
+        # OFFSET_OUT_OF_RANGE would have `earliest` begin again and come back here for ever, and
+        # `latest` skip what is archived. franz-go asks again on CORRUPT_MESSAGE, and says nothing.
+        return ErrorCode.INVALID_RECORD
+    return ErrorCode.KAFKA_STORAGE_ERROR
+
+
 class CompletionReason(Enum):
     """Why a DelayedRemoteFetch ended; the value is the label of its metric."""
 
@@ -89,7 +105,7 @@ class CompletionReason(Enum):
 #
 # All of it can be read again, all of it is bounded, and nothing gets in unchecked.
 
-# Places known to be damaged; beyond that the oldest is forgotten and found again.
+# NeedChunks known to be damaged; beyond that the oldest is forgotten and found again.
 DAMAGED_MAX = 10_000
 _ABORTED_TXN_BYTES = 120
 
@@ -112,7 +128,7 @@ class NeedLayout:
 
     @property
     def key(self) -> Hashable:
-        return "index", self.metadata.segment_id.id.int
+        return self.metadata.segment_id.id.int  # alone: it is looked up for every read
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +140,9 @@ class NeedAborted:
         return "txn", self.metadata.segment_id.id.int
 
 
-@dataclass(frozen=True, slots=True)
-class NeedChunk:
+class NeedChunk(NamedTuple):
+    """A chunk of a segment, also the place in which a read begins or ends."""
+
     metadata: RemoteLogSegmentMetadata
     layout: SegmentLayout
     number: int
@@ -137,6 +154,12 @@ class NeedChunk:
     @property
     def byte_range(self) -> ByteRange:
         return self.layout.byte_range(self.number)
+
+    @property
+    def up_to(self) -> int | None:
+        """The last offset that counts, where the objects hold more; None: all that they hold."""
+        metadata = self.metadata
+        return None if metadata.copied_end_offset is None else metadata.end_offset
 
 
 Need = NeedView | NeedLayout | NeedAborted | NeedChunk
@@ -152,8 +175,8 @@ class ArchiveMemory:
             # Never "too large to keep": what is read but not kept would be read for ever.
             getsizeof=lambda value: min(_index_bytes(value), config.index_cache_bytes_max),
         )
-        self._damaged: LRUCache[Hashable, tuple[CorruptSegment, float]] = LRUCache(DAMAGED_MAX)
-        self._damaged_for_s = limits.corrupt_retry_ms / 1000
+        self.damaged: LRUCache[Hashable, tuple[CorruptSegment, float]] = LRUCache(DAMAGED_MAX)
+        self.damaged_for_s = limits.corrupt_retry_ms / 1000
 
     # `segment` is the int of the segment's UUID, see ChunkKey.
 
@@ -164,28 +187,23 @@ class ArchiveMemory:
             return None
         return found if isinstance(found, SegmentLayout) else None
 
-    def keep_layout(self, segment: int, layout: SegmentLayout) -> None:
-        self._indexes[segment] = layout
-        INDEX_CACHE_BYTES.set(self._indexes.currsize)
-
     def aborted(self, segment: int) -> tuple[AbortedTxn, ...] | None:
         found = self._indexes.get(("txn", segment))
         return found if isinstance(found, tuple) else None
 
-    def keep_aborted(self, segment: int, entries: tuple[AbortedTxn, ...]) -> None:
-        self._indexes["txn", segment] = entries
+    def keep(
+        self, need: NeedLayout | NeedAborted, value: SegmentLayout | tuple[AbortedTxn, ...]
+    ) -> None:
+        self._indexes[need.key] = value
         INDEX_CACHE_BYTES.set(self._indexes.currsize)
-
-    def mark_damaged(self, need: Need, error: CorruptSegment, now: float) -> None:
-        self._damaged[need.key] = (error, now + self._damaged_for_s)
 
     def damage(self, need: Need, now: float) -> CorruptSegment | None:
         """Why `need` cannot be had; None where it may be read (again)."""
-        found = self._damaged.get(need.key)
+        found = self.damaged.get(need.key)
         if found is None:
             return None
         if now >= found[1]:
-            del self._damaged[need.key]
+            del self.damaged[need.key]
             return None
         return found[0]
 
@@ -204,30 +222,12 @@ NO_CHUNKS: Mapping[ChunkKey, Chunk] = {}
 _marker_offset = attrgetter("last_offset")
 
 
-class Place(NamedTuple):
-    """A chunk of a segment that a read begins or ends in."""
-
-    metadata: RemoteLogSegmentMetadata
-    layout: SegmentLayout
-    number: int
-
-    @property
-    def key(self) -> ChunkKey:
-        return self.metadata.segment_id.id.int, self.number
-
-    @property
-    def up_to(self) -> int | None:
-        """The last offset that counts, where the objects hold more; None: all that they hold."""
-        metadata = self.metadata
-        return None if metadata.copied_end_offset is None else metadata.end_offset
-
-
 class Served(NamedTuple):
     """A read with data: where it ended, so that the reader's next one can be prepared."""
 
     result: RemoteReadResult
     next_offset: int
-    place: Place
+    place: NeedChunk
     chunks: tuple[Chunk, ...]  # that it was cut from; `place` is the last one
 
 
@@ -236,42 +236,34 @@ class _Answer:
 
     __slots__ = ("chunks", "last", "place", "records", "segments", "size_bytes")
 
-    def __init__(self, place: Place, chunk: Chunk, start: int, end: int, last: int) -> None:
-        records = chunk.view[start:end]
-        self.records: list[memoryview | bytes] = [records]
-        self.chunks = [chunk]
-        self.segments = [place.metadata]
-        self.size_bytes = len(records)
-        self.place = place
-        self.last = last  # offset, inclusive
+    place: NeedChunk  # of the last piece
+    last: int  # offset, inclusive
 
-    def add(self, place: Place, chunk: Chunk, start: int, end: int, last: int) -> None:
+    def __init__(self) -> None:
+        self.records: list[memoryview | bytes] = []
+        self.chunks: list[Chunk] = []
+        self.segments: list[RemoteLogSegmentMetadata] = []
+        self.size_bytes = 0
+
+    def add(self, place: NeedChunk, chunk: Chunk, start: int, end: int, last: int) -> None:
         records = chunk.view[start:end]
         self.records.append(records)
         self.chunks.append(chunk)
-        if place.metadata.segment_id != self.segments[-1].segment_id:
+        if not self.segments or place.metadata.segment_id != self.segments[-1].segment_id:
             self.segments.append(place.metadata)
         self.size_bytes += len(records)
         self.place = place
         self.last = last
 
 
-@dataclass(frozen=True, slots=True)
-class _SegmentAhead:
-    needs: list[NeedChunk | NeedLayout | NeedAborted]
-    chunks: int  # up to the next segment, about; 1 at least where it is entered
-
-
+@dataclass(eq=False, repr=False)
 class SegmentReader:
-    """`skips_gaps`: a read within a recorded gap has what lies behind it, as Kafka reads a hole
+    """`_skips_gaps`: a read within a recorded gap has what lies behind it, as Kafka reads a hole
     that compaction left; else it has OffsetLost."""
 
-    def __init__(
-        self, rlmm: PartitionViews, memory: ArchiveMemory, *, skips_gaps: bool = True
-    ) -> None:
-        self._rlmm = rlmm
-        self._memory = memory
-        self._skips_gaps = skips_gaps
+    _rlmm: PartitionViews
+    _memory: ArchiveMemory
+    _skips_gaps: bool = True
 
     def read(
         self,
@@ -292,13 +284,13 @@ class SegmentReader:
         if view is None:
             return NeedView(request.tip, fresh_since)
         place = self.locate(view, request.fetch_offset, fresh_since, now)
-        if not isinstance(place, Place):
+        if not isinstance(place, NeedChunk):
             return _failed(place) if isinstance(place, FetchProxyError) else place
-        if request.isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(place):
+        if request.isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(
+            place.metadata
+        ):
             # Before the chunk: who has that has all, and holds no memory while it waits for more.
-            need = NeedAborted(place.metadata)
-            damage = self._memory.damage(need, now)
-            return need if damage is None else _failed(damage)
+            return self._need_or_damage(NeedAborted(place.metadata), now)
         chunk = held.get(place.key) if held else None
         chunk = chunk or self._memory.chunks.find(place.key)
         if chunk is None:
@@ -311,7 +303,8 @@ class SegmentReader:
                 further = request._replace(fetch_offset=up_to + 1)  # nothing more counts here
                 return self.read(further, bytes_max, min_one, fresh_since, now, held)
             return NOTHING_YET
-        answer = _Answer(place, chunk, start, end, last)
+        answer = _Answer()
+        answer.add(place, chunk, start, end, last)
         if end == chunk.readable_end(up_to):
             self._go_on(view, answer, limit, request.isolation)
         aborted: tuple[AbortedTxn, ...] = ()
@@ -325,8 +318,8 @@ class SegmentReader:
 
     def locate(
         self, view: PartitionView, offset: int, fresh_since: float, now: float
-    ) -> Place | Need | FetchProxyError:
-        """The chunk with the first batch that ends at or above `offset`.
+    ) -> NeedChunk | Need | FetchProxyError:
+        """The chunk with the first batch that ends at or above `offset`, in memory or not.
 
         A segment that has none is passed over. That a gap is one, and that nothing is archived,
         is said only by a view that was read at or after `fresh_since`.
@@ -360,11 +353,11 @@ class SegmentReader:
                 return self._memory.damage(need, now) or need
             number = layout.chunk_at_or_after(wanted)
             if _counts(metadata, layout, number):
-                return Place(metadata, layout, number)
+                return NeedChunk(metadata, layout, number)
             wanted = metadata.end_offset + 1
 
     def following(
-        self, place: Place, count: int, isolation: IsolationLevel, now: float
+        self, place: NeedChunk, count: int, isolation: IsolationLevel, now: float
     ) -> list[NeedChunk | NeedLayout | NeedAborted]:
         """What to read ahead: the missing ones of the next `count` chunks, in their order.
 
@@ -378,11 +371,11 @@ class SegmentReader:
         metadata, number = place.metadata, place.number + 1
         reached, indexes_up_to = 0, 2 * count + 1
         while reached < indexes_up_to:
-            segment = self._segment_ahead(metadata, number, count - reached, isolation)
-            if any(self._memory.damage(need, now) is not None for need in segment.needs):
+            missing, chunks = self._segment_ahead(metadata, number, count - reached, isolation)
+            if any(self._memory.damage(need, now) is not None for need in missing):
                 break
-            needs += segment.needs
-            reached += segment.chunks
+            needs += missing
+            reached += chunks
             following = view.segment_at_or_after(metadata.end_offset + 1)
             if following is None or following.start_offset > metadata.end_offset + 1:
                 break
@@ -396,36 +389,32 @@ class SegmentReader:
         number: int,
         count: int,
         isolation: IsolationLevel,
-    ) -> _SegmentAhead:
-        """Of one segment from chunk `number` on (-1: from its first offset), `count` chunks."""
+    ) -> tuple[list[NeedChunk | NeedLayout | NeedAborted], int]:
+        """Of one segment from chunk `number` on (-1: from its first offset): what is missing of
+        `count` chunks, and how many there are up to the next segment, about."""
         needs: list[NeedChunk | NeedLayout | NeedAborted] = []
-        if (
-            isolation is IsolationLevel.READ_COMMITTED
-            and metadata.has_aborted_txns
-            and self._memory.aborted(metadata.segment_id.id.int) is None
-        ):
+        if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(metadata):
             needs.append(NeedAborted(metadata))
         layout = self._memory.layout(metadata.segment_id.id.int)
         if layout is None:
             needs.append(NeedLayout(metadata))
-            chunks = metadata.segment_size_bytes // self._memory.chunk_bytes + 1
-            return _SegmentAhead(needs, chunks)
+            return needs, metadata.segment_size_bytes // self._memory.chunk_bytes + 1
         begin = layout.chunk_at_or_after(metadata.start_offset) if number < 0 else number
         end = bisect_right(layout.first_offsets, metadata.end_offset)  # it may have been clipped
         for ahead in range(begin, min(begin + count, end)):
             need = NeedChunk(metadata, layout, ahead)
             if not self._memory.chunks.holds(need.key):
                 needs.append(need)
-        return _SegmentAhead(needs, max(end - begin, number < 0))
+        return needs, max(end - begin, number < 0)  # 1 at least where it is entered
 
-    def _after(self, view: PartitionView, place: Place) -> Place | int | None:
+    def _after(self, view: PartitionView, place: NeedChunk) -> NeedChunk | int | None:
         """The chunk after `place`, also across a segment border but never across a gap.
 
         An int is the first offset of a segment whose layout is not in memory. The next segment may
         overlap this one, so it is entered by offset and not at its first byte.
         """
         if _counts(place.metadata, place.layout, place.number + 1):
-            return Place(place.metadata, place.layout, place.number + 1)
+            return NeedChunk(place.metadata, place.layout, place.number + 1)
         border = place.metadata.end_offset + 1
         metadata = view.segment_at_or_after(border)
         if metadata is None or metadata.start_offset > border:
@@ -434,7 +423,7 @@ class SegmentReader:
         if layout is None:
             return border
         number = layout.chunk_at_or_after(border)
-        return Place(metadata, layout, number) if _counts(metadata, layout, number) else None
+        return NeedChunk(metadata, layout, number) if _counts(metadata, layout, number) else None
 
     def _go_on(
         self, view: PartitionView, answer: _Answer, limit: int, isolation: IsolationLevel
@@ -442,9 +431,9 @@ class SegmentReader:
         """Add batches of the chunks that follow, as far as they are in memory."""
         while answer.size_bytes < limit:
             after = self._after(view, answer.place)
-            if not isinstance(after, Place):
+            if not isinstance(after, NeedChunk):
                 return
-            if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(after):
+            if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(after.metadata):
                 return
             chunk = self._memory.chunks.find(after.key)
             if chunk is None:
@@ -457,13 +446,13 @@ class SegmentReader:
             if end < chunk.readable_end(after.up_to):
                 return
 
-    def _need_or_damage(self, place: Place, now: float) -> RemoteReadResult | NeedChunk:
-        need = NeedChunk(place.metadata, place.layout, place.number)
+    def _need_or_damage(
+        self, need: NeedChunk | NeedAborted, now: float
+    ) -> RemoteReadResult | NeedChunk | NeedAborted:
         damage = self._memory.damage(need, now)
         return need if damage is None else _failed(damage)
 
-    def _lacks_aborted(self, place: Place) -> bool:
-        metadata = place.metadata
+    def _lacks_aborted(self, metadata: RemoteLogSegmentMetadata) -> bool:
         return (
             metadata.has_aborted_txns and self._memory.aborted(metadata.segment_id.id.int) is None
         )
@@ -478,37 +467,26 @@ class SegmentReader:
         """
         found: dict[tuple[int, int], AbortedTxn] = {}
         for metadata in segments:
-            if metadata.has_aborted_txns:
-                entries = self._memory.aborted(metadata.segment_id.id.int) or ()
-                _collect(entries, first, last, found)
+            if not metadata.has_aborted_txns:
+                continue
+            entries = self._memory.aborted(metadata.segment_id.id.int) or ()
+            # In the order of their markers, and none after one whose LSO is above `last` can reach
+            # down to it. Kafka's TransactionIndex.collectAbortedTxns.
+            for i in range(bisect_left(entries, first, key=_marker_offset), len(entries)):
+                entry = entries[i]
+                if entry.first_offset <= last:
+                    key = (entry.producer_id, entry.first_offset)
+                    known = found.get(key)
+                    if known is None or known.last_offset < entry.last_offset:
+                        found[key] = entry
+                if entry.last_stable_offset > last:
+                    break
         return tuple(sorted(found.values()))
 
 
 def _counts(metadata: RemoteLogSegmentMetadata, layout: SegmentLayout, number: int) -> bool:
     """There is such a chunk, and it does not begin above where the segment was clipped."""
     return number < len(layout) and layout.first_offsets[number] <= metadata.end_offset
-
-
-def _collect(
-    entries: tuple[AbortedTxn, ...],
-    first: int,
-    last: int,
-    found: dict[tuple[int, int], AbortedTxn],
-) -> None:
-    """Add those with an offset in `first` … `last`, by producer id and first offset.
-
-    `entries` are in the order of their markers, and none after one whose LSO is above `last` can
-    reach down to it. Kafka's TransactionIndex.collectAbortedTxns.
-    """
-    for i in range(bisect_left(entries, first, key=_marker_offset), len(entries)):
-        entry = entries[i]
-        if entry.first_offset <= last:
-            key = (entry.producer_id, entry.first_offset)
-            known = found.get(key)
-            if known is None or known.last_offset < entry.last_offset:
-                found[key] = entry
-        if entry.last_stable_offset > last:
-            return
 
 
 def _failed(error: FetchProxyError) -> RemoteReadResult:

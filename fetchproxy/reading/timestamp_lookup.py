@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 from cachetools import LRUCache
@@ -34,22 +35,18 @@ FOUND_MAX = 10_000
 _Asked = tuple[int, int, int, int]
 
 
+@dataclass(eq=False, repr=False)
 class TimestampLookup:
     """Goes through the same pool and caches as fetches, which usually follow at that offset."""
 
-    def __init__(
-        self,
-        rlmm: PartitionViews,
-        memory: ArchiveMemory,
-        loads: SegmentLoads,
-        unasked_max_s: float,
-    ) -> None:
-        self._rlmm = rlmm
-        self._memory = memory
-        self._loads = loads
-        self._unasked_max_s = unasked_max_s
-        self._found: LRUCache[_Asked, FoundRecord] = LRUCache(FOUND_MAX)
-        self._threads = ThreadPoolExecutor(SEARCHES_AT_ONCE, thread_name_prefix="search by time")
+    _rlmm: PartitionViews
+    _memory: ArchiveMemory
+    _loads: SegmentLoads
+    _unasked_max_s: float
+    _found: LRUCache[_Asked, FoundRecord] = field(default_factory=lambda: LRUCache(FOUND_MAX))
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(SEARCHES_AT_ONCE, "search by time")
+    )
 
     def close(self) -> None:
         """A search that runs goes to its end; nobody waits for it."""

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple, cast
 
@@ -155,14 +156,6 @@ class AnswerTurns:
         self._taken: dict[ConnectionTurn, float] = {}  # since loop time, s; the oldest first
         self._timer: asyncio.TimerHandle | None = None  # for the oldest; only while others wait
 
-    @property
-    def taken(self) -> int:
-        return len(self._taken)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
     def begin(self, turn: ConnectionTurn, size_bytes: int) -> bool:
         """True: `turn` has begun. False: it is in the queue, and `turn.begun` tells."""
         if len(self._taken) < self._turns_max:  # so nobody waits
@@ -199,14 +192,12 @@ class AnswerTurns:
         self._grant()
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ConnectionTurn:
     """One connection's: it has one fetch at a time."""
 
-    __slots__ = ("_turns", "begun")
-
-    def __init__(self, turns: AnswerTurns) -> None:
-        self._turns = turns
-        self.begun = asyncio.Event()  # after it had to wait
+    _turns: AnswerTurns
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # after it had to wait
 
     async def take(self, size_bytes: int, deadline: float) -> None:
         """Wait for a turn; from `deadline` (loop time, s) on without one. `give_back` must follow.
@@ -298,47 +289,6 @@ class ClientRates:
         return min(bucket.spend(size_bytes, now), PAUSE_MAX_S)
 
 
-class ConnectionPace:
-    """One connection's part in its client's rate: what it was told, and whether it has waited.
-
-    `payer()`: `payer_of` its transport, which is known when it is there.
-
-    Who has waited as long as it was told is served, whatever other connections of the same client
-    have had meanwhile: they would be first for ever.
-    """
-
-    def __init__(self, rates: ClientRates, payer: Callable[[], str]) -> None:
-        self._rates = rates
-        self._payer = payer
-        self._pause_s = 0.0
-        self._waited = False
-
-    def owed_s(self) -> float:
-        """At the begin of a fetch: for so long it may have nothing of the archive."""
-        waited, self._waited = self._waited, False
-        return 0.0 if waited else self._rates.owed_s(self._payer())
-
-    def spend(self, size_bytes: int, *, told: bool) -> int:
-        """Archived bytes that go out. Returns the answer's throttle_time_ms; then comes `pause`.
-
-        `told`: the client is made to wait. Where it is not, it has nothing more until it has paid.
-        """
-        owed_s = self._rates.spend(self._payer(), size_bytes)
-        self._pause_s = owed_s if told else 0.0
-        if not self._pause_s:
-            return 0
-        CLIENT_THROTTLES.inc()
-        CLIENT_THROTTLE_SECONDS.inc(self._pause_s)
-        return int(self._pause_s * 1000) + 1
-
-    async def pause(self) -> None:
-        """When the answer has left."""
-        pause_s, self._pause_s = self._pause_s, 0.0
-        if pause_s:
-            await asyncio.sleep(pause_s)
-            self._waited = pause_s < PAUSE_MAX_S
-
-
 class Admission(NamedTuple):
     """What one process has of all four, for all its connections."""
 
@@ -347,30 +297,34 @@ class Admission(NamedTuple):
     rates: ClientRates
     appetites: Appetites
 
-    def share(self, payer: Callable[[], str]) -> Share:
-        """Of one connection; `payer`: as of ConnectionPace."""
-        return Share(self, payer)
 
-
+@dataclass(slots=True, eq=False, repr=False)
 class Share:
-    """One connection's, which has one fetch at a time.
+    """One connection's, which has one fetch at a time. `payer()`: `payer_of` its transport, which
+    is known when it is there.
 
     A fetch asks how long it owes (`owed_s`). If it owes nothing it may `enter`: its turn has come,
     and there is memory for its answer. Before it waits for the store it lets others go on
     (`to_store`). It is charged for its records (`charge`), they count while it is `sending` them,
     and it waits for what it owes (`pay`). Any fetch, of the tail too, waits until its client has
     appetite for it (`due_in`).
+
+    Who has waited as long as it was told is served, whatever other connections of the same client
+    have had meanwhile: they would be first for ever.
     """
 
-    __slots__ = ("_admission", "_charged", "_may_pause", "_pace", "_reader", "_software", "_turn")
+    _admission: Admission
+    _payer: Callable[[], str]
+    _pause_s: float = 0.0  # that it was told to wait
+    _waited: bool = False
+    _charged: int = 0
+    _reader: Reader | None = None
+    _may_pause: bool = False
+    _software: str = ""
+    _turn: ConnectionTurn = field(init=False)
 
-    def __init__(self, admission: Admission, payer: Callable[[], str]) -> None:
-        self._admission = admission
-        self._pace = ConnectionPace(admission.rates, payer)
-        self._turn = ConnectionTurn(admission.turns)
-        self._charged = 0
-        self._reader: Reader | None = None
-        self._may_pause, self._software = False, ""
+    def __post_init__(self) -> None:
+        self._turn = ConnectionTurn(self._admission.turns)
 
     def software_is(self, name: str, version: str) -> None:
         """What the client's library calls itself: before its first fetch, if at all."""
@@ -396,7 +350,6 @@ class Share:
         return bytes_max if self._reader is None else self._reader.bytes_wanted(bytes_max)
 
     def answered(self, size_bytes: int) -> None:
-        """An answer to a fetch has left."""
         if self._reader is not None:
             self._reader.answered(size_bytes)
 
@@ -405,14 +358,14 @@ class Share:
         return 0 if self._reader is None else self._reader.kept_bytes
 
     def close(self) -> None:
-        """The client is gone."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
     def owed_s(self) -> float:
         """At the begin of a fetch: for so long it may have nothing of the archive."""
-        return self._pace.owed_s()
+        waited, self._waited = self._waited, False
+        return 0.0 if waited else self._admission.rates.owed_s(self._payer())
 
     def reads_max(self, bytes_max: int) -> int:
         """Of `bytes_max` wanted bytes, what is to be read for one answer."""
@@ -433,9 +386,18 @@ class Share:
         return self._admission.rates.room(min(bytes_max, answers.room())), not answers.full
 
     def charge(self, size_bytes: int, *, told: bool) -> int:
-        """As ConnectionPace.spend."""
+        """Archived bytes that go out. Returns the answer's throttle_time_ms; then comes `pay`.
+
+        `told`: the client is made to wait. Where it is not, it has nothing more until it has paid.
+        """
         self._charged += size_bytes
-        return self._pace.spend(size_bytes, told=told)
+        owed_s = self._admission.rates.spend(self._payer(), size_bytes)
+        self._pause_s = owed_s if told else 0.0
+        if not self._pause_s:
+            return 0
+        CLIENT_THROTTLES.inc()
+        CLIENT_THROTTLE_SECONDS.inc(self._pause_s)
+        return int(self._pause_s * 1000) + 1
 
     @contextmanager
     def sending(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
@@ -448,7 +410,10 @@ class Share:
 
     async def pay(self) -> None:
         """After the answer has left: a client that owes waits here."""
-        await self._pace.pause()
+        pause_s, self._pause_s = self._pause_s, 0.0
+        if pause_s:
+            await asyncio.sleep(pause_s)
+            self._waited = pause_s < PAUSE_MAX_S
 
 
 def admission_of(config: Config, limits: ServingLimits, clock: Callable[[], float]) -> Admission:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -85,13 +85,6 @@ def may_pause(software: str) -> bool:
     return "rdkafka" in software or software.startswith("confluent-kafka")
 
 
-class _Rate(NamedTuple):
-    """Records/s that the application took: at least, and at most."""
-
-    low: float
-    high: float
-
-
 class _Known(NamedTuple):
     """Of a consumer that has left: its pace, and its records' size, 0: not known."""
 
@@ -118,8 +111,10 @@ class _Cycle:
         if len(self._points) > _POINTS_MAX:
             self._points = [*self._points[:-1:2], self._points[-1]]
 
-    def rate(self, full_at: float, turn_s: float, last: int) -> _Rate:
-        """At the pause that ends it. `turn_s`: the client's time to read an answer.
+    def rate(self, full_at: float, turn_s: float, last: int) -> tuple[float, float]:
+        """Records/s that the application took, at least and at most, at the pause that ends it.
+
+        `turn_s`: the client's time to read an answer.
 
         Before the last answers, one of each connection, the queue was not full: between any point
         and those, at least what was given less one queue was taken. With the answer that left at
@@ -135,7 +130,7 @@ class _Cycle:
             if last_at - at >= _SPAN_MIN_S:
                 low = max(low, (before_last - before - QUEUE_RECORDS) / (last_at - at))
         span = max(full_at + turn_s - points[0][0], 1e-3)
-        return _Rate(low, max((given - QUEUE_RECORDS) / span, low))
+        return low, max((given - QUEUE_RECORDS) / span, low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +337,7 @@ class Appetites:
             shown = client[0], client[1][:CLIENT_ID_SHOWN_MAX]
             consumer = Consumer(hash(client), shown, software, subject, appetite, {})
             consumers[consumer] = None
-        reader = Reader(self, consumer, node_id, known.record_bytes, paced=paced)
+        reader = Reader(self, consumer, node_id, known.record_bytes, paced)
         consumer.readers[node_id] = reader
         return reader
 
@@ -400,42 +395,24 @@ class Consumer:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Reader:
-    """One connection of a consumer."""
+    """One connection of a consumer. `record_bytes`: of its records, 0: not known."""
 
-    __slots__ = (
-        "_answer_bytes",
-        "_answered_at",
-        "_appetites",
-        "_consumer",
-        "_node_id",
-        "_offsets",
-        "_paced",
-        "lately",
-        "partitions_max",
-        "record_bytes",
-    )
+    _appetites: Appetites
+    _consumer: Consumer
+    _node_id: int | None
+    record_bytes: float
+    _paced: bool
+    _offsets: dict[PartitionKey, int] = field(default_factory=dict)
+    _answered_at: float = -math.inf
+    _answer_bytes: int = 0
+    partitions_max: int = field(init=False)
+    lately: Lately = field(init=False)
 
-    def __init__(
-        self,
-        appetites: Appetites,
-        consumer: Consumer,
-        node_id: int | None,
-        record_bytes: float,
-        *,
-        paced: bool,
-    ) -> None:
-        """`record_bytes`: of its records, 0: not known."""
-        self._appetites = appetites
-        self._consumer = consumer
-        self._node_id = node_id
-        self._paced = paced
-        self.partitions_max = PARTITIONS_PACED_MAX if paced else PARTITIONS_COUNTED_MAX
-        self._offsets: dict[PartitionKey, int] = {}
-        self._answered_at = -math.inf
-        self._answer_bytes = 0
-        self.record_bytes = record_bytes
-        self.lately = Lately(appetites.clock())
+    def __post_init__(self) -> None:
+        self.partitions_max = PARTITIONS_PACED_MAX if self._paced else PARTITIONS_COUNTED_MAX
+        self.lately = Lately(self._appetites.clock())
 
     def asked(
         self, partitions: Mapping[PartitionKey, FetchEntry], session_partitions: int = 0

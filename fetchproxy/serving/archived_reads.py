@@ -1,4 +1,6 @@
-"""What one fetch reads of the archive, while the broker may be asked too."""
+"""What one fetch reads of the archive, while the broker may be asked too; and readers that were led
+behind lost offsets.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
+import structlog
+from cachetools import LRUCache
 from fetchproxy_protocol.fetch import (
     FetchEntry,
     FetchRequest,
@@ -16,6 +20,7 @@ from fetchproxy_protocol.fetch import (
 )
 
 from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.observability.metrics import OFFSETS_SKIPPED, READERS_LED_ON
 from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import (
     PARTITIONS_READ_MAX,
@@ -23,6 +28,8 @@ from fetchproxy.reading.segment_reader import (
     RemoteReadResult,
 )
 from fetchproxy.serving.admission import Client
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -53,17 +60,16 @@ class ArchivedReads:
         keys = list(islice(remote, PARTITIONS_READ_MAX - len(self.read_for())))
         if not keys:
             return
-        reads = [self._read_request(key, tip) for key, tip in keys]
-        delayed = self.purgatory.watch(reads, bytes_max=self.bytes_max, deadline=deadline)
-        delayed.on_completion(lambda _: self.completed.set())
-        self.watched.append((keys, delayed))
-
-    def _read_request(self, key: PartitionKey, tip: TopicIdPartition) -> RemoteReadRequest:
-        entry = self.asked[key]
         isolation = IsolationLevel(self.request.isolation_level)
-        return RemoteReadRequest(
-            tip, fetch_offset(entry), entry_bytes_max(entry), isolation, self.client
+        reads = []
+        for key, tip in keys:
+            entry = self.asked[key]
+            offset, bytes_max = fetch_offset(entry), entry_bytes_max(entry)
+            reads.append(RemoteReadRequest(tip, offset, bytes_max, isolation, self.client))
+        delayed = self.purgatory.watch(
+            reads, bytes_max=self.bytes_max, deadline=deadline, completed=self.completed
         )
+        self.watched.append((keys, delayed))
 
     def asked_bytes(self, keys: Iterable[PartitionKey]) -> int:
         """What the client wants of it: but for first batches, which come whole, it has no more."""
@@ -75,18 +81,9 @@ class ArchivedReads:
         return [key for keys, _ in self.watched for key, _ in keys]
 
     @property
-    def reads(self) -> bool:
-        """Something of it is being read, or has been."""
-        return bool(self.watched)
-
-    @property
     def ready(self) -> bool:
         """Something can be answered, or nothing will come."""
         return self.completed.is_set()
-
-    @property
-    def has_records(self) -> bool:
-        return any(result.records for _, result in self.results().values())
 
     def forget(self) -> None:
         """What was read is in the answer: nothing here keeps it in memory."""
@@ -104,3 +101,29 @@ class ArchivedReads:
                 key, tip = keys[index]
                 found[key] = (tip, result)
         return found
+
+
+# Losses that are known to be logged; beyond it the oldest is forgotten, and may be logged again.
+LOSSES_KNOWN_MAX = 1_000
+
+
+class SkippedOffsets:
+    """One per process that serves: counts each skip, and logs each loss once."""
+
+    def __init__(self) -> None:
+        self._logged: LRUCache[tuple[TopicIdPartition, int], None] = LRUCache(LOSSES_KNOWN_MAX)
+
+    def note(self, tip: TopicIdPartition, first: int, last: int) -> None:
+        """An answer has led a reader behind the lost offsets `first` to `last`, both inclusive."""
+        READERS_LED_ON.labels(tip.topic).inc()
+        OFFSETS_SKIPPED.labels(tip.topic).inc(last - first + 1)
+        if (tip, last) in self._logged:
+            return
+        self._logged[tip, last] = None
+        log.warning(
+            "lost_offsets_skipped",
+            topic=tip.topic,
+            partition=tip.partition,
+            first_lost_offset=first,
+            last_lost_offset=last,
+        )

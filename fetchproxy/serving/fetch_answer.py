@@ -22,6 +22,7 @@ from fetchproxy_protocol.fetch import (
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.model import AbortedTxn, IsolationLevel
+from fetchproxy.serving.transport import first_bytes
 
 
 class PartitionAnswer(NamedTuple):
@@ -92,15 +93,8 @@ def _first_batches(answer: PartitionAnswer, bytes_max: int, first_whole: bool) -
             break
         total += size
         last_offset = base_offset + last_delta
-    kept: list[Buffer] = []
-    left = total
-    for piece in pieces:
-        if left <= 0:
-            break
-        kept.append(piece[:left])
-        left -= len(piece)
     aborted = [a for a in answer.aborted if a.first_offset <= last_offset]
-    return answer._replace(records=kept, aborted=aborted)
+    return answer._replace(records=first_bytes(pieces, total), aborted=aborted)
 
 
 def _peek(pieces: Iterable[memoryview], position: int) -> bytes:

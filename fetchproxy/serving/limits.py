@@ -1,17 +1,12 @@
-"""How many clients may be connected, what all their connections may hold together, and the bounds
-of a connection that nobody has to set.
-"""
+"""The bounds of both servers that nobody has to set, and what all connections may hold together."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fetchproxy.config.schema import GatewayConfig, KiB, MiB
-from fetchproxy.observability.metrics import CONNECTIONS_REFUSED, LIMITS_REACHED
-from fetchproxy.tls.acceptor import TlsAcceptor, Warn, ip_of
+from fetchproxy.config.schema import KiB, MiB
 
 # What an operator has no reason to change. Tests pass smaller ones.
 
@@ -54,54 +49,21 @@ class ServingLimits:
     log_start_max_age_ms: int = 300_000
 
 
-# How many clients may be connected, in all and from one address. Opens and closes nothing.
+@dataclass(frozen=True, kw_only=True)
+class StandaloneLimits(ServingLimits):
+    """`group_*` and `offset_metadata_bytes_max` are Kafka's settings with Kafka's defaults."""
 
-
-class ConnectionLimits:
-    """`client` is `address:port`. Those that `acceptor` has still shaking hands count as well."""
-
-    def __init__(self, config: GatewayConfig, warn: Warn) -> None:
-        self._config = config
-        self._warn = warn
-        self._open = 0
-        self._by_ip: Counter[str] = Counter()
-
-    def admit(self, client: str, acceptor: TlsAcceptor | None) -> bool:
-        """Whether one more connection may be; says so if not."""
-        ip = ip_of(client)
-        of_ip = self._by_ip[ip] + (acceptor.in_handshake(ip) if acceptor else 0)
-        limits = (
-            ("connections_max", self.count(acceptor), self._config.connections_max),
-            ("connections_per_ip_max", of_ip, self._config.connections_per_ip_max),
-        )
-        for reason, count, limit in limits:
-            if count >= limit:
-                LIMITS_REACHED.labels(reason).inc()
-                CONNECTIONS_REFUSED.labels("limit").inc()
-                self._warn(
-                    "client_connection_closed",
-                    (reason, ip),
-                    client=client,
-                    reason=reason,
-                    limit=limit,
-                )
-                return False
-        return True
-
-    def count(self, acceptor: TlsAcceptor | None) -> int:
-        return self._open + (0 if acceptor is None else len(acceptor))
-
-    def opened(self, client: str) -> None:
-        self._open += 1
-        self._by_ip[ip_of(client)] += 1
-
-    def closed(self, client: str) -> None:
-        """Of one that was `opened`, once."""
-        ip = ip_of(client)
-        self._open -= 1
-        self._by_ip[ip] -= 1
-        if not self._by_ip[ip]:
-            del self._by_ip[ip]
+    # Nobody produces here, so requests are small: far below gateway.frame_bytes_max.
+    request_bytes_max: int = 1 * MiB
+    # Committed offsets of all groups. The file is written whole at each commit.
+    offsets_max: int = 100_000
+    offset_metadata_bytes_max: int = 4 * KiB  # offset.metadata.max.bytes
+    # Groups with members at once, each with a timer. Their memory has a limit of its own.
+    groups_max: int = 10_000
+    group_members_max: int = 1_000  # of one group; group.max.size, which has no limit in Kafka
+    group_session_timeout_min_ms: int = 6_000  # group.min.session.timeout.ms
+    group_session_timeout_max_ms: int = 1_800_000  # group.max.session.timeout.ms
+    group_initial_rebalance_delay_ms: int = 3_000  # group.initial.rebalance.delay.ms
 
 
 # What all connections hold together, and which of them go when that is too much. Pure.

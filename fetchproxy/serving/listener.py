@@ -8,6 +8,7 @@ as long as it does. Of requests it knows nothing.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Self
 
@@ -17,12 +18,17 @@ from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.config.values import is_any_address, is_loopback, parse_host_port
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.observability.metrics import CONNECTION_BUFFERS_BYTES, CONNECTIONS, LIMITS_REACHED
+from fetchproxy.observability.metrics import (
+    CONNECTION_BUFFERS_BYTES,
+    CONNECTIONS,
+    CONNECTIONS_REFUSED,
+    LIMITS_REACHED,
+)
 from fetchproxy.serving.appetite import Appetites
-from fetchproxy.serving.limits import ConnectionLimits, ServingLimits, to_close
+from fetchproxy.serving.limits import ServingLimits, to_close
 from fetchproxy.serving.session import Address, ClientSession
 from fetchproxy.serving.transport import ReceiveBuffer
-from fetchproxy.tls.acceptor import TlsAcceptor
+from fetchproxy.tls.acceptor import TlsAcceptor, ip_of
 from fetchproxy.tls.contexts import ReloadingContext
 
 log = structlog.get_logger(__name__)
@@ -71,8 +77,8 @@ class Listener:
         self._name = name
         self._knows = knows
         self._acceptor: TlsAcceptor | None = None
-        self._counts = ConnectionLimits(config, self.warnings.warn)
         self._sessions: set[ClientSession] = set()
+        self._by_ip: Counter[str] = Counter()  # the same
         self._empty = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
         self._own_tasks: list[asyncio.Task[None]] = []
@@ -119,7 +125,15 @@ class Listener:
             ) from error
         self.run(self._sweep(), "connection-sweeper")
         if self.tells_reached:
-            self._warn_of_address_reached()
+            log.warning(
+                "listens_on_all_addresses",
+                listener=self._name,
+                host=self.host,
+                clients_are_told="the address at which each has reached this listener",
+                fails_for="clients behind NAT, a load balancer or a container's published ports, "
+                "and where a certificate does not name that address",
+                hint="set gateway.advertise_host (--advertise) to a host that all clients can dial",
+            )
 
     def run(self, work: Coroutine[None, None, None], name: str) -> None:
         """Until this is closed."""
@@ -137,18 +151,6 @@ class Listener:
         host = self.config.advertise_host or self.host
         return (reached if self.tells_reached else host), self.port
 
-    def _warn_of_address_reached(self) -> None:
-        """What clients are told, and for whom it is wrong."""
-        log.warning(
-            "listens_on_all_addresses",
-            listener=self._name,
-            host=self.host,
-            clients_are_told="the address at which each has reached this listener",
-            fails_for="clients behind NAT, a load balancer or a container's published ports, and "
-            "where a certificate does not name that address",
-            hint="set gateway.advertise_host (--advertise) to a host that all clients can dial",
-        )
-
     async def listen(self, port: int, new_session: NewSession) -> asyncio.Server:
         """A further one, open until its owner closes it. Raises OSError."""
         factory: Callable[[], asyncio.BaseProtocol]
@@ -162,10 +164,29 @@ class Listener:
     @property
     def connections(self) -> int:
         """Those that still shake hands included."""
-        return self._counts.count(self._acceptor)
+        return len(self._sessions) + (0 if self._acceptor is None else len(self._acceptor))
 
     def _admit(self, client: str) -> bool:
-        return self._counts.admit(client, self._acceptor)
+        """Whether one more connection may be, of `address:port`; says so if not."""
+        ip = ip_of(client)
+        of_ip = self._by_ip[ip] + (self._acceptor.in_handshake(ip) if self._acceptor else 0)
+        limits = (
+            ("connections_max", self.connections, self.config.connections_max),
+            ("connections_per_ip_max", of_ip, self.config.connections_per_ip_max),
+        )
+        for reason, count, limit in limits:
+            if count >= limit:
+                LIMITS_REACHED.labels(reason).inc()
+                CONNECTIONS_REFUSED.labels("limit").inc()
+                self.warnings.warn(
+                    "client_connection_closed",
+                    (reason, ip),
+                    client=client,
+                    reason=reason,
+                    limit=limit,
+                )
+                return False
+        return True
 
     def _count(self) -> None:
         CONNECTIONS.set(self.connections)
@@ -176,14 +197,17 @@ class Listener:
             session.close()
             return
         self._sessions.add(session)
-        self._counts.opened(session.client)
+        self._by_ip[ip_of(session.client)] += 1
         self._count()
         self._tasks.create_task(self._serve(session), name=f"session-{session.client}")
 
     def lost(self, session: ClientSession) -> None:
         if session in self._sessions:
             self._sessions.remove(session)
-            self._counts.closed(session.client)
+            ip = ip_of(session.client)
+            self._by_ip[ip] -= 1
+            if not self._by_ip[ip]:
+                del self._by_ip[ip]
         self._count()
         if not self._sessions:
             self._empty.set()

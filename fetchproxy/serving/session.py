@@ -21,13 +21,7 @@ from fetchproxy.reading.fetcher_pool import LoopSteps
 from fetchproxy.serving.admission import payer_of
 from fetchproxy.serving.framing import RequestFraming
 from fetchproxy.serving.limits import ServingLimits
-from fetchproxy.serving.transport import (
-    ReceiveBuffer,
-    is_reset,
-    join_small,
-    may_half_close,
-    write_step,
-)
+from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
 
 Address = tuple[str, int]
 
@@ -101,9 +95,12 @@ class ClientSession(asyncio.BufferedProtocol):
         self._take(self._receive.view[:nbytes])
 
     def eof_received(self) -> bool:
-        """Who sends no more still takes what he has asked for, as from a broker."""
-        transport = self._transport
-        return transport is not None and may_half_close(transport) and self.requests.end()
+        """Who sends no more still takes what he has asked for, as from a broker.
+
+        asyncio's TLS always ends both directions at once.
+        """
+        plain = self._transport and self._transport.get_extra_info("sslcontext") is None
+        return bool(plain) and self.requests.end()
 
     def pause_writing(self) -> None:
         self._writable.clear()

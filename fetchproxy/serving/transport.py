@@ -134,7 +134,6 @@ def join_small(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
 
 
 def first_bytes(pieces: list[memoryview], size: int) -> list[memoryview]:
-    """The first `size` bytes of `pieces`."""
     found: list[memoryview] = []
     for piece in pieces:
         if size <= 0:
@@ -145,7 +144,6 @@ def first_bytes(pieces: list[memoryview], size: int) -> list[memoryview]:
 
 
 def without_first(pieces: list[memoryview], size: int) -> list[memoryview]:
-    """What is left of `pieces` behind their first `size` bytes."""
     for number, piece in enumerate(pieces):
         if size < len(piece):
             return [piece[size:], *pieces[number + 1 :]]
@@ -179,15 +177,7 @@ def _sent_at_once(transport: Transport, pieces: list[memoryview]) -> list[memory
     return without_first(pieces, sent)
 
 
-# Clients that have ended their sending, and those that are gone: what asyncio does not tell.
-
-
-def may_half_close(transport: asyncio.BaseTransport) -> bool:
-    """Whether answers can still be sent when the other side has ended its sending.
-
-    asyncio's TLS always ends both directions at once.
-    """
-    return transport.get_extra_info("sslcontext") is None
+# Clients that are gone: what asyncio does not tell.
 
 
 def is_reset(transport: asyncio.BaseTransport) -> bool:

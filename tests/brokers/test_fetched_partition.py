@@ -6,17 +6,18 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol.apis import ApiKey
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer.fetch import FetchResponse
 
-from fetchproxy.brokers import messages
+from fetchproxy.brokers.messages import VERSIONS as VERSIONS_SPOKEN
 from fetchproxy.brokers.messages import decode_fetch
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import TopicIdPartition
 
 TIP = TopicIdPartition(UUID(int=7), "orders", 3)
-VERSIONS = range(messages.VERSIONS[messages.FETCH][0], messages.VERSIONS[messages.FETCH][1] + 1)
+VERSIONS = range(VERSIONS_SPOKEN[ApiKey.FETCH][0], VERSIONS_SPOKEN[ApiKey.FETCH][1] + 1)
 
 
 def payload_of(version: int, answer_error: int = 0, **fields: Any) -> memoryview:

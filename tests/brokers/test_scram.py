@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from fetchproxy.brokers.messages import (
-    AuthenticateAnswer,
-    HandshakeAnswer,
-    Request,
-    decode_handshake,
-)
-from fetchproxy.brokers.sasl import SaslCredentials, SaslSession, sasl_credentials
+from fetchproxy.brokers.connections import BrokerConnection
+from fetchproxy.brokers.sasl import SaslCredentials, sasl_credentials
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import AuthenticationRefused
 
-T = TypeVar("T")
 
-
-class AskingBroker:
+class AskingBroker(BrokerConnection):
     """Answers the first message with its number of iterations, and has no second answer."""
 
-    address = HostPort("broker", 9092)
-
     def __init__(self, iterations: str) -> None:
+        super().__init__(HostPort("broker", 9092), config())
         self._iterations = iterations
         self.tokens: list[bytes] = []
         self.closed = False
 
-    def version_of(self, api_key: int) -> int:
-        return 1
-
-    async def ask(self, message: Request, decode: Callable[[memoryview, int], T]) -> T:
-        sent: Any = message
-        if decode is decode_handshake:
-            return HandshakeAnswer(0, ("SCRAM-SHA-256",))  # type: ignore[return-value]
-        self.tokens.append(bytes(sent.auth_bytes))
+    async def ask(self, message: Any, answer: Any) -> Any:
+        if answer is SaslHandshakeResponse:
+            return SaslHandshakeResponse(error_code=0, mechanisms=["SCRAM-SHA-256"])
+        self.tokens.append(bytes(message.auth_bytes))
         if len(self.tokens) == 2:
-            return AuthenticateAnswer(58, "no", b"", 0)  # type: ignore[return-value]
-        nonce = sent.auth_bytes.decode().partition(",r=")[2]
+            return SaslAuthenticateResponse(error_code=58, error_message="no", auth_bytes=b"")
+        nonce = message.auth_bytes.decode().partition(",r=")[2]
         salt = base64.b64encode(b"salt").decode()
         said = f"r={nonce}more,s={salt},i={self._iterations}".encode()
-        return AuthenticateAnswer(0, None, said, 0)  # type: ignore[return-value]
+        return SaslAuthenticateResponse(error_code=0, error_message=None, auth_bytes=said)
 
     def close(self) -> None:
         self.closed = True
@@ -67,7 +55,7 @@ def config(**more: Any) -> ClusterConfig:
 async def test_too_few_iterations_get_no_proof(iterations: str) -> None:
     broker = AskingBroker(iterations)
     with pytest.raises(AuthenticationRefused, match=r"broker:9092.*expected at least 4096"):
-        await SaslSession(broker, SaslCredentials(config())).authenticate()
+        await broker.authenticate(SaslCredentials(config()))
     assert len(broker.tokens) == 1
     assert broker.closed
 
@@ -75,7 +63,7 @@ async def test_too_few_iterations_get_no_proof(iterations: str) -> None:
 async def test_kafkas_least_is_taken() -> None:
     broker = AskingBroker("4096")
     with pytest.raises(AuthenticationRefused, match="no"):
-        await SaslSession(broker, SaslCredentials(config())).authenticate()
+        await broker.authenticate(SaslCredentials(config()))
     assert b",p=" in broker.tokens[1]
 
 

@@ -19,7 +19,7 @@ from fetchproxy import app
 from fetchproxy.config.schema import Config, LogConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.serving.standalone.limits import StandaloneLimits
+from fetchproxy.serving.limits import StandaloneLimits
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.remote_log_manager import RemoteLogManager

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fetchproxy import errors
-from fetchproxy.reading.error_mapping import kafka_error_code
+from fetchproxy.reading.segment_reader import kafka_error_code
 
 
 @pytest.mark.parametrize(

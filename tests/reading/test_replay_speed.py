@@ -198,6 +198,5 @@ def test_nothing_is_read_ahead_when_the_read_side_is_closed() -> None:
             assert side.in_memory(side.request(10, BATCH_BYTES)) is None
             await asyncio.sleep(1)
             assert len(side.store.reads) == reads
-            await purgatory.__aenter__()
 
     run_virtual(main)

@@ -24,7 +24,7 @@ def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
             for _ in range(6):
                 await connections[number].take(size_mib * MiB, FOREVER)
                 order.append(number)
-                assert turns.taken <= 2
+                assert len(turns._taken) <= 2
                 await asyncio.sleep(0.1)
                 connections[number].give_back()
 
@@ -34,7 +34,7 @@ def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
                 group.create_task(replay(number, 3 if number == 4 else 1))
         assert all(order[:15].count(number) in (3, 4) for number in range(4))
         assert order[:15].count(4) in (1, 2)
-        assert (turns.taken, turns.waiting) == (0, 0)
+        assert (len(turns._taken), len(turns._queue)) == (0, 0)
 
     run_virtual(main)
 
@@ -72,9 +72,9 @@ def test_a_slow_answer_keeps_nobody_waiting_for_longer_than_a_turn() -> None:
         await other.take(1, FOREVER)
         assert loop.time() - began == pytest.approx(TURN_MAX_S)
         slow.give_back()  # which it has no more
-        assert turns.taken == 1
+        assert len(turns._taken) == 1
         other.give_back()
-        assert turns.taken == 0
+        assert len(turns._taken) == 0
 
     run_virtual(main)
 
@@ -90,10 +90,10 @@ def test_at_its_deadline_a_fetch_goes_on_without_a_turn() -> None:
         assert loop.time() == began
         await late.take(1, began + 0.2)
         assert loop.time() - began == pytest.approx(0.2)
-        assert (turns.taken, turns.waiting) == (1, 0)
+        assert (len(turns._taken), len(turns._queue)) == (1, 0)
         for turn in (never, late, first):
             turn.give_back()
-        assert turns.taken == 0
+        assert len(turns._taken) == 0
 
     run_virtual(main)
 
@@ -110,7 +110,7 @@ def test_cancelled_at_any_moment_no_turn_is_lost(seed: int) -> None:
             for _ in range(rng.randint(1, 4)):
                 try:
                     await turn.take(rng.randint(0, 9), loop.time() + rng.choice([0, 0.2, 5]))
-                    assert turns.taken <= 3
+                    assert len(turns._taken) <= 3
                     await asyncio.sleep(rng.choice([0, 0.1, 1]))
                     if rng.random() < 0.3:
                         turn.give_back()
@@ -123,6 +123,6 @@ def test_cancelled_at_any_moment_no_turn_is_lost(seed: int) -> None:
             for task in rng.sample(tasks, 40):
                 await asyncio.sleep(rng.choice([0, 0, 0, 0.1]))
                 task.cancel()
-        assert (turns.taken, turns.waiting) == (0, 0)
+        assert (len(turns._taken), len(turns._queue)) == (0, 0)
 
     run_virtual(main)

@@ -13,8 +13,14 @@ from fetchproxy_protocol.headers import RequestHead
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.serving.relay.apis.relayed import RELAYED_WHY
-from fetchproxy.serving.relay.apis.table import BEHAVIOURS, FETCH, REFUSED, SPECIAL, handling_of
+from fetchproxy.serving.relay.apis.table import (
+    BEHAVIOURS,
+    FETCH,
+    REFUSED,
+    RELAYED_WHY,
+    SPECIAL,
+    handling_of,
+)
 from fetchproxy.serving.relay.document import api_name, document, module_name
 from fetchproxy.serving.relay.handling import RELAY, Held, Passes, Treatment
 

@@ -85,7 +85,7 @@ async def test_what_an_archiver_gathers_first_is_shown() -> None:
 # --- before anybody asks ---
 async def test_what_is_archived_is_looked_up_before_anybody_asks() -> None:
     async with gateway(archived=300) as gate:
-        await look_at_archived_topics(*gate.known, asyncio.Event())
+        await look_at_archived_topics(gate.archive, asyncio.Event())
         assert gate.store.count("list") == 1
         gate.store.calls.clear()
         found = await gate.list_offsets({ARCHIVED: range(300)}, EARLIEST)
@@ -102,7 +102,7 @@ async def test_an_outage_puts_the_first_looks_off(monkeypatch: pytest.MonkeyPatc
             setattr(away, name, failures[name])
             tried = asyncio.Event()
             async with asyncio.TaskGroup() as group:
-                looking = group.create_task(look_at_archived_topics(*gate.known, tried))
+                looking = group.create_task(look_at_archived_topics(gate.archive, tried))
                 await tried.wait()
                 await asyncio.sleep(0.05)
                 assert not looking.done()
@@ -118,7 +118,7 @@ async def test_first_looks_end_where_memory_has_enough(monkeypatch: pytest.Monke
         await copied(gate.other, segment(99, 0, BROKER_START - 1, tip=tip_of(0, NEVER)))
         gate.later_s = 60
         with capture_logs() as logged:
-            await look_at_archived_topics(*gate.known, asyncio.Event())
+            await look_at_archived_topics(gate.archive, asyncio.Event())
         assert [entry["event"] for entry in logged] == ["archive_looked_up_in_part"]
         looked_at = [gate.archive.rlmm.view(tip_of(0, topic)) for topic in (ARCHIVED, NEVER)]
         assert looked_at.count(None) == 1

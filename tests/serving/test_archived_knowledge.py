@@ -16,8 +16,8 @@ from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.serving.relay import archived_topics as archived_knowledge
-from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge
+from fetchproxy.serving.relay import served_archive as archived_knowledge
+from fetchproxy.serving.relay.served_archive import ArchivedKnowledge
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 NEVER = UUID(int=404)

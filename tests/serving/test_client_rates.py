@@ -9,10 +9,14 @@ from virtual_loop import run_virtual
 from fetchproxy.serving.admission import (
     CLIENTS_MAX,
     PAUSE_MAX_S,
+    Admission,
+    AnswerBudget,
+    AnswerTurns,
     ClientRates,
-    ConnectionPace,
+    Share,
     payer_of,
 )
+from fetchproxy.serving.appetite import Appetites
 from fetchproxy.serving.limits import to_close
 
 RATE = 1000
@@ -25,6 +29,11 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def share_of(rates: ClientRates) -> Share:
+    appetites = Appetites(asyncio.get_running_loop().time)
+    return Share(Admission(AnswerBudget(1, 1), AnswerTurns(1, 1.0), rates, appetites), lambda: A)
 
 
 def test_who_had_too_much_owes_the_time_that_it_would_have_taken() -> None:
@@ -102,12 +111,12 @@ def test_clients_remembered_are_bounded() -> None:
 def test_a_client_is_told_no_less_than_it_owes_and_counts_as_having_waited() -> None:
     async def main() -> None:
         clock = asyncio.get_running_loop().time
-        pace = ConnectionPace(ClientRates(RATE, clock), lambda: A)
-        assert pace.spend(2500, told=True) == 1501
+        share = share_of(ClientRates(RATE, clock))
+        assert share.charge(2500, told=True) == 1501
         began = clock()
-        await pace.pause()
+        await share.pay()
         assert clock() - began == 1.5
-        await pace.pause()
+        await share.pay()
         assert clock() - began == 1.5
 
     run_virtual(main)
@@ -122,12 +131,12 @@ def test_connections_of_one_client_have_their_turns() -> None:
         served = [0, 0, 0]
 
         async def connection(number: int) -> None:
-            pace = ConnectionPace(rates, lambda: A)
+            share = share_of(rates)
             while clock() < began + 60:
-                size = 0 if pace.owed_s() else 800
+                size = 0 if share.owed_s() else 800
                 served[number] += size
-                pace.spend(size, told=True)
-                await pace.pause()
+                share.charge(size, told=True)
+                await share.pay()
                 await asyncio.sleep(0.001)
 
         began = clock()
@@ -142,10 +151,10 @@ def test_connections_of_one_client_have_their_turns() -> None:
 
 def test_who_may_not_be_kept_waiting_pays_before_it_has_more() -> None:
     async def main() -> None:
-        pace = ConnectionPace(ClientRates(RATE, asyncio.get_running_loop().time), lambda: A)
-        assert pace.spend(3000, told=False) == 0
-        await pace.pause()
-        assert pace.owed_s() == 2
+        share = share_of(ClientRates(RATE, asyncio.get_running_loop().time))
+        assert share.charge(3000, told=False) == 0
+        await share.pay()
+        assert share.owed_s() == 2
 
     run_virtual(main)
 

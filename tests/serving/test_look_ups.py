@@ -39,9 +39,7 @@ from fetchproxy.segments.description import encode_segment
 from fetchproxy.serving.relay import offset_lookup as archive_lookup
 from fetchproxy.serving.relay.answers import HeldAnswer
 from fetchproxy.serving.relay.apis import list_offsets, offset_for_leader_epoch
-from fetchproxy.serving.relay.archive_starts import ArchiveStarts
-from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge
-from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.served_archive import ArchivedKnowledge, ArchiveStarts, ServedArchive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 ARCHIVED, NEVER, HIDDEN, LOST = "archived", "never", "hidden", "lost"
@@ -108,7 +106,6 @@ class FakeCluster:
 @dataclass
 class Gateway:
     archive: ServedArchive
-    warnings: SparingWarnings
     store: ScriptedStore
     cluster: FakeCluster
     other: StoreBackedRemoteLogMetadataManager  # another process, that archives
@@ -119,10 +116,6 @@ class Gateway:
 
     def clock(self) -> float:
         return asyncio.get_running_loop().time() + self.later_s
-
-    @property
-    def known(self) -> tuple[ServedArchive, Cluster, SparingWarnings]:
-        return self.archive, cast("Cluster", self.cluster), self.warnings
 
     async def list_offsets(
         self, asked: Mapping[str, Collection[int]], timestamp: int, broker: int = BROKER_START
@@ -139,7 +132,7 @@ class Gateway:
 
     async def corrected(self, frame: bytes, told: bytes) -> bytes:
         head = peek_request_header(frame[4:])
-        handler = list_offsets.ListOffsetsHandler(*self.known)
+        handler = list_offsets.ListOffsetsHandler(self.archive)
         return await rewritten(handler.expect(frame, head, head.body_position), told[4:])
 
     async def end_of_epoch(
@@ -183,7 +176,7 @@ class Gateway:
             )
         )
         head = peek_request_header(frame[4:])
-        handler = offset_for_leader_epoch.OffsetForLeaderEpochHandler(*self.known)
+        handler = offset_for_leader_epoch.OffsetForLeaderEpochHandler(self.archive)
         expected = handler.expect(frame, head, head.body_position)
         decoded = OffsetForLeaderEpochResponse.decode(
             (await rewritten(expected, told[4:]))[5:], version=4
@@ -290,6 +283,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             first_offset_in_memory=first_offset_in_memory,
         )
         archive = ServedArchive(
+            cluster=cast("Cluster", cluster),
             rlmm=rlmm,
             views=views,
             purgatory=purgatory,
@@ -298,9 +292,10 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             positions=positions,
             is_archiving=lambda tip: tip.topic == NEVER,
             reads_at_once=RemoteFetchConfig().fetcher_tasks_max,
+            warnings=warnings,
             clock=clock,
         )
-        gate = Gateway(archive, warnings, store, cluster, other, looked_at, at_hand)
+        gate = Gateway(archive, store, cluster, other, looked_at, at_hand)
         await gate.archive.knowledge.topics()
         store.calls.clear()
         yield gate

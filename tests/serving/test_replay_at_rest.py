@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from client_readers import PYTHON_CLIENTS
+from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.record_batch import walk
 from proxy_process import ProxyProcess
 from raw_fetch import RawConnection
 from test_replay_real_kafka import SETTINGS, archive_all, refuses_offset_0
 from topic_data import TopicData, produce, trim
 
-from fetchproxy.reading.error_mapping import KAFKA_STORAGE_ERROR
 from fetchproxy.storage.key_rings import NO_KEYS, read_keys, write_keys
 from lab.kafka import KafkaServer
 
@@ -89,7 +89,7 @@ def test_a_proxy_without_the_key_says_so_and_serves_nothing_else(
     with ProxyProcess(module_kafka_server.bootstrap, store, folder) as process:
         with RawConnection(process.bootstrap) as connection:
             fetched = connection.fetch_until_data(11, replayed.topic, None, 0)
-        assert (fetched.error, fetched.records) == (KAFKA_STORAGE_ERROR, b"")
+        assert (fetched.error, fetched.records) == (ErrorCode.KAFKA_STORAGE_ERROR, b"")
         status = process.get("/api/status")
     assert "segments_locked" in status
     assert "store.encryption_keys is not set" in status
@@ -109,7 +109,7 @@ def test_metadata_that_somebody_has_changed_are_not_served_by(
         with ProxyProcess(module_kafka_server.bootstrap, store, folder, settings=keys) as process:
             with RawConnection(process.bootstrap) as connection:
                 fetched = connection.fetch_until_data(11, replayed.topic, None, 0)
-            assert (fetched.error, fetched.records) == (KAFKA_STORAGE_ERROR, b"")
+            assert (fetched.error, fetched.records) == (ErrorCode.KAFKA_STORAGE_ERROR, b"")
             status = process.get("/api/status")
         assert "segment_metadata_changed" in status
         assert "it is not what the segment was encrypted with: end_offset is" in status

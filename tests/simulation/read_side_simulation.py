@@ -177,14 +177,17 @@ async def _fetch(
         world.purgatory.warm(rng.choice(requests))
     asked_at = loop.time()
     deadline = asked_at + rng.choice([0.0, 0.05, 0.5, 0.5, 5.0])
-    fetch = world.purgatory.watch(requests, bytes_max=bytes_max, deadline=deadline)
     identity = len(world.completions)
     world.completions[identity] = 0
 
-    def completed(_: DelayedRemoteFetch) -> None:
-        world.completions[identity] += 1
+    class Counted(asyncio.Event):
+        def set(self) -> None:
+            world.completions[identity] += 1
+            super().set()
 
-    fetch.on_completion(completed)
+    fetch = world.purgatory.watch(
+        requests, bytes_max=bytes_max, deadline=deadline, completed=Counted()
+    )
     try:
         async with asyncio.timeout(0.01 if rng.random() < 0.05 else None):
             await fetch.wait()

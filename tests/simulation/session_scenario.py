@@ -24,7 +24,7 @@ from fetchproxy.config.schema import (
 )
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.reading.limits import ReadingLimits
-from fetchproxy.serving.standalone.limits import StandaloneLimits
+from fetchproxy.serving.limits import StandaloneLimits
 from fetchproxy.writing.limits import WritingLimits
 from lab.limited import section_and_limits
 

@@ -17,7 +17,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig, MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.serving.relay.archived_topics import (
+from fetchproxy.serving.relay.served_archive import (
     ArchivedKnowledge,
     ArchivedTopics,
     TopicsOfConnection,

@@ -6,9 +6,9 @@ from itertools import count
 
 from fetchproxy_protocol.apis import ErrorCode
 
+from fetchproxy.serving.limits import StandaloneLimits
 from fetchproxy.serving.standalone.groups import (
     ClassicGroup,
-    GroupLimits,
     JoinReply,
     JoinRequest,
     Membership,
@@ -24,9 +24,11 @@ class GroupDriver:
     def __init__(self, initial_delay_s: float = 0.0, members_max: int = 10) -> None:
         ids = count(1)
         self.now = 0.0
-        self.group = ClassicGroup(
-            "g", GroupLimits(members_max, initial_delay_s), lambda prefix: f"{prefix}-{next(ids)}"
+        limits = StandaloneLimits(
+            group_members_max=members_max,
+            group_initial_rebalance_delay_ms=round(initial_delay_s * 1000),
         )
+        self.group = ClassicGroup("g", limits, lambda prefix: f"{prefix}-{next(ids)}")
         self._tickets = count(1)
         self.answers: dict[int, Reply] = {}
 

@@ -18,8 +18,8 @@ from fetchproxy.config.schema import Config
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.serving.limits import StandaloneLimits
 from fetchproxy.serving.listener import Listener
-from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.serving.standalone.server import open_archive_only
 from fetchproxy.tls.contexts import listener_context
 

@@ -11,9 +11,9 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.serving.standalone.logins import (
     HASHES,
     ITERATIONS_MIN,
+    Challenge,
     Names,
     ScramError,
-    challenge,
     credential_of,
     has_password,
     parse_credential,
@@ -25,7 +25,7 @@ from fetchproxy.serving.standalone.logins import (
 SHA_256 = "SCRAM-SHA-256"
 SALT = b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
 FIRST = b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
-OWN_NONCE = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+NONCE = "rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
 FINAL = (
     b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
     b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
@@ -34,14 +34,14 @@ PENCIL = credential_of(SHA_256, b"pencil", SALT, 4096)
 
 
 def test_the_example_of_rfc_7677() -> None:
-    asked = challenge(SHA_256, read_first(FIRST), PENCIL, OWN_NONCE)
+    asked = Challenge(SHA_256, read_first(FIRST), PENCIL, NONCE)
     assert asked.message == (
         "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
     )
     proof = server_final(asked, FINAL)
     assert proof == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
     other = credential_of(SHA_256, b"pencils", SALT, 4096)
-    assert server_final(challenge(SHA_256, read_first(FIRST), other, OWN_NONCE), FINAL) is None
+    assert server_final(Challenge(SHA_256, read_first(FIRST), other, NONCE), FINAL) is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_names_are_read_as_they_are_escaped() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_final_message_is_refused(token: bytes) -> None:
-    asked = challenge(SHA_256, read_first(FIRST), PENCIL, OWN_NONCE)
+    asked = Challenge(SHA_256, read_first(FIRST), PENCIL, NONCE)
     with pytest.raises(ScramError):
         server_final(asked, token)
 

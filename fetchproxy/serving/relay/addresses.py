@@ -14,7 +14,6 @@ from fetchproxy_protocol.addresses import (
     hide_node_endpoints,
     splice_node_endpoints_tag,
 )
-from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.config.values import (
@@ -25,6 +24,7 @@ from fetchproxy.config.values import (
     parse_node_map,
 )
 from fetchproxy.errors import ConfigError
+from fetchproxy.serving.relay.answers import Payload
 from fetchproxy.serving.session import Address
 
 # One port for all brokers: which server name (SNI) stands for which of them. Pure.
@@ -47,7 +47,6 @@ class ServerNames:
         return cls(config.sni_bootstrap_host, config.sni_node_pattern)
 
     def host_of(self, node_id: int) -> str:
-        """What clients are told to dial."""
         return self._node_pattern.format(node_id=node_id)
 
     def node_of(self, name: str | None) -> int | None:
@@ -58,11 +57,8 @@ class ServerNames:
         return None if found is None else int(found[1])
 
     def knows(self, name: str | None) -> bool:
-        return (
-            name is None
-            or name.lower() == self._bootstrap
-            or self._node.fullmatch(name.lower()) is not None
-        )
+        is_bootstrap = name is None or name.lower() == self._bootstrap
+        return is_bootstrap or self.node_of(name) is not None
 
 
 # One proxy address for every broker: who listens where, as clients are told (`addresses`).
@@ -85,28 +81,14 @@ class AddressMap:
         self._places = parse_node_map(config.node_map) if config.node_map else {}
         self._reserved = {place.listen_port for place in self._places.values()}
         self._open_listener = open_listener
-        self._proxied: dict[int, Address] = {}
-        self._brokers: dict[int, Address] = {}
+        # What clients are told, by node id; a host may stand for all addresses.
+        self.proxied: dict[int, Address] = {}
+        self.brokers: dict[int, Address] = {}  # where each itself listens, as last heard
+        # Where `gateway.node_port_base` is not set, node N listens on this + N if that is free: so
+        # a proxy that is started again has the ports that its clients remember.
+        self.default_base = 0
         self._servers: dict[int, asyncio.Server] = {}
         self._opening = asyncio.Lock()
-        self._default_base = 0
-
-    def number_from(self, port: int) -> None:
-        """Where `gateway.node_port_base` is not set, node N listens on `port` + N if that is free.
-
-        So a proxy that is started again has the ports that its clients remember.
-        """
-        self._default_base = port
-
-    def broker_address(self, node_id: int) -> Address | None:
-        """Where the broker itself listens, as its cluster last said; None: not heard of yet."""
-        return self._brokers.get(node_id)
-
-    def proxied(self) -> dict[int, Address]:
-        return dict(self._proxied)
-
-    def advertised_host(self) -> str:
-        return self._config.advertise_host or parse_host_port(self._config.listen).host
 
     async def open_mapped(self) -> None:
         """The listeners of `gateway.node_map`, before any broker is known. Raises ConfigError."""
@@ -124,24 +106,27 @@ class AddressMap:
         for node_id, host, port in nodes:
             if node_id < 0 or not host:
                 continue  # "no coordinator yet"
-            self._brokers[node_id] = (host, port)
-            if node_id in self._proxied:
+            self.brokers[node_id] = (host, port)
+            if node_id in self.proxied:
                 continue
             async with self._opening:
-                if node_id not in self._proxied:
+                if node_id not in self.proxied:
                     await self._open(node_id)
 
     async def _open(self, node_id: int) -> None:
         if self.names is not None:  # one listener for all, which is open
-            shared = self._config.sni_port_advertised or self._default_base - 1
-            self._proxied[node_id] = (self.names.host_of(node_id), shared)
+            shared = self._config.sni_port_advertised or self.default_base - 1
+            self.proxied[node_id] = (self.names.host_of(node_id), shared)
             return
         server = await self._listen_for(node_id)
         port: int = server.sockets[0].getsockname()[1]
         place = self._places.get(node_id) or NodePlace(port, None, port)
         self._servers[node_id] = server
-        self._proxied[node_id] = (place.host or self.advertised_host(), place.port)
-        broker = self._brokers.get(node_id)
+        host = (
+            place.host or self._config.advertise_host or parse_host_port(self._config.listen).host
+        )
+        self.proxied[node_id] = (host, place.port)
+        broker = self.brokers.get(node_id)
         log.info(
             "node_listener_opened",
             broker_id=node_id,
@@ -153,7 +138,7 @@ class AddressMap:
         if node_id in self._places:
             return await self._open_listener(node_id, self._places[node_id].listen_port)
         configured = self._config.node_port_base
-        port = (configured or self._default_base) + node_id
+        port = (configured or self.default_base) + node_id
         if configured:
             return await self._open_listener(node_id, port)
         try:
@@ -163,20 +148,13 @@ class AddressMap:
             log.warning("node_port_taken", broker_id=node_id, port=port, error=str(error))
             return await self._open_listener(node_id, 0)
 
-    def lookup(self, node_id: int, host: str, port: int) -> Address:
-        """What clients are told instead of (host, port); a host may stand for all addresses."""
-        return self._proxied.get(node_id, (host, port))
-
-    def listens_for(self, node_id: int) -> bool:
-        return node_id in self._proxied
-
     def heard_of(self, nodes: Sequence[tuple[int, str, int]]) -> bool:
         """Whether each has its listener; where each is, the broker says, is remembered then."""
-        if not all(n[0] in self._proxied or n[0] < 0 or not n[1] for n in nodes):
+        if not all(n[0] in self.proxied or n[0] < 0 or not n[1] for n in nodes):
             return False
         for node_id, host, port in nodes:
             if node_id >= 0 and host:
-                self._brokers[node_id] = (host, port)
+                self.brokers[node_id] = (host, port)
         return True
 
     def close(self) -> None:
@@ -209,29 +187,24 @@ class ToldAddresses:
 
     def lookup(self, node_id: int, host: str, port: int) -> Address:
         """For the splicers: what the client is told instead of (host, port)."""
-        told_host, told_port = self._nodes.lookup(node_id, host, port)
+        told_host, told_port = self._nodes.proxied.get(node_id, (host, port))
         if self.reached is not None and is_any_address(told_host):
             return self.reached, told_port
         return told_host, told_port
 
     def rewrite(
         self, payload: bytes, version: int, addresses: AnswerAddresses
-    ) -> Buffer | Awaitable[Buffer]:
+    ) -> Payload | Awaitable[Payload]:
         """The answer with proxied addresses; waits only where a listener must be opened first."""
         nodes = addresses.find(payload, version)
         if self._nodes.heard_of(nodes):
-            return addresses.splice(payload, version, self.lookup)
-        return self._open_and_rewrite(payload, version, addresses, nodes)
+            return [addresses.splice(payload, version, self.lookup)]
 
-    async def _open_and_rewrite(
-        self,
-        payload: bytes,
-        version: int,
-        addresses: AnswerAddresses,
-        nodes: Sequence[tuple[int, str, int]],
-    ) -> Buffer:
-        await self._nodes.ensure(nodes)
-        return addresses.splice(payload, version, self.lookup)
+        async def open_and_splice() -> Payload:
+            await self._nodes.ensure(nodes)
+            return [addresses.splice(payload, version, self.lookup)]
+
+        return open_and_splice()
 
     def splice_fetch_tags(self, tags: bytes) -> bytes:
         """NodeEndpoints of a Fetch answer; hidden where a node has no listener yet."""
@@ -240,7 +213,7 @@ class ToldAddresses:
         unknown: list[int] = []
 
         def known(node_id: int, host: str, port: int) -> Address:
-            if not self._nodes.listens_for(node_id):
+            if node_id not in self._nodes.proxied:
                 unknown.append(node_id)
             return self.lookup(node_id, host, port)
 

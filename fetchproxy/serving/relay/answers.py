@@ -8,6 +8,7 @@ but not taken off the socket before a fetch of the client wants it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from fetchproxy_protocol.fetch import LogStarts, head_bytes, plain_session_id
 from fetchproxy_protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags, Withhold
@@ -44,68 +45,42 @@ class Answer:
         return True
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class HeldAnswer(Answer):
     """`rewrite` takes the payload without size prefix and gives the payload to send instead.
 
     It gives an awaitable only where it must wait; most answers are rewritten on the spot.
     """
 
-    __slots__ = ("left", "payload", "rewrite")
-
-    def __init__(self, correlation_id: int, rewrite: Rewrite) -> None:
-        super().__init__(correlation_id)
-        self.rewrite = rewrite
-        self.payload = bytearray()
-        self.left = 0
+    correlation_id: int
+    rewrite: Rewrite
+    payload: bytearray = field(default_factory=bytearray)
+    left: int = 0
 
     def passes(self, frame: memoryview) -> bool:
         return False
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class FetchAnswer(Answer):
     """A Fetch answer on its way. Either attached to the client's fetch, or parked."""
 
-    __slots__ = (
-        "_on_error",
-        "_on_head",
-        "_splice_tags",
-        "_withhold",
-        "any_empty",
-        "discarded",
-        "frame_bytes",
-        "log_starts",
-        "on_arrival",
-        "on_done",
-        "on_plain",
-        "own_session",
-        "plain_session_id",
-        "version",
-        "walked_slowly",
-    )
-
-    def __init__(
-        self,
-        correlation_id: int,
-        version: int,
-        splice_tags: SpliceTags,
-        log_starts: LogStarts | None = None,
-    ) -> None:
-        self.correlation_id = correlation_id
-        self.version = version
-        self._splice_tags = splice_tags
-        self.log_starts = log_starts
-        self.frame_bytes = 0  # known from its arrival on
-        self._on_head: OnHead | None = None
-        self._on_error: OnError | None = None
-        self._withhold: Withhold | None = None
-        self.any_empty = False  # `withhold` is asked of any answer without records
-        self.on_done: Callable[[], None] | None = None
-        self.on_arrival: Callable[[], None] | None = None
-        self.on_plain: OnPlain | None = None  # asked in place of `on_head` and `on_error`
-        self.own_session = True  # the client is shown another session than the broker's
-        self.plain_session_id: int | None = None  # `on_plain` is to be told, once it has left
-        self.walked_slowly = False  # it may be of very many partitions
-        self.discarded = False  # scanned like any other, but nothing leaves
+    correlation_id: int
+    version: int
+    _splice_tags: SpliceTags
+    log_starts: LogStarts | None = None
+    frame_bytes: int = 0  # known from its arrival on
+    _on_head: OnHead | None = None
+    _on_error: OnError | None = None
+    _withhold: Withhold | None = None
+    any_empty: bool = False  # `withhold` is asked of any answer without records
+    on_done: Callable[[], None] | None = None
+    on_arrival: Callable[[], None] | None = None
+    on_plain: OnPlain | None = None  # asked in place of `on_head` and `on_error`
+    own_session: bool = True  # the client is shown another session than the broker's
+    plain_session_id: int | None = None  # `on_plain` is to be told, once it has left
+    walked_slowly: bool = False  # it may be of very many partitions
+    discarded: bool = False  # scanned like any other, but nothing leaves
 
     @property
     def attached(self) -> bool:
@@ -128,9 +103,7 @@ class FetchAnswer(Answer):
     def done(self) -> None:
         if self.plain_session_id is not None and self.on_plain is not None:
             self.on_plain(self.plain_session_id)
-        if (on_done := self.on_done) is not None:
-            self.let_go()
-            on_done()
+        Answer.done(self)
 
     def let_go(self) -> None:
         """It is done with: what it would have called may hold it, and all of a large request."""

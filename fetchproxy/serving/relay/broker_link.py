@@ -60,13 +60,18 @@ class UpstreamDial:
 
     async def to(self, address: Address, factory: Callable[[], P]) -> P:
         """Raises OSError within the time to connect."""
+        _, link = await self._connect(address, factory)
+        return link
+
+    async def _connect(
+        self, address: Address, factory: Callable[[], P]
+    ) -> tuple[asyncio.Transport, P]:
         host, port = address
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_max_s):
                 tls = self._tls_for_host(host)
-                _, link = await loop.create_connection(factory, host, port, **tls)
-                return link
+                return await loop.create_connection(factory, host, port, **tls)
         except TimeoutError:
             raise OSError(f"{host}:{port} did not answer in time") from None
         except OSError as error:
@@ -115,43 +120,24 @@ class UpstreamDial:
         raise failure
 
     async def _ask(self, address: Address) -> Address | OSError:
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """One ApiVersions request: the address if anything comes back."""
+        reader = asyncio.StreamReader()
         try:
             async with asyncio.timeout(self._connect_max_s):
-                asking = await self.to(address, lambda: _Asking(answered))
+                transport, _ = await self._connect(
+                    address, lambda: asyncio.StreamReaderProtocol(reader)
+                )
                 try:
-                    await answered
+                    transport.write(_API_VERSIONS)
+                    if not await reader.read(1):
+                        return ConnectionResetError("closed without an answer")
                 finally:
-                    asking.close()
+                    transport.abort()
         except TimeoutError:
             return OSError(f"{address[0]}:{address[1]} did not answer in time")
         except OSError as error:
             return error
         return address
-
-
-class _Asking(asyncio.Protocol):
-    """Sends one ApiVersions request and tells whether anything came back."""
-
-    def __init__(self, answered: asyncio.Future[None]) -> None:
-        self._answered = answered
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(_API_VERSIONS)
-
-    def data_received(self, data: bytes) -> None:
-        if not self._answered.done():
-            self._answered.set_result(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._answered.done():
-            self._answered.set_exception(exc or ConnectionResetError("closed without an answer"))
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
 
 # A fetch that the proxy sends in the client's place, for the partitions that are not withheld.
@@ -233,32 +219,25 @@ WHOLE_BYTES_MAX = 16 * 1024
 WALKED_BYTES = 8 * 1024
 
 
+@dataclass(eq=False, repr=False)
 class BrokerLink(asyncio.BufferedProtocol):
-    def __init__(
-        self,
-        owner: LinkOwner,
-        receive: ReceiveBuffer,
-        client_transport: asyncio.Transport,
-        frame_bytes_max: int,
-        records: RecordPipe | None = None,
-    ) -> None:
-        self._owner = owner
-        self._receive = receive
-        self._client = client_transport
-        self._frame_bytes_max = frame_bytes_max
-        self._records = records
-        self._sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
-        self.expected: deque[Answer] = deque()
-        self.transport: asyncio.Transport | None = None
-        self.heard = False  # since the owner last looked
-        self._carry = bytearray()
-        self._left = 0  # of a relayed answer
-        self._scan: FetchResponseScan | None = None
-        self._fetch: FetchAnswer | None = None  # that `_scan` walks
-        self._held: HeldAnswer | None = None
-        self._waiting = False  # an answer is being rewritten, or parked
-        self._client_slow = False
-        self._goes_on = False  # with the next answers, in the loop's next turn
+    _owner: LinkOwner
+    _receive: ReceiveBuffer
+    _client: asyncio.Transport
+    _frame_bytes_max: int
+    _records: RecordPipe | None = None
+    _sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
+    expected: deque[Answer] = field(default_factory=deque)
+    transport: asyncio.Transport | None = None
+    heard: bool = False  # since the owner last looked
+    _carry: bytearray = field(default_factory=bytearray)
+    _left: int = 0  # of a relayed answer
+    _scan: FetchResponseScan | None = None
+    _fetch: FetchAnswer | None = None  # that `_scan` walks
+    _held: HeldAnswer | None = None
+    _waiting: bool = False  # an answer is being rewritten, or parked
+    _client_slow: bool = False
+    _goes_on: bool = False  # with the next answers, in the loop's next turn
 
     # -- asyncio ---------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

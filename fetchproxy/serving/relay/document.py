@@ -118,7 +118,6 @@ def _rows_of_relayed() -> list[str]:
 
 
 def module_name(key: ApiKey) -> str:
-    """In `apis`."""
     shared = any(key == api.key for api in addresses_rewritten.APIS)
     return "addresses_rewritten" if shared else key.name.lower()
 

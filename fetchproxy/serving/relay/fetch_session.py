@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any
 
 from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.fetch import (
@@ -69,16 +69,16 @@ class FetchKind(Enum):
     )
 
 
-class _Sides(NamedTuple):
-    """What `FetchSessionMirror.on_answer` changes, as it was before."""
-
-    client_id: int
-    client_epoch: int
-    upstream_epoch: int
-    stale: bool
-    told: dict[PartitionKey, FetchEntry] | None
-    dirty: dict[PartitionKey, None]
-    withheld: Set[PartitionKey]
+# What `FetchSessionMirror.on_answer` changes.
+_CHANGED_BY_ANSWERS = (
+    "_client_id",
+    "_client_epoch",
+    "_upstream_epoch",
+    "_stale",
+    "_told",
+    "_dirty",
+    "_withheld",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class FetchSessionMirror:
         self._dirty: dict[PartitionKey, None] = {}  # in order: equal runs send equal bytes
         self._withheld: Set[PartitionKey] = frozenset()
         self._ahead: Mapping[PartitionKey, int] = {}
-        self._before: _Sides | None = None
+        self._before: dict[str, Any] = {}  # `on_answer` has changed it
 
     @property
     def kept_bytes(self) -> int:
@@ -287,15 +287,7 @@ class FetchSessionMirror:
 
     def on_answer(self, error_code: int, session_id: int) -> int:
         """The broker answered this request; returns the session id that the client is shown."""
-        self._before = _Sides(
-            self._client_id,
-            self._client_epoch,
-            self._upstream_epoch,
-            self._stale,
-            self._told,
-            self._dirty,
-            self._withheld,
-        )
+        self._before = {name: getattr(self, name) for name in _CHANGED_BY_ANSWERS}
         if error_code:
             self.forget()
             return session_id
@@ -314,18 +306,14 @@ class FetchSessionMirror:
         From here on both sides have sessions of their own. The broker's has gone on, with all that
         this request has told it.
         """
-        before, self._before = self._before, None
-        assert before is not None
-        self._client_id, self._client_epoch = before.client_id, before.client_epoch
-        self._upstream_epoch, self._stale = before.upstream_epoch, before.stale
-        self._dirty, self._withheld = before.dirty, before.withheld
-        if before.told is None:
+        assert self._before
+        vars(self).update(self._before)
+        self._before = {}
+        if self._told is None:
             self._told = dict(self.asked)
             self._undo, self._dirty = {}, {}
             self.sent_full = self._kind is not FetchKind.INCREMENTAL
-            self._upstream_epoch = before.client_epoch
-        else:
-            self._told = before.told
+            self._upstream_epoch = self._client_epoch
         self._advance_upstream(session_id)
         # What the client is given must list all that it asked for: the broker is asked for all.
         self._stale = self._stale or self._kind.lists_all

@@ -2,48 +2,43 @@
 
 A module in `apis` has one `API`, or the `APIS` that are handled alike; `apis.table` puts them
 together. A request either *passes* to the broker as it arrives, without ever being whole, and only
-its answer is looked at; or it is *held* until it is whole. Nothing here knows a single API, nor the
-session itself.
+its answer is looked at; or it is *held* until it is whole. Nothing here knows a single API.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sized
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 from fetchproxy_protocol.headers import RequestHead
-from fetchproxy_protocol.primitives import Buffer
+from fetchproxy_protocol.primitives import INT32, Buffer
 
-from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.serving.framing import Reads
+from fetchproxy.serving.admission import Share
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.answers import Answer
+from fetchproxy.serving.relay.broker_link import BrokerLink
 from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.session import ClientSession, SessionOwner
 
 VERSION_MAX = 32_767
 
 
 # --- the session, as APIs see it ---
 class Fetches(Protocol):
-    """The fetches of one connection, as its session sees them (`apis.fetch`)."""
+    """The fetches of one connection (`apis.fetch`)."""
+
+    share: Share
 
     @property
-    def parked(self) -> bool:
+    def parked(self) -> object | None:
         """A poll upstream waits for a fetch of the client that takes it up."""
-
-    @property
-    def kept_bytes(self) -> int:
-        """Of its fetch session."""
 
     def on_request(self, frame: bytes, body_at: int) -> bool:
         """A whole framed request. False: one is under way, come again when the session unmutes."""
-
-    def software_is(self, name: str, version: str) -> None:
-        """What the client's library calls itself."""
 
     def only_parked(self, expected: Iterable[Answer]) -> bool:
         """Nothing is due but that poll's answer."""
@@ -51,86 +46,77 @@ class Fetches(Protocol):
     async def discard_parked(self) -> None:
         """Get a parked poll out of the way."""
 
-    def close(self) -> None:
-        """The client is gone."""
 
-    def drop(self) -> None:
-        """Nor is anything under way any more."""
+class Session(ClientSession):
+    """A client's connection with the broker behind it. `addresses`: as this client is told them.
 
+    `node_id` is that broker's, None at the bootstrap address.
+    """
 
-class Session(Protocol):
-    """A client's connection with the broker behind it. `addresses`: as this client is told them."""
-
-    archive: ServedArchive
-    cluster: Cluster
-    addresses: ToldAddresses
-    warnings: SparingWarnings
     fetch: Fetches
+
+    def __init__(
+        self,
+        owner: SessionOwner,
+        archive: ServedArchive,
+        addresses: ToldAddresses,
+        node_id: int | None,
+    ) -> None:
+        super().__init__(owner, archive.purgatory.steps)
+        self.archive = archive
+        self.addresses = addresses
+        self.node_id = node_id
+        self.link: BrokerLink | None = None
+        self._drained = asyncio.Event()
+        self._wanted = asyncio.Event()  # the broker, or nothing any more
+
+    def want_broker(self) -> None:
+        """For the first request. Whoever sends none costs no broker a connection."""
+        self.muted = True  # until it is connected
+        self._wanted.set()
+
+    def link_go_on(self) -> None:
+        """An answer that was waited with may flow."""
+        if self.link is not None:
+            self.link.go_on()
 
     def expect(self, answer: Answer) -> None:
         """The answer of a request whose bytes pass."""
+        if self.link is not None:
+            self.link.expected.append(answer)
 
-    def send_upstream(self, request: Buffer, answer: Answer | None) -> None: ...
+    def send_upstream(self, request: Buffer, answer: Answer | None) -> None:
+        if self.link is not None:
+            self.link.send(request, answer)
 
     def answer_in_turn(self, payload: bytes) -> None:
         """The proxy's own answer, without size prefix, behind all that are due before it."""
 
-    def mute_while(self, work: Coroutine[None, None, object], name: str) -> None:
-        """No further request is looked at before `work` is done; it may write to the client."""
+        async def answer() -> None:
+            await self.drained()
+            self.write_to_client(INT32.pack(len(payload)) + payload)
 
+        self.mute_while(answer(), "own-answer")
 
-class FetchingSession(Session, Protocol):
-    """What fetches ask of it besides. `node_id`: None at the bootstrap address.
-
-    `payer`: whom archived bytes count for, known once the client is there.
-    """
-
-    node_id: int | None
-    client: str
-    payer: str
-
-    @property
-    def client_host(self) -> str: ...
+    def at_inflight_limit(self) -> bool:
+        # A parked poll is the proxy's own: counted, it would keep out the fetch that takes it up.
+        in_flight = len(self.link.expected) - (self.fetch.parked is not None) if self.link else 0
+        return in_flight >= self._limits.inflight_requests_max
 
     @property
     def nothing_overtaken(self) -> bool:
         """The answer under way is the only one that is due, and no request waits behind it."""
-
-    def spawn(self, work: Coroutine[None, None, object], name: str) -> None: ...
+        return self.link is not None and len(self.link.expected) == 1 and not self.muted
 
     async def drained(self) -> bool:
         """Until every request so far has been answered, but for a parked fetch; True: it waited."""
-
-    def link_go_on(self) -> None:
-        """An answer that was waited with may flow."""
-
-    def write_to_client(self, data: Buffer) -> None: ...
-
-    async def write_as_taken(self, pieces: Iterable[Buffer]) -> None:
-        """No faster than the client takes them; for work that mutes, with nothing due."""
-
-
-class Link(Protocol):
-    """The connection to the broker, as far as requests go."""
-
-    @property
-    def expected(self) -> ExpectedAnswers: ...
-
-
-class ExpectedAnswers(Sized, Iterable[Answer], Protocol):
-    """What is due, in request order."""
-
-
-class FramedSession(Session, Reads, Protocol):
-    """What is asked of it while a client's bytes are cut into requests."""
-
-    @property
-    def link(self) -> Link | None: ...
-
-    def want_broker(self) -> None:
-        """For the first request."""
-
-    def at_inflight_limit(self) -> bool: ...
+        assert self.link is not None
+        waited = False
+        while self.link.expected and not self.fetch.only_parked(self.link.expected):
+            waited = True
+            self._drained.clear()
+            await self._drained.wait()
+        return waited
 
 
 # --- the APIs, as the session sees them ---

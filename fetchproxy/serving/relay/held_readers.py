@@ -12,15 +12,10 @@ from fetchproxy_protocol.fetch import PartitionKey
 
 from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
 from fetchproxy.observability.health import Condition, Kind
-from fetchproxy.observability.metrics import (
-    HELD_PARTITIONS,
-    LIMITS_REACHED,
-)
+from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
 
-# Readers at offsets that neither tier has yet: they wait where they are, and are judged together.
-#
 # One look a second for all of them: at the log's ends, at what archivers say that they gather,
 # and at the archive only where that has changed. A reader gets on as soon as its offset is
 # archived, or an archiver has passed it over, or nobody gathers it any more, or after
@@ -91,12 +86,8 @@ class HeldReaders:
         return True
 
     def leave(self, reader: HeldReader) -> None:
-        """Its connection has ended."""
-        for where in self._of_reader.pop(reader, ()):
-            held = self._held[where]
-            del held.readers[reader]
-            if not held.readers:
-                del self._held[where]
+        for where in list(self._of_reader.get(reader, ())):
+            self._remove(where, reader)
 
     def _remove(self, where: HeldOffset, reader: HeldReader) -> None:
         del self._held[where].readers[reader]

@@ -16,7 +16,6 @@ from fetchproxy.errors import ClusterError, FetchProxyError, RemoteStorageError
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, RemoteLogSegmentState, TopicIdPartition
-from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
 from fetchproxy.runtime.loop import each_of, pieces
 from fetchproxy.serving.relay.served_archive import ServedArchive
@@ -79,8 +78,6 @@ class TopicIdentities:
                 lost.add(topic_id)
 
 
-# A broker said OffsetOutOfRange. Is the offset in the archive, gone for good, or on its way?
-#
 # A client that is told OffsetOutOfRange skips data for good, so the error is passed on only on
 # fresh knowledge: the log's ends, what archivers say that they gather, and the view of the
 # archive, each read *after* the broker answered and in this order. `decide` is the rule, pure;
@@ -179,8 +176,6 @@ class Judge:
     """`refuses_lost`: a reader of lost offsets gets an error, and is not led behind them."""
 
     archive: ServedArchive
-    cluster: Cluster
-    warnings: SparingWarnings
     refuses_lost: bool
 
     async def judge(
@@ -194,7 +189,9 @@ class Judge:
 
         Never raises for a store or cluster that does not answer: then nothing is known (HOLD).
         """
-        judging = _Judging(self, self.archive, by_id, asked, caught_at, frozenset(impatient))
+        judging = _Judging(
+            self.archive, self.refuses_lost, by_id, asked, caught_at, frozenset(impatient)
+        )
         found = await judging.run()
         for judgement in found.values():
             CATCH_OUTCOMES.labels(judgement.verdict.value).inc()
@@ -208,8 +205,8 @@ Tips = Mapping[PartitionKey, TopicIdPartition]
 class _Judging:
     """One look for all that is asked: brokers and store are not asked partition by partition."""
 
-    judge: Judge
     archive: ServedArchive
+    refuses_lost: bool
     by_id: bool
     offsets: Mapping[PartitionKey, int]
     caught_at: float
@@ -254,7 +251,7 @@ class _Judging:
     async def _topics(
         self, refs: Collection[TopicRef]
     ) -> Mapping[TopicRef, TopicInfo | ClusterError]:
-        cluster, keys = self.judge.cluster, dict[TopicRef, str | UUID]()
+        cluster, keys = self.archive.cluster, dict[TopicRef, str | UUID]()
         for ref in refs:
             keys[ref] = UUID(bytes=ref) if self.by_id else ref.decode(errors="replace")
         try:
@@ -274,7 +271,7 @@ class _Judging:
             return Judgement(Verdict.LOCAL)  # the broker says so itself when asked again
         if error.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             name = str(UUID(bytes=ref)) if self.by_id else ref.decode(errors="replace")
-            self.judge.warnings.warn("topic_not_described", name, topic=name)
+            self.archive.warnings.warn("topic_not_described", name, topic=name)
             return Judgement(Verdict.PASS_ON)  # nothing of it can be archived by this user either
         self._warn(None, None, error)
         return Judgement(Verdict.HOLD, known=False)
@@ -345,7 +342,7 @@ class _Judging:
     async def _from_fresh(self, tips: Tips) -> None:
         archive = self.archive
         try:
-            edges = await self.judge.cluster.log_edges_of(
+            edges = await self.archive.cluster.log_edges_of(
                 list(tips.values()), not_older_than=self.caught_at
             )
             await self._by_edges(tips, edges)
@@ -412,7 +409,7 @@ class _Judging:
             if hidden and key not in self.impatient:
                 # Since an election: leader or archiver say what becomes of it (`LeaderViews`).
                 return Judgement(Verdict.HOLD, tip)
-            if self.judge.refuses_lost:
+            if self.refuses_lost:
                 verdict = Verdict.REFUSED
         return Judgement(verdict, tip, forward_to)
 
@@ -423,7 +420,7 @@ class _Judging:
     def _warn(
         self, tip: TopicIdPartition | None, offset: int | None, error: FetchProxyError
     ) -> None:
-        self.judge.warnings.warn(
+        self.archive.warnings.warn(
             "judgement_without_fresh_knowledge",
             tip,
             topic=tip.topic if tip else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
@@ -13,16 +14,14 @@ from fetchproxy_protocol.apis import ApiKey, ErrorCode
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.list_offsets import OffsetResult, ResultRows
 
-from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import chosen, each_of, pieces
-from fetchproxy.serving.relay.archive_starts import StartOf, archive_start
 from fetchproxy.serving.relay.judgement import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
-from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.served_archive import ServedArchive, StartOf, archive_start
 
 # ListOffsets results with what the archive says in place of what the broker said. Pure.
 
@@ -106,27 +105,20 @@ class Identified(NamedTuple):
     unlisted: dict[str, TopicInfo]
 
 
+@dataclass(eq=False, repr=False)
 class ArchiveLookup:
     """For one answer, which came at loop time `answered_at` (s).
 
-    `first_wait_max_s`: for the store, where a partition was never read; None: as long as it takes.
+    `_first_wait_max_s`: for the store, where a partition was never read; None: as long as it takes.
     """
 
-    def __init__(
-        self,
-        archive: ServedArchive,
-        cluster: Cluster,
-        warnings: SparingWarnings,
-        answered_at: float,
-        first_wait_max_s: float | None = None,
-    ) -> None:
-        self._archive = archive
-        self._cluster = cluster
-        self._warnings = warnings
-        self.answered_at = answered_at
-        self._first_wait_max_s = first_wait_max_s
-        self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
-        self._failures: dict[TopicIdPartition, Exception] = {}
+    _archive: ServedArchive
+    answered_at: float
+    _first_wait_max_s: float | None = None
+    _listings: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(LISTINGS_AT_ONCE)
+    )
+    _failures: dict[TopicIdPartition, Exception] = field(default_factory=dict)
 
     async def identify(self, names: Collection[str], starts: int | None = None) -> Identified:
         """`starts`: a hash of where the answer says that logs begin, if it says that."""
@@ -149,7 +141,7 @@ class ArchiveLookup:
         return found
 
     async def _topics(self, names: Collection[str]) -> Mapping[str, TopicInfo | ClusterError]:
-        cluster = self._cluster
+        cluster = self._archive.cluster
         try:
             return await cluster.topics_by_name(names, IDENTITY_AGE_MAX_MS)
         except ClusterError as error:
@@ -159,7 +151,7 @@ class ArchiveLookup:
         """The proxy's own user may not describe it, so nobody has archived it through this user."""
         if error.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             return False
-        self._warnings.warn(
+        self._archive.warnings.warn(
             "topic_not_described",
             name,
             topic=name,

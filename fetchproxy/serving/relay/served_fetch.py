@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.fetch import (
@@ -18,11 +18,15 @@ from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.reading.error_mapping import kafka_error_code
-from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, READ_WAIT_MIN_S, RemoteReadResult
+from fetchproxy.reading.segment_reader import (
+    PARTITIONS_READ_MAX,
+    READ_WAIT_MIN_S,
+    RemoteReadResult,
+    kafka_error_code,
+)
 from fetchproxy.runtime.flights import first_of
 from fetchproxy.runtime.loop import at_once, breathe, each_of, in_steps
-from fetchproxy.serving.admission import Client
+from fetchproxy.serving.admission import Client, Share
 from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.fetch_answer import (
     AnswerRoom,
@@ -32,20 +36,66 @@ from fetchproxy.serving.fetch_answer import (
     encode_topics,
 )
 from fetchproxy.serving.relay.answers import FetchAnswer
-from fetchproxy.serving.relay.archived_topics import TopicsOfConnection
 from fetchproxy.serving.relay.broker_link import UpstreamPoll, encode_poll
 from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
-from fetchproxy.serving.relay.fetches import SharedByFetches
-from fetchproxy.serving.relay.handling import FetchingSession
+from fetchproxy.serving.relay.handling import Session
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
-from fetchproxy.serving.relay.tail_marks import TailMarks
-from fetchproxy.serving.relay.withheld import NOTHING_WITHHELD, FetchJudging, Split
+from fetchproxy.serving.relay.served_archive import TopicsOfConnection
+from fetchproxy.serving.relay.withheld import NOTHING_WITHHELD, FetchJudging, SharedByFetches, Split
+
+
+class TailMarks:
+    """What an answer without the broker may show of the tail's partitions. Asks nobody for it.
+
+    Their ends, where the broker has let this connection see them lately.
+
+    `is_read`: nothing of the broker's last answer was out of range, so this client reads the tail.
+    """
+
+    def __init__(self, shared: SharedByFetches, judging: FetchJudging) -> None:
+        self._shared = shared
+        self._clock = shared.archive.clock
+        self._judging = judging
+        self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
+        self._readable_until = 0.0
+        # Of the broker's answer under way: topics with an error, and whether something in it is out
+        # of range, and the archive's to tell.
+        self.refused: set[TopicRef] = set()
+        self.caught = False
+        self.is_read = False
+
+    def answered(self, lists_all: bool, keys: Set[PartitionKey]) -> None:
+        """The broker's answer about `keys` has left; where it lists all, it says who may read."""
+        if lists_all:
+            refused = self.refused
+            fine = (key for key in keys if key[0] not in refused) if refused else keys
+            self._readable = set(fine)
+            self._readable_until = self._clock() + self._shared.permit_ttl_s
+        if self.refused:
+            self.refused = set()
+        self.is_read, self.caught = not self.caught, False
+
+    async def answers(self, keys: Iterable[PartitionKey]) -> list[PartitionAnswer]:
+        """Nothing new of them; their ends only where the broker lets this client see them."""
+        now = self._clock()
+        answers: list[PartitionAnswer] = []
+        shown_tips: list[TopicIdPartition] = []
+        async for key in each_of(keys):
+            shown = PartitionPatch()
+            readable = key in self._readable and now < self._readable_until
+            if readable or self._judging.marks.permitted(key[0], now):
+                tip = self._judging.identify(*key)
+                shown = self._shared.watermarks(tip)
+                if tip is not None:
+                    shown_tips.append(tip)
+            answers.append(PartitionAnswer(key, shown))
+        await self._judging.refresh_edges(shown_tips)
+        return answers
+
 
 # What the fetches of one connection share: its sessions, its judgements, and the parked poll.
 
 NOTHING_INJECTED: EncodedTopics = {}
-
-
 # Each partition costs the loop a microsecond or two, and what comes at once is walked in one turn.
 WALKED_AT_ONCE = 1_000
 
@@ -57,7 +107,7 @@ class FetchConnection:
     `throttle_time_ms`: of answers that the client did not see.
     """
 
-    def __init__(self, session: FetchingSession, shared: SharedByFetches) -> None:
+    def __init__(self, session: Session, shared: SharedByFetches) -> None:
         self.session = session
         self.shared = shared
         self.clock = shared.archive.clock
@@ -65,7 +115,7 @@ class FetchConnection:
         self.mirror = FetchSessionMirror(shared.new_session_id)
         self.judging = FetchJudging(shared, session.spawn, session.node_id)
         self.tail = TailMarks(shared, self.judging)
-        self.share = shared.admission.share(lambda: session.payer)
+        self.share = Share(shared.admission, lambda: session.payer)
         self.topics = TopicsOfConnection(shared.topics)
         self.cut_short = False
         self.throttle_time_ms = 0
@@ -74,8 +124,8 @@ class FetchConnection:
 
     def close(self) -> None:
         """The client is gone."""
-        self.topics.close()
-        self.judging.close()
+        self.shared.topics.leave(self.topics)
+        self.shared.held.leave(self.judging)
         self.share.close()
 
     def drop(self) -> None:
@@ -143,9 +193,9 @@ class FetchConnection:
         key = (topic, partition)
         asked = self.mirror.asked.get(key)
         if code != ErrorCode.OFFSET_OUT_OF_RANGE or asked is None:
-            self.tail.refuse(topic)
+            self.tail.refused.add(topic)
             return None
-        self.tail.caught()
+        self.tail.caught = True
         return self.judging.catch(key, asked, self.session.client)
 
     async def discard_parked(self) -> None:
@@ -166,8 +216,6 @@ class FetchConnection:
         self.parked = None
 
 
-# One fetch with a part in the archive: split, read, merged, answered.
-#
 # Where the time of the fetch is over, or something can be answered, it is; what of the broker's
 # was asked for and is not needed yet stays parked for the next fetch.
 
@@ -195,7 +243,7 @@ class ServedFetch:
         self._request = request
         self._kind = kind
         self._client = client
-        wait_max_s = on.shared.limits.wait_max_s
+        wait_max_s = on.shared.wait_max_s
         self._deadline = asked_at + min(request.max_wait_ms / 1000, wait_max_s)
         self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
 
@@ -238,7 +286,7 @@ class ServedFetch:
             if await self._first_ready(split, side, poll, patience):
                 return False
             await self._hold_refusal(split, side, poll)
-            turn = on.cut_short and side.has_records
+            turn = on.cut_short and any(result.records for _, result in side.results().values())
             if poll is not None and side.ready and not turn and not poll.arrived.is_set():
                 await first_of([poll.arrived.wait()], poll.due_at - clock())
             if poll is None or turn or not poll.arrived.is_set():
@@ -252,7 +300,7 @@ class ServedFetch:
 
     def _remote_side(self, owed_s: float) -> ArchivedReads:
         shared, request = self._on.shared, self._request
-        most = min(request.bytes_max, shared.limits.answer_bytes_max)
+        most = min(request.bytes_max, shared.answer_bytes_max)
         bytes_max = self._on.share.reads_max(most)
         purgatory = shared.archive.purgatory
         return ArchivedReads(
@@ -330,7 +378,7 @@ class ServedFetch:
             self._on.judging.judged.clear()
             found = await self._on.judging.verdicts(judging)
             side.watch(found.remote.items(), deadline)
-            if not (found.undecided or side.reads):  # nothing will come but what archivers do
+            if not (found.undecided or side.watched):  # nothing will come but what archivers do
                 deadline = min(deadline, self._deadline)
             left = deadline - self._on.clock()
             if side.ready or found.told or (poll and poll.arrived.is_set()):

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 
 import structlog
 
@@ -18,25 +19,26 @@ from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health
-from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.admission import admission_of
+from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener, NewSession
 from fetchproxy.serving.relay.addresses import AddressMap, ServerNames, ToldAddresses
-from fetchproxy.serving.relay.apis.fetch import FetchHandler
-from fetchproxy.serving.relay.archive_starts import ArchiveStarts
-from fetchproxy.serving.relay.archived_topics import ArchivedKnowledge, ArchivedTopics
 from fetchproxy.serving.relay.broker_link import BrokerLink, UpstreamDial
-from fetchproxy.serving.relay.fetches import FetchLimits, SharedByFetches
 from fetchproxy.serving.relay.held_readers import HeldReaders
 from fetchproxy.serving.relay.judgement import Judge
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
-from fetchproxy.serving.relay.served_archive import ServedArchive
-from fetchproxy.serving.relay.session import Connect, Relay, RelaySession
+from fetchproxy.serving.relay.served_archive import (
+    ArchivedKnowledge,
+    ArchivedTopics,
+    ArchiveStarts,
+    ServedArchive,
+)
+from fetchproxy.serving.relay.session import Relay, RelaySession
+from fetchproxy.serving.relay.withheld import SharedByFetches
 from fetchproxy.serving.session import Address
-from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.transport import open_record_pipe
 from fetchproxy.tls.contexts import (
     ReloadingContext,
@@ -65,33 +67,28 @@ FIRST_LOOKS_WAIT_MAX_S = 2.0
 _IDENTITY_AGE_MAX_MS = 60_000
 
 
-async def look_at_archived_topics(
-    archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings, tried: asyncio.Event
-) -> None:
+async def look_at_archived_topics(archive: ServedArchive, tried: asyncio.Event) -> None:
     """One topic after the other; ends when all were looked at, or memory has enough of them.
 
     `tried` is set after the first attempt, whatever came of it.
     """
-    while not await _is_done(archive, cluster, warnings):
+    while True:
+        try:
+            await _look(archive)
+            break
+        except (ClusterError, RemoteStorageError) as error:
+            log.info("archive_not_looked_up_yet", error=str(error))
+        except Exception as error:  # no client may depend on this, so neither may the process
+            log.exception("archive_not_looked_up", error=repr(error))
+            break
         tried.set()
         await asyncio.sleep(RETRY_PAUSE_S)
     tried.set()
 
 
-async def _is_done(archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings) -> bool:
-    """False: the store or the brokers are away."""
-    try:
-        await _look(archive, cluster, warnings)
-    except (ClusterError, RemoteStorageError) as error:
-        log.info("archive_not_looked_up_yet", error=str(error))
-        return False
-    except Exception as error:  # no client may depend on this, so neither may the process
-        log.exception("archive_not_looked_up", error=repr(error))
-    return True
-
-
-async def _look(archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings) -> None:
-    topics = await cluster.topics_of(await archive.knowledge.topics(), _IDENTITY_AGE_MAX_MS)
+async def _look(archive: ServedArchive) -> None:
+    archived = await archive.knowledge.topics()
+    topics = await archive.cluster.topics_of(archived, _IDENTITY_AGE_MAX_MS)
     segments = 0
     for topic in topics.values():
         if isinstance(topic, ClusterError):
@@ -102,7 +99,7 @@ async def _look(archive: ServedArchive, cluster: Cluster, warnings: SparingWarni
         partitions = await archive.rlmm.refresh_topic(topic.topic_id, float("-inf"))
         tips = [TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions]
         # As clients may see it: held against its leaders.
-        await ArchiveLookup(archive, cluster, warnings, archive.clock()).views(tips)
+        await ArchiveLookup(archive, archive.clock()).views(tips)
         async for view in each_of(partitions.values()):
             segments += len(view.segments)
 
@@ -139,6 +136,7 @@ async def open_gateway(
     knows = None if names is None else names.knows
     listener = Listener(config.gateway, limits, of_listeners, "gateway", knows)
     archive = ServedArchive(
+        cluster=cluster,
         rlmm=rlmm,
         views=views,
         purgatory=purgatory,
@@ -147,9 +145,10 @@ async def open_gateway(
         positions=positions,
         is_archiving=is_archiving,
         reads_at_once=config.remote_fetch.fetcher_tasks_max,
+        warnings=listener.warnings,
         clock=listener.clock,
     )
-    fetches = _shared_by_fetches(config, archive, cluster, listener, rng or random.Random())
+    fetches = _shared_by_fetches(config, archive, listener.limits, rng or random.Random())
     listener.appetites = fetches.admission.appetites
     if health is not None:
         health.watch(lambda now: fetches.held.conditions())
@@ -158,10 +157,10 @@ async def open_gateway(
         if records is not None:
             opened.callback(records.close)
         sasl = config.cluster.security_protocol.startswith("SASL_")
-        relay = Relay(archive, cluster, records, sasl, lambda on: FetchHandler(on, fetches))
+        relay = Relay(fetches, records, sasl)
         await opened.enter_async_context(listener)
         if first_looks_max_s:
-            await _look_first(listener, archive, cluster, first_looks_max_s)
+            await _look_first(listener, archive, first_looks_max_s)
         nodes = _Nodes(config, listener, relay, upstream)
         opened.callback(nodes.addresses.close)
         await nodes.open()
@@ -177,37 +176,30 @@ async def open_gateway(
 def _shared_by_fetches(
     config: Config,
     archive: ServedArchive,
-    cluster: Cluster,
-    listener: Listener,
+    limits: ServingLimits,
     rng: random.Random,
 ) -> SharedByFetches:
-    gateway, limits = config.gateway, listener.limits
+    gateway = config.gateway
     return SharedByFetches(
         archive=archive,
-        cluster=cluster,
-        judge=Judge(archive, cluster, listener.warnings, gateway.gap_policy == "error"),
+        judge=Judge(archive, gateway.gap_policy == "error"),
         held=HeldReaders(archive.clock, gateway.held_max_ms),
         skipped=SkippedOffsets(),
         topics=ArchivedTopics(
-            *(cluster, archive.rlmm, archive.knowledge, archive.clock),
+            *(archive.cluster, archive.rlmm, archive.knowledge, archive.clock),
             limits.log_start_max_age_ms / 1000,
         ),
         admission=admission_of(config, limits, archive.clock),
-        limits=FetchLimits(
-            wait_max_s=config.remote_fetch.remote_fetch_max_wait_ms / 1000,
-            answer_bytes_max=limits.remote_answer_bytes_max,
-            permit_ttl_s=gateway.permit_ttl_ms / 1000,
-        ),
+        wait_max_s=config.remote_fetch.remote_fetch_max_wait_ms / 1000,
+        answer_bytes_max=limits.remote_answer_bytes_max,
+        permit_ttl_s=gateway.permit_ttl_ms / 1000,
         new_session_id=lambda: rng.randint(1, (1 << 31) - 1),
     )
 
 
-async def _look_first(
-    listener: Listener, archive: ServedArchive, cluster: Cluster, wait_max_s: float
-) -> None:
+async def _look_first(listener: Listener, archive: ServedArchive, wait_max_s: float) -> None:
     tried = asyncio.Event()
-    looks = look_at_archived_topics(archive, cluster, listener.warnings, tried)
-    listener.run(looks, "first-looks")
+    listener.run(look_at_archived_topics(archive, tried), "first-looks")
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_max_s):
             await tried.wait()
@@ -221,7 +213,7 @@ class _Nodes:
     ) -> None:
         self._listener = listener
         self._relay = relay
-        self._cluster = relay.cluster
+        self._cluster = relay.fetches.archive.cluster
         self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
         self._dial = UpstreamDial(
             config.cluster.connect_max_ms,
@@ -230,13 +222,13 @@ class _Nodes:
         )
         self.addresses = AddressMap(config.gateway, self._listen)
         self._told = ToldAddresses(self.addresses)
-        listener.node_addresses = self.addresses.proxied
+        listener.node_addresses = self.addresses.proxied.copy
 
     async def open(self) -> None:
         """Those of `gateway.node_map`, and that of all brokers. Raises ConfigError."""
         await self.addresses.open_mapped()
         await self._listener.open(self._sessions(None))
-        self.addresses.number_from(self._listener.port + 1)
+        self.addresses.default_base = self._listener.port + 1
 
     async def open_remembered(self) -> None:
         """A client that knew this proxy before its restart dials a node without asking first."""
@@ -261,22 +253,21 @@ class _Nodes:
         def new_session(server_name: str | None) -> RelaySession:
             named = names.node_of(server_name) if names is not None else None
             node = node_id if named is None else named
-            connect = self._to_bootstrap if node is None else self._connect_to(node)
+            connect = partial(self._connect, node)
             told = ToldAddresses(self.addresses) if listener.tells_reached else self._told
             return RelaySession(listener, self._relay, told, connect, node)
 
         return new_session
 
     # -- brokers ---------------------------------------------------------------------------------
-    def _connect_to(self, node_id: int) -> Connect:
-        async def connect(factory: Callable[[], BrokerLink]) -> BrokerLink:
-            return await self._dial.to(await self._broker_address(node_id), factory)
-
-        return connect
+    async def _connect(self, node_id: int | None, factory: Callable[[], BrokerLink]) -> BrokerLink:
+        if node_id is None:
+            return await self._dial.to_any(self._bootstrap, factory)
+        return await self._dial.to(await self._broker_address(node_id), factory)
 
     async def _broker_address(self, node_id: int) -> Address:
         """Raises OSError for a node that the cluster does not have, or cannot be asked about."""
-        address = self.addresses.broker_address(node_id)
+        address = self.addresses.brokers.get(node_id)
         if address is None:  # its port is open from the start, or a client remembered it
             try:
                 brokers = await self._cluster.brokers()
@@ -286,6 +277,3 @@ class _Nodes:
                 raise OSError(f"node {node_id} is not in the cluster")
             address = (brokers[node_id].host, brokers[node_id].port)
         return address
-
-    async def _to_bootstrap(self, factory: Callable[[], BrokerLink]) -> BrokerLink:
-        return await self._dial.to_any(self._bootstrap, factory)

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 
 import structlog
 from fetchproxy_protocol.apis import WireError
-from fetchproxy_protocol.primitives import INT32, Buffer
 
-from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.observability.metrics import CONNECTIONS_REFUSED
 from fetchproxy.serving.relay.addresses import ToldAddresses
-from fetchproxy.serving.relay.answers import Answer, HeldAnswer, Payload
+from fetchproxy.serving.relay.answers import HeldAnswer, Payload
+from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.broker_link import BrokerLink
 from fetchproxy.serving.relay.framing import RelayedRequests
-from fetchproxy.serving.relay.handling import Fetches, FetchingSession
-from fetchproxy.serving.relay.served_archive import ServedArchive
-from fetchproxy.serving.session import ClientSession, SessionOwner
+from fetchproxy.serving.relay.handling import Session
+from fetchproxy.serving.relay.withheld import SharedByFetches
+from fetchproxy.serving.session import SessionOwner
 from fetchproxy.serving.transport import RecordPipe
 from fetchproxy.tls.contexts import in_words
 
@@ -35,20 +34,16 @@ Connect = Callable[[Callable[[], BrokerLink]], Awaitable[BrokerLink]]
 class Relay:
     """What all sessions of the relay share. `clients_use_sasl`: brokers ask them for it."""
 
-    archive: ServedArchive
-    cluster: Cluster
+    fetches: SharedByFetches
     records: RecordPipe | None
     clients_use_sasl: bool
-    new_fetches: Callable[[FetchingSession], Fetches]
 
 
-class RelaySession(ClientSession):
-    """`connect(factory)` reaches the broker that this listener stands for, or raises OSError.
-
-    `node_id` is that broker's, None at the bootstrap address.
-    """
+class RelaySession(Session):
+    """`connect(factory)` reaches the broker that this listener stands for, or raises OSError."""
 
     requests: RelayedRequests
+    fetch: FetchHandler
 
     def __init__(
         self,
@@ -58,18 +53,11 @@ class RelaySession(ClientSession):
         connect: Connect,
         node_id: int | None = None,
     ) -> None:
-        super().__init__(owner, relay.archive.purgatory.steps)
-        self.archive = relay.archive
-        self.cluster = relay.cluster
-        self.addresses = addresses
-        self.node_id = node_id
+        super().__init__(owner, relay.fetches.archive, addresses, node_id)
         self._relay = relay
         self._connect = connect
-        self.link: BrokerLink | None = None
-        self._drained = asyncio.Event()
-        self._wanted = asyncio.Event()  # the broker, or nothing any more
         self._upstream_slow = False
-        self.fetch = relay.new_fetches(self)
+        self.fetch = FetchHandler(self, relay.fetches)
         self.requests = RelayedRequests(self, owner, relay.clients_use_sasl)
 
     # -- asyncio ---------------------------------------------------------------------------------
@@ -101,11 +89,6 @@ class RelaySession(ClientSession):
         super().connection_lost(exc)
 
     # -- life ------------------------------------------------------------------------------------
-    def want_broker(self) -> None:
-        """For the first request. Whoever sends none costs no broker a connection."""
-        self.muted = True  # until it is connected
-        self._wanted.set()
-
     async def _may_begin(self) -> bool:
         await self._wanted.wait()
         return not self.closing and await self._reach_broker()
@@ -158,10 +141,6 @@ class RelaySession(ClientSession):
         return unsent + of_broker + self.requests.kept_bytes + self.fetch.kept_bytes
 
     # -- what the link tells (LinkOwner) -----------------------------------------------------------
-    def link_go_on(self) -> None:
-        if self.link is not None:
-            self.link.go_on()
-
     def answered(self) -> None:
         assert self.link is not None
         if not self.link.expected:
@@ -205,44 +184,6 @@ class RelaySession(ClientSession):
         self._pace()
 
     # -- requests --------------------------------------------------------------------------------
-    def expect(self, answer: Answer) -> None:
-        """The answer of a request whose bytes pass."""
-        if self.link is not None:
-            self.link.expected.append(answer)
-
-    def send_upstream(self, request: Buffer, answer: Answer | None) -> None:
-        if self.link is not None:
-            self.link.send(request, answer)
-
-    def answer_in_turn(self, payload: bytes) -> None:
-        """The proxy's own answer, without size prefix, behind all that are due before it."""
-
-        async def answer() -> None:
-            await self.drained()
-            self.write_to_client(INT32.pack(len(payload)) + payload)
-
-        self.mute_while(answer(), "own-answer")
-
     @property
     def _held_back(self) -> bool:
         return self.muted or self._upstream_slow or self.requests.limited
-
-    def at_inflight_limit(self) -> bool:
-        # A parked poll is the proxy's own: counted, it would keep out the fetch that takes it up.
-        in_flight = len(self.link.expected) - self.fetch.parked if self.link else 0
-        return in_flight >= self._limits.inflight_requests_max
-
-    @property
-    def nothing_overtaken(self) -> bool:
-        """The answer under way is the only one that is due, and no request waits behind it."""
-        return self.link is not None and len(self.link.expected) == 1 and not self.muted
-
-    async def drained(self) -> bool:
-        """Until every request so far has been answered, but for a parked fetch; True: it waited."""
-        assert self.link is not None
-        waited = False
-        while self.link.expected and not self.fetch.only_parked(self.link.expected):
-            waited = True
-            self._drained.clear()
-            await self._drained.wait()
-        return waited

@@ -1,6 +1,4 @@
-"""Which of a connection's partitions are read from the archive, and what becomes of its
-catches.
-"""
+"""Which of a connection's partitions are read from the archive, and what becomes of its catches."""
 
 from __future__ import annotations
 
@@ -38,13 +36,58 @@ from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
 from fetchproxy.runtime.loop import chosen, each_of
-from fetchproxy.serving.relay.fetches import SharedByFetches
+from fetchproxy.serving.admission import Admission
+from fetchproxy.serving.archived_reads import SkippedOffsets
+from fetchproxy.serving.relay.held_readers import HeldReaders
 from fetchproxy.serving.relay.judgement import (
     HELD_VERDICTS,
+    Judge,
     Judgement,
     TopicIdentities,
     Verdict,
 )
+from fetchproxy.serving.relay.served_archive import ArchivedTopics, ServedArchive
+
+# What the fetches of all connections share: the archive they are answered from, and its limits.
+
+
+@dataclass(frozen=True, slots=True)
+class SharedByFetches:
+    """One per process. `topics`: where the archive of what the tail's readers read begins.
+
+    `permit_ttl_s`: for so long a broker's word counts that a client may read a topic.
+    `new_session_id`: of a fetch session that only the proxy knows.
+    """
+
+    archive: ServedArchive
+    judge: Judge
+    held: HeldReaders
+    skipped: SkippedOffsets
+    topics: ArchivedTopics
+    admission: Admission
+    wait_max_s: float
+    answer_bytes_max: int
+    permit_ttl_s: float
+    new_session_id: Callable[[], int]
+
+    def watermarks(self, tip: TopicIdPartition | None) -> PartitionPatch:
+        """What is known without waiting: ends of the live log, start of the archived one."""
+        if tip is None:
+            return PartitionPatch()
+        view = self.archive.views.view(tip)
+        edges = self.archive.cluster.cached_log_edges(tip)
+        start = view.log_start_offset if view is not None else None
+        if edges is None:
+            return PartitionPatch(log_start_offset=-1 if start is None else start)
+        # The archive may have grown since the edges were read.
+        end = view.log_end_offset if view is not None else None
+        high_watermark = max(edges.high_watermark, end or 0)
+        last_stable = max(edges.last_stable_offset, end or 0)
+        local_start = edges.log_start_offset
+        return PartitionPatch(
+            high_watermark, last_stable, local_start if start is None else min(start, local_start)
+        )
+
 
 # Which of a connection's partitions are read from the archive, and by whose leave. Pure.
 #
@@ -340,23 +383,18 @@ class FetchJudging:
 
     def __init__(self, shared: SharedByFetches, spawn: Spawn, node_id: int | None) -> None:
         self._shared = shared
-        self._cluster = cluster = shared.cluster
+        self._cluster = cluster = shared.archive.cluster
         self._clock = shared.archive.clock
         self._spawn = spawn
         self._node_id = node_id
         self.by_id = False
         self.asked: Mapping[PartitionKey, FetchEntry] = {}
         self._to_judge: dict[PartitionKey, Mark] = {}
-        self.marks = FetchMarks(shared.limits.permit_ttl_s)
+        self.marks = FetchMarks(shared.permit_ttl_s)
         self.judged = asyncio.Event()
         self._known = Knowledge(shared.archive.views.view, cluster.cached_log_edges, self.identify)
         self._refreshing: set[TopicIdPartition] = set()
         self._identities = TopicIdentities(cluster, self._clock)
-
-    def name_topics(self, by_id: bool) -> None:
-        """In the other way from now on. What is known under the former names is forgotten."""
-        self.by_id = by_id
-        self.marks = FetchMarks(self.marks.permit_ttl_s)
 
     def split_in_steps(
         self,
@@ -529,10 +567,6 @@ class FetchJudging:
     def judgement(self, key: PartitionKey) -> Judgement | None:
         mark = self.marks.marks.get(key)
         return None if mark is None else mark.judgement
-
-    def close(self) -> None:
-        """The client is gone."""
-        self._shared.held.leave(self)
 
     def drop(self) -> None:
         """Nothing is judged any more."""

@@ -141,7 +141,9 @@ class CommittedOffsets:
             more = _growth_bytes(commit.changes, changed)
             commit.refused = self._limit_reached(commit.changes, changed, more)
             if commit.refused is None:
-                _change(changed, commit.changes)
+                changed |= {key: new for key, new in commit.changes.items() if new is not None}
+                for key in [key for key, new in commit.changes.items() if new is None]:
+                    changed.pop(key, None)
                 self._memory.take(more)
                 taken += more
         try:
@@ -185,14 +187,6 @@ def _growth_bytes(changes: Changes, offsets: Offsets) -> int:
         _size_bytes(key, value) - _size_bytes(key, offsets.get(key))
         for key, value in changes.items()
     )
-
-
-def _change(offsets: dict[OffsetKey, CommittedOffset], changes: Changes) -> None:
-    for key, value in changes.items():
-        if value is None:
-            offsets.pop(key, None)
-        else:
-            offsets[key] = value
 
 
 def _read_file(file: Path) -> dict[OffsetKey, CommittedOffset]:

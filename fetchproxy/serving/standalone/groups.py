@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
 from sys import getsizeof
@@ -16,7 +16,7 @@ from typing import cast
 from fetchproxy_protocol.apis import ErrorCode
 
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_GROUPS, LIMITS_REACHED
-from fetchproxy.serving.standalone.limits import StandaloneLimits
+from fetchproxy.serving.limits import StandaloneLimits
 
 # Which assignment protocol a group uses: one that all its members know. Pure.
 
@@ -115,12 +115,6 @@ class SyncReply:
 Reply = JoinReply | SyncReply
 
 
-@dataclass(frozen=True, slots=True)
-class GroupLimits:
-    members_max: int
-    initial_rebalance_delay_s: float
-
-
 @dataclass(slots=True)
 class Member:
     """`join_ticket`, `sync_ticket`: the request that waits for the others, if any."""
@@ -174,7 +168,7 @@ _COMPLETING = GroupState.COMPLETING_REBALANCE
 
 
 class ClassicGroup:
-    def __init__(self, group_id: str, limits: GroupLimits, new_member_id: NewMemberId) -> None:
+    def __init__(self, group_id: str, limits: StandaloneLimits, new_member_id: NewMemberId) -> None:
         self.group_id = group_id
         self.state = GroupState.EMPTY
         self.generation = 0
@@ -183,7 +177,8 @@ class ClassicGroup:
         self.leader: str | None = None
         self.members: dict[str, Member] = {}
         self.pending: dict[str, float] = {}  # ids that were given out, until when they are good
-        self._limits = limits
+        self._members_max = limits.group_members_max
+        self._initial_delay_s = limits.group_initial_rebalance_delay_ms / 1000
         self._new_member_id = new_member_id
         self._static: dict[str, str] = {}  # instance id -> member id
         self._joins_from = self._joins_until = 0.0  # when a rebalance may end, and when it must
@@ -324,7 +319,7 @@ class ClassicGroup:
         if self.members and not self._has_protocol_for(request):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         known = member_id in self.members or member_id in self.pending or instance in self._static
-        if not known and len(self.members) + len(self.pending) >= self._limits.members_max:
+        if not known and len(self.members) + len(self.pending) >= self._members_max:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         return ErrorCode.NONE
 
@@ -358,7 +353,7 @@ class ClassicGroup:
         member.join_ticket = ticket
         if self.state is _PREPARING and self._joins_from > now:
             # A group's first rebalance: where one comes, others may be coming.
-            self._joins_from = min(now + self._limits.initial_rebalance_delay_s, self._joins_until)
+            self._joins_from = min(now + self._initial_delay_s, self._joins_until)
         self._rebalance(now)
 
     def _join_again(self, now: float, ticket: Ticket, request: JoinRequest, member: Member) -> None:
@@ -400,11 +395,8 @@ class ClassicGroup:
             self._rebalance(now)
             return
         leads = self.leader == member_id and request.can_skip_assignment
-        reply = JoinReply(
-            member_id=member_id,
-            generation=self.generation,
-            protocol_type=self.protocol_type,
-            protocol_name=self.protocol_name,
+        reply = replace(
+            self._joined(member),
             # An older client that read its own id here would assign anew, and wait for syncs.
             leader=(self.leader if request.can_skip_assignment else former_leader) or "",
             members=self._roll() if leads else (),
@@ -434,7 +426,7 @@ class ClassicGroup:
                     member.assignment = b""
             self.state = _PREPARING
             longest = self._longest_rebalance_s()
-            delay = self._limits.initial_rebalance_delay_s if first else 0.0
+            delay = self._initial_delay_s if first else 0.0
             self._joins_from = now + min(delay, longest)
             self._joins_until = now + longest
         self._maybe_complete_join(now)
@@ -602,25 +594,18 @@ def texts_bytes(texts: Iterable[str]) -> int:
 # Has no tasks: whoever asks waits on a future, and one timer per group brings the next deadline.
 
 
+@dataclass(eq=False, repr=False)
 class GroupCoordinator:
-    """`new_member_id(prefix)` makes an id that was never used before."""
+    """`_new_member_id(prefix)` makes an id that was never used before."""
 
-    def __init__(
-        self,
-        limits: StandaloneLimits,
-        memory: GroupMemory,
-        new_member_id: Callable[[str], str],
-    ) -> None:
-        self._groups_max = limits.groups_max
-        self._memory = memory
-        delay_s = limits.group_initial_rebalance_delay_ms / 1000
-        self._limits = GroupLimits(limits.group_members_max, delay_s)
-        self._new_member_id = new_member_id
-        self._groups: dict[str, ClassicGroup] = {}
-        self._sizes: dict[str, int] = {}  # bytes, by group
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._tickets = count(1)
-        self._waiting: dict[Ticket, asyncio.Future[Reply]] = {}
+    _limits: StandaloneLimits
+    _memory: GroupMemory
+    _new_member_id: NewMemberId
+    _groups: dict[str, ClassicGroup] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)  # bytes, by group
+    _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+    _tickets: Iterator[Ticket] = field(default_factory=lambda: count(1))
+    _waiting: dict[Ticket, asyncio.Future[Reply]] = field(default_factory=dict)
 
     def close(self) -> None:
         """No timer outlives its owner; whoever waits is told to look for a coordinator."""
@@ -640,7 +625,7 @@ class GroupCoordinator:
         if group is None:
             if request.member_id:
                 return JoinReply(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-            if len(self._groups) >= self._groups_max:
+            if len(self._groups) >= self._limits.groups_max:
                 LIMITS_REACHED.labels("groups_max").inc()
                 return JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED)
             group = ClassicGroup(group_id, self._limits, self._new_member_id)

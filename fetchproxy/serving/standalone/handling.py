@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fetchproxy_protocol.apis import ApiKey
+from fetchproxy_protocol.apis import ApiKey, ErrorCode, is_known
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.messages import Fields, Structure, read_request, write_response
 from fetchproxy_protocol.primitives import Buffer
@@ -17,10 +17,10 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import Admission, Client, Share
-from fetchproxy.serving.skipped_offsets import SkippedOffsets
+from fetchproxy.serving.archived_reads import SkippedOffsets
+from fetchproxy.serving.limits import StandaloneLimits
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator
-from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.serving.standalone.logins import Logins, User
 from fetchproxy.serving.standalone.schemas import request_of, response_of
 from fetchproxy.serving.standalone.topics import ArchiveWatch
@@ -73,6 +73,12 @@ class Request:
     def may_read(self, topic: str) -> bool:
         return topic in self.user.topics
 
+    def missing(self, topic: str) -> ErrorCode:
+        """Why it is not shown. Of one that may not be read nobody hears whether it is there."""
+        if self.may_read(topic):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
     def may_join(self, group_id: str) -> bool:
         return group_id in self.user.groups
 
@@ -100,12 +106,13 @@ class Request:
 class RequestRefused(Exception):
     """A request that has no answer that its client would read: the connection is closed.
 
-    `api` is its name, `hint` says to whoever reads the log why.
+    `hint` says to whoever reads the log why.
     """
 
-    def __init__(self, api: str, version: int, hint: str) -> None:
-        super().__init__(api, version, hint)
-        self.api, self.version, self.hint = api, version, hint
+    def __init__(self, head: RequestHead, hint: str) -> None:
+        super().__init__(head, hint)
+        self.api = ApiKey(head.api_key).name if is_known(head.api_key) else "unknown"
+        self.version, self.hint = head.api_version, hint
 
 
 # A framed answer in pieces. Raises WireError, RequestRefused.

@@ -127,24 +127,22 @@ def read_first(token: bytes) -> ClientFirst:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """What the server has answered, and needs to judge what comes next."""
+    """What the server has answered, and needs to judge what comes next.
+
+    `nonce`: the client's, and one that is used once and nobody can guess. `is_true`: the
+    credential is a user's (see `Users.credential`).
+    """
 
     mechanism: str
     first: ClientFirst
     credential: ScramCredential
     nonce: str
+    is_true: bool = True
 
     @property
     def message(self) -> str:
         salt = b64encode(self.credential.salt).decode()
         return f"r={self.nonce},s={salt},i={self.credential.iterations}"
-
-
-def challenge(
-    mechanism: str, first: ClientFirst, credential: ScramCredential, own_nonce: str
-) -> Challenge:
-    """`own_nonce` is used once, and nobody can guess it."""
-    return Challenge(mechanism, first, credential, first.nonce + own_nonce)
 
 
 def server_final(asked: Challenge, token: bytes) -> bytes | None:
@@ -463,25 +461,19 @@ class Logins:
                 raise
 
 
-@dataclass(slots=True)
-class _Scram:
-    asked: Challenge
-    is_true: bool
-
-
+@dataclass(eq=False, repr=False)
 class Login:
-    """Of one connection. `secret_path`: nobody can listen, so PLAIN may be used.
+    """Of one connection. `_secret_path`: nobody can listen, so PLAIN may be used.
 
     Once `step` has raised LoginRefused it is over.
     """
 
-    def __init__(self, logins: Logins, address: str, secret_path: bool) -> None:
-        self._logins = logins
-        self._address = address
-        self._secret_path = secret_path
-        self.mechanism: str | None = None
-        self._scram: _Scram | None = None
-        self.user: User | None = None
+    _logins: Logins
+    _address: str
+    _secret_path: bool
+    mechanism: str | None = None
+    user: User | None = None
+    _challenge: Challenge | None = None
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -499,12 +491,12 @@ class Login:
         if self.mechanism is None:
             raise LoginRefused("no mechanism was agreed on")
         try:
-            if self.mechanism != PLAIN and self._scram is None:
+            if self.mechanism != PLAIN and self._challenge is None:
                 return self._scram_challenge(self.mechanism, token)
             async with self._logins.attempt(self._address):
-                if self._scram is None:
+                if self._challenge is None:
                     return await self._plain(token)
-                return self._scram_proof(self._scram, token)
+                return self._scram_proof(self._challenge, token)
         except ScramError as error:
             raise LoginRefused(f"malformed SCRAM: {error}") from None
 
@@ -530,17 +522,16 @@ class Login:
         credential, is_true = self._logins.users.credential(
             first.name, mechanism, self._logins.secret
         )
-        asked = challenge(mechanism, first, credential, secrets.token_urlsafe(24))
-        self._scram = _Scram(asked, is_true)
+        nonce = first.nonce + secrets.token_urlsafe(24)
+        asked = self._challenge = Challenge(mechanism, first, credential, nonce, is_true)
         return asked.message.encode()
 
-    def _scram_proof(self, scram: _Scram, token: bytes) -> bytes:
-        asked = scram.asked
+    def _scram_proof(self, asked: Challenge, token: bytes) -> bytes:
         try:
             final = server_final(asked, token)
         except ScramError as error:
             raise LoginRefused(f"malformed SCRAM: {error}", asked.first.name) from None
-        is_known = final is not None and scram.is_true
+        is_known = final is not None and asked.is_true
         user = self._logins.users.by_name.get(asked.first.name) if is_known else None
         if user is not None and user.credentials.get(asked.mechanism) != asked.credential:
             user = None  # changed between the two messages

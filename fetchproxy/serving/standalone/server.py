@@ -20,12 +20,12 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
 )
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import admission_of
+from fetchproxy.serving.archived_reads import SkippedOffsets
+from fetchproxy.serving.limits import StandaloneLimits
 from fetchproxy.serving.listener import Listener
-from fetchproxy.serving.skipped_offsets import SkippedOffsets
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator, GroupMemory
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts
-from fetchproxy.serving.standalone.limits import StandaloneLimits
 from fetchproxy.serving.standalone.logins import Logins, UsersFile
 from fetchproxy.serving.standalone.session import StandaloneSession
 from fetchproxy.serving.standalone.topics import ArchiveWatch

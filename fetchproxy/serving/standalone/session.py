@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from fetchproxy_protocol.apis import ApiKey, is_known
+from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.headers import RequestHead, client_id, peek_request_header
 from fetchproxy_protocol.primitives import Buffer
 
@@ -22,18 +22,12 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REQUESTS,
     LIMITS_REACHED,
 )
-from fetchproxy.serving.admission import host_of
+from fetchproxy.serving.admission import Share, host_of
 from fetchproxy.serving.framing import RequestFraming
 from fetchproxy.serving.session import ClientSession, SessionOwner
 from fetchproxy.serving.standalone.apis import api_versions, sasl
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, RequestRefused
-from fetchproxy.serving.standalone.logins import (
-    ANYBODY,
-    NOBODY,
-    Login,
-    LoginRefused,
-    User,
-)
+from fetchproxy.serving.standalone.logins import ANYBODY, NOBODY, Login, LoginRefused, User
 from fetchproxy.serving.standalone.table import served_api
 
 # Before a client has logged in: the largest token is a user's name with its password.
@@ -51,7 +45,7 @@ class StandaloneSession(ClientSession):
         self._parts = parts
         self._logins = parts.logins
         self._host, self._port = "", 0  # both set when the client is there
-        self._share = parts.admission.share(lambda: self.payer)
+        self._share = Share(parts.admission, lambda: self.payer)
         self._login: Login | None = None
         self._login_until = owner.clock() + _LOGIN_MAX_S
         self._answering = False  # an answer is being taken
@@ -77,7 +71,8 @@ class StandaloneSession(ClientSession):
 
     # -- looked at by the listener, again and again ------------------------------------------------
     def look(self, now: float) -> None:
-        if self._logs_in and not self.closing and now > self._login_until:
+        logs_in = self._login is not None and self._login.user is None
+        if logs_in and not self.closing and now > self._login_until:
             LIMITS_REACHED.labels("login_max_s").inc()
             self.close("login_max_s")
         super().look(now)
@@ -147,17 +142,11 @@ class StandaloneSession(ClientSession):
 
     def _refusal(self, head: RequestHead) -> Sequence[Buffer]:
         """Raises RequestRefused: like a broker, which closes on what it does not know."""
-        key = head.api_key
-        if key == ApiKey.API_VERSIONS and head.api_version > api_versions.HIGHEST:
+        if head.api_key == ApiKey.API_VERSIONS and head.api_version > api_versions.HIGHEST:
             return api_versions.too_new(head)
-        name = ApiKey(key).name if is_known(key) else "unknown"
-        raise RequestRefused(name, head.api_version, "not answered in archive-only mode")
+        raise RequestRefused(head, "not answered in archive-only mode")
 
     # -- login -----------------------------------------------------------------------------------
-    @property
-    def _logs_in(self) -> bool:
-        return self._login is not None and self._login.user is None
-
     def _user(self) -> User:
         """Whose request comes now. Raises _UserGone."""
         if self._login is None or self._logins is None:
@@ -177,8 +166,7 @@ class StandaloneSession(ClientSession):
             self._ended = not goes_on
             return pieces
         if key != ApiKey.SASL_AUTHENTICATE:
-            name = ApiKey(key).name if is_known(key) else "unknown"
-            raise RequestRefused(name, request.version, "clients log in first (SASL)")
+            raise RequestRefused(request.head, "clients log in first (SASL)")
         try:
             pieces = await sasl.authenticate(login, request)
         except LoginRefused as refused:

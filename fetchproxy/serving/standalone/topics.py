@@ -114,7 +114,6 @@ class ArchiveWatch:
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             await asyncio.sleep(self._interval_s)
             try:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 import structlog
+from fetchproxy_protocol.apis import ErrorCode
 
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.brokers.messages import UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import ClusterError, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -272,7 +272,7 @@ class PartitionDeletion:
         except ClusterError as error:
             if error.retriable or error.error_code is None:
                 raise
-            return error.error_code == UNKNOWN_TOPIC_OR_PARTITION
+            return error.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     async def _denied_by_id(self, topic_id: UUID) -> bool:
         try:
@@ -280,7 +280,7 @@ class PartitionDeletion:
         except ClusterError as error:
             if error.retriable or error.error_code is None:
                 raise
-            return error.error_code == UNKNOWN_TOPIC_ID
+            return error.error_code == ErrorCode.UNKNOWN_TOPIC_ID
         return False
 
     # --- the deletion ---

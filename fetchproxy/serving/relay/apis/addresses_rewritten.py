@@ -19,15 +19,13 @@ offsets are acquired and acknowledged on the broker, which never hands out one b
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 from fetchproxy_protocol.addresses import ADDRESSES, AnswerAddresses
 from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.serving.relay.addresses import ToldAddresses
-from fetchproxy.serving.relay.answers import Answer, HeldAnswer, Payload
+from fetchproxy.serving.relay.answers import Answer, HeldAnswer
 from fetchproxy.serving.relay.handling import Api, Passes, Session, rewritten
 
 
@@ -35,16 +33,9 @@ def expect_addresses(
     addresses: ToldAddresses, head: RequestHead, places: AnswerAddresses
 ) -> Answer:
     version = head.api_version
-
-    def rewrite(payload: bytes) -> Payload | Awaitable[Payload]:
-        spliced = addresses.rewrite(payload, version, places)
-        return _as_payload(spliced) if isinstance(spliced, Awaitable) else [spliced]
-
-    return HeldAnswer(head.correlation_id, rewrite)
-
-
-async def _as_payload(spliced: Awaitable[Buffer]) -> Payload:
-    return [await spliced]
+    return HeldAnswer(
+        head.correlation_id, lambda payload: addresses.rewrite(payload, version, places)
+    )
 
 
 def _api(key: ApiKey, why: str) -> Api:

@@ -31,7 +31,7 @@ from fetchproxy.serving.relay.handling import (
 
 def _expect(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer:
     version = head.api_version
-    session.fetch.software_is(*client_software(view, head, end))
+    session.fetch.share.software_is(*client_software(view, head, end))
     return HeldAnswer(head.correlation_id, lambda payload: [intersect_response(payload, version)])
 
 

@@ -18,7 +18,7 @@ gets no mark.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import structlog
 from fetchproxy_protocol import delete_records as wire
@@ -27,7 +27,6 @@ from fetchproxy_protocol.delete_records import DeletionResult
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer, Cursor
 
-from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import collected, each_of
@@ -44,52 +43,39 @@ RAISED_AT_ONCE = 16
 
 
 def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    archive, cluster, version = session.archive, session.cluster, head.api_version
+    archive, version = session.archive, head.api_version
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         cursor = Cursor(memoryview(frame)[4:], body_at)
         every = each_of(wire.asked_in(cursor, version))
         asked = {(a.topic, a.partition): a.offset async for a in every}
-        wait_s = max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
-        return [await _correct(archive, cluster, payload, version, asked, wait_s)]
+        deadline = archive.clock() + max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
+        corrected, at_once = bytearray(payload), asyncio.Semaphore(RAISED_AT_ONCE)
+
+        async def correct(result: DeletionResult, offset: int) -> None:
+            async with at_once:
+                wire.patch(corrected, await _in_both_tiers(archive, result, offset, deadline))
+
+        results = await collected(wire.parse_response(payload, version))
+        async with asyncio.TaskGroup() as tasks:
+            async for result in each_of(results):
+                offset = asked.get((result.topic, result.partition))
+                if offset is not None and not result.error_code:
+                    tasks.create_task(correct(result, offset), name="raise-log-start")
+        return [corrected]
 
     session.send_upstream(frame, HeldAnswer(head.correlation_id, rewrite))
     return True
 
 
-async def _correct(
-    archive: ServedArchive,
-    cluster: Cluster,
-    payload: bytes,
-    version: int,
-    asked: Mapping[tuple[str, int], int],
-    wait_s: float,
-) -> Buffer:
-    corrected = bytearray(payload)
-    deadline = archive.clock() + wait_s
-    at_once = asyncio.Semaphore(RAISED_AT_ONCE)
-
-    async def correct(result: DeletionResult, offset: int) -> None:
-        async with at_once:
-            wire.patch(corrected, await _in_both_tiers(archive, cluster, result, offset, deadline))
-
-    results = await collected(wire.parse_response(payload, version))
-    async with asyncio.TaskGroup() as tasks:
-        async for result in each_of(results):
-            offset = asked.get((result.topic, result.partition))
-            if offset is not None and not result.error_code:
-                tasks.create_task(correct(result, offset), name="raise-log-start")
-    return corrected
-
-
 async def _in_both_tiers(
-    archive: ServedArchive, cluster: Cluster, result: DeletionResult, offset: int, deadline: float
+    archive: ServedArchive, result: DeletionResult, offset: int, deadline: float
 ) -> DeletionResult:
     code = ErrorCode.KAFKA_STORAGE_ERROR
     failure: Exception
     try:
         async with asyncio.timeout_at(deadline):
-            start = await _raise_log_start(archive, cluster, result, offset)
+            start = await _raise_log_start(archive, result, offset)
         low_watermark = result.low_watermark if start is None else min(start, result.low_watermark)
         return result._replace(low_watermark=low_watermark)
     except TimeoutError as error:
@@ -107,10 +93,10 @@ async def _in_both_tiers(
 
 
 async def _raise_log_start(
-    archive: ServedArchive, cluster: Cluster, result: DeletionResult, offset: int
+    archive: ServedArchive, result: DeletionResult, offset: int
 ) -> int | None:
     """The archive's log start after it; None: the archive holds nothing there."""
-    topic = await cluster.topic_by_name(result.topic, max_age_ms=0)
+    topic = await archive.cluster.topic_by_name(result.topic, max_age_ms=0)
     tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
     try:
         view = await archive.rlmm.refresh(tip, archive.clock())

@@ -37,94 +37,85 @@ from fetchproxy.serving.admission import Client
 from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.broker_link import encode_poll
 from fetchproxy.serving.relay.fetch_session import FetchKind
-from fetchproxy.serving.relay.fetches import SharedByFetches
-from fetchproxy.serving.relay.handling import FetchingSession
+from fetchproxy.serving.relay.handling import Session
 from fetchproxy.serving.relay.served_fetch import NOTHING_INJECTED, FetchConnection, ServedFetch
+from fetchproxy.serving.relay.withheld import FetchMarks, SharedByFetches
 
 
-class FetchHandler:
-    def __init__(self, session: FetchingSession, shared: SharedByFetches) -> None:
-        self._on = FetchConnection(session, shared)
+class FetchHandler(FetchConnection):
+    def __init__(self, session: Session, shared: SharedByFetches) -> None:
+        super().__init__(session, shared)
         self._busy = False  # a fetch that passed is not answered yet
         self._read: FetchRequest | None = None  # a large one, that was read in steps
         self._paced = False  # the fetch at hand has waited for the client's appetite
         self._idle = asyncio.Event()
-        self.close = self._on.close
-        self.drop = self._on.drop
-        self.discard_parked = self._on.discard_parked
-
-    @property
-    def parked(self) -> bool:
-        """A poll upstream waits for a fetch of the client that takes it up."""
-        return self._on.parked is not None
 
     @property
     def kept_bytes(self) -> int:
         """Of its fetch session, and of its appetite."""
-        return self._on.mirror.kept_bytes + self._on.share.kept_bytes
+        return self.mirror.kept_bytes + self.share.kept_bytes
 
     # -- requests --------------------------------------------------------------------------------
     def on_request(self, frame: bytes, body_at: int) -> bool:
-        """A whole framed request. False: one is under way, come again when the session unmutes."""
         if self._busy:
-            self._on.session.mute_while(self._until_idle(), "fetch-behind-fetch")
+            self.session.mute_while(self._until_idle(), "fetch-behind-fetch")
             return False
         if self._read is None and len(frame) > READ_AT_ONCE_BYTES_MAX:
-            self._on.session.mute_while(self._read_in_steps(frame, body_at), "read-large-fetch")
+            self.session.mute_while(self._read_in_steps(frame, body_at), "read-large-fetch")
             return False
         request, self._read = self._read or parse_fetch_request(frame[4:], body_at), None
         if request.replica_id >= 0:  # a follower must get its leader's own answer (KIP-405)
-            self._on.session.send_upstream(frame, Answer(request.correlation_id))
+            self.session.send_upstream(frame, Answer(request.correlation_id))
             return True
         if not self._paced and (due_in := self._due_in(frame, request)):
             self._read, self._paced = request, True
-            self._on.session.mute_while(asyncio.sleep(due_in), "pace-by-appetite")
+            self.session.mute_while(asyncio.sleep(due_in), "pace-by-appetite")
             return False
         self._paced = False
-        bytes_max = self._on.share.bytes_wanted(request.bytes_max)
+        bytes_max = self.share.bytes_wanted(request.bytes_max)
         if bytes_max < request.bytes_max:
             frame = with_bytes_max(frame, body_at, request.version, bytes_max)
             request = request._replace(bytes_max=bytes_max)
-        kind = self._on.mirror.on_request(request)
+        kind = self.mirror.on_request(request)
         if kind.error_code:
             refusal = self._refuse(request, kind.error_code)
-            self._on.session.mute_while(refusal, "fetch-session-error")
+            self.session.mute_while(refusal, "fetch-session-error")
             return True
-        if len(self._on.mirror.asked) > PARTITIONS_MAX:
+        if len(self.mirror.asked) > PARTITIONS_MAX:
             raise MalformedMessage(f"a fetch session of more than {PARTITIONS_MAX} partitions")
         by_id = request.version >= TOPIC_IDS_FROM
-        if by_id is not self._on.judging.by_id:
-            self._on.judging.name_topics(by_id)
-        self._on.topics.asked(request.partitions.keys(), by_id, only_these=kind.lists_all)
-        split = self._on.split_at_once()
-        ended = not self._on.mirror.asked and not self._on.mirror.in_lockstep
-        if split is None or split.withheld or self._on.parked is not None or ended:
-            fetch = ServedFetch(self._on, request, kind, self._client(frame), self._on.clock())
-            self._on.session.mute_while(fetch.run(split), "serve-fetch")
+        if by_id is not self.judging.by_id:
+            # What is known under the former names is forgotten.
+            self.judging.by_id = by_id
+            self.judging.marks = FetchMarks(self.shared.permit_ttl_s)
+        self.topics.asked(request.partitions.keys(), by_id, only_these=kind.lists_all)
+        split = self.split_at_once()
+        ended = not self.mirror.asked and not self.mirror.in_lockstep
+        if split is None or split.withheld or self.parked is not None or ended:
+            fetch = ServedFetch(self, request, kind, self._client(frame), self.clock())
+            self.session.mute_while(fetch.run(split), "serve-fetch")
         else:
             self._pass(frame, body_at, request, kind)
         return True
 
     def _due_in(self, frame: bytes, request: FetchRequest) -> float:
-        on = self._on
-        session_partitions = len(on.mirror.asked)
-        node_id, partitions = on.session.node_id, request.partitions
-        return on.share.due_in(lambda: self._client(frame), node_id, partitions, session_partitions)
-
-    def software_is(self, name: str, version: str) -> None:
-        self._on.share.software_is(name, version)
+        return self.share.due_in(
+            lambda: self._client(frame),
+            self.session.node_id,
+            request.partitions,
+            len(self.mirror.asked),
+        )
 
     async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
         """So that one client's ten thousand partitions do not keep the others waiting."""
         steps = request_in_steps(memoryview(frame)[4:], body_at)
-        self._read = await in_steps(steps, self._on.steps.go_on)
+        self._read = await in_steps(steps, self.steps.go_on)
 
     def _client(self, frame: bytes) -> Client:
-        return self._on.session.client_host, client_id(frame, peek_request_header(frame, 4))
+        return self.session.client_host, client_id(frame, peek_request_header(frame, 4))
 
     def only_parked(self, expected: Iterable[Answer]) -> bool:
-        """Nothing is due but that poll's answer."""
-        return self._on.parked is not None and list(expected) == [self._on.parked.answer]
+        return self.parked is not None and list(expected) == [self.parked.answer]
 
     async def _until_idle(self) -> None:
         while self._busy:
@@ -132,47 +123,47 @@ class FetchHandler:
             await self._idle.wait()
 
     async def _refuse(self, request: FetchRequest, code: int) -> None:
-        await self._on.session.drained()
-        self._on.session.write_to_client(
+        await self.session.drained()
+        self.session.write_to_client(
             encode_error_response(request.version, request.correlation_id, code)
         )
 
     def _pass(self, frame: bytes, body_at: int, request: FetchRequest, kind: FetchKind) -> None:
         """Nothing is withheld: the request goes as it came, unless the sessions have parted."""
-        if not self._on.mirror.rejoin():
-            brokers_own = self._on.mirror.pass_on(request)
+        if not self.mirror.rejoin():
+            brokers_own = self.mirror.pass_on(request)
             if brokers_own is not None:
                 frame = with_session(frame, body_at, request.version, *brokers_own)
-            elif (upstream := self._on.mirror.upstream_request(frozenset())) is not None:
+            elif (upstream := self.mirror.upstream_request(frozenset())) is not None:
                 frame = encode_poll(request, upstream, request.max_wait_ms)
         # The answer cannot come before the loop's next turn: nobody waits for what follows.
-        self._on.session.send_upstream(frame, None)
-        answer = self._on.expect(request)
-        asked_at = self._on.clock()
+        self.session.send_upstream(frame, None)
+        answer = self.expect(request)
+        asked_at = self.clock()
 
         def withhold(patched: bool, errors_left: bool) -> bool:
-            if not self._on.session.nothing_overtaken:
+            if not self.session.nothing_overtaken:
                 return False
-            self._on.drop_answer()
+            self.drop_answer()
             # From here on, as the next request may be taken before this answer is done with.
-            fetch = ServedFetch(self._on, request, kind, self._client(frame), asked_at)
-            self._on.session.mute_while(fetch.run(self._on.split_at_once()), "serve-caught-fetch")
+            fetch = ServedFetch(self, request, kind, self._client(frame), asked_at)
+            self.session.mute_while(fetch.run(self.split_at_once()), "serve-caught-fetch")
             return True
 
         def passed() -> None:
-            self._on.share.answered(answer.frame_bytes)
-            self._on.tail.answered(kind.lists_all, self._on.mirror.asked.keys())
+            self.share.answered(answer.frame_bytes)
+            self.tail.answered(kind.lists_all, self.mirror.asked.keys())
             self._busy = False
             self._idle.set()
 
         answer.attach(
-            lambda head: self._on.on_head(request, head, NOTHING_INJECTED),
-            self._on.on_error,
+            lambda head: self.on_head(request, head, NOTHING_INJECTED),
+            self.on_error,
             passed,
             withhold,
         )
-        if not self._on.throttle_time_ms:  # else the answer's head is another
-            answer.on_plain = self._on.mirror.on_fine_answer
-            answer.own_session = not self._on.mirror.in_lockstep
+        if not self.throttle_time_ms:  # else the answer's head is another
+            answer.on_plain = self.mirror.on_fine_answer
+            answer.own_session = not self.mirror.in_lockstep
         self._busy = True
-        self._on.session.expect(answer)
+        self.session.expect(answer)

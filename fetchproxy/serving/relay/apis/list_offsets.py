@@ -10,7 +10,7 @@ timestamp, when its answer comes, so only results without error are touched.
        pending upload
 
 Of a topic that was never archived the broker's answer passes, whatever the store does: the archive
-is asked about those alone that are in the list of archived topics (`archived_topics`), and not
+is asked about those alone that are in the list of archived topics (`ArchivedKnowledge`), and not
 where the broker's log begins at 0. A client that asks for the earliest offset starts reading there,
 so of the others a broker's own log start is shown only on knowledge of the archive; without it the
 client gets a retriable error and asks again. What it asks for by time is found without that
@@ -31,12 +31,11 @@ from fetchproxy_protocol.headers import RequestHead, response_body
 from fetchproxy_protocol.list_offsets import OffsetResult
 from fetchproxy_protocol.primitives import Buffer, Cursor
 
-from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.lineage import lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, each_of
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
 from fetchproxy.serving.relay.handling import Held, Session, rewritten
@@ -86,11 +85,9 @@ class _Question:
     edges: LogEdges | ClusterError | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class ListOffsetsHandler:
-    def __init__(self, archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings) -> None:
-        self._archive = archive
-        self._cluster = cluster
-        self._warnings = warnings
+    _archive: ServedArchive
 
     def expect(self, frame: bytes, head: RequestHead, body_at: int) -> Answer:
         """For a framed request, which itself goes upstream unchanged."""
@@ -117,18 +114,13 @@ class ListOffsetsHandler:
 
         return HeldAnswer(head.correlation_id, rewrite)
 
-    def _lookup(self) -> ArchiveLookup:
-        """For an answer that has just come."""
-        archive = self._archive
-        return ArchiveLookup(archive, self._cluster, self._warnings, archive.clock())
-
     async def _correct_earliest(self, payload: bytes, version: int) -> Buffer:
         """Of all partitions: what was found before is written over the broker's where it counts."""
         every = ResultsOfAll(payload, version)
         names = await every.that_begin_above_0()
         if not names:
             return payload
-        lookup = self._lookup()
+        lookup = ArchiveLookup(self._archive, self._archive.clock())
         found = await lookup.identify(names, every.digest())
         corrected = bytearray(payload)
         others = await self._about_to_have_an_archive(found.others.values())
@@ -155,7 +147,7 @@ class ListOffsetsHandler:
     async def _correct(self, payload: bytes, version: int, asked: Asked | int) -> Buffer:
         if version < 1:
             return payload
-        lookup = self._lookup()
+        lookup = ArchiveLookup(self._archive, self._archive.clock())
         body = response_body(payload, ApiKey.LIST_OFFSETS, version)
         results: list[tuple[OffsetResult, int]] = []
         starts: list[tuple[str, int, int]] = []
@@ -218,7 +210,7 @@ class ListOffsetsHandler:
     ) -> list[_Question]:
         """Those of which the broker may have deleted records: of a whole log its word is enough."""
         tips = [question.tip for question in unlisted]
-        edges = await self._cluster.log_edges_of(tips, not_older_than=lookup.answered_at)
+        edges = await self._archive.cluster.log_edges_of(tips, not_older_than=lookup.answered_at)
 
         def has_lost_some(question: _Question) -> bool:
             log = edges[question.tip]
@@ -254,7 +246,7 @@ class ListOffsetsHandler:
             if q.timestamp == wire.EARLIEST_PENDING_UPLOAD and self._archive.is_archiving(q.tip)
         ]
         if within or pending:
-            edges = await self._cluster.log_edges_of(
+            edges = await self._archive.cluster.log_edges_of(
                 [q.tip for q in (*within, *pending)], not_older_than=lookup.answered_at
             )
             reaching = await lookup.views_reaching([q.tip for q in within], edges)
@@ -395,8 +387,8 @@ def _holds_all_below(question: _Question, view: PartitionView) -> bool:
 
 
 def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    handler = ListOffsetsHandler(session.archive, session.cluster, session.warnings)
-    session.send_upstream(frame, handler.expect(frame, head, body_at))
+    expected = ListOffsetsHandler(session.archive).expect(frame, head, body_at)
+    session.send_upstream(frame, expected)
     return True
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fetchproxy_protocol import offset_for_leader_epoch as wire
 from fetchproxy_protocol.apis import ApiKey
@@ -26,11 +27,9 @@ from fetchproxy_protocol.headers import RequestHead, response_body
 from fetchproxy_protocol.offset_for_leader_epoch import EpochResult
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.lineage import lineage_of, merged_end_offset
 from fetchproxy.model import EpochEnd, EpochStart, TopicIdPartition
-from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
 from fetchproxy.serving.relay.answers import Answer, HeldAnswer
 from fetchproxy.serving.relay.handling import Held, Session, rewritten
@@ -47,14 +46,11 @@ LINEAGES_AT_ONCE = 50
 Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
 
 
+@dataclass(frozen=True, slots=True)
 class OffsetForLeaderEpochHandler:
-    def __init__(self, archive: ServedArchive, cluster: Cluster, warnings: SparingWarnings) -> None:
-        self._archive = archive
-        self._cluster = cluster
-        self._warnings = warnings
+    _archive: ServedArchive
 
     def expect(self, frame: bytes, head: RequestHead, body_at: int) -> Answer:
-        """For a framed request, which itself goes upstream unchanged."""
         request, version = memoryview(frame)[4:], head.api_version
         asked: Asked | None = None
         if len(frame) <= READ_AT_ONCE_BYTES_MAX:
@@ -100,13 +96,8 @@ class OffsetForLeaderEpochHandler:
 
     async def _both_tiers(self, results: Sequence[EpochResult]) -> list[EpochResult]:
         """The results that the archive changes."""
-        lookup = ArchiveLookup(
-            self._archive,
-            self._cluster,
-            self._warnings,
-            self._archive.clock(),
-            FIRST_READ_WAIT_MAX_S,
-        )
+        archive = self._archive
+        lookup = ArchiveLookup(archive, archive.clock(), FIRST_READ_WAIT_MAX_S)
         found = await lookup.identify({result.topic for result in results})
         for name, error in found.unknown.items():
             self._warn(name, error)
@@ -123,11 +114,16 @@ class OffsetForLeaderEpochHandler:
             elif view is not None:
                 lineages[tip] = lineage_of(view)
         local_epochs = await self._local_epochs(lineages, asked)
-        return [
-            _merged(asked[tip], lineages[tip], epoch, self._apart_to(tip))
-            async for tip, epoch in each_of(local_epochs.items())
-            if not isinstance(epoch, ClusterError)
-        ]
+        merged = []
+        async for tip, epoch in each_of(local_epochs.items()):
+            if not isinstance(epoch, ClusterError):
+                said = asked[tip]
+                broker = EpochEnd(said.leader_epoch, said.end_offset)
+                end = merged_end_offset(
+                    lineages[tip], said.leader_epoch, broker, epoch, self._apart_to(tip)
+                )
+                merged.append(said._replace(leader_epoch=end.epoch, end_offset=end.end_offset))
+        return merged
 
     def _apart_to(self, tip: TopicIdPartition) -> int | None:
         """The archive's end where its log is not the broker's all the way."""
@@ -146,7 +142,7 @@ class OffsetForLeaderEpochHandler:
         open_ones: list[TopicIdPartition] = []
         async for tip, archived in each_of(lineages.items()):
             requested = asked[tip].leader_epoch
-            edges = self._cluster.cached_log_edges(tip)
+            edges = self._archive.cluster.cached_log_edges(tip)
             if not archived or any(entry.epoch >= requested for entry in archived):
                 epochs[tip] = None
             # An epoch only leaves the local log, so the last known beginning is too low at most.
@@ -154,7 +150,9 @@ class OffsetForLeaderEpochHandler:
                 epochs[tip] = edges.log_start_epoch
             else:
                 open_ones.append(tip)
-        told = await self._cluster.log_edges_of(open_ones, not_older_than=self._archive.clock())
+        told = await self._archive.cluster.log_edges_of(
+            open_ones, not_older_than=self._archive.clock()
+        )
         async for tip, now in each_of(told.items()):
             if isinstance(now, ClusterError):
                 epochs[tip] = now
@@ -164,7 +162,7 @@ class OffsetForLeaderEpochHandler:
         return epochs
 
     def _warn(self, topic: str, error: Exception) -> None:
-        self._warnings.warn(
+        self._archive.warnings.warn(
             "epoch_answered_by_broker_alone",
             topic,
             topic=topic,
@@ -172,20 +170,9 @@ class OffsetForLeaderEpochHandler:
         )
 
 
-def _merged(
-    result: EpochResult,
-    archived: Sequence[EpochStart],
-    local_epoch: int | None,
-    apart_to: int | None,
-) -> EpochResult:
-    broker = EpochEnd(result.leader_epoch, result.end_offset)
-    merged = merged_end_offset(archived, result.leader_epoch, broker, local_epoch, apart_to)
-    return result._replace(leader_epoch=merged.epoch, end_offset=merged.end_offset)
-
-
 def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    handler = OffsetForLeaderEpochHandler(session.archive, session.cluster, session.warnings)
-    session.send_upstream(frame, handler.expect(frame, head, body_at))
+    expected = OffsetForLeaderEpochHandler(session.archive).expect(frame, head, body_at)
+    session.send_upstream(frame, expected)
     return True
 
 

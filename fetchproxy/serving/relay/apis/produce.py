@@ -17,23 +17,18 @@ from fetchproxy.serving.relay.apis.addresses_rewritten import expect_addresses
 from fetchproxy.serving.relay.handling import Api, Behaviour, Passes, Session, Treatment
 
 
-def _is_answered(head: RequestHead, view: Buffer, end: int) -> bool:
-    acks = acks_of(view, head.body_position, head.api_version, end)
-    if acks is None:
-        raise Truncated("a Produce request ends before its acks")
-    return acks != 0
+def _passes(rewritten: bool) -> Passes:
+    def expect(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer | None:
+        acks = acks_of(view, head.body_position, head.api_version, end)
+        if acks is None:
+            raise Truncated("a Produce request ends before its acks")
+        if acks == 0:
+            return None
+        if rewritten:
+            return expect_addresses(session.addresses, head, ADDRESSES)
+        return Answer(head.correlation_id)
 
-
-def _expect_relayed(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer | None:
-    return Answer(head.correlation_id) if _is_answered(head, view, end) else None
-
-
-def _expect_rewritten(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer | None:
-    return (
-        expect_addresses(session.addresses, head, ADDRESSES)
-        if _is_answered(head, view, end)
-        else None
-    )
+    return Passes(expect)
 
 
 _FIRST, _LAST = PROXIED_VERSIONS[ApiKey.PRODUCE]
@@ -44,14 +39,14 @@ API = Api(
             _FIRST,
             ENDPOINTS_FROM - 1,
             Treatment.RELAYED,
-            Passes(_expect_relayed),
+            _passes(rewritten=False),
             "The proxy reads only `acks`, because acks=0 has no answer.",
         ),
         Behaviour(
             ENDPOINTS_FROM,
             _LAST,
             Treatment.REWRITTEN,
-            Passes(_expect_rewritten),
+            _passes(rewritten=True),
             "Addresses in NodeEndpoints (KIP-951) become the proxy's.",
         ),
     ),

@@ -1,7 +1,8 @@
 """The table of APIs: what the gateway does with a request, by API key and version.
 
-Every known API that has no module of its own is relayed as it is; `apis.relayed` says why of those
-that one might expect otherwise. Keys that are not known are refused, and so are versions that the
+Every known API that has no module of its own is relayed as it is; `RELAYED_WHY` says why of those
+that one might expect otherwise, as the others have nothing to do with where records lie or where
+brokers listen. Keys that are not known are refused, and so are versions that the
 proxy cannot read: their answers might name brokers. Neither is offered to clients (`api_versions`).
 """
 
@@ -19,9 +20,7 @@ from fetchproxy.serving.relay.apis import (
     produce,
     sasl_handshake,
 )
-from fetchproxy.serving.relay.apis.relayed import RELAYED_WHY
 from fetchproxy.serving.relay.handling import (
-    RELAY,
     VERSION_MAX,
     Api,
     Behaviour,
@@ -31,6 +30,32 @@ from fetchproxy.serving.relay.handling import (
     relayed,
     rewritten,
 )
+
+_BY_GROUPS = "Groups and their offsets live on the broker."
+_CONTROLLERS = "Names the controllers' listeners, which no client of the proxy dials."
+_NOT_FOR_CLIENTS = "Between brokers and controllers; no client sends it."
+
+RELAYED_WHY: dict[ApiKey, str] = {
+    ApiKey.OFFSET_COMMIT: _BY_GROUPS,
+    ApiKey.OFFSET_FETCH: _BY_GROUPS,
+    ApiKey.OFFSET_DELETE: _BY_GROUPS,
+    ApiKey.JOIN_GROUP: _BY_GROUPS,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: _BY_GROUPS,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: "Names nodes by id alone: no address to change (KIP-966).",
+    ApiKey.DESCRIBE_LOG_DIRS: "Sizes on the brokers' disks; the console has the archive's.",
+    ApiKey.DESCRIBE_QUORUM: _CONTROLLERS,
+    ApiKey.ADD_RAFT_VOTER: _CONTROLLERS,
+    ApiKey.UPDATE_RAFT_VOTER: _CONTROLLERS,
+    ApiKey.STREAMS_GROUP_HEARTBEAT: "Its endpoints are the applications' own, not the brokers'.",
+    ApiKey.STREAMS_GROUP_DESCRIBE: "Its endpoints are the applications' own, not the brokers'.",
+    ApiKey.SASL_AUTHENTICATE: "The tokens are between client and broker; KIP-368 as well.",
+    ApiKey.DELETE_TOPICS: "The archive is keyed by topic id; a new topic of that name has its own.",
+    ApiKey.WRITE_TXN_MARKERS: _NOT_FOR_CLIENTS,
+    ApiKey.LEADER_AND_ISR: _NOT_FOR_CLIENTS,
+    ApiKey.STOP_REPLICA: _NOT_FOR_CLIENTS,
+    ApiKey.UPDATE_METADATA: _NOT_FOR_CLIENTS,
+    ApiKey.CONTROLLED_SHUTDOWN: _NOT_FOR_CLIENTS,
+}
 
 
 def _fetch(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
@@ -84,6 +109,3 @@ def handling_of(head: RequestHead) -> Passes | Held:
         if behaviour.first <= head.api_version <= behaviour.last:
             return behaviour.handling
     return REFUSED
-
-
-__all__ = ["BEHAVIOURS", "FETCH", "REFUSED", "RELAY", "RELAYED_WHY", "SPECIAL", "handling_of"]

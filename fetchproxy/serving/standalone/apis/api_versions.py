@@ -15,13 +15,7 @@ from fetchproxy_protocol.messages import I32, NULLABLE_TEXT, Field, Structure
 from fetchproxy_protocol.primitives import INT32, Buffer
 
 from fetchproxy.serving.standalone.apis import sasl
-from fetchproxy.serving.standalone.handling import (
-    NODE_ID,
-    Answer,
-    ArchiveOnlyParts,
-    Request,
-    ServedApi,
-)
+from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.schemas import message
 
 # As the gateway's, whose refusal of newer ones is used here too.
@@ -39,10 +33,6 @@ def api_versions(others: Iterable[ServedApi]) -> ServedApi:
     """The API that names all `others` and itself."""
     named = {api.key: (api.lowest, api.highest) for api in others}
     named[ApiKey.API_VERSIONS] = (LOWEST, HIGHEST)
-    return ServedApi(ApiKey.API_VERSIONS, LOWEST, HIGHEST, _answer_with(named))
-
-
-def _answer_with(named: Mapping[ApiKey, tuple[int, int]]) -> Answer:
     ranges, with_sasl = _ranges(named), _ranges({**named, **sasl.VERSIONS})
 
     async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -57,7 +47,7 @@ def _answer_with(named: Mapping[ApiKey, tuple[int, int]]) -> Answer:
         offered = with_sasl if parts.logins else ranges
         return request.respond({"api_keys": offered})
 
-    return answer
+    return ServedApi(ApiKey.API_VERSIONS, LOWEST, HIGHEST, answer)
 
 
 def _ranges(named: Mapping[ApiKey, tuple[int, int]]) -> list[dict[str, int]]:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
-from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.messages import elements
 from fetchproxy_protocol.primitives import Buffer
 
+from fetchproxy.serving.limits import StandaloneLimits
 from fetchproxy.serving.standalone.groups import (
     ClassicGroup,
     GroupState,
@@ -23,7 +24,6 @@ from fetchproxy.serving.standalone.groups import (
     SyncRequest,
 )
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
-from fetchproxy.serving.standalone.limits import StandaloneLimits
 
 _GROUP = 0  # key type; 1: transactions, 2: share groups
 _MANY_GROUPS_FROM = 4
@@ -91,34 +91,26 @@ async def _join_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
 def _join_of(limits: StandaloneLimits, request: Request) -> tuple[str, JoinRequest | JoinReply]:
     """The group and what it is asked, or the refusal. The fields are not kept while it waits."""
     asked = request.read()
-    error = _join_error(limits, request, asked)
-    if error is not ErrorCode.NONE:
-        return asked["group_id"], JoinReply(error, asked["member_id"])
-    return asked["group_id"], _join_request(request, asked)
-
-
-def _join_error(limits: StandaloneLimits, request: Request, asked: Fields) -> ErrorCode:
-    if not asked["group_id"]:
-        return ErrorCode.INVALID_GROUP_ID
-    if not request.may_join(asked["group_id"]):
-        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    group_id, session_ms = asked["group_id"], asked["session_timeout_ms"]
     low, high = limits.group_session_timeout_min_ms, limits.group_session_timeout_max_ms
-    if not low <= asked["session_timeout_ms"] <= high:
-        return ErrorCode.INVALID_SESSION_TIMEOUT
-    return ErrorCode.NONE
-
-
-def _join_request(request: Request, asked: Fields) -> JoinRequest:
-    session_s = asked["session_timeout_ms"] / 1000
+    error = ErrorCode.NONE
+    if not group_id:
+        error = ErrorCode.INVALID_GROUP_ID
+    elif not request.may_join(group_id):
+        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    elif not low <= session_ms <= high:
+        error = ErrorCode.INVALID_SESSION_TIMEOUT
+    if error is not ErrorCode.NONE:
+        return group_id, JoinReply(error, asked["member_id"])
     # v0 has no rebalance timeout: the session's counts.
-    rebalance_s = asked["rebalance_timeout_ms"] / 1000 if request.version else session_s
-    return JoinRequest(
+    rebalance_ms = asked["rebalance_timeout_ms"] if request.version else session_ms
+    return group_id, JoinRequest(
         member_id=asked["member_id"],
         group_instance_id=asked["group_instance_id"],
         client_id=request.client_id,
         client_host=request.client_host,
-        session_timeout_s=session_s,
-        rebalance_timeout_s=max(rebalance_s, _REBALANCE_TIMEOUT_MIN_S),
+        session_timeout_s=session_ms / 1000,
+        rebalance_timeout_s=max(rebalance_ms / 1000, _REBALANCE_TIMEOUT_MIN_S),
         protocol_type=asked["protocol_type"],
         protocols=tuple((p["name"], p["metadata"]) for p in elements(asked["protocols"])),
         requires_member_id=request.version >= _MEMBER_ID_REQUIRED_FROM,
@@ -158,11 +150,9 @@ async def _heartbeat(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buff
     """A member says that it lives, and hears that a rebalance is under way (27)."""
     asked = request.read()
     member = Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"])
-    error = (
-        parts.groups.heartbeat(asked["group_id"], member)
-        if request.may_join(asked["group_id"])
-        else ErrorCode.GROUP_AUTHORIZATION_FAILED
-    )
+    error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if request.may_join(asked["group_id"]):
+        error = parts.groups.heartbeat(asked["group_id"], member)
     return request.respond({"error_code": error})
 
 
@@ -229,15 +219,14 @@ async def _describe_groups(parts: ArchiveOnlyParts, request: Request) -> Sequenc
 
 
 def _described_group(parts: ArchiveOnlyParts, request: Request, group_id: str) -> dict[str, Any]:
+    blank: dict[str, Any] = {
+        "group_id": group_id,
+        "protocol_type": "",
+        "protocol_data": "",
+        "members": (),
+    }
     if not request.may_join(group_id):
-        return {
-            "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED,
-            "group_id": group_id,
-            "group_state": "",
-            "protocol_type": "",
-            "protocol_data": "",
-            "members": (),
-        }
+        return blank | {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "group_state": ""}
     group = parts.groups.group(group_id)
     if group is not None:
         return {
@@ -247,18 +236,13 @@ def _described_group(parts: ArchiveOnlyParts, request: Request, group_id: str) -
             "protocol_data": group.protocol_name or "",
             "members": _members(group),
         }
-    known = parts.offsets.has_group(group_id)
-    described = {
-        "group_id": group_id,
-        "group_state": (GroupState.EMPTY if known else GroupState.DEAD).value,
-        "protocol_type": "consumer" if known else "",
-        "protocol_data": "",
-        "members": (),
-    }
-    if not known and request.version >= _NOT_FOUND_FROM:
-        described["error_code"] = ErrorCode.GROUP_ID_NOT_FOUND
-        described["error_message"] = f"Group {group_id} not found."
-    return described
+    if parts.offsets.has_group(group_id):
+        return blank | {"group_state": GroupState.EMPTY.value, "protocol_type": "consumer"}
+    dead = blank | {"group_state": GroupState.DEAD.value}
+    if request.version >= _NOT_FOUND_FROM:
+        dead["error_code"] = ErrorCode.GROUP_ID_NOT_FOUND
+        dead["error_message"] = f"Group {group_id} not found."
+    return dead
 
 
 def _members(group: ClassicGroup) -> list[dict[str, Any]]:
@@ -281,11 +265,9 @@ async def _delete_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     """Forgets all commits of groups that have no members."""
     results = []
     for group_id in elements(request.read()["groups_names"]):
-        error = (
-            await _delete_group(parts, group_id)
-            if request.may_join(group_id)
-            else ErrorCode.GROUP_AUTHORIZATION_FAILED
-        )
+        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        if request.may_join(group_id):
+            error = await _delete_group(parts, group_id)
         results.append({"group_id": group_id, "error_code": error})
     return request.respond({"results": results})
 

@@ -29,11 +29,9 @@ async def _offset_commit(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     member = Membership(
         asked["member_id"], asked["group_instance_id"], asked["generation_id_or_member_epoch"]
     )
-    refused = (
-        parts.groups.check_commit(group, member)
-        if request.may_join(group)
-        else ErrorCode.GROUP_AUTHORIZATION_FAILED
-    )
+    refused = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if request.may_join(group):
+        refused = parts.groups.check_commit(group, member)
     changes: dict[OffsetKey, CommittedOffset | None] = {}
     errors: dict[OffsetKey, ErrorCode] = {}
     for topic in elements(asked["topics"]):
@@ -52,12 +50,11 @@ async def _offset_commit(parts: ArchiveOnlyParts, request: Request) -> Sequence[
 def _committed(
     parts: ArchiveOnlyParts, request: Request, key: OffsetKey, asked: Fields
 ) -> tuple[ErrorCode, CommittedOffset | None]:
-    if not request.may_read(key.topic):
-        return ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
     topic = parts.archive.catalogue.by_name.get(key.topic)
     metadata = asked["committed_metadata"]
-    if topic is None or topic.partition(key.partition) is None:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
+    known = topic is not None and topic.partition(key.partition) is not None
+    if topic is None or not (known and request.may_read(key.topic)):
+        return request.missing(key.topic), None
     if len((metadata or "").encode()) > parts.limits.offset_metadata_bytes_max:
         return ErrorCode.OFFSET_METADATA_TOO_LARGE, None
     committed = CommittedOffset(

@@ -56,11 +56,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     async def look_some_up() -> None:
         while waiting:
             one, view = waiting.pop()
-            key = (one.topic, one.partition)
-            if request.may_read(one.topic):
-                results[key] = await _look_up(parts, one, view, request.version)
-            else:
-                results[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED, _NONE
+            results[one.topic, one.partition] = await _look_up(parts, request, one, view)
             await asyncio.sleep(0)  # what is in memory is found without waiting
 
     async with asyncio.TaskGroup() as looking:
@@ -84,13 +80,14 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
 
 async def _look_up(
     parts: ArchiveOnlyParts,
+    request: Request,
     asked: wire.AskedOffset,
     view: PartitionView | RemoteStorageError | None,
-    version: int,
 ) -> tuple[ErrorCode, Found]:
     if view is None:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _NONE
-    if asked.timestamp < 0 and version < _KNOWN_FROM.get(asked.timestamp, version + 1):
+        return request.missing(asked.topic), _NONE
+    known_from = _KNOWN_FROM.get(asked.timestamp, request.version + 1)
+    if asked.timestamp < 0 and request.version < known_from:
         return ErrorCode.UNSUPPORTED_VERSION, _NONE
     try:
         if isinstance(view, RemoteStorageError):

@@ -48,11 +48,9 @@ def _asked_topic(catalogue: Catalogue, asked: Fields, request: Request) -> dict[
         topic = catalogue.by_id.get(topic_id)
         missing = ErrorCode.UNKNOWN_TOPIC_ID
     else:
-        topic = catalogue.by_name.get(name or "")
-        missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        topic = catalogue.by_name.get(name or "") if request.may_read(name or "") else None
+        missing = request.missing(name or "")  # as a broker, also of one that is not there
         topic_id = ZERO_UUID
-        if not request.may_read(name or ""):  # as a broker does, also of one that is not there
-            topic, missing = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if topic is not None and not request.may_read(topic.name):
         topic, missing = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if topic is not None:
@@ -102,13 +100,8 @@ async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) 
             following = {"topic_name": name, "partition_index": 0}
             break
         topic = by_name.get(name)
-        allowed = request.may_read(name)
-        if topic is None or not allowed:
-            error = (
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if allowed
-                else ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            )
+        if topic is None or not request.may_read(name):
+            error = request.missing(name)
             topics.append(
                 {"error_code": error, "name": name, "topic_id": ZERO_UUID, "partitions": ()}
             )
@@ -158,18 +151,13 @@ async def _describe_configs(parts: ArchiveOnlyParts, request: Request) -> Sequen
 
 
 def _configs_of(parts: ArchiveOnlyParts, request: Request, resource: Fields) -> dict[str, Any]:
-    kind, name, wanted = (
-        resource["resource_type"],
-        resource["resource_name"],
-        resource["configuration_keys"],
-    )
+    kind, name = resource["resource_type"], resource["resource_name"]
+    wanted = resource["configuration_keys"]
     result = {"resource_type": kind, "resource_name": name, "configs": ()}
-    if kind == _TOPIC and not request.may_read(name):
-        return result | {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED}
-    if kind == _TOPIC and name in parts.archive.catalogue.by_name:
+    if kind == _TOPIC:
+        if not request.may_read(name) or name not in parts.archive.catalogue.by_name:
+            return result | {"error_code": request.missing(name)}
         settings = _TOPIC_SETTINGS
-    elif kind == _TOPIC:
-        return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     elif kind == _BROKER and name in ("", str(NODE_ID)):
         settings = _BROKER_SETTINGS
     else:

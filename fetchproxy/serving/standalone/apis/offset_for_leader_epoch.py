@@ -35,18 +35,18 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     topics: dict[str, list[dict[str, Any]]] = {}
     for name, partition, tip in asked:
         view = None if tip is None else views[tip]
-        end = _end_offset(view, partition)
-        if not request.may_read(name):
-            end["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        end = _end_offset(view, partition, request.missing(name))
         topics.setdefault(name, []).append(end)
     values = [{"topic": name, "partitions": partitions} for name, partitions in topics.items()]
     return request.respond({"topics": values})
 
 
-def _end_offset(view: PartitionView | RemoteStorageError | None, asked: Fields) -> dict[str, Any]:
+def _end_offset(
+    view: PartitionView | RemoteStorageError | None, asked: Fields, missing: ErrorCode
+) -> dict[str, Any]:
     result: dict[str, Any] = {"partition": asked["partition"]}
     if view is None:
-        return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        return result | {"error_code": missing}
     if isinstance(view, RemoteStorageError):
         return result | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
     end = end_offset_for(lineage_of(view), asked["leader_epoch"], view.log_end_offset or 0)

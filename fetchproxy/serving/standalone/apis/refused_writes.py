@@ -29,7 +29,7 @@ async def refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     """
     asked = request.read()
     if asked["acks"] == 0:
-        raise RequestRefused("PRODUCE", request.version, f"{REASON}; acks=0 wants no answer")
+        raise RequestRefused(request.head, f"{REASON}; acks=0 wants no answer")
     refusal = {
         "error_code": ErrorCode.POLICY_VIOLATION,
         "base_offset": -1,

@@ -33,7 +33,7 @@ def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], bool]:
         values = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "mechanisms": ()}
         return request.respond(values), False
     if request.version > VERSIONS[ApiKey.SASL_HANDSHAKE][1]:
-        raise RequestRefused("SASL_HANDSHAKE", request.version, "no such version")
+        raise RequestRefused(request.head, "no such version")
     known = login.choose(request.read()["mechanism"])
     error = ErrorCode.NONE if known else ErrorCode.UNSUPPORTED_SASL_MECHANISM
     values = {"error_code": error, "mechanisms": login.mechanisms}
@@ -43,7 +43,7 @@ def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], bool]:
 async def authenticate(login: Login, request: Request) -> Sequence[Buffer]:
     """Raises LoginRefused, RequestRefused, WireError."""
     if request.version > VERSIONS[ApiKey.SASL_AUTHENTICATE][1]:
-        raise RequestRefused("SASL_AUTHENTICATE", request.version, "no such version")
+        raise RequestRefused(request.head, "no such version")
     token = await login.step(request.read()["auth_bytes"])
     return request.respond({"auth_bytes": token})
 
