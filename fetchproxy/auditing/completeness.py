@@ -25,7 +25,6 @@ from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.archive_health import (
-    FINISHED,
     NotHeld,
     look_at_offsets,
     metadata_in_words,
@@ -44,18 +43,13 @@ class Completeness:
     findings: list[Condition] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class CompletenessCheck:
     """Of any partition. `topic`: the metadata topic's manager; None: there is no such topic."""
 
-    def __init__(
-        self,
-        rsm: RemoteStorageManager,
-        stored: StoreBackedRemoteLogMetadataManager,
-        topic: RemoteLogMetadataManager | None,
-    ) -> None:
-        self._rsm = rsm
-        self._stored = stored
-        self._topic = topic
+    rsm: RemoteStorageManager
+    stored: StoreBackedRemoteLogMetadataManager
+    topic: RemoteLogMetadataManager | None
 
     async def check(self, tip: TopicIdPartition, lost: Sequence[Offsets]) -> Completeness:
         """`lost`: offsets of segments of which only the metadata are missing.
@@ -70,13 +64,13 @@ class CompletenessCheck:
             return [*lost, *((s.start_offset, s.end_offset) for s in there)]
 
         look = await look_at_offsets(
-            self._rsm.records, self._stored, tip, lambda: refreshed(self._stored, tip), told
+            self.rsm.records, self.stored, tip, lambda: refreshed(self.stored, tip), told
         )
         stated = look.stated
         if look.damaged is not None:
-            key = self._rsm.records.finished_offsets_key(tip)
+            key = self.rsm.records.finished_offsets_key(tip)
             found.faults.append(Fault(tip.topic, tip.partition, key, None, None, look.damaged))
-        folder = self._rsm.records.folder(tip)
+        folder = self.rsm.records.folder(tip)
         for first, last in look.found.missing:
             what = in_no_segment(first, last)
             found.faults.append(Fault(tip.topic, tip.partition, folder, None, first, what))
@@ -87,11 +81,11 @@ class CompletenessCheck:
         found.gaps += [RecordedGap(tip.topic, tip.partition, *gap) for gap in look.found.gaps]
         self._note_unknown(tip, stated, look.found, found)
         found.findings += offsets_in_words(tip, look.found)
-        if (view := self._stored.view(tip)) is not None:
+        if (view := self.stored.view(tip)) is not None:
             found.findings += metadata_in_words(
                 view,
-                self._stored.problems(tip),
-                lambda: self._stored.list_remote_log_segments(tip),
+                self.stored.problems(tip),
+                lambda: self.stored.list_remote_log_segments(tip),
             )
         if in_topic is not None:
             found.faults += await self._against_topic(tip, in_topic)
@@ -99,19 +93,19 @@ class CompletenessCheck:
 
     # --- the records in the store ---
     def _log_start(self, tip: TopicIdPartition) -> int:
-        view = self._stored.view(tip)
+        view = self.stored.view(tip)
         return 0 if view is None else view.raised_log_start
 
     def _older_end(self, tip: TopicIdPartition, stated: FinishedOffsets | None) -> list[Fault]:
         """What lies at the end that was stated is of an older leader's log, which was cut there."""
         if stated is None or stated.end_offset < self._log_start(tip):
             return []
-        segments = _finished(self._stored.list_remote_log_segments(tip))
+        segments = _finished(self.stored.list_remote_log_segments(tip))
         epochs = [e.epoch for s in segments for e in s.segment_leader_epochs]
         at_end = [s for s in segments if s.start_offset <= stated.end_offset <= s.end_offset]
         if not at_end or max(epochs, default=-1) >= stated.leader_epoch:
             return []
-        key = self._rsm.object_key(at_end[-1], SegmentFile.METADATA)
+        key = self.rsm.object_key(at_end[-1], SegmentFile.METADATA)
         what = f"offset {stated.end_offset} was archived in leader epoch {stated.leader_epoch}"
         return [
             Fault(tip.topic, tip.partition, key, None, stated.end_offset, f"{what}, not in this")
@@ -128,7 +122,7 @@ class CompletenessCheck:
             f"whether offsets {first} to {last}, which are in no segment, were archived"
             for first, last in result.not_known
         ]
-        segments = _finished(self._stored.list_remote_log_segments(tip))
+        segments = _finished(self.stored.list_remote_log_segments(tip))
         if stated is None:
             whats.append("where the archive began and up to where it was finished")
         elif stated is not None and any(s.start_offset < stated.recorded_from for s in segments):
@@ -140,23 +134,23 @@ class CompletenessCheck:
         self, tip: TopicIdPartition, found: Completeness
     ) -> Sequence[RemoteLogSegmentMetadata] | None:
         """What it has of the partition now; None: it is not asked, or does not know it."""
-        if self._topic is None:
+        if self.topic is None:
             return None
         try:
-            await self._topic.refresh(tip, asyncio.get_running_loop().time())
+            await self.topic.refresh(tip, asyncio.get_running_loop().time())
         except RemoteStorageError as error:
             if error.retriable:
                 raise
-            folder = self._rsm.records.folder(tip)
+            folder = self.rsm.records.folder(tip)
             found.faults.append(Fault(tip.topic, tip.partition, folder, None, None, str(error)))
             return None
-        return self._topic.list_remote_log_segments(tip)
+        return self.topic.list_remote_log_segments(tip)
 
     def _not_in_store(
         self, tip: TopicIdPartition, in_topic: Sequence[RemoteLogSegmentMetadata] | None
     ) -> list[RemoteLogSegmentMetadata]:
         """Finished ones that the topic has and the store has no metadata of."""
-        ids = {s.segment_id for s in self._stored.list_remote_log_segments(tip)}
+        ids = {s.segment_id for s in self.stored.list_remote_log_segments(tip)}
         log_start = self._topic_log_start(tip)
         return [
             s
@@ -165,7 +159,7 @@ class CompletenessCheck:
         ]
 
     def _topic_log_start(self, tip: TopicIdPartition) -> int:
-        view = None if self._topic is None else self._topic.view(tip)
+        view = None if self.topic is None else self.topic.view(tip)
         return 0 if view is None else view.raised_log_start
 
     async def _against_topic(
@@ -175,12 +169,12 @@ class CompletenessCheck:
         now = await self._in_topic(tip, Completeness()) or ()
         known = {s.segment_id: s for s in now}
         unchanged = [s for s in before if known.get(s.segment_id) == s]
-        stored = {s.segment_id: s for s in self._stored.list_remote_log_segments(tip)}
-        named = {problem.key for problem in self._stored.problems(tip)}
+        stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(tip)}
+        named = {problem.key for problem in self.stored.problems(tip)}
         faults: list[Fault] = []
 
         def fault(segment: RemoteLogSegmentMetadata, what: str) -> None:
-            key = self._rsm.object_key(segment, SegmentFile.METADATA)
+            key = self.rsm.object_key(segment, SegmentFile.METADATA)
             if key not in named:
                 offset = segment.start_offset
                 faults.append(Fault(tip.topic, tip.partition, key, None, offset, what))
@@ -215,7 +209,7 @@ async def refreshed(
 
 
 def _finished(segments: Iterable[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
-    return [segment for segment in segments if segment.state is FINISHED]
+    return [segment for segment in segments if segment.is_finished]
 
 
 def _says(segment: RemoteLogSegmentMetadata) -> str:

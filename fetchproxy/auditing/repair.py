@@ -205,7 +205,7 @@ class _PartitionRepair:
             self._stated = await read_finished_offsets(self.rsm.records, self.tip)
         except CorruptSegment as error:
             self.refusals.append(str(error))
-        stated = [s for s in self.rlmm.list_remote_log_segments(self.tip) if s.state is FINISHED]
+        stated = [s for s in self.rlmm.list_remote_log_segments(self.tip) if s.is_finished]
         known = [await self._as_copied(s) for s in stated]
         every = [*zip(known, stated, strict=True), *((s, None) for s in await self._lost(known))]
         every.sort(key=lambda pair: (pair[0].start_offset, pair[1] is None))

@@ -20,14 +20,11 @@ from fetchproxy.model import (
     LogEdges,
     LogHistory,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
 from fetchproxy.observability.health import Kind
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.log_truncation import LogTruncation
-
-_FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 class Answer(StrEnum):
@@ -68,7 +65,7 @@ def plan_resolution(
     leader: LeaderSays,
 ) -> ResolutionPlan:
     """`segments`: all that the metadata name, as old as `view`. Raises ResolutionRefused."""
-    shown = tuple(s for s in segments if s.state is _FINISHED and view.history.shows(s))
+    shown = tuple(s for s in segments if s.is_finished and view.history.shows(s))
     if answer is Answer.KEEP:
         return _keep(view, leader.edges)
     after_epoch = _last_epoch(view, leader)
@@ -102,7 +99,7 @@ def plan_showing_again(
     """
     now = view.history
     before = now.earlier[-1] if now.earlier else -1
-    aside = [s for s in segments if s.state is _FINISHED and before < _epoch(s) <= now.after_epoch]
+    aside = [s for s in segments if s.is_finished and before < _epoch(s) <= now.after_epoch]
     if not aside:
         return None
     if now.kept_below:

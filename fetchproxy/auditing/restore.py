@@ -114,10 +114,7 @@ def _summary(
         segments=len(ids),
         restored=len(changed),
         unreadable=len(stored.problems(tip)),
-        not_in_store=sum(
-            s.state is State.COPY_SEGMENT_FINISHED and s.segment_id not in ids
-            for s in table.segments()
-        ),
+        not_in_store=sum(s.is_finished and s.segment_id not in ids for s in table.segments()),
         raised_log_start=starts[0] if starts else None,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from fetchproxy.auditing.faults import Fault, Orphan
 from fetchproxy.errors import (
@@ -101,35 +102,30 @@ def _is_held(offsets: tuple[int, int], segments: Iterable[RemoteLogSegmentMetada
 # which order, and what a store's answer means.
 
 
+@dataclass(eq=False)
 class SegmentVerifier:
     """One segment; `faults` are complete after `verify`. `is_encrypted`: or nobody can tell.
 
     `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known.
     """
 
-    def __init__(
-        self,
-        rsm: RemoteStorageManager,
-        metadata: RemoteLogSegmentMetadata,
-        txns: TxnCheck,
-        chunk_bytes: int,
-        on_bytes: Callable[[int], None],
-    ) -> None:
-        self._rsm = rsm
-        self._metadata = metadata
-        self._txns = txns
-        self._chunk_bytes = chunk_bytes
-        self._on_bytes = on_bytes
+    rsm: RemoteStorageManager
+    metadata: RemoteLogSegmentMetadata
+    txns: TxnCheck
+    chunk_bytes: int
+    on_bytes: Callable[[int], None]
+
+    def __post_init__(self) -> None:
         self._reached = 0  # bytes of the log that count as done
         self.faults: list[Fault] = []
         self.lineage: tuple[EpochStart, ...] | None = None
         self.is_encrypted = True
 
     async def verify(self, *, continues: bool) -> None:
-        metadata = self._metadata
+        metadata = self.metadata
         if not await self._metadata_are_its_own():
             self._advance(metadata.segment_size_bytes)
-            self._txns.restart()
+            self.txns.restart()
             return
         index = await self._index()
         aborted = await self._aborted()
@@ -137,9 +133,9 @@ class SegmentVerifier:
         await self._epochs()
         await self._kafka_files()
         txn_key = self._key(SegmentFile.TXN)
-        self._txns.begin(aborted or (), txn_key, metadata.start_offset, metadata.end_offset)
+        self.txns.begin(aborted or (), txn_key, metadata.start_offset, metadata.end_offset)
         spans = list(index.spans()) if index is not None else []
-        check = SegmentCheck(metadata, spans, self._txns, continues=continues)
+        check = SegmentCheck(metadata, spans, self.txns, continues=continues)
         log_read = packing_there and await self._read_log(check)
         self._advance(metadata.segment_size_bytes)
         for finding in check.findings:
@@ -147,18 +143,18 @@ class SegmentVerifier:
             file = SegmentFile.INDEX if finding.in_index else file
             self._fault(file, finding.byte_position, finding.offset, finding.what)
         if not (log_read and check.log_is_sound and aborted is not None):
-            self._txns.restart()
+            self.txns.restart()
             return
         tip = metadata.topic_id_partition
         self.faults.extend(
             Fault(tip.topic, tip.partition, f.object_key, f.byte_position, f.offset, f.what)
-            for f in self._txns.end()
+            for f in self.txns.end()
         )
 
     async def _metadata_are_its_own(self) -> bool:
         """False: nothing else can be held against them."""
         try:
-            self.is_encrypted = await self._rsm.check_metadata(self._metadata)
+            self.is_encrypted = await self.rsm.check_metadata(self.metadata)
         except MetadataChanged as error:
             self._fault(SegmentFile.METADATA, None, None, str(error))
             return False
@@ -172,7 +168,7 @@ class SegmentVerifier:
             return None
         try:
             index = RemoteLogIndex.parse(raw)
-            index.check_covers(self._metadata.stored_end_offset, self._metadata.segment_size_bytes)
+            index.check_covers(self.metadata.stored_end_offset, self.metadata.segment_size_bytes)
         except CorruptSegment as error:
             self._fault(SegmentFile.INDEX, None, None, str(error))
             return None
@@ -182,7 +178,7 @@ class SegmentVerifier:
         return index
 
     async def _aborted(self) -> tuple[AbortedTxn, ...] | None:
-        if not self._metadata.has_aborted_txns:
+        if not self.metadata.has_aborted_txns:
             return ()
         raw = await self._whole(SegmentFile.TXN)
         if raw is None:
@@ -192,24 +188,24 @@ class SegmentVerifier:
         except CorruptSegment as error:
             self._fault(SegmentFile.TXN, None, None, str(error))
             return None
-        if not aborted and self._metadata.copied_end_offset is None:
+        if not aborted and self.metadata.copied_end_offset is None:
             self._fault(SegmentFile.TXN, None, None, "no entry, but has_aborted_txns is true")
-        end_offset = self._metadata.stored_end_offset
+        end_offset = self.metadata.stored_end_offset
         for number, entry in enumerate(aborted):
             if entry.first_offset > end_offset:
                 what = f"lists a transaction from {entry.first_offset}, above the segment's end"
                 self._fault(SegmentFile.TXN, number * ENTRY_BYTES, entry.first_offset, what)
-        return clip_aborted(aborted, self._metadata.end_offset)
+        return clip_aborted(aborted, self.metadata.end_offset)
 
     async def _packing(self) -> bool:
         """False: it is missing, so nothing of the log can be read."""
-        return not self._metadata.packed or await self._whole(SegmentFile.PACKING) is not None
+        return not self.metadata.packed or await self._whole(SegmentFile.PACKING) is not None
 
     async def _epochs(self) -> None:
         raw = await self._whole(SegmentFile.EPOCHS)
         if raw is None:
             return
-        metadata = self._metadata
+        metadata = self.metadata
         try:
             lineage = decode_epochs(raw)
         except CorruptSegment as error:
@@ -225,13 +221,13 @@ class SegmentVerifier:
 
     async def _kafka_files(self) -> None:
         """A broker's own files; only segments from `log-dirs` have them, and not all of those."""
-        metadata = self._metadata
+        metadata = self.metadata
         base, end = metadata.start_offset, metadata.stored_end_offset
         clipped = metadata.copied_end_offset is not None
         newest_ms = 2**63 - 1 if clipped else metadata.max_timestamp_ms
         for file in KAFKA_FILES:
             try:
-                raw = await self._rsm.fetch_index(metadata, file)
+                raw = await self.rsm.fetch_index(metadata, file)
             except ObjectNotFound:
                 continue
             except DamagedObject as error:
@@ -248,7 +244,7 @@ class SegmentVerifier:
 
     async def _whole(self, file: SegmentFile) -> bytes | None:
         try:
-            return await self._rsm.fetch_index(self._metadata, file)
+            return await self.rsm.fetch_index(self.metadata, file)
         except ObjectNotFound:
             self._fault(file, None, None, "object is missing")
         except DamagedObject as error:
@@ -257,7 +253,7 @@ class SegmentVerifier:
 
     async def _read_log(self, check: SegmentCheck) -> bool:
         """False: there is no log. Its size is checked by reading it to the end, and one byte on."""
-        size = self._metadata.segment_size_bytes
+        size = self.metadata.segment_size_bytes
         try:
             await self._walk_log(check, size)
             if await self._range(size, size + 1):
@@ -276,7 +272,7 @@ class SegmentVerifier:
         step: Next | None = Next(0)
         while step is not None and step.position < size:
             rest = data[max(step.position - start, 0) :] if step.position >= start else b""
-            end = min(step.position + max(step.bytes_min, self._chunk_bytes), size)
+            end = min(step.position + max(step.bytes_min, self.chunk_bytes), size)
             read_from = step.position + len(rest)
             more = await self._range(read_from, end) if read_from < end else b""
             data, start = rest + more, step.position
@@ -289,23 +285,23 @@ class SegmentVerifier:
 
     async def _range(self, start: int, end: int) -> bytes | bytearray:
         try:
-            return await self._rsm.fetch_log_segment(self._metadata, ByteRange(start, end))
+            return await self.rsm.fetch_log_segment(self.metadata, ByteRange(start, end))
         except RangeNotSatisfiable:
             return b""
 
     def _advance(self, position: int) -> None:
-        position = min(position, self._metadata.segment_size_bytes)
+        position = min(position, self.metadata.segment_size_bytes)
         if position > self._reached:
-            self._on_bytes(position - self._reached)
+            self.on_bytes(position - self._reached)
             self._reached = position
 
     def _key(self, file: SegmentFile) -> str:
-        return self._rsm.object_key(self._metadata, file)
+        return self.rsm.object_key(self.metadata, file)
 
     def _fault(
         self, file: SegmentFile, position: int | None, offset: int | None, what: str
     ) -> None:
-        tip = self._metadata.topic_id_partition
+        tip = self.metadata.topic_id_partition
         self.faults.append(Fault(tip.topic, tip.partition, self._key(file), position, offset, what))
 
 

@@ -17,7 +17,6 @@ from fetchproxy.model import (
     FIRST_HISTORY,
     EpochStart,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
 from fetchproxy.observability.health import Condition, in_order
@@ -61,7 +60,7 @@ Segments = list[RemoteLogSegmentMetadata]
 
 
 def finished(segments: Iterable[RemoteLogSegmentMetadata]) -> Segments:
-    return [s for s in segments if s.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
+    return [s for s in segments if s.is_finished]
 
 
 def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Segments]:
@@ -262,7 +261,7 @@ class _Run:
             return True
         except CorruptSegment:
             return False
-        return now.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        return not now.is_finished
 
     def _report(self, faults: list[Fault]) -> None:
         self.faults += faults

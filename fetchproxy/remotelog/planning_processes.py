@@ -13,6 +13,7 @@ import pickle
 import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
@@ -31,21 +32,15 @@ PARTITIONS_EACH = 16
 _LENGTH = Struct(">Q")
 
 
+@dataclass(eq=False)
 class PlanningProcesses:
     """`options`: of the data source, to be pickled. `read_here` reads what is `waiting` into
     `views`, until nothing is; so do these meanwhile."""
 
-    def __init__(
-        self,
-        options: Any,
-        waiting: list[TopicIdPartition],
-        views: dict[TopicIdPartition, PartitionView],
-        read_here: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._options = options
-        self._waiting = waiting
-        self._views = views
-        self._read_here = read_here
+    options: Any
+    waiting: list[TopicIdPartition]
+    views: dict[TopicIdPartition, PartitionView]
+    read_here: Callable[[], Awaitable[None]]
 
     async def read(self, all_taken: asyncio.Event, processes: int | None = None) -> None:
         """Raises what the reading raises; a process that dies costs time alone."""
@@ -57,7 +52,7 @@ class PlanningProcesses:
             pass
         number = (os.cpu_count() or 1) - 1 if processes is None else processes
         async with asyncio.TaskGroup() as reading:
-            for _ in range(min(number, -(-len(self._waiting) // PARTITIONS_EACH))):
+            for _ in range(min(number, -(-len(self.waiting) // PARTITIONS_EACH))):
                 reading.create_task(self._read_in_another())
 
     async def _read_in_another(self) -> None:
@@ -71,21 +66,21 @@ class PlanningProcesses:
         assert process.stdout is not None
         taken: list[TopicIdPartition] = []
         try:
-            send(process.stdin, self._options)
-            while self._waiting:
-                taken = self._waiting[-PARTITIONS_EACH:]
-                del self._waiting[-PARTITIONS_EACH:]
+            send(process.stdin, self.options)
+            while self.waiting:
+                taken = self.waiting[-PARTITIONS_EACH:]
+                del self.waiting[-PARTITIONS_EACH:]
                 send(process.stdin, taken)
                 await process.stdin.drain()
                 found = await received(process.stdout)
                 if isinstance(found, FetchProxyError):
                     raise found
-                self._views.update(found)
+                self.views.update(found)
                 taken = []
         except (OSError, EOFError) as error:
             log.warning("planning_process_ended", error=str(error), exit_code=process.returncode)
-            self._waiting.extend(taken)
-            await self._read_here()
+            self.waiting.extend(taken)
+            await self.read_here()
         finally:
             if process.returncode is None:
                 process.kill()

@@ -182,7 +182,7 @@ async def _look(
     except CorruptSegment as error:
         damaged = str(error)
     view = await refresh()
-    done = [s for s in rlmm.list_remote_log_segments(tip) if s.state is FINISHED]
+    done = [s for s in rlmm.list_remote_log_segments(tip) if s.is_finished]
     held = Held(
         segments=[*((s.start_offset, s.end_offset) for s in done), *also()],
         uncertain=view.unreadable,
@@ -210,7 +210,7 @@ def metadata_in_words(
     found = [unreadable(view.tip, len(problems), problems[0].what)] if problems else []
     if view.history == FIRST_HISTORY:
         return found
-    aside = [s for s in segments() if s.state is FINISHED and not view.history.shows(s)]
+    aside = [s for s in segments() if s.is_finished and not view.history.shows(s)]
     if aside:
         first, last = min(s.start_offset for s in aside), max(s.end_offset for s in aside)
         found.append(put_aside(view.tip, len(aside), first, last))

@@ -46,10 +46,12 @@ class LeadershipState:
 
 
 class Leadership(ABC):
-    """The manager owns `run()`, says what there is to lead, and hears of every change."""
+    """The manager owns `run()`, says what there is to lead, and hears of every change.
 
-    def __init__(self) -> None:
-        self._listeners: list[Callable[[], None]] = []
+    `on_change` is called on the loop whenever `leads` may answer differently than before.
+    """
+
+    on_change: Callable[[], None] = staticmethod(lambda: None)
 
     @abstractmethod
     def leads(self, tip: TopicIdPartition) -> bool:
@@ -66,14 +68,6 @@ class Leadership(ABC):
     def manage(self, topics: Iterable[TopicInfo]) -> None:
         """The topics that are archived, at each discovery. By default nobody needs to know."""
         del topics
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """`listener` is called on the loop whenever `leads` may answer differently than before."""
-        self._listeners.append(listener)
-
-    def _changed(self) -> None:
-        for listener in self._listeners:
-            listener()
 
 
 class SoleLeadership(Leadership):
@@ -186,7 +180,6 @@ _MEMBER_COUNT = struct.Struct(">I")  # in an assignment's user data, so that all
 
 class ConsumerGroupLeadership(Leadership, GroupDuties):
     def __init__(self, cluster: Cluster, settings: GroupSettings, rng: random.Random) -> None:
-        super().__init__()
         self._topics: dict[str, int] = {}  # -> number of partitions
         self._managed = asyncio.Event()
         self._owned: frozenset[Partition] = frozenset()
@@ -282,7 +275,7 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
     def _own(self, owned: frozenset[Partition]) -> None:
         before, self._owned = self._owned, owned
         if owned != before:
-            self._changed()
+            self.on_change()
 
 
 def _member(subscription: bytes) -> Member:
@@ -325,7 +318,6 @@ class LogDirsLeadership(Leadership):
     """`node_ids`: of the brokers whose log directories this instance has."""
 
     def __init__(self, node_ids: Collection[int]) -> None:
-        super().__init__()
         self._node_ids = frozenset(node_ids)
         self._led: frozenset[TopicIdPartition] = frozenset()
 
@@ -341,7 +333,7 @@ class LogDirsLeadership(Leadership):
         )
         if led != self._led:
             self._led = led
-            self._changed()
+            self.on_change()
 
     async def run(self) -> None:
         await asyncio.Event().wait()  # every discovery brings the leaders along

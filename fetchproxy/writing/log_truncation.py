@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 
 import structlog
@@ -51,7 +51,6 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 # truncation": the metadata get truncation offsets, nothing that somebody may be reading is
 # rewritten).
 
-_FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 Transaction = tuple[int, int]  # producer id, first offset
 
 
@@ -68,7 +67,7 @@ class TruncationPlan:
 
 def plan_truncation(segments: Iterable[RemoteLogSegmentMetadata], offset: int) -> TruncationPlan:
     """Nothing that is finished may end at or above `offset`; copies under way see to themselves."""
-    above = [s for s in segments if s.state is _FINISHED and s.end_offset >= offset]
+    above = [s for s in segments if s.is_finished and s.end_offset >= offset]
     above.sort(key=lambda s: (s.start_offset, s.end_offset), reverse=True)
     return TruncationPlan(
         drop=tuple(s for s in above if s.start_offset >= offset),
@@ -88,7 +87,7 @@ def buried_copies(
     drop: list[RemoteLogSegmentMetadata] = []
     clip: dict[RemoteLogSegmentMetadata, int] = {}
     for segment in segments:
-        if segment.state is not _FINISHED or segment.end_offset < view.raised_log_start:
+        if not segment.is_finished or segment.end_offset < view.raised_log_start:
             continue
         if not view.history.shows(segment):
             continue  # a person has said so, and may say otherwise
@@ -162,25 +161,19 @@ log = structlog.get_logger(__name__)
 _GONE = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
 
 
+@dataclass(eq=False)
 class LogTruncation:
     """One for all partitions."""
 
-    def __init__(
-        self,
-        leader: LeaderLog,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        *,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._leader = leader
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._wall_clock_ms = wall_clock_ms
+    leader: LeaderLog
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    _: KW_ONLY
+    wall_clock_ms: Callable[[], int]
 
     def leader_epoch(self, tip: TopicIdPartition) -> int:
         """The last one heard of, -1: none. Whoever has read from a leader has heard of its."""
-        return self._leader.known_epoch(tip)
+        return self.leader.known_epoch(tip)
 
     async def confirm(
         self,
@@ -232,7 +225,7 @@ class LogTruncation:
         DeleteRecords asks the broker first: the leader's log begins no lower, or begins again.
         Raises LogBeginsAgain, ClusterError.
         """
-        edges = await self._leader.edges(tip)
+        edges = await self.leader.edges(tip)
         if edges.log_start_offset < raised_log_start:
             raise LogBeginsAgain(
                 f"the log of {tip} begins again: everything below offset {raised_log_start} was "
@@ -247,7 +240,7 @@ class LogTruncation:
         Raises LogBeginsAgain where that would be all, LogTruncated, ClusterError,
         RemoteStorageError.
         """
-        segments = self._rlmm.list_remote_log_segments(tip)  # as old as `view`: others may add
+        segments = self.rlmm.list_remote_log_segments(tip)  # as old as `view`: others may add
         end = view.log_end_offset
         if end is None:
             return
@@ -260,8 +253,7 @@ class LogTruncation:
         # Before it is done, so that what is done by half is on record.
         log.error(
             "archive_truncated",
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             truncation_offset=offset,
             shared_end=shared,
             archive_end=end,
@@ -282,8 +274,7 @@ class LogTruncation:
         """
         log.error(
             "archive_truncated",
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             truncation_offset=min(segment.start_offset for segment in segments),
             archive_end=max(segment.end_offset for segment in segments) + 1,
             segments_dropped=len(segments),
@@ -295,13 +286,12 @@ class LogTruncation:
 
         `view` must be the last one read. Raises RemoteStorageError.
         """
-        plan, ends = buried_copies(self._rlmm.list_remote_log_segments(tip), view)
+        plan, ends = buried_copies(self.rlmm.list_remote_log_segments(tip), view)
         if not plan:
             return False
         log.warning(
             "dead_copies_removed",
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             segments_dropped=len(plan.drop),
             segments_clipped=len(plan.clip),
         )
@@ -316,7 +306,7 @@ class LogTruncation:
         joints: Sequence[Joint] = (),
     ) -> tuple[int, Compared]:
         """Where the leader's log ends to be the same, and all that was found."""
-        compared = await compare_with_leader(self._leader, tip, lineage, end_offset, joints)
+        compared = await compare_with_leader(self.leader, tip, lineage, end_offset, joints)
         if isinstance(compared.result, Undecided):
             raise LogTruncated(
                 f"{tip}, archived up to {end_offset}: {compared.result.what}; which log counts has "
@@ -344,28 +334,28 @@ class LogTruncation:
             )
 
     async def _decided_below(self, view: PartitionView, offset: int) -> int:
-        edges = await self._leader.edges(view.tip)
+        edges = await self.leader.edges(view.tip)
         below = view.segment_at_or_after(offset - 1) if view.covers(offset - 1) else None
         archived: tuple[AbortedTxn, ...] = ()
         if below is not None and below.has_aborted_txns:
-            archived = decode_aborted(await self._rsm.fetch_index(below, SegmentFile.TXN))
+            archived = decode_aborted(await self.rsm.fetch_index(below, SegmentFile.TXN))
         leader = None
         if offset >= edges.log_start_offset:
-            leader = await self._leader.aborted_from(view.tip, offset)
+            leader = await self.leader.aborted_from(view.tip, offset)
         return decided_below(offset, edges.last_stable_offset, below, archived, leader)
 
     async def _carry_out(
         self, plan: TruncationPlan, ends: dict[RemoteLogSegmentMetadata, int]
     ) -> None:
         for segment in plan.drop:
-            await self._put(segment.with_state(_GONE, self._wall_clock_ms()))
+            await self._put(segment.with_state(_GONE, self.wall_clock_ms()))
         for segment in plan.clip:
             clipped = segment.clipped(ends[segment])
             await self._put(await self._restamped(clipped))
 
     async def _put(self, metadata: RemoteLogSegmentMetadata) -> None:
         try:
-            await self._rlmm.put(metadata)
+            await self.rlmm.put(metadata)
         except ValueError as error:
             # Another archiver, or retention, has deleted it since it was listed.
             log.warning(
@@ -386,18 +376,18 @@ class LogTruncation:
             )
             max_timestamp_ms = clipped.max_timestamp_ms
         return replace(
-            clipped, max_timestamp_ms=max_timestamp_ms, event_timestamp_ms=self._wall_clock_ms()
+            clipped, max_timestamp_ms=max_timestamp_ms, event_timestamp_ms=self.wall_clock_ms()
         )
 
     async def _max_timestamp(self, clipped: RemoteLogSegmentMetadata) -> int:
-        raw = await self._rsm.fetch_index(clipped, SegmentFile.INDEX)
+        raw = await self.rsm.fetch_index(clipped, SegmentFile.INDEX)
         latest = -1
         for span in RemoteLogIndex.parse(raw).spans():
             if span.last_offset <= clipped.end_offset:
                 latest = max(latest, span.max_timestamp_ms)
             elif span.first_offset <= clipped.end_offset:
                 where = ByteRange(span.position, span.end)
-                for header in walk(await self._rsm.fetch_log_segment(clipped, where)):
+                for header in walk(await self.rsm.fetch_log_segment(clipped, where)):
                     if header.last_offset <= clipped.end_offset:
                         latest = max(latest, header.max_timestamp)
         return latest

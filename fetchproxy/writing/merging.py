@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import zip_longest
 
 import structlog
@@ -17,7 +17,6 @@ from fetchproxy.model import (
     AbortedTxn,
     EpochStart,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
 from fetchproxy.segments.check import clip_epochs
@@ -55,8 +54,6 @@ MERGED_OFFSETS_MAX = 2**31 - 1
 # The largest of those merged holds at most this share of the bytes: so a byte at the archive's end
 # is copied again only when what it lies in grows by a third, a logarithm's number of times in all.
 LARGEST_SHARE_MAX = 0.75
-
-_FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 def plan_merges(
@@ -106,7 +103,7 @@ def _alone(
 ) -> list[RemoteLogSegmentMetadata]:
     """By offset, those that may be merged with a neighbour at all."""
     finished = sorted(
-        (s for s in segments if s.state is _FINISHED), key=lambda s: (s.start_offset, s.end_offset)
+        (s for s in segments if s.is_finished), key=lambda s: (s.start_offset, s.end_offset)
     )
     alone: list[RemoteLogSegmentMetadata] = []
     reached = -1
@@ -291,34 +288,26 @@ class MergedPartition:
     refused: tuple[str, ...] = ()
 
 
+@dataclass(eq=False)
 class PartitionMerger:
     """One for any number of partitions, one at a time each."""
 
-    def __init__(
-        self,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        copier: SegmentCopier,
-        spool: Spool,
-        *,
-        bytes_max: int = MERGED_BYTES_MAX,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._copier = copier
-        self._spool = spool
-        self._bytes_max = bytes_max
-        self._chunk_bytes = chunk_bytes
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    copier: SegmentCopier
+    spool: Spool
+    _: KW_ONLY
+    bytes_max: int = MERGED_BYTES_MAX
+    chunk_bytes: int = CHUNK_BYTES
 
     async def plan(self, tip: TopicIdPartition) -> list[Segments]:
         """None of a partition that is being deleted. Raises RemoteStorageError."""
         now = asyncio.get_running_loop().time()
-        if await self._rlmm.partition_deletion(tip, now) is not None:
+        if await self.rlmm.partition_deletion(tip, now) is not None:
             return []
-        view = await self._rlmm.refresh(tip, now)
-        segments = self._rlmm.list_remote_log_segments(tip)
-        return plan_merges(segments, view, bytes_max=self._bytes_max)
+        view = await self.rlmm.refresh(tip, now)
+        segments = self.rlmm.list_remote_log_segments(tip)
+        return plan_merges(segments, view, bytes_max=self.bytes_max)
 
     async def merge(self, tip: TopicIdPartition) -> MergedPartition:
         """All that the plan has now. Raises RemoteStorageError, OSError of the spool's disk.
@@ -349,10 +338,10 @@ class PartitionMerger:
 
     async def _merge(self, sources: Segments) -> RemoteLogSegmentMetadata:
         tip = sources[0].topic_id_partition
-        writer = SegmentWriter(tip, sources[0].start_offset, self._spool)
+        writer = SegmentWriter(tip, sources[0].start_offset, self.spool)
         try:
-            whole = await merged_log(self._rsm, sources, writer, self._chunk_bytes)
-            finished = await self._copier.copy(
+            whole = await merged_log(self.rsm, sources, writer, self.chunk_bytes)
+            finished = await self.copier.copy(
                 whole.segment, whole.lineage, lambda: self._confirm(sources)
             )
         finally:
@@ -377,18 +366,17 @@ class PartitionMerger:
     async def _stand(self, sources: Segments) -> bool:
         tip = sources[0].topic_id_partition
         now = asyncio.get_running_loop().time()
-        if await self._rlmm.partition_deletion(tip, now) is not None:
+        if await self.rlmm.partition_deletion(tip, now) is not None:
             return False
-        view = await self._rlmm.refresh(tip, now)
-        return still_stand(sources, self._rlmm.list_remote_log_segments(tip), view)
+        view = await self.rlmm.refresh(tip, now)
+        return still_stand(sources, self.rlmm.list_remote_log_segments(tip), view)
 
     @staticmethod
     def _note(event: str, sources: Segments, error: Exception) -> None:
         tip = sources[0].topic_id_partition
         log.warning(
             event,
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             base_offset=sources[0].start_offset,
             end_offset=sources[-1].end_offset,
             error=str(error),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import structlog
@@ -52,26 +52,21 @@ _REMOVAL_INTERVAL_S = 60.0
 _WITHDRAW_MAX_S = 2.0
 
 
+@dataclass(eq=False)
 class PublishedPositions:
     """One per archiver. `tips` are its partitions; `gathered_from` as in ArchiverPositions.
 
     `for_people`: what it says of itself, given the topics that it gathers.
     """
 
-    def __init__(
-        self,
-        rsm: RemoteStorageManager,
-        instance: UUID,
-        tips: Callable[[], Iterable[TopicIdPartition]],
-        gathered_from: Callable[[TopicIdPartition], int | None],
-        for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople(),
-    ) -> None:
-        self._rsm = rsm
-        self._instance = instance
-        self.key = rsm.archivers.key(instance)  # of what it says
-        self._tips = tips
-        self._gathered_from = gathered_from
-        self._for_people = for_people
+    rsm: RemoteStorageManager
+    instance: UUID
+    tips: Callable[[], Iterable[TopicIdPartition]]
+    gathered_from: Callable[[TopicIdPartition], int | None]
+    for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople()
+
+    def __post_init__(self) -> None:
+        self.key = self.rsm.archivers.key(self.instance)  # of what it says
         self._beat = 0
         self._failing = False
         self._others: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
@@ -96,20 +91,20 @@ class PublishedPositions:
 
     async def _current(self) -> tuple[Positions, ForPeople]:
         found: dict[tuple[UUID, int], int] = {}
-        for piece in pieces(list(self._tips())):
+        for piece in pieces(list(self.tips())):
             for tip in piece:
-                at = self._gathered_from(tip)
+                at = self.gathered_from(tip)
                 if at is not None:
                     found[tip.topic_id, tip.partition] = at
             await asyncio.sleep(0)
-        return found, self._for_people({topic_id for topic_id, _ in found})
+        return found, self.for_people({topic_id for topic_id, _ in found})
 
     async def _tell(self, positions: Positions, for_people: ForPeople) -> bool:
         self._beat += 1
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
                 content = await encode_positions(positions, self._beat, for_people)
-                await self._rsm.archivers.put_archiver_positions(self._instance, content)
+                await self.rsm.archivers.put_archiver_positions(self.instance, content)
         except (RemoteStorageError, TimeoutError) as error:
             if not self._failing:  # once per outage
                 log.warning("archiver_positions_not_written", error=str(error) or "time-out")
@@ -123,9 +118,9 @@ class PublishedPositions:
         now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
-                listed = [stored async for stored in self._rsm.archivers.list()]
+                listed = [stored async for stored in self.rsm.archivers.list()]
                 for stored in self._abandoned(listed, now):
-                    await self._rsm.archivers.delete_archiver_positions(stored.key)
+                    await self.rsm.archivers.delete_archiver_positions(stored.key)
         except (RemoteStorageError, TimeoutError) as error:
             log.info("abandoned_positions_not_deleted", error=str(error) or "time-out")
 
@@ -144,7 +139,7 @@ class PublishedPositions:
     async def _withdraw(self) -> None:
         try:
             async with asyncio.timeout(_WITHDRAW_MAX_S):
-                await self._rsm.archivers.delete_archiver_positions(self.key)
+                await self.rsm.archivers.delete_archiver_positions(self.key)
         except (RemoteStorageError, TimeoutError) as error:
             log.info("archiver_positions_not_deleted", error=str(error) or "time-out")
 
@@ -172,8 +167,7 @@ class ArchiveRecords:
         except CorruptSegment as error:
             log.error(
                 "finished_offsets_unreadable",
-                topic=self._tip.topic,
-                partition=self._tip.partition,
+                **self._tip.logged,
                 error=str(error),
             )
             self._stated = None
@@ -208,8 +202,7 @@ class ArchiveRecords:
         except RemoteStorageError as error:
             log.warning(
                 "finished_offsets_not_written",
-                topic=self._tip.topic,
-                partition=self._tip.partition,
+                **self._tip.logged,
                 end_offset=segment.end_offset,
                 error=str(error),
             )

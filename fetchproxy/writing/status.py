@@ -22,7 +22,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.writing.copier import CopyProgress
 from fetchproxy.writing.margin import UNLIMITED, BrokerRetention, Margin, broker_retention
-from fetchproxy.writing.partition_archiver import PartitionSteps, Progress, Step
+from fetchproxy.writing.partition_archiver import ManagedPartition, Progress, Step
 
 # A copy that has used up this share of its time is worth a look while there is one to look at.
 STALLED_SHARE = 0.5
@@ -105,12 +105,9 @@ class PartitionArchiveStatus:
 
 
 def partition_archive_status(
-    steps: PartitionSteps,
+    partition: ManagedPartition,
     *,
     topic_config: Mapping[str, str] | None,
-    last_error: str | None,
-    last_success_ms: int | None,
-    stopped: bool,
     margin: Margin,
     edges: LogEdges | None,
 ) -> PartitionArchiveStatus:
@@ -118,25 +115,27 @@ def partition_archive_status(
 
     `edges` of the brokers' log, as they said whether or not a turn got as far as to read it.
     """
-    progress, view = steps.archiver.progress, steps.view
+    progress, view, tip = partition.archiver.progress, partition.view, partition.tip
     start, end = progress.archive_start, progress.archive_end
     if view is not None:
         start = start if view.log_start_offset is None else view.log_start_offset
         end = view.log_end_offset if end is None else end
-    log_start, stable = _newest_edges(progress, edges if steps.leads else None, stopped)
+    if not partition.leads:
+        edges = None
+    log_start, stable = _newest_edges(progress, edges, partition.stopped)
     return PartitionArchiveStatus(
-        tip=steps.tip,
+        tip=tip,
         archive_start=start,
         archive_end=end,
         log_start_offset=log_start,
         last_stable_offset=stable,
         gathered_bytes=progress.gathered_bytes,
-        last_error=last_error,
-        last_success_ms=last_success_ms,
-        stopped=stopped,
-        leads=steps.leads,
+        last_error=partition.last_error or partition.local_retention.refusal(tip.topic),
+        last_success_ms=partition.last_success_ms,
+        stopped=partition.stopped,
+        leads=partition.leads,
         closed_segments=progress.closed_segments,
-        step=steps.step,
+        step=partition.step,
         copy=progress.copy,
         first_unarchived_ms=progress.first_unarchived_ms,
         broker_retention=broker_retention(topic_config or {}),

@@ -118,7 +118,8 @@ async def test_a_restart_moves_little(kafka: KafkaServer, tmp_path: Path) -> Non
                 second, _ = await start(second_exits, kafka, topic, archive, **changes)
                 await until_true(lambda: len(led(second)) == half)
                 await until_true(lambda: len(led(first)) == half)
-                first._leadership.on_change(lambda: seen.append(led(first)))
+                told = first._leadership.on_change
+                first._leadership.on_change = lambda: (told(), seen.append(led(first)))
                 return led(second), led(first)
 
         await until_true(lambda: len(led(first)) == PARTITIONS)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -139,15 +139,15 @@ def plan_step(
     return Step(announced.offset, None)
 
 
+@dataclass(eq=False)
 class RetentionBrake:
     """One for all partitions. Each method raises RemoteStorageError."""
 
-    def __init__(
-        self, objects: RetentionObjects, concerns: ArchiverConcerns, grace_ms: int
-    ) -> None:
-        self._objects = objects
-        self._concerns = concerns
-        self._grace_ms = grace_ms
+    objects: RetentionObjects
+    concerns: ArchiverConcerns
+    grace_ms: int
+
+    def __post_init__(self) -> None:
         # Only the partition's leader writes it, so what was read or written last is what is there.
         self._known: dict[TopicIdPartition, Announcement | None] = {}
 
@@ -165,7 +165,7 @@ class RetentionBrake:
         As `plan_step`.
         """
         announced = await self._announced(tip)
-        step = plan_step(view, start, announced, now_ms, self._grace_ms, doubtful=doubtful)
+        step = plan_step(view, start, announced, now_ms, self.grace_ms, doubtful=doubtful)
         if step.announced is not None:
             await self._announce(tip, view, step.announced)
         elif step.raise_to is None:
@@ -175,18 +175,18 @@ class RetentionBrake:
     async def done(self, tip: TopicIdPartition) -> None:
         """The step was made, or is taken back: nothing is announced any more."""
         if self._known.get(tip) is not None:
-            await self._objects.delete_retention_step(tip)
+            await self.objects.delete_retention_step(tip)
         self._known[tip] = None
-        self._concerns.release(Kind.RETENTION_STEP_ANNOUNCED, tip)
+        self.concerns.release(Kind.RETENTION_STEP_ANNOUNCED, tip)
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
         self._known.pop(tip, None)
-        self._concerns.forget(tip, Kind.RETENTION_STEP_ANNOUNCED)
+        self.concerns.forget(tip, Kind.RETENTION_STEP_ANNOUNCED)
 
     async def _announced(self, tip: TopicIdPartition) -> Announcement | None:
         if tip not in self._known:
-            raw = await self._objects.get_retention_step(tip)
+            raw = await self.objects.get_retention_step(tip)
             try:
                 self._known[tip] = None if raw is None else decode_announcement(raw)
             except CorruptSegment as error:  # then it is announced anew
@@ -198,11 +198,11 @@ class RetentionBrake:
         self, tip: TopicIdPartition, view: PartitionView, announced: Announcement
     ) -> None:
         if self._known.get(tip) != announced:
-            await self._objects.put_retention_step(tip, encode_announcement(tip, announced))
+            await self.objects.put_retention_step(tip, encode_announcement(tip, announced))
             self._known[tip] = announced
         percent = round(100 * hidden_share(view, announced.offset))
-        due = _utc(announced.at_ms + self._grace_ms)
-        self._concerns.hold(
+        due = _utc(announced.at_ms + self.grace_ms)
+        self.concerns.hold(
             Kind.RETENTION_STEP_ANNOUNCED,
             tip,
             f"{tip}: retention will hide {percent} % of the archive, all below offset "
@@ -380,31 +380,26 @@ class _Turn:
     kept: int = 0
 
 
+@dataclass(eq=False)
 class Expirer:
     """One for all partitions. `topic_config`: a topic's settings as last read; None: not known."""
 
-    def __init__(
-        self,
-        config: ArchiveConfig,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        *,
-        topic_config: Callable[[UUID], Mapping[str, str] | None],
-        wall_clock_ms: Callable[[], int],
-        concerns: ArchiverConcerns | None = None,
-        limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
-    ) -> None:
-        self._config = config
-        self._limits = limits
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._topic_config = topic_config
-        self._wall_clock_ms = wall_clock_ms
-        self._concerns = concerns or ArchiverConcerns()
-        self._looks = SegmentLooks(rsm)
-        self._brake = RetentionBrake(rsm.retention, self._concerns, config.retention_step_grace_ms)
+    config: ArchiveConfig
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    _: KW_ONLY
+    topic_config: Callable[[UUID], Mapping[str, str] | None]
+    wall_clock_ms: Callable[[], int]
+    concerns: ArchiverConcerns = field(default_factory=ArchiverConcerns)
+    limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        self._looks = SegmentLooks(self.rsm)
+        self._brake = RetentionBrake(
+            self.rsm.retention, self.concerns, self.config.retention_step_grace_ms
+        )
         self._witness = ClockWitness()
-        self._clock = SteadyClock(wall_clock_ms, limits.retention_clock_settle_ms)
+        self._clock = SteadyClock(self.wall_clock_ms, self.limits.retention_clock_settle_ms)
         self._partitions: dict[TopicIdPartition, _Partition] = {}
 
     async def expire(self, tip: TopicIdPartition) -> bool:
@@ -430,13 +425,13 @@ class Expirer:
         """
         loop = asyncio.get_running_loop()
         while (now_ms := self._clock.now_ms(loop.time())) is not None:
-            view = await self._rlmm.refresh(tip, loop.time())
+            view = await self.rlmm.refresh(tip, loop.time())
             if await self._remove(tip, view, now_ms) > 0:
                 return
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
-        self._concerns.forget(tip, Kind.REPLACED_SEGMENT_KEPT, Kind.RETENTION_CLOCK_DOUBTED)
+        self.concerns.forget(tip, Kind.REPLACED_SEGMENT_KEPT, Kind.RETENTION_CLOCK_DOUBTED)
         self._brake.forget(tip)
         if self._partitions.pop(tip, None) is not None:
             for gauge in _GAUGES:
@@ -445,15 +440,13 @@ class Expirer:
 
     async def _turn(self, tip: TopicIdPartition, now_ms: int) -> float:
         """How long until the next one (s)."""
-        view = await self._rlmm.refresh(tip, asyncio.get_running_loop().time())
-        retention = effective_retention(self._config, tip.topic, self._topic_config(tip.topic_id))
+        view = await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
+        retention = effective_retention(self.config, tip.topic, self.topic_config(tip.topic_id))
         start, doubtful = await self._retained_from(view, retention, now_ms)
         start = await self._brake.released(tip, view, start, now_ms, doubtful=doubtful)
         if start is not None:
-            view = await self._rlmm.raise_log_start_offset(tip, start)
-            log.info(
-                "log_start_raised", topic=tip.topic, partition=tip.partition, log_start_offset=start
-            )
+            view = await self.rlmm.raise_log_start_offset(tip, start)
+            log.info("log_start_raised", **tip.logged, log_start_offset=start)
             await self._brake.done(tip)
         return await self._remove(tip, view, now_ms)
 
@@ -468,26 +461,26 @@ class Expirer:
         start = retained_from(view, retention, now_ms)
         by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)
         doubt = None
-        if start != by_bytes and self._config.retention_step_grace_ms > 0:
-            doubt = self._witness.doubt(now_ms, await self._rsm.retention.store_clock_ms())
+        if start != by_bytes and self.config.retention_step_grace_ms > 0:
+            doubt = self._witness.doubt(now_ms, await self.rsm.retention.store_clock_ms())
         if doubt is None or not doubt.sure:
-            self._concerns.release(Kind.RETENTION_CLOCK_DOUBTED, view.tip)
+            self.concerns.release(Kind.RETENTION_CLOCK_DOUBTED, view.tip)
             return start, doubt is not None
         sentence = f"{view.tip}: retention by time waits, as {doubt.what}; set the clock right"
-        self._concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
+        self.concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
         return by_bytes, False
 
     async def _remove(self, tip: TopicIdPartition, view: PartitionView, now_ms: int) -> float:
         """Some of what may go. `view` was just read. How long until more may (s)."""
-        segments = self._rlmm.list_remote_log_segments(tip)
+        segments = self.rlmm.list_remote_log_segments(tip)
         REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
         removals = plan_removals(
             segments,
             view,
             now_ms=now_ms,
-            grace_ms=self._config.retention_grace_ms,
+            grace_ms=self.config.retention_grace_ms,
             # The longest copy, twice: another archiver may be at it, by a clock of its own.
-            attempt_age_max_ms=2 * self._config.copy_max_ms,
+            attempt_age_max_ms=2 * self.config.copy_max_ms,
         )
         to_do = [
             *((self._hide, segment) for segment in removals.hide),
@@ -515,7 +508,7 @@ class Expirer:
         enough_at = loop.time() + _TURN_ENOUGH_S
         turn = _Turn()
         for step, segment in to_do:
-            if turn.done >= self._limits.retention_deletes_per_turn_max or loop.time() > enough_at:
+            if turn.done >= self.limits.retention_deletes_per_turn_max or loop.time() > enough_at:
                 break
             try:
                 done = await self._within(
@@ -543,7 +536,7 @@ class Expirer:
                 await self._hide(other)
                 return True
         tip = segment.topic_id_partition
-        self._concerns.hold(
+        self.concerns.hold(
             Kind.REPLACED_SEGMENT_KEPT,
             tip,
             f"{tip}: the segment {segment.segment_id.id} with offsets {segment.start_offset} to "
@@ -564,29 +557,29 @@ class Expirer:
     async def _is_word_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Readers get a segment whose objects are gone, though others hold all of its offsets."""
         tip = segment.topic_id_partition
-        view = self._rlmm.view(tip)
+        view = self.rlmm.view(tip)
         if view is None or not await self._looks.only_metadata_left(segment):
             return False
-        others = held_by_others(segment, self._rlmm.list_remote_log_segments(tip), view)
+        others = held_by_others(segment, self.rlmm.list_remote_log_segments(tip), view)
         return others is not None and await self._looks.damage(others) is None
 
     def _settle_kept(self, tip: TopicIdPartition) -> None:
         """All that may go was looked at: what was wrong before is mended."""
         partition = self._partitions.get(tip)
         if partition is None or not partition.orphan_kept:
-            self._concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
+            self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
 
     def _wait_s(self, removals: Removals, now_ms: int, *, hidden: bool) -> float:
-        waits_ms = [self._limits.retention_check_interval_ms]
+        waits_ms = [self.limits.retention_check_interval_ms]
         if hidden:
-            waits_ms.append(self._config.retention_grace_ms)
+            waits_ms.append(self.config.retention_grace_ms)
         if removals.next_at_ms is not None:
             waits_ms.append(removals.next_at_ms - now_ms)
         return min(waits_ms) / 1000
 
     async def _within(self, work: Awaitable[T], what: str) -> T:
         """A store that hangs must not hold up the partition's copies for ever."""
-        async with within(self._config.copy_max_ms / 1000, what):
+        async with within(self.config.copy_max_ms / 1000, what):
             return await work
 
     async def _hide(self, segment: RemoteLogSegmentMetadata) -> None:
@@ -601,7 +594,7 @@ class Expirer:
     async def _delete(self, segment: RemoteLogSegmentMetadata) -> None:
         tip = segment.topic_id_partition
         REMOTE_DELETE_REQUESTS.labels(tip.topic).inc()
-        await self._rsm.delete_log_segment_data(segment)
+        await self.rsm.delete_log_segment_data(segment)
         await self._put(segment, State.DELETE_SEGMENT_FINISHED)
         log.info(
             "segment_deleted",
@@ -612,13 +605,12 @@ class Expirer:
 
     async def _put(self, segment: RemoteLogSegmentMetadata, state: State) -> None:
         try:
-            await self._rlmm.put(segment.with_state(state, self._wall_clock_ms()))
+            await self.rlmm.put(segment.with_state(state, self.wall_clock_ms()))
         except ValueError as error:
             # Another archiver that leads, or has led until now, was faster: the next look tells.
             log.info(
                 "segment_deleted_by_another",
-                topic=segment.topic_id_partition.topic,
-                partition=segment.topic_id_partition.partition,
+                **segment.topic_id_partition.logged,
                 segment_id=str(segment.segment_id.id),
                 error=str(error),
             )
@@ -626,21 +618,21 @@ class Expirer:
     async def _sweep(self, tip: TopicIdPartition, partition: _Partition) -> None:
         """Orphans; their age is known only from a second look on."""
         now = asyncio.get_running_loop().time()
-        unnamed = await find_orphans(self._rsm, self._rlmm, tip)
-        view = await self._rlmm.refresh(tip, now)
-        found = {i: o for i, o in unnamed.items() if is_worthless(self._rsm, view, o)}
-        age_min_s = self._limits.orphan_age_min_ms / 1000
+        unnamed = await find_orphans(self.rsm, self.rlmm, tip)
+        view = await self.rlmm.refresh(tip, now)
+        found = {i: o for i, o in unnamed.items() if is_worthless(self.rsm, view, o)}
+        age_min_s = self.limits.orphan_age_min_ms / 1000
         old = partition.orphans.old_enough(found, now, age_min_s)
         partition.orphan_kept = False
         gone = [i for i in old if await self._may_go(view, found[i], partition)]
-        await delete_orphans(self._rsm, tip, [found[segment_id] for segment_id in gone])
-        interval_s = self._limits.orphan_check_interval_ms / 1000
+        await delete_orphans(self.rsm, tip, [found[segment_id] for segment_id in gone])
+        interval_s = self.limits.orphan_check_interval_ms / 1000
         waits = age_min_s if len(old) < len(found) else interval_s
         partition.orphans_due_at = now + min(waits, interval_s)
 
     async def _may_go(self, view: PartitionView, objects: Objects, partition: _Partition) -> bool:
         """Not the only log that has its offsets, nor while the other one is not whole."""
-        offsets = await offsets_held(self._rsm, objects)
+        offsets = await offsets_held(self.rsm, objects)
         if offsets is None:
             return True
         found = holders(*offsets, view)
@@ -652,7 +644,7 @@ class Expirer:
         damage = await self._looks.damage(found or ())
         if damage is not None:
             partition.orphan_kept = True
-            self._concerns.hold(
+            self.concerns.hold(
                 Kind.REPLACED_SEGMENT_KEPT,
                 view.tip,
                 f"{view.tip}: no metadata name {objects[SegmentFile.LOG].key}, but it is not "

@@ -16,7 +16,6 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import ORPHAN_OBJECTS_DELETED
@@ -46,12 +45,7 @@ def spare_copies(
     A copy of another lineage is none of the same log: which of the two is dead is decided elsewhere
     (`truncation`).
     """
-    finished = [
-        s
-        for s in segments
-        if s.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        and s.end_offset >= view.raised_log_start
-    ]
+    finished = [s for s in segments if s.is_finished and s.end_offset >= view.raised_log_start]
     spare: dict[UUID, Segments] = {}
     for together in _overlapping(finished):
         chain = _chain(together)
@@ -228,8 +222,7 @@ def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Object
         return True
     log.warning(
         "log_without_metadata_kept",
-        topic=view.tip.topic,
-        partition=view.tip.partition,
+        **view.tip.logged,
         key=stored.key,
         base_offset=key.base_offset,
     )
@@ -281,7 +274,7 @@ async def _is_orphan(
         return False  # being deleted: the next look tells
     except CorruptSegment:
         return False  # `verify` reports it
-    if metadata.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+    if metadata.is_finished:
         if len(objects) == 1 and held_by_others(metadata, segments, view) is not None:
             return True
         log.warning(
@@ -302,8 +295,7 @@ async def delete_orphans(
             ORPHAN_OBJECTS_DELETED.labels(tip.topic).inc()
             log.info(
                 "orphan_object_deleted",
-                topic=tip.topic,
-                partition=tip.partition,
+                **tip.logged,
                 key=stored.key,
                 size_bytes=stored.size_bytes,
                 kind=file.value,

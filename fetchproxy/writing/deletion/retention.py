@@ -293,9 +293,7 @@ def plan_removals(
     works on them any more, and copies as old all of whose offsets others hold (two archivers met).
     """
     # What is of another history of the log stays until a person says otherwise (`LogHistory`).
-    segments = tuple(
-        s for s in segments if s.state is not State.COPY_SEGMENT_FINISHED or view.history.shows(s)
-    )
+    segments = tuple(s for s in segments if not s.is_finished or view.history.shows(s))
     spare = spare_copies(segments, view, now_ms - attempt_age_max_ms)
     hide: list[RemoteLogSegmentMetadata] = []
     delete: list[RemoteLogSegmentMetadata] = []
@@ -311,7 +309,7 @@ def plan_removals(
                 hide.append(segment)
         elif segment.end_offset < view.raised_log_start or segment.segment_id.id in spare:
             hide.append(segment)
-        if now_ms < due_ms and segment.state is not State.COPY_SEGMENT_FINISHED:
+        if now_ms < due_ms and not segment.is_finished:
             later.append(due_ms)
     standing = {
         s.segment_id.id: spare.get(s.segment_id.id) or stand_ins(s, view)

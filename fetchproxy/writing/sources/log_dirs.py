@@ -425,8 +425,7 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
     for fault in filter(None, faults):
         log.warning(
             "kafka_file_left_out",
-            topic=rolled.tip.topic,
-            partition=rolled.tip.partition,
+            **rolled.tip.logged,
             base_offset=base,
             error=fault,
         )
@@ -470,41 +469,38 @@ def _link(file: IO[bytes], name: Path, path: Path) -> bool:
 # not count.
 
 
+@dataclass(eq=False)
 class LogDirsSegments(SegmentSource):
     """`log_dirs` may be those of several brokers of the cluster."""
 
-    def __init__(self, log_dirs: Sequence[LogDir], cluster: Cluster, pace: CopyPace) -> None:
-        self.pace = pace
-        self._log_dirs = tuple(log_dirs)
-        self._cluster = cluster
+    log_dirs: Sequence[LogDir]
+    cluster: Cluster
+    pace: CopyPace
 
     def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
-        return LogDirsGatherer(tip, self, self._cluster, spool)
+        return LogDirsGatherer(tip, self, spool)
 
     async def of_leader(self, tip: TopicIdPartition) -> list[LogDir]:
         """The log directories of the broker that leads it; none where that is another host's.
 
         Raises ConfigError where a directory belongs to another cluster, ClusterError.
         """
-        cluster_id = await self._cluster.cluster_id()
-        for log_dir in self._log_dirs:
+        cluster_id = await self.cluster.cluster_id()
+        for log_dir in self.log_dirs:
             if log_dir.cluster_id != cluster_id:
                 raise ConfigError(
                     f"archive.log_dirs: {log_dir.path} belongs to cluster {log_dir.cluster_id}, "
                     f"the brokers are of cluster {cluster_id}"
                 )
-        topic = await self._cluster.topic_by_id(tip.topic_id)
+        topic = await self.cluster.topic_by_id(tip.topic_id)
         leader = topic.leaders.get(tip.partition, (-1, -1))[0]
-        return [log_dir for log_dir in self._log_dirs if log_dir.node_id == leader]
+        return [log_dir for log_dir in self.log_dirs if log_dir.node_id == leader]
 
 
 class LogDirsGatherer(SegmentGatherer):
-    def __init__(
-        self, tip: TopicIdPartition, source: LogDirsSegments, cluster: Cluster, spool: Spool
-    ) -> None:
+    def __init__(self, tip: TopicIdPartition, source: LogDirsSegments, spool: Spool) -> None:
         self._tip = tip
         self._source = source
-        self._cluster = cluster
         self._spool = spool
         self._taken: Taken | None = None
 
@@ -554,7 +550,7 @@ class LogDirsGatherer(SegmentGatherer):
 
     async def _edges(self) -> LogEdges:
         now = asyncio.get_running_loop().time()
-        edges = await self._cluster.log_edges(self._tip, not_older_than=now)
+        edges = await self._source.cluster.log_edges(self._tip, not_older_than=now)
         self.log_start_offset = edges.log_start_offset
         self.last_stable_offset = edges.last_stable_offset
         return edges
@@ -587,8 +583,7 @@ class LogDirsGatherer(SegmentGatherer):
         self._spool.size_bytes += taken.copied_bytes
         log.debug(
             "segment_taken",
-            topic=self._tip.topic,
-            partition=self._tip.partition,
+            **self._tip.logged,
             base_offset=taken.segment.start_offset,
             end_offset=taken.segment.end_offset,
             size_bytes=taken.segment.size_bytes,

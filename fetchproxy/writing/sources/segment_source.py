@@ -105,7 +105,7 @@ class Spool:
                 log.warning("spool_leftover_not_deleted", path=os.fspath(folder), error=str(error))
 
 
-# `broker` gathers a segment from fetched batches (over a `LogSource`),
+# `broker` gathers a segment from fetched batches (`broker`),
 # `log-dirs` takes a broker's rolled segment file (`log_dirs`).
 
 
@@ -128,20 +128,6 @@ class LogGap:
     """The log has lost the position: it begins above it now."""
 
     log_start_offset: int
-
-
-class LogSource(ABC):
-    @abstractmethod
-    async def log_start_offset(self, tip: TopicIdPartition) -> int:
-        """As it is now. Raises ClusterError."""
-
-    @abstractmethod
-    async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead | LogGap:
-        """At least one batch if there is one, more while they fit into `bytes_max` bytes.
-
-        Raises LogTruncated where the log ends below `position`, CorruptSegment for a batch that
-        fails its CRC-32C or is none, ClusterError.
-        """
 
 
 class SegmentGatherer(ABC):
@@ -180,8 +166,8 @@ class SegmentGatherer(ABC):
         segment's file stays until `discard`. `close_short`: nobody waits for more, so what is there
         makes a segment, however short; a source whose segments others close pays no heed to it.
 
-        Raises as `LogSource.read`, OSError of the disk. After any error but a ClusterError what was
-        gathered is of no use: call `discard`.
+        Raises as `BrokerSource.read`, and OSError of the disk. After any error but a ClusterError
+        what was gathered is of no use: call `discard`.
         """
 
     @abstractmethod
