@@ -12,16 +12,14 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fetchproxy.archive import for_executors, in_loop
 from fetchproxy.config.schema import Config, LogConfig
@@ -163,15 +161,15 @@ class Here(Runner):
         at_once = min(len(items), os.cpu_count() or 1)
         if not items:
             return done.spread()
-        with _Workers(at_once, self._log) as workers, _watched(done.progress, self._on_progress):
+        with _workers(at_once, self._log) as workers, _watched(done.progress, self._on_progress):
             numbers = {
-                workers.submit(work.do, item, work.name(item)): number
+                workers.submit(attempt, work.do, item, work.name(item)): number
                 for number, item in enumerate(items)
             }
             for future in as_completed(numbers):
                 try:
                     done.add(numbers[future], future.result(), work.size)
-                except (EOFError, ConnectionError) as error:
+                except BrokenProcessPool as error:
                     left = [work.name(items[number]) for number in done.missing()]
                     raise PipelineFailed(
                         f"a worker process was lost with its task; not finished: {named(left)}"
@@ -393,42 +391,22 @@ def _loss(error: Exception) -> str | None:
     return f"a worker process was lost with its task, every time it was tried ({first[:300]})"
 
 
-class _Worker:
-    """A process that does one thing after another."""
-
-    def __init__(self, log: LogConfig) -> None:
-        self._pipe, theirs = get_context("spawn").Pipe()
-        self._process = get_context("spawn").Process(target=_serve, args=(theirs, log), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def do(self, work: Callable[[T], R], item: T, name: str) -> Outcome[R]:
-        """Raises what a defect raises there; EOFError, ConnectionError where that is lost."""
-        self._pipe.send((work, item, name))
-        outcome, error = self._pipe.recv()
-        if error is not None:
-            raise error
-        done: Outcome[R] = outcome
-        return done
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
+@contextmanager
+def _workers(count: int, log: LogConfig) -> Iterator[ProcessPoolExecutor]:
+    """Processes that are gone at the end, also in the middle of their work: what they write is
+    whole, or as if it had not been written."""
+    with ProcessPoolExecutor(count, get_context("spawn"), _begin_worker, (log,)) as pool:
+        try:
+            yield pool
+        finally:
+            for process in list((pool._processes or {}).values()):
+                process.kill()
 
 
-def _serve(pipe: Connection, log: LogConfig) -> None:
+def _begin_worker(log: LogConfig) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the parent decides
     configure_logging(log, sys.stderr)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    while True:
-        work, item, name = pipe.recv()
-        try:
-            outcome, defect = attempt(work, item, name), None
-        except Exception as error:  # noqa: BLE001 - raised in the parent
-            error.add_note(traceback.format_exc())
-            outcome, defect = (None, None), error
-        pipe.send((outcome, defect))
 
 
 def _end_with_parent() -> None:
@@ -437,36 +415,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-class _Workers:
-    """Processes that are gone at the end, also in the middle of their work: what they write is
-    whole, or as if it had not been written."""
-
-    def __init__(self, count: int, log: LogConfig) -> None:
-        self._every = [_Worker(log) for _ in range(count)]
-        self._idle = SimpleQueue[_Worker]()
-        for worker in self._every:
-            self._idle.put(worker)
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="worker")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._every:
-            worker.kill()
-
-    def submit(self, work: Callable[[T], R], item: T, name: str) -> Future[Outcome[R]]:
-        return self._threads.submit(self._do, work, item, name)
-
-    def _do(self, work: Callable[[T], R], item: T, name: str) -> Outcome[R]:
-        worker = self._idle.get()
-        try:
-            return worker.do(work, item, name)
-        finally:
-            self._idle.put(worker)
 
 
 class _watched:

@@ -24,7 +24,16 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Offsets
-from fetchproxy.remotelog.options import EARLIEST, LATEST, Bound, BoundKind, SourceOptions
+from fetchproxy.remotelog.options import (
+    EARLIEST,
+    LATEST,
+    Bound,
+    BoundKind,
+    Place,
+    SourceOptions,
+    by_place,
+    by_topic,
+)
 from fetchproxy.remotelog.planning import (
     ALL_OFFSETS,
     DataLoss,
@@ -59,7 +68,7 @@ PASSED_OVER = "with failOnDataLoss=false it is passed over"
 
 Views = Mapping[TopicIdPartition, PartitionView]
 # Topic and number of each partition that has a trace in the archive, also without a segment.
-Known = frozenset[tuple[str, int]]
+Known = frozenset[Place]
 Spans = dict[TopicIdPartition, OffsetSpan]
 
 
@@ -423,7 +432,7 @@ class FollowedArchive:
             # Where the archive begins now may be behind where it has to begin.
             self._check_no_loss({tip: (ALL_OFFSETS[0], start - 1) for tip, start in starts.items()})
         self._read_up_to = {(t.topic, t.partition): start for t, start in starts.items()}
-        return as_offset(self._read_up_to)
+        return by_topic(self._read_up_to)
 
     def end_with_what_is_there(self) -> None:
         self._last_ends = self._ends()
@@ -431,7 +440,7 @@ class FollowedArchive:
     def latest(self, start: StreamOffset | None = None, *, limited: bool = False) -> StreamOffset:
         """The archive's ends now, never below `start` (None: what was read); `limited`: no further
         than the options let one batch go from there."""
-        starts = self._read_up_to if start is None else _parsed(start)
+        starts = self._read_up_to if start is None else by_place(start)
         ends = dict(self._ends())
         if self._last_ends is not None:
             ends = {
@@ -440,19 +449,19 @@ class FollowedArchive:
         for key, offset in starts.items():
             ends[key] = max(offset, ends.get(key, offset))
         if not limited:
-            return as_offset(ends)
+            return by_topic(ends)
         if self._waits(starts, ends):
-            return as_offset(starts)
-        return as_offset(admitted(self._by_place(), starts, ends, self._options.trigger))
+            return by_topic(starts)
+        return by_topic(admitted(self._by_place(), starts, ends, self._options.trigger))
 
     def last_seen(self) -> StreamOffset:
         """The archive's ends at the last look, for the query's progress."""
         places = self._by_place().items()
-        return as_offset({key: view.log_end_offset or 0 for key, view in places})
+        return by_topic({key: view.log_end_offset or 0 for key, view in places})
 
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """Raises DataLoss where something between both is not in the archive (any more)."""
-        begins, ends = _parsed(start), _parsed(end)
+        begins, ends = by_place(start), by_place(end)
         if not self._has(ends):
             self._look()
         views = {(tip.topic, tip.partition): (tip, view) for tip, view in self._views.items()}
@@ -492,7 +501,7 @@ class FollowedArchive:
         ends = self._loop.submit(self._reading.ends_so_far(self._views)).result()
         return {(t.topic, t.partition): end for t, end in ends.items()}
 
-    def _by_place(self) -> Mapping[tuple[str, int], PartitionView]:
+    def _by_place(self) -> Mapping[Place, PartitionView]:
         return {(tip.topic, tip.partition): view for tip, view in self._views.items()}
 
     def _has(self, ends: Ends) -> bool:
@@ -528,18 +537,3 @@ def _check_ends(view: PartitionView, span: OffsetSpan, first: int) -> None:
             f"{view.tip}: offset {span.end - 1} is not in the archive any more, which ends at "
             f"{end - 1}; {PASSED_OVER}"
         )
-
-
-def as_offset(ends: Ends) -> StreamOffset:
-    found: StreamOffset = {}
-    for (topic, partition), offset in sorted(ends.items()):
-        found.setdefault(topic, {})[str(partition)] = offset
-    return found
-
-
-def _parsed(offset: StreamOffset) -> dict[tuple[str, int], int]:
-    return {
-        (topic, int(partition)): end
-        for topic, partitions in offset.items()
-        for partition, end in partitions.items()
-    }

@@ -15,10 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.archive_reading import ArchiveReading, Views
-from fetchproxy.remotelog.crossing import Crossing, Halves, Place, as_assign, as_json, halves
+from fetchproxy.remotelog.crossing import Crossing, Halves, as_assign, as_json, halves
 from fetchproxy.remotelog.options import (
     EARLIEST,
     BoundKind,
+    Place,
     SourceOptions,
     TopicChoice,
     is_live_only,

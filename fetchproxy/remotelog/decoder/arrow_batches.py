@@ -20,17 +20,6 @@ import pyarrow as pa
 from fetchproxy.remotelog.decoder import record_rows as rows
 from fetchproxy.remotelog.decoder.row_buffers import RowBuffers
 
-COLUMNS: tuple[str, ...] = (
-    "key",
-    "value",
-    "topic",
-    "partition",
-    "offset",
-    "timestamp",
-    "timestampType",
-    "headers",
-)
-
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _TYPES: dict[str, Any] = {
     "key": pa.binary(),
@@ -42,6 +31,7 @@ _TYPES: dict[str, Any] = {
     "timestampType": pa.int32(),
     "headers": pa.list_(pa.field("element", _HEADER)),
 }
+COLUMNS = tuple(_TYPES)
 
 # Spark's own measure (spark.sql.execution.arrow.maxRecordsPerBatch) is 10,000; more rows make the
 # pipe to the JVM no faster from 10,000 to 50,000 on, and larger batches make it slower.
@@ -185,12 +175,7 @@ class ArrowBatches:
             return buffers.values(count, tally)
         if name == "headers":
             return buffers.headers(_TYPES[name], count, tally)
-        numbers = {
-            "offset": buffers.offsets,
-            "timestamp": buffers.timestamps,
-            "timestampType": buffers.timestamp_types,
-        }
-        return self._simple(name, count, numbers)
+        return self._simple(name, count, buffers.numbers)
 
     def _simple(self, name: str, count: int, numbers: dict[str, Any]) -> Any:
         """A column whose rows all have the same size, and the topic's; `numbers`: their buffers."""
