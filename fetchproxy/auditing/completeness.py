@@ -29,6 +29,7 @@ from fetchproxy.writing.archive_health import (
     look_at_offsets,
     metadata_in_words,
     offsets_in_words,
+    uncovered,
 )
 from fetchproxy.writing.concerns import in_no_segment
 
@@ -100,7 +101,7 @@ class CompletenessCheck:
         """What lies at the end that was stated is of an older leader's log, which was cut there."""
         if stated is None or stated.end_offset < self._log_start(tip):
             return []
-        segments = _finished(self.stored.list_remote_log_segments(tip))
+        segments = finished(self.stored.list_remote_log_segments(tip))
         epochs = [e.epoch for s in segments for e in s.segment_leader_epochs]
         at_end = [s for s in segments if s.start_offset <= stated.end_offset <= s.end_offset]
         if not at_end or max(epochs, default=-1) >= stated.leader_epoch:
@@ -122,7 +123,7 @@ class CompletenessCheck:
             f"whether offsets {first} to {last}, which are in no segment, were archived"
             for first, last in result.not_known
         ]
-        segments = _finished(self.stored.list_remote_log_segments(tip))
+        segments = finished(self.stored.list_remote_log_segments(tip))
         if stated is None:
             whats.append("where the archive began and up to where it was finished")
         elif stated is not None and any(s.start_offset < stated.recorded_from for s in segments):
@@ -154,7 +155,7 @@ class CompletenessCheck:
         log_start = self._topic_log_start(tip)
         return [
             s
-            for s in _finished(in_topic or ())
+            for s in finished(in_topic or ())
             if s.segment_id not in ids and s.end_offset >= log_start
         ]
 
@@ -182,14 +183,15 @@ class CompletenessCheck:
         for segment in self._not_in_store(tip, unchanged):
             what = f"the metadata topic has offsets {segment.start_offset} to {segment.end_offset}"
             fault(segment, f"{what} here, the store has no metadata of it")
-        for segment in _finished(unchanged):
+        for segment in finished(unchanged):
             other = stored.get(segment.segment_id)
             if other is not None and _says(other) != _says(segment):
                 fault(other, f"says {_says(other)}, the metadata topic {_says(segment)}")
-        seen = [(s.start_offset, s.end_offset) for s in _finished(now)]
+        seen = [(s.start_offset, s.end_offset) for s in finished(now)]
         log_start = self._topic_log_start(tip)
-        for segment in _finished(stored.values()):
-            if segment.segment_id not in known and not _is_in(segment, seen, log_start):
+        for segment in finished(stored.values()):
+            first = max(segment.start_offset, log_start)
+            if segment.segment_id not in known and not held_in(first, segment.end_offset, seen):
                 fault(segment, "the metadata topic does not know it: no reader sees it")
         return faults
 
@@ -208,7 +210,7 @@ async def refreshed(
                 raise
 
 
-def _finished(segments: Iterable[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
+def finished(segments: Iterable[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
     return [segment for segment in segments if segment.is_finished]
 
 
@@ -219,10 +221,6 @@ def _says(segment: RemoteLogSegmentMetadata) -> str:
     )
 
 
-def _is_in(segment: RemoteLogSegmentMetadata, offsets: Iterable[Offsets], log_start: int) -> bool:
-    """Whether each of its offsets from `log_start` on is in one of `offsets`."""
-    wanted = max(segment.start_offset, log_start)
-    for start, end in sorted(offsets):
-        if start <= wanted:
-            wanted = max(wanted, end + 1)
-    return wanted > segment.end_offset
+def held_in(first: int, last: int, offsets: Iterable[Offsets]) -> bool:
+    """Whether each offset from `first` to `last`, both inclusive, is in one of `offsets`."""
+    return not any(uncovered(first, last, sorted(offsets)))

@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from fetchproxy.auditing.completeness import CompletenessCheck, refreshed
+from fetchproxy.auditing.completeness import CompletenessCheck, finished, refreshed
 from fetchproxy.auditing.faults import Fault
 from fetchproxy.auditing.segment_verifier import SegmentVerifier
-from fetchproxy.auditing.verify import finished, metadata_faults
+from fetchproxy.auditing.verify import is_gone, metadata_faults
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
-from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.errors import DamagedObject, ObjectNotFound, RangeNotSatisfiable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
     ByteRange,
@@ -131,7 +131,7 @@ def plan_mirror(
     `compare`.
     """
     plan = Plan()
-    own = _by_segment(here)
+    own = by_segment(here)
     have = {segment.segment_id: segment for segment in copied}
     for metadata in segments:
         objects = own.get(metadata.segment_id, {})
@@ -148,7 +148,7 @@ def plan_mirror(
             plan.copies.append(ToCopy(metadata, files, whole and known is not None and not compare))
     kept = {segment.segment_id for segment in segments}
     plan.others = [place for place in here if parse_segment_key("", place) is None]
-    for segment_id, of_copy in _by_segment(there).items():
+    for segment_id, of_copy in by_segment(there).items():
         if segment_id not in kept:
             hidden = of_copy.get(SegmentFile.METADATA)
             plan.extra += [hidden[0]] if hidden else [place for place, _ in of_copy.values()]
@@ -156,7 +156,7 @@ def plan_mirror(
     return plan
 
 
-def _by_segment(
+def by_segment(
     objects: Mapping[str, StoredObject],
 ) -> dict[RemoteLogSegmentId, dict[SegmentFile, tuple[str, StoredObject]]]:
     found: dict[RemoteLogSegmentId, dict[SegmentFile, tuple[str, StoredObject]]] = {}
@@ -270,7 +270,7 @@ class PartitionMirror:
         folder = self.spool.new_file()
         try:
             faults = [] if copy.metadata_only else await self._fetched(copy, folder)
-            if faults and await self._is_gone(copy.metadata):
+            if faults and await is_gone(self.source.rsm, copy.metadata):
                 self._result.overtaken += 1
                 return
             self._result.faults += faults
@@ -282,7 +282,7 @@ class PartitionMirror:
             wrote |= await self._put_metadata(copy)
             self._result.copied += wrote
         except ObjectNotFound as error:
-            if await self._is_gone(copy.metadata):
+            if await is_gone(self.source.rsm, copy.metadata):
                 self._result.overtaken += 1
             else:
                 self._result.faults.append(self._missing(copy.metadata, error))
@@ -333,19 +333,16 @@ class PartitionMirror:
     ) -> bool:
         """Whether it had to be written: not what an earlier run has left whole."""
         place = stored.key[len(self.source.prefix) :]
-        key, path = self.target.prefix + place, folder / stored.key
+        store, key, path = self.target.store, self.target.prefix + place, folder / stored.key
         size = (await asyncio.to_thread(path.stat)).st_size
         found = there.get(place)
-        if found is not None and found.size_bytes == size and await self._is_at_target(key, path):
+        if found is not None and found.size_bytes == size and await same_as_file(store, key, path):
             return False
-        await self.target.store.put_file(key, path, settled=True)
-        if not await self._is_at_target(key, path):
+        await store.put_file(key, path, settled=True)
+        if not await same_as_file(store, key, path):
             raise _not_what_was_put(key)
         self._result.bytes_copied += size
         return True
-
-    async def _is_at_target(self, key: str, path: Path) -> bool:
-        return await same_as_file(self.target.store, key, path)
 
     async def _put_metadata(self, copy: ToCopy) -> bool:
         """They may have changed since they were listed: an archiver goes on meanwhile."""
@@ -365,17 +362,6 @@ class PartitionMirror:
         wrote = await put_if_other(self.target, place, content)
         self._result.bytes_copied += len(content) if wrote else 0
         return wrote
-
-    async def _is_gone(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Deleted, or about to be: no fault."""
-        key = self.source.rsm.object_key(metadata, SegmentFile.METADATA)
-        try:
-            now = decode_segment(await self.source.rsm.get_segment_metadata(key), key)
-        except ObjectNotFound:
-            return True
-        except CorruptSegment:
-            return False
-        return not now.is_finished
 
     async def _remove(self, extra: Iterable[str]) -> None:
         """What the archive has lost the copy may be the last to have: then it stays."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from fetchproxy.auditing.completeness import held_in
 from fetchproxy.auditing.faults import Fault, Orphan
 from fetchproxy.errors import (
     CorruptSegment,
@@ -56,12 +57,12 @@ async def look_at_unnamed(
     faults: list[Fault] = []
     offsets: list[tuple[int, int]] = []
     orphans: list[Orphan] = []
-    segments = list(finished)
+    held = [(segment.start_offset, segment.end_offset) for segment in finished]
     for objects in (await find_orphans(rsm, rlmm, tip)).values():
         view = rlmm.view(tip)
         lost = await _lost_segment(rsm, objects)
         is_deleted = lost is not None and view is not None and lost[1] < view.raised_log_start
-        if lost is None or is_deleted or _is_held(lost, segments):
+        if lost is None or is_deleted or held_in(*lost, held):
             orphans += [
                 Orphan(tip.topic, tip.partition, o.key, o.size_bytes) for o in objects.values()
             ]
@@ -87,15 +88,6 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
     if parsed is None or index.size_bytes != log_bytes:
         return None
     return parsed.base_offset, index.last_offset
-
-
-def _is_held(offsets: tuple[int, int], segments: Iterable[RemoteLogSegmentMetadata]) -> bool:
-    """Whether each of `offsets`, both inclusive, is in one of `segments`, by start offset."""
-    wanted, last = offsets
-    for segment in segments:
-        if segment.start_offset <= wanted:
-            wanted = max(wanted, segment.end_offset + 1)
-    return wanted > last
 
 
 # What is true of the bytes and of transactions is decided in `check`; here is what is read, in

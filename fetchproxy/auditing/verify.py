@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fetchproxy.auditing.completeness import CompletenessCheck, refreshed
+from fetchproxy.auditing.completeness import CompletenessCheck, finished, refreshed
 from fetchproxy.auditing.faults import Fault, NotKnown, Orphan, RecordedGap, VerifyReport
 from fetchproxy.auditing.segment_verifier import SegmentVerifier, look_at_unnamed
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError
@@ -57,10 +57,6 @@ async def for_each(
 # The finished segments of a partition, by the history of the log that they are of.
 
 Segments = list[RemoteLogSegmentMetadata]
-
-
-def finished(segments: Iterable[RemoteLogSegmentMetadata]) -> Segments:
-    return [s for s in segments if s.is_finished]
 
 
 def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Segments]:
@@ -238,7 +234,7 @@ class _Run:
                 self._report(overlaps)
             await segment.verify(continues=continues)
             self.segments += 1
-            if segment.faults and await self._is_gone(metadata):
+            if segment.faults and await is_gone(self.rsm, metadata):
                 self.segments -= 1
                 segment.faults.clear()
             elif self.rsm.encrypts and not segment.is_encrypted:
@@ -252,19 +248,20 @@ class _Run:
             if expected is None or metadata.end_offset >= expected:
                 expected, before = metadata.end_offset + 1, metadata
 
-    async def _is_gone(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Was the segment deleted while it was read? Retention does that, and is no fault."""
-        key = self.rsm.object_key(metadata, SegmentFile.METADATA)
-        try:
-            now = decode_segment(await self.rsm.get_segment_metadata(key), key)
-        except ObjectNotFound:
-            return True
-        except CorruptSegment:
-            return False
-        return not now.is_finished
-
     def _report(self, faults: list[Fault]) -> None:
         self.faults += faults
+
+
+async def is_gone(rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata) -> bool:
+    """Was the segment deleted, or is it about to be? Retention does that, and is no fault."""
+    key = rsm.object_key(metadata, SegmentFile.METADATA)
+    try:
+        now = decode_segment(await rsm.get_segment_metadata(key), key)
+    except ObjectNotFound:
+        return True
+    except CorruptSegment:
+        return False
+    return not now.is_finished
 
 
 def lineage_faults(

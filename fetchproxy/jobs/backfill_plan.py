@@ -25,6 +25,7 @@ from fetchproxy.remotelog.archive_reading import (
 from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, SourceOptions
 from fetchproxy.remotelog.planning import Holes, OffsetSpan, holes_of
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.writing.archive_health import uncovered
 
 # What a backfill is to read, partition by partition: one that lacks something stops no other.
 
@@ -175,24 +176,10 @@ def next_plan(
                 f"the output has records of another topic {view.tip.topic}, with the id "
                 f"{others.pop()}; this one's is {view.tip.topic_id}"
             )
-        for open_span in without(span, [OffsetSpan(r.first, r.end) for r in before]):
-            ranges += _ranges(view, open_span, bytes_max, cuts_of)
+        taken = sorted((one.first, one.end - 1) for one in before)
+        for first, end in uncovered(span.start, span.end - 1, taken):
+            ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max, cuts_of)
     return Plan(settings, tuple(sorted(ranges)))
-
-
-def without(span: OffsetSpan, taken: Iterable[OffsetSpan]) -> list[OffsetSpan]:
-    """The parts of `span` that lie in none of `taken`."""
-    found: list[OffsetSpan] = []
-    at = span.start
-    for one in sorted(taken):
-        if one.start > at:
-            found.append(OffsetSpan(at, min(one.start, span.end)))
-        at = max(at, one.end)
-        if at >= span.end:
-            break
-    if at < span.end:
-        found.append(OffsetSpan(at, span.end))
-    return [one for one in found if one.start < one.end]
 
 
 def cut_offsets(index: RemoteLogIndex, bytes_max: int) -> list[int]:

@@ -27,7 +27,7 @@ from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
 from fetchproxy.jobs.backfill import COLUMNS
 from fetchproxy.jobs.backfill_plan import plan_backfill_input
-from fetchproxy.jobs.runner import Failure, Runner, Work
+from fetchproxy.jobs.runner import Failure, Partitions, Runner, Work
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import ReadTask, plan_tasks
@@ -78,15 +78,6 @@ class CopiedPartition:
     faults: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CopiedTopic:
-    """`frame`: `partitions` as a frame of COPIED_SCHEMA."""
-
-    partitions: tuple[CopiedPartition, ...]
-    frame: Any
-    failures: tuple[Failure, ...]
-
-
 def backfill_topic(
     runner: Runner,
     config: Config,
@@ -94,7 +85,7 @@ def backfill_topic(
     topic: str,
     *,
     append: bool = False,
-) -> CopiedTopic:
+) -> Partitions[CopiedPartition]:
     """Into `topic` of `cluster.*`, which has as many partitions. `source`: as of `backfill`.
 
     Raises ConfigError, ClusterError, and as `backfill`.
@@ -110,7 +101,7 @@ def backfill_topic(
     )
     done = runner.spread(tasks, work)
     frame = runner.frame([astuple(one) for one in done.results], COPIED_SCHEMA)
-    return CopiedTopic(done.results, frame, (*left_out, *done.failures))
+    return Partitions(done.results, frame, (*left_out, *done.failures))
 
 
 def plan_topic(

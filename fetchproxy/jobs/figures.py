@@ -4,7 +4,6 @@ did.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -102,11 +101,7 @@ async def measure_partition(
     rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
 ) -> PartitionFigures:
     """Raises RemoteStorageError."""
-
-    async def refresh() -> PartitionView:
-        return await rlmm.refresh(tip, asyncio.get_running_loop().time())
-
-    look = await look_at_offsets(rsm.records, rlmm, tip, refresh)
+    look = await look_at_offsets(rsm.records, rlmm, tip)
     view = await rlmm.refresh(tip, float("-inf"))
     codecs, unreadable = await _sampled(rsm, view)
     return PartitionFigures(

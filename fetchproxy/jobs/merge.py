@@ -24,7 +24,7 @@ from fetchproxy.archive import (
     wall_clock_ms,
 )
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Partitions, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -36,15 +36,6 @@ MERGED_SCHEMA = (
     "topic string, partition int, merged int, replaced int, size_bytes bigint, overtaken int, "
     "refused array<string>"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """`frame`: `partitions` as a frame of MERGED_SCHEMA."""
-
-    partitions: tuple[MergedPartition, ...]
-    frame: Any
-    failures: tuple[Failure, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +52,12 @@ def merge(
     *,
     topic: str | None = None,
     options: MergeOptions = MergeOptions(),
-) -> Merged:
+) -> Partitions[MergedPartition]:
     """Merge in every partition of `topic` (None: of all). Raises as `verify`."""
     tips = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, merge_work(config, options))
     rows = [_row(partition) for partition in done.results]
-    return Merged(done.results, runner.frame(rows, MERGED_SCHEMA), done.failures)
+    return Partitions(done.results, runner.frame(rows, MERGED_SCHEMA), done.failures)
 
 
 def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:

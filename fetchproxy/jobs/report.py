@@ -257,7 +257,11 @@ def _notes(figures: Figures) -> str:
 
 def _days_chart(topic: str, held: Iterable[Held]) -> str:
     bars = [
-        Bar(_shown_date(day.day), day.size_bytes, f"{_date(day.day)}: {decimal(day.size_bytes)}")
+        Bar(
+            str(_date(day.day) or f"day {day.day}"),
+            day.size_bytes,
+            f"{_date(day.day)}: {decimal(day.size_bytes)}",
+        )
         for day in fewer(by_day(held))
     ]
     return bar_chart(f"{topic}: bytes by day", bars, _byte_ticks(bar.value for bar in bars))
@@ -308,13 +312,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
-
-
-def _shown_date(day: int) -> str:
-    try:
-        return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
-    except OverflowError:
-        return f"day {day}"
 
 
 def _moment(at_ms: int) -> str:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fetchproxy.archive import (
     StoredArchive,
@@ -27,7 +27,7 @@ from fetchproxy.auditing.restore import RestoredPartition, restore_archive
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Partitions, Runner, StoreWork, Tell
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
 from fetchproxy.model import TopicIdPartition
@@ -50,15 +50,6 @@ class RestoredGroup:
     refusals: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """`frame`: `partitions` as a frame of RESTORED_SCHEMA."""
-
-    partitions: tuple[RestoredPartition, ...]
-    frame: Any
-    failures: tuple[Failure, ...]
-
-
 def restore(
     runner: Runner,
     config: Config,
@@ -66,7 +57,7 @@ def restore(
     topic: str | None = None,
     dry_run: bool = False,
     on_result: Callable[[RestoredGroup], None] = lambda restored: None,
-) -> Restored:
+) -> Partitions[RestoredPartition]:
     """Of `topic` (None: of all). Writes only what is missing, so it can be repeated.
 
     Raises as `verify`, and ClusterError or RemoteStorageError where the metadata topic is away.
@@ -82,7 +73,7 @@ def restore(
             in_loop(_state_metadata_topic(config))
         in_loop(_refresh_local_indexes(config, [partition.tip for partition in partitions]))
     frame = runner.frame([_row(p) for p in partitions], RESTORED_SCHEMA)
-    return Restored(partitions, frame, done.failures)
+    return Partitions(partitions, frame, done.failures)
 
 
 def grouped(tips: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tips]:

@@ -79,6 +79,15 @@ class Spread(Generic[R]):
     failures: tuple[Failure, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Partitions(Generic[R]):
+    """What became of each; `frame`: the same as a frame, in the columns of the job's schema."""
+
+    partitions: tuple[R, ...]
+    frame: Any
+    failures: tuple[Failure, ...]
+
+
 OnProgress = Callable[[Progress], None]
 # From within the work on an item: how much of its size is done, and how much there is.
 Tell = Callable[[int, int], None]

@@ -127,12 +127,7 @@ async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool)
         return _clipped(not_held(held, stated, gaps), (0, end - 1))
     # What is read now was stated before: a copy or a truncation that was under way is no hole.
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-
-        async def refresh() -> PartitionView:
-            return await rlmm.refresh(view.tip, asyncio.get_running_loop().time())
-
-        look = await look_at_offsets(rsm.records, rlmm, view.tip, refresh)
-    return look.found
+        return (await look_at_offsets(rsm.records, rlmm, view.tip)).found
 
 
 async def _stated(records: PartitionRecords, tip: TopicIdPartition) -> FinishedOffsets | None:

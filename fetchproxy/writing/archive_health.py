@@ -17,7 +17,6 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
 from fetchproxy.model import (
     FIRST_HISTORY,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
 from fetchproxy.observability.health import Condition, Offsets, in_order
@@ -72,11 +71,11 @@ def not_held(
     found: list[Offsets] = []
     gaps: list[Offsets] = []
     recorded = sorted(recorded_gaps)
-    for hole in _without(first, last, sorted(held.segments)):
+    for hole in uncovered(first, last, sorted(held.segments)):
         certain = _before_uncertain(hole, held.uncertain)
         if certain is not None:
             gaps += _shared(*certain, recorded)
-            found += _without(*certain, recorded)
+            found += uncovered(*certain, recorded)
     return NotHeld(
         missing=tuple((max(a, recorded_from), b) for a, b in found if b >= recorded_from),
         gaps=tuple(gaps),
@@ -108,7 +107,7 @@ def _before_uncertain(hole: Offsets, uncertain: Iterable[int]) -> Offsets | None
     return (first, last) if first <= last else None
 
 
-def _without(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:
+def uncovered(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:
     """The parts of `first` … `last` that are in none of `rising`, which may overlap."""
     for start, end in rising:
         if start > last:
@@ -123,7 +122,7 @@ def _without(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offse
 def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:
     """The parts of `first` … `last` that are in any of `rising`."""
     at = first
-    for hole in _without(first, last, rising):
+    for hole in uncovered(first, last, rising):
         if at < hole[0]:
             yield at, hole[0] - 1
         at = hole[1] + 1
@@ -133,8 +132,6 @@ def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offset
 
 # Reads no log and asks no broker. `verify` and `segments` look at every partition, the status
 # page at those with holes alone: each look is a listing and a small read.
-
-FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +147,13 @@ async def look_at_offsets(
     records: PartitionRecords,
     rlmm: RemoteLogMetadataManager,
     tip: TopicIdPartition,
-    refresh: Callable[[], Awaitable[PartitionView]],
+    refresh: Callable[[], Awaitable[PartitionView]] | None = None,
     also: Callable[[], Iterable[Offsets]] = tuple,
 ) -> OffsetsLook:
     """Which offsets are in no segment, and what is on record of them.
 
-    `also`: offsets that are known to be there otherwise. Raises RemoteStorageError.
+    `refresh`: how the metadata are read anew; None: as the manager does it. `also`: offsets that
+    are known to be there otherwise. Raises RemoteStorageError.
     """
     look = await _look(records, rlmm, tip, refresh, also)
     if look.found.missing:
@@ -172,7 +170,7 @@ async def _look(
     records: PartitionRecords,
     rlmm: RemoteLogMetadataManager,
     tip: TopicIdPartition,
-    refresh: Callable[[], Awaitable[PartitionView]],
+    refresh: Callable[[], Awaitable[PartitionView]] | None,
     also: Callable[[], Iterable[Offsets]],
 ) -> OffsetsLook:
     """What must be there before what is, and its gaps last: a copy under way is no fault."""
@@ -181,7 +179,8 @@ async def _look(
         stated = await read_finished_offsets(records, tip)
     except CorruptSegment as error:
         damaged = str(error)
-    view = await refresh()
+    now = asyncio.get_running_loop().time()
+    view = await (rlmm.refresh(tip, now) if refresh is None else refresh())
     done = [s for s in rlmm.list_remote_log_segments(tip) if s.is_finished]
     held = Held(
         segments=[*((s.start_offset, s.end_offset) for s in done), *also()],
@@ -229,11 +228,7 @@ async def partition_health(
     records: PartitionRecords, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
 ) -> list[Condition]:
     """All that the store tells of a partition. Raises RemoteStorageError."""
-
-    async def refresh() -> PartitionView:
-        return await rlmm.refresh(tip, asyncio.get_running_loop().time())
-
-    look = await look_at_offsets(records, rlmm, tip, refresh)
+    look = await look_at_offsets(records, rlmm, tip)
     found = offsets_in_words(tip, look.found)
     view = rlmm.view(tip)
     if view is not None:

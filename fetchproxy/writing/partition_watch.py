@@ -87,9 +87,7 @@ class PartitionWatch:
             Kind.UNARCHIVED_RECORDS_DELETED,
             Kind.SEGMENT_COPY_STALLED,
         )
-        place = (tip.topic, str(tip.partition))
-        if place in ARCHIVE_RETENTION_USED_SHARE._metrics:
-            ARCHIVE_RETENTION_USED_SHARE.remove(*place)
+        ARCHIVE_RETENTION_USED_SHARE.remove(tip.topic, tip.partition)
 
     async def look(
         self, statuses: Iterable[PartitionArchiveStatus], now: float, now_ms: int

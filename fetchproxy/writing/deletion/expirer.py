@@ -435,8 +435,7 @@ class Expirer:
         self._brake.forget(tip)
         if self._partitions.pop(tip, None) is not None:
             for gauge in _GAUGES:
-                if (tip.topic, str(tip.partition)) in gauge._metrics:
-                    gauge.remove(tip.topic, str(tip.partition))
+                gauge.remove(tip.topic, tip.partition)
 
     async def _turn(self, tip: TopicIdPartition, now_ms: int) -> float:
         """How long until the next one (s)."""

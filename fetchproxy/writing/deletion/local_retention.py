@@ -86,9 +86,10 @@ def _archived_from(view: PartitionView, offset: int) -> list[RemoteLogSegmentMet
 
 def _bytes_above(segment: RemoteLogSegmentMetadata, offset: int) -> int:
     """About how many of its bytes the broker still has."""
-    copied = segment.end_offset if segment.copied_end_offset is None else segment.copied_end_offset
     kept = segment.end_offset - max(segment.start_offset, offset) + 1
-    return segment.segment_size_bytes * kept // (copied - segment.start_offset + 1)
+    return (
+        segment.segment_size_bytes * kept // (segment.stored_end_offset - segment.start_offset + 1)
+    )
 
 
 @dataclass(eq=False)

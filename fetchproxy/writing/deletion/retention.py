@@ -256,9 +256,8 @@ def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadat
     counted_to = view.raised_log_start
     for segment in view.segments:
         last = segment.end_offset
-        copied = last if segment.copied_end_offset is None else segment.copied_end_offset
         first = max(segment.start_offset, counted_to)
-        whole = copied - segment.start_offset + 1
+        whole = segment.stored_end_offset - segment.start_offset + 1
         yield segment, segment.segment_size_bytes * (last - first + 1) // whole
         counted_to = last + 1
 
