@@ -16,10 +16,7 @@ from fetchproxy.errors import RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import (
-    RemoteLogSegmentMetadata,
-    TopicIdPartition,
-)
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Condition, Offsets
 from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.segments.object_keys import SegmentFile
@@ -84,9 +81,7 @@ class CompletenessCheck:
         found.findings += offsets_in_words(tip, look.found)
         if (view := self.stored.view(tip)) is not None:
             found.findings += metadata_in_words(
-                view,
-                self.stored.problems(tip),
-                lambda: self.stored.list_remote_log_segments(tip),
+                view, self.stored.problems(tip), lambda: self.stored.list_remote_log_segments(tip)
             )
         if in_topic is not None:
             found.faults += await self._against_topic(tip, in_topic)

@@ -331,9 +331,7 @@ class _PartitionRepair:
         return None
 
     async def _find_again(
-        self,
-        lost: Sequence[RemoteLogSegmentMetadata],
-        known: Sequence[RemoteLogSegmentMetadata],
+        self, lost: Sequence[RemoteLogSegmentMetadata], known: Sequence[RemoteLogSegmentMetadata]
     ) -> dict[RemoteLogSegmentMetadata, tuple[RemoteLogSegmentMetadata, DerivedSegment]]:
         """Metadata anew, by what stands for them. From the last one down: what begins inside
         another segment has cut it."""

@@ -16,12 +16,7 @@ from fetchproxy.metadata.leader_views import LeaderLog, compare_with_leader
 from fetchproxy.metadata.lineage import Undecided, archived_lineage, compared_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import (
-    LogEdges,
-    LogHistory,
-    RemoteLogSegmentMetadata,
-    TopicIdPartition,
-)
+from fetchproxy.model import LogEdges, LogHistory, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Kind
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.log_truncation import LogTruncation

@@ -13,12 +13,7 @@ from fetchproxy.auditing.segment_verifier import SegmentVerifier, look_at_unname
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import (
-    FIRST_HISTORY,
-    EpochStart,
-    RemoteLogSegmentMetadata,
-    TopicIdPartition,
-)
+from fetchproxy.model import FIRST_HISTORY, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Condition, in_order
 from fetchproxy.segments.check import TxnCheck, epoch_at, first_newer
 from fetchproxy.segments.description import decode_segment

@@ -138,9 +138,7 @@ def plan_archive(config: Config) -> ArchivePlan:
     return in_loop(planned())
 
 
-def archive_work(
-    config: Config,
-) -> StoreWork[ManagedArchive, PlannedPartition, ArchivedPartition]:
+def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, ArchivedPartition]:
     """Copies, then removes what retention has passed.
 
     Fails with RemoteStorageError, ClusterError, LogTruncated, CompactedLog, CorruptSegment,

@@ -79,12 +79,7 @@ class CopiedPartition:
 
 
 def backfill_topic(
-    runner: Runner,
-    config: Config,
-    source: Mapping[str, str],
-    topic: str,
-    *,
-    append: bool = False,
+    runner: Runner, config: Config, source: Mapping[str, str], topic: str, *, append: bool = False
 ) -> Partitions[CopiedPartition]:
     """Into `topic` of `cluster.*`, which has as many partitions. `source`: as of `backfill`.
 

@@ -148,11 +148,7 @@ def add_codecs(every: Iterable[CodecFigures]) -> tuple[CodecFigures, ...]:
     sums: dict[str, tuple[int, int, int]] = {}
     for f in every:
         batches, packed, unpacked = sums.get(f.codec, (0, 0, 0))
-        sums[f.codec] = (
-            batches + f.batches,
-            packed + f.packed_bytes,
-            unpacked + f.unpacked_bytes,
-        )
+        sums[f.codec] = (batches + f.batches, packed + f.packed_bytes, unpacked + f.unpacked_bytes)
     return tuple(CodecFigures(codec, *numbers) for codec, numbers in sorted(sums.items()))
 
 

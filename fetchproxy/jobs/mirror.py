@@ -143,11 +143,7 @@ def _one_run(
 
 
 def _cut_over(
-    runner: Runner,
-    places: Places,
-    options: MirrorOptions,
-    said: ArchiveIdentity,
-    done: Mirrored,
+    runner: Runner, places: Places, options: MirrorOptions, said: ArchiveIdentity, done: Mirrored
 ) -> Mirrored:
     """Where anything is wrong the archive stays where it is."""
     refused = _why_not(done, options)
@@ -233,10 +229,7 @@ def mirror_work(
 
 @asynccontextmanager
 async def _to_mirror(places: Places, options: MirrorOptions) -> AsyncIterator[ToMirror]:
-    async with (
-        places.opened() as (source, target),
-        Spool(places.config.archive.spool_dir) as spool,
-    ):
+    async with places.opened() as (source, target), Spool(places.config.archive.spool_dir) as spool:
         yield ToMirror(source, target, spool, Pace(options.bytes_per_s))
 
 
@@ -278,10 +271,7 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
         return await source.rsm.list_partitions()
 
     work = StoreWork(
-        "mirror",
-        places.opened,
-        _delete_partition,
-        size=lambda partition: partition.size_bytes,
+        "mirror", places.opened, _delete_partition, size=lambda partition: partition.size_bytes
     )
     done = runner.each(places.ask(partitions), work)
     deleted = Deleted(done.results, done.failures)

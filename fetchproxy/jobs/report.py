@@ -183,8 +183,7 @@ def _rate(ahead: Sequence[Forecast]) -> str:
 def _topic(topic: str, topic_id: str, figures: Figures) -> str:
     held = [one for f, _ in figures for one in f.held]
     partitions = _table(
-        ["partition", *_SUM_NAMES],
-        [[str(f.tip.partition), *_sums([(f, a)])] for f, a in figures],
+        ["partition", *_SUM_NAMES], [[str(f.tip.partition), *_sums([(f, a)])] for f, a in figures]
     )
     return "".join(
         [
@@ -430,14 +429,7 @@ def table_rows(
             )
         )
         rows["days"] += [
-            (
-                tip.topic,
-                tip.partition,
-                _date(day.day),
-                day.size_bytes,
-                day.records,
-                day.segments,
-            )
+            (tip.topic, tip.partition, _date(day.day), day.size_bytes, day.records, day.segments)
             for day in by_day(one.held)
         ]
         rows["codecs"] += [

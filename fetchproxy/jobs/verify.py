@@ -161,9 +161,7 @@ def together(reports: Iterable[VerifyReport]) -> VerifyReport:
     )
 
 
-def fault_rows(
-    faults: Iterable[Fault],
-) -> list[tuple[str, int, str, int | None, int | None, str]]:
+def fault_rows(faults: Iterable[Fault]) -> list[tuple[str, int, str, int | None, int | None, str]]:
     return [(f.topic, f.partition, f.object_key, f.byte_position, f.offset, f.what) for f in faults]
 
 

@@ -13,10 +13,7 @@ from fetchproxy.errors import CorruptSegment, FetchProxyError, RemoteStorageErro
 from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import (
-    RemoteLogSegmentId,
-    TopicIdPartition,
-)
+from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.observability.health import Offsets
 from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.storage.archive_objects import PartitionRecords

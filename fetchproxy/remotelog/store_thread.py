@@ -15,12 +15,7 @@ from pydantic import ValidationError
 
 from fetchproxy.config.rules import GONE
 from fetchproxy.config.schema import StoreConfig
-from fetchproxy.errors import (
-    ConfigError,
-    FetchProxyError,
-    RemoteStorageError,
-    StorageUnavailable,
-)
+from fetchproxy.errors import ConfigError, FetchProxyError, RemoteStorageError, StorageUnavailable
 from fetchproxy.remotelog.options import SourceOptions
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 

@@ -195,10 +195,7 @@ def _indexes(
     files = [SegmentFile.INDEX, *[SegmentFile.TXN] * committed]
     keys = [store.rsm.object_key(segment, file) for file in files]
     reads = [
-        store.begin(
-            f"{where}: {key}",
-            partial(store.rsm.fetch_index, segment, file),
-        )
+        store.begin(f"{where}: {key}", partial(store.rsm.fetch_index, segment, file))
         for file, key in zip(files, keys, strict=True)
     ]
     raw = [read.result() for read in reads]
@@ -225,10 +222,7 @@ def _ranges_of(
         span = index.merged(i, j)
         wanted = ByteRange(span.position, span.end)
         what = f"{where}: {key}, bytes {wanted.start} to {wanted.end - 1}"
-        read = store.begin(
-            what,
-            partial(store.rsm.fetch_log_segment, segment, wanted),
-        )
+        read = store.begin(what, partial(store.rsm.fetch_log_segment, segment, wanted))
         borders = [index[n].position for n in range(i, j)]
         yield _Range(part, key, span, borders, aborted, read)
 

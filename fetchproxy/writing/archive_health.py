@@ -14,11 +14,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
     MetadataProblem,
     RemoteLogMetadataManager,
 )
-from fetchproxy.model import (
-    FIRST_HISTORY,
-    RemoteLogSegmentMetadata,
-    TopicIdPartition,
-)
+from fetchproxy.model import FIRST_HISTORY, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Condition, Offsets, in_order
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
 from fetchproxy.storage.archive_objects import PartitionRecords

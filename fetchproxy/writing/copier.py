@@ -256,8 +256,4 @@ class SegmentCopier:
     @staticmethod
     def _note(event: str, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
         """For who looks closely: whoever asked for the copy hears of its error and says it."""
-        log.debug(
-            event,
-            **metadata.logged,
-            error=str(error) or type(error).__name__,
-        )
+        log.debug(event, **metadata.logged, error=str(error) or type(error).__name__)

@@ -141,11 +141,7 @@ class LocalIndexRefresher:
     def _leave_out(self, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
         tip = metadata.topic_id_partition
         self._left_out.setdefault(tip, set()).add(metadata.segment_id.id)
-        log.error(
-            "segment_not_indexed",
-            **metadata.logged,
-            error=str(error),
-        )
+        log.error("segment_not_indexed", **metadata.logged, error=str(error))
 
     @staticmethod
     def _seen(view: PartitionView, losses: int) -> _Seen:

@@ -358,22 +358,14 @@ class LogTruncation:
             await self.rlmm.put(metadata)
         except ValueError as error:
             # Another archiver, or retention, has deleted it since it was listed.
-            log.warning(
-                "segment_not_truncated",
-                **metadata.logged,
-                error=str(error),
-            )
+            log.warning("segment_not_truncated", **metadata.logged, error=str(error))
 
     async def _restamped(self, clipped: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
         """With the largest timestamp of what is left; the old one where that cannot be read."""
         try:
             max_timestamp_ms = await self._max_timestamp(clipped)
         except (CorruptSegment, ObjectNotFound, WireError) as error:
-            log.warning(
-                "clipped_segment_unreadable",
-                **clipped.logged,
-                error=str(error),
-            )
+            log.warning("clipped_segment_unreadable", **clipped.logged, error=str(error))
             max_timestamp_ms = clipped.max_timestamp_ms
         return replace(
             clipped, max_timestamp_ms=max_timestamp_ms, event_timestamp_ms=self.wall_clock_ms()

@@ -13,12 +13,7 @@ from fetchproxy.errors import CompactedLog, CopyOvertaken, CorruptSegment, Objec
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import (
-    AbortedTxn,
-    EpochStart,
-    RemoteLogSegmentMetadata,
-    TopicIdPartition,
-)
+from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.segments.check import clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
 from fetchproxy.segments.object_keys import SegmentFile

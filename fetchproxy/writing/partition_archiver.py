@@ -367,10 +367,7 @@ class PartitionArchiver:
 
     def _note_dropped(self, base_offset: int | None, error: Exception) -> None:
         log.warning(
-            "gathered_segment_dropped",
-            **self.tip.logged,
-            base_offset=base_offset,
-            error=str(error),
+            "gathered_segment_dropped", **self.tip.logged, base_offset=base_offset, error=str(error)
         )
 
     # --- gather ---
@@ -587,12 +584,7 @@ class ManagedPartition:
             return  # that is what somebody must hear of, whatever keeps us from looking again
         # A store that fails does so for all: one line a minute, not one for each partition.
         about = "store" if isinstance(error, RemoteStorageError) else self.tip.topic
-        self.warnings.warn(
-            "partition_process_failed",
-            about,
-            **self.tip.logged,
-            error=message,
-        )
+        self.warnings.warn("partition_process_failed", about, **self.tip.logged, error=message)
         self.failed(message)
 
     def failed(self, message: str) -> None:
@@ -603,11 +595,7 @@ class ManagedPartition:
 
     def note_success(self, now_ms: int) -> None:
         if self.last_error is not None:
-            self.warnings.info(
-                "partition_recovered",
-                self.tip.topic,
-                **self.tip.logged,
-            )
+            self.warnings.info("partition_recovered", self.tip.topic, **self.tip.logged)
         self.stopped = False
         self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
         self.disk.over(self.tip)

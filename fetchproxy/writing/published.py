@@ -165,11 +165,7 @@ class ArchiveRecords:
         try:
             self._stated = await read_finished_offsets(self._records, self._tip)
         except CorruptSegment as error:
-            log.error(
-                "finished_offsets_unreadable",
-                **self._tip.logged,
-                error=str(error),
-            )
+            log.error("finished_offsets_unreadable", **self._tip.logged, error=str(error))
             self._stated = None
 
     async def begin(self, view: PartitionView, start_offset: int) -> None:

@@ -48,11 +48,7 @@ from fetchproxy.writing.leadership import (
 )
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.log_truncation import LogTruncation
-from fetchproxy.writing.partition_archiver import (
-    ManagedPartition,
-    PartitionArchiver,
-    for_people,
-)
+from fetchproxy.writing.partition_archiver import ManagedPartition, PartitionArchiver, for_people
 from fetchproxy.writing.partition_watch import WATCH_INTERVAL_S, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords, PublishedPositions
 from fetchproxy.writing.schedule import ProcessingSchedule

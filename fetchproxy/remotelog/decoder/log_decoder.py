@@ -219,11 +219,7 @@ class LogDecoder:
             self.records_skipped += self.next_offset - first_offset
 
     def _rows_of(
-        self,
-        scanned: _Scanned,
-        placed: Any,
-        limits: RowLimits,
-        aborted: AbortedBatches | None,
+        self, scanned: _Scanned, placed: Any, limits: RowLimits, aborted: AbortedBatches | None
     ) -> Iterator[Any]:
         headers, table = scanned.headers, scanned.headers.table
         in_range = (

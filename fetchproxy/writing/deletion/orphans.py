@@ -14,10 +14,7 @@ from fetchproxy.errors import CorruptSegment, ObjectNotFound, SegmentLocked
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import (
-    RemoteLogSegmentMetadata,
-    TopicIdPartition,
-)
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import ORPHAN_OBJECTS_DELETED
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import SegmentFile
@@ -221,10 +218,7 @@ def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Object
     if key.base_offset < view.raised_log_start or view.covers(key.base_offset):
         return True
     log.warning(
-        "log_without_metadata_kept",
-        **view.tip.logged,
-        key=stored.key,
-        base_offset=key.base_offset,
+        "log_without_metadata_kept", **view.tip.logged, key=stored.key, base_offset=key.base_offset
     )
     return False
 
@@ -277,10 +271,7 @@ async def _is_orphan(
     if metadata.is_finished:
         if len(objects) == 1 and held_by_others(metadata, segments, view) is not None:
             return True
-        log.warning(
-            "finished_segment_not_in_metadata",
-            **metadata.logged,
-        )
+        log.warning("finished_segment_not_in_metadata", **metadata.logged)
         return False
     return True
 

@@ -231,10 +231,7 @@ def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
 
 
 def take_segment(
-    rolled: RolledSegment,
-    path: Path,
-    go_on: Callable[[], bool],
-    stream_key: bytes | None = None,
+    rolled: RolledSegment, path: Path, go_on: Callable[[], bool], stream_key: bytes | None = None
 ) -> Taken:
     """Check the segment's file and put it, from the batch that holds the position on, at `path`.
 
@@ -423,12 +420,7 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
         "" if snapshot is None else snapshot_fault(snapshot),
     )
     for fault in filter(None, faults):
-        log.warning(
-            "kafka_file_left_out",
-            **rolled.tip.logged,
-            base_offset=base,
-            error=fault,
-        )
+        log.warning("kafka_file_left_out", **rolled.tip.logged, base_offset=base, error=fault)
     return KafkaFiles(
         offset_index=None if faults[0] else offsets,
         time_index=None if faults[1] else times,
