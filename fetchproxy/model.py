@@ -164,6 +164,11 @@ class RemoteLogSegmentMetadata:
         return {**place, "segment_id": str(self.segment_id.id), "base_offset": self.start_offset}
 
     @property
+    def last_epoch(self) -> int:
+        """Of the leader that wrote its end; -1: its batches have no epochs."""
+        return self.segment_leader_epochs[-1].epoch if self.segment_leader_epochs else -1
+
+    @property
     def is_finished(self) -> bool:
         return self.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 

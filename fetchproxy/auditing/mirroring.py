@@ -29,6 +29,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.fairness import TokenBucket
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.check import TxnCheck
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import (
@@ -247,16 +248,12 @@ class PartitionMirror:
         result.segments = len(segments)
         result.size_bytes = sum(segment.segment_size_bytes for segment in segments)
         self._advance(sum(segment.segment_size_bytes for segment in plan.there))
-        waiting = iter(plan.copies)
 
-        async def worker() -> None:
-            for copy in waiting:
-                await self._copy(copy, there)
-                self._advance(copy.metadata.segment_size_bytes)
+        async def copy(wanted: ToCopy) -> None:
+            await self._copy(wanted, there)
+            self._advance(wanted.metadata.segment_size_bytes)
 
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(SEGMENTS_AT_ONCE):
-                workers.create_task(worker())
+        await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
         for place in plan.others:
             await self._copy_other(place)
         await self._remove(plan.extra)

@@ -101,13 +101,10 @@ def _check_place(metadata: RemoteLogSegmentMetadata, around: Around, *, is_cut: 
         raise CorruptSegment("a segment begins inside it of which nothing is known")
     if any(_is_newer(lineage, epochs, start, end) for lineage in around.lineages):
         raise CorruptSegment("a newer leader's log has taken the place of some of it")
-    below = [o for o in around.counted if o.start_offset <= start and o.segment_leader_epochs]
-    if epochs and any(o.segment_leader_epochs[-1].epoch > epochs[0].epoch for o in below):
+    below = [other for other in around.counted if other.start_offset <= start]
+    if epochs and any(other.last_epoch > epochs[0].epoch for other in below):
         raise CorruptSegment("a newer leader's log is below it")
-    newest = max(
-        [around.stated_epoch, *(o.segment_leader_epochs[-1].epoch for o in around.counted
-                                if o.segment_leader_epochs)]
-    )  # fmt: skip
+    newest = max(around.stated_epoch, *(other.last_epoch for other in around.counted), -1)
     is_followed = any(other.start_offset == end + 1 for other in around.counted)
     if not (is_cut or is_followed) and epoch_at(epochs, end) < newest:
         raise CorruptSegment("a newer leader's log may have taken the place of some of it")
@@ -134,7 +131,6 @@ def _begins_newer_lineage(other: RemoteLogSegmentMetadata, epochs: Sequence[Epoc
 # A partition with faults is read once more from its beginning, since how a transaction ended may
 # be said in a later segment, and a lineage begins in an earlier one.
 
-FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 # The derived objects of a segment as they are; None: missing.
 Stored = dict[SegmentFile, bytes | None]
 DERIVED = (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS)
@@ -292,7 +288,7 @@ class _PartitionRepair:
                     event_timestamp_ms=self.wall_clock_ms(),
                     segment_leader_epochs=(),
                     segment_size_bytes=0,
-                    state=FINISHED,
+                    state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
                     has_aborted_txns=True,  # so that the index is looked at
                 )
                 lost.append(replace(stub, packed=await self.rsm.is_packed(stub)))
@@ -449,17 +445,14 @@ class _PartitionRepair:
                 told = tuple(e for e in lineage if e.start_offset <= end)
                 if agrees(clip_epochs(told, metadata.start_offset, end), own):
                     return encode_epochs(told)
-        if metadata.start_offset > self._first_offset:
+        # Below it nothing was ever archived, as far as is known.
+        first_offset = 0 if self._stated is None else self._stated.recorded_from
+        if metadata.start_offset > first_offset:
             raise CorruptSegment("nothing says which leader epochs the log had before it")
         return encode_epochs(own)
 
     def _is_faulty(self, metadata: RemoteLogSegmentMetadata) -> bool:
         return any(self.rsm.object_key(metadata, file) in self.faulty for file in SegmentFile)
-
-    @property
-    def _first_offset(self) -> int:
-        """Below it nothing was ever archived, as far as is known."""
-        return 0 if self._stated is None else self._stated.recorded_from
 
     @staticmethod
     def _name(metadata: RemoteLogSegmentMetadata) -> str:

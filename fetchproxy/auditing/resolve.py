@@ -63,7 +63,9 @@ def plan_resolution(
     shown = tuple(s for s in segments if s.is_finished and view.history.shows(s))
     if answer is Answer.KEEP:
         return _keep(view, leader.edges)
-    after_epoch = _last_epoch(view, leader)
+    lineage = archived_lineage(view)
+    # Where the archive has no segment, the last one before the leader's log.
+    after_epoch = lineage[-1].epoch if lineage else leader.edges.log_start_epoch - 1
     if answer is Answer.TRUNCATE and not (view.raised_log_start or view.history.kept_below):
         return ResolutionPlan(shown[::-1], None, None, _dropped(shown, leader.edges))
     if after_epoch <= view.history.after_epoch or leader.leader_epoch <= after_epoch:
@@ -94,7 +96,7 @@ def plan_showing_again(
     """
     now = view.history
     before = now.earlier[-1] if now.earlier else -1
-    aside = [s for s in segments if s.is_finished and before < _epoch(s) <= now.after_epoch]
+    aside = [s for s in segments if s.is_finished and before < s.last_epoch <= now.after_epoch]
     if not aside:
         return None
     if now.kept_below:
@@ -132,17 +134,6 @@ def _dropped(shown: Sequence[RemoteLogSegmentMetadata], edges: LogEdges) -> tupl
         "archive.retention_grace_ms",
         f"the log is archived anew; it begins at offset {edges.log_start_offset}",
     )
-
-
-def _last_epoch(view: PartitionView, leader: LeaderSays) -> int:
-    """Of the archive; where it has no segment, the last one before the leader's log."""
-    lineage = archived_lineage(view)
-    return lineage[-1].epoch if lineage else leader.edges.log_start_epoch - 1
-
-
-def _epoch(segment: RemoteLogSegmentMetadata) -> int:
-    epochs = segment.segment_leader_epochs
-    return epochs[-1].epoch if epochs else -1
 
 
 async def resolve(

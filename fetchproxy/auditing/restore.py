@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fetchproxy.auditing.verify import for_each
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicFollower
@@ -23,6 +22,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.records import LogHistorySaid, LogStartOffset, MetadataEvent, Restore
 
 State = RemoteLogSegmentState

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fetchproxy.auditing.verify import PARTITIONS_AT_ONCE, for_each
+from fetchproxy.auditing.verify import PARTITIONS_AT_ONCE
 from fetchproxy.errors import DamagedObject, ObjectNotFound
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fetchproxy.auditing.completeness import CompletenessCheck, finished, refreshed
 from fetchproxy.auditing.faults import Fault, NotKnown, Orphan, RecordedGap, VerifyReport
 from fetchproxy.auditing.segment_verifier import SegmentVerifier, look_at_unnamed
-from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import FIRST_HISTORY, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Condition, in_order
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.check import TxnCheck, epoch_at, first_newer
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-
-# The same work for many partitions, some of them at once.
-
-
-async def for_each(
-    tips: Iterable[TopicIdPartition],
-    work: Callable[[TopicIdPartition], Awaitable[None]],
-    at_once: int,
-) -> None:
-    """Raises the first RemoteStorageError; no work is begun after it."""
-    waiting = iter(tips)
-    failures: list[RemoteStorageError] = []
-
-    async def worker() -> None:
-        for tip in waiting:
-            try:
-                await work(tip)
-            except RemoteStorageError as error:  # raised below: here the TaskGroup would wrap it
-                failures.append(error)
-            if failures:
-                return
-
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(at_once):
-            workers.create_task(worker())
-    if failures:
-        raise failures[0]
-
 
 # The finished segments of a partition, by the history of the log that they are of.
 
@@ -65,9 +37,7 @@ def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Se
     borders = sorted({*history.earlier, history.after_epoch, history.kept_epoch})
     found: dict[int, Segments] = {}
     for segment in finished(segments):
-        epochs = segment.segment_leader_epochs
-        last = epochs[-1].epoch if epochs else -1
-        log = -1 if history.shows(segment) else bisect_left(borders, last)
+        log = -1 if history.shows(segment) else bisect_left(borders, segment.last_epoch)
         found.setdefault(log, []).append(segment)
     return [found[log] for log in sorted(found)]
 

@@ -27,6 +27,7 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.writing.discovery import TopicDiscovery
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
@@ -176,26 +177,17 @@ async def _plan(config: Config, cluster: Cluster, rlmm: RemoteLogMetadataManager
     tips = (await discovery.look()).partitions()
     if not tips and not discovery.refused:
         raise ConfigError(f"archive.topics = {config.archive.topics!r} matches no topic")
-    places = asyncio.Semaphore(PLANNED_AT_ONCE)
     found: list[PlannedPartition] = []
 
     async def look(tip: TopicIdPartition) -> None:
-        async with places:
-            edges = await cluster.log_edges(tip, max_age_ms=0)
-            view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
-            found.append(
-                PlannedPartition(
-                    tip,
-                    view.log_end_offset,
-                    edges.log_start_offset,
-                    edges.last_stable_offset,
-                    discovery.topic_config(tip.topic_id),
-                )
-            )
+        edges = await cluster.log_edges(tip, max_age_ms=0)
+        end = (await rlmm.refresh(tip, asyncio.get_running_loop().time())).log_end_offset
+        settings = discovery.topic_config(tip.topic_id)
+        found.append(
+            PlannedPartition(tip, end, edges.log_start_offset, edges.last_stable_offset, settings)
+        )
 
-    async with asyncio.TaskGroup() as tasks:
-        for tip in tips:
-            tasks.create_task(look(tip), name=f"plan {tip}")
+    await for_each(tips, look, PLANNED_AT_ONCE)
     found.sort(key=lambda planned: (-planned.offsets, planned.tip))
     return ArchivePlan(tuple(found), discovery.refused)
 

@@ -20,6 +20,7 @@ from fetchproxy.remotelog.archive_reading import METADATA_READS_MAX
 from fetchproxy.remotelog.options import SourceOptions
 from fetchproxy.remotelog.planning_processes import received_or_none, send
 from fetchproxy.remotelog.store_thread import opened_store, with_retries
+from fetchproxy.runtime.loop import for_each
 
 Views = dict[TopicIdPartition, PartitionView]
 
@@ -51,20 +52,17 @@ async def _read(
     rlmm: StoreBackedRemoteLogMetadataManager, tips: list[TopicIdPartition], max_s: float
 ) -> Views | FetchProxyError:
     views: Views = {}
-    failures: list[FetchProxyError] = []
     now = asyncio.get_running_loop().time()
 
     async def read(tip: TopicIdPartition) -> None:
-        try:
-            refresh = partial(rlmm.refresh, tip, now)
-            views[tip] = await with_retries(f"the metadata of {tip}", refresh, max_s)
-        except FetchProxyError as error:
-            failures.append(error)
+        refresh = partial(rlmm.refresh, tip, now)
+        views[tip] = await with_retries(f"the metadata of {tip}", refresh, max_s)
 
-    async with asyncio.TaskGroup() as reading:
-        for tip in tips:
-            reading.create_task(read(tip))
-    return failures[0] if failures else views
+    try:
+        await for_each(tips, read, len(tips))
+    except FetchProxyError as error:
+        return error
+    return views
 
 
 if __name__ == "__main__":

@@ -151,41 +151,34 @@ async def look_at_offsets(
     `refresh`: how the metadata are read anew; None: as the manager does it. `also`: offsets that
     are known to be there otherwise. Raises RemoteStorageError.
     """
-    look = await _look(records, rlmm, tip, refresh, also)
-    if look.found.missing:
-        # Truncated or deleted meanwhile? Then the second look finds them in order.
-        look = await _look(records, rlmm, tip, refresh, also)
-    if look.found.missing:
+
+    async def look() -> OffsetsLook:
+        """What must be there before what is, and its gaps last: a copy under way is no fault."""
+        stated, damaged = None, None
+        try:
+            stated = await read_finished_offsets(records, tip)
+        except CorruptSegment as error:
+            damaged = str(error)
+        now = asyncio.get_running_loop().time()
+        view = await (rlmm.refresh(tip, now) if refresh is None else refresh())
+        done = [s for s in rlmm.list_remote_log_segments(tip) if s.is_finished]
+        held = Held(
+            segments=[*((s.start_offset, s.end_offset) for s in done), *also()],
+            uncertain=view.unreadable,
+            log_start_offset=view.raised_log_start,
+            newest_epoch=max((s.last_epoch for s in done), default=-1),
+        )
+        gaps = [(gap.first_offset, gap.last_offset) async for gap in records.list_archive_gaps(tip)]
+        return OffsetsLook(stated, damaged, not_held(held, stated, gaps))
+
+    found = await look()
+    if found.found.missing:
+        found = await look()  # truncated or deleted meanwhile? Then this one finds them in order
+    if found.found.missing:
         now = asyncio.get_running_loop().time()
         if await rlmm.partition_deletion(tip, now) is not None:
-            look = replace(look, found=replace(look.found, missing=()))
-    return look
-
-
-async def _look(
-    records: PartitionRecords,
-    rlmm: RemoteLogMetadataManager,
-    tip: TopicIdPartition,
-    refresh: Callable[[], Awaitable[PartitionView]] | None,
-    also: Callable[[], Iterable[Offsets]],
-) -> OffsetsLook:
-    """What must be there before what is, and its gaps last: a copy under way is no fault."""
-    stated, damaged = None, None
-    try:
-        stated = await read_finished_offsets(records, tip)
-    except CorruptSegment as error:
-        damaged = str(error)
-    now = asyncio.get_running_loop().time()
-    view = await (rlmm.refresh(tip, now) if refresh is None else refresh())
-    done = [s for s in rlmm.list_remote_log_segments(tip) if s.is_finished]
-    held = Held(
-        segments=[*((s.start_offset, s.end_offset) for s in done), *also()],
-        uncertain=view.unreadable,
-        log_start_offset=view.raised_log_start,
-        newest_epoch=max((e.epoch for s in done for e in s.segment_leader_epochs[-1:]), default=-1),
-    )
-    gaps = [(gap.first_offset, gap.last_offset) async for gap in records.list_archive_gaps(tip)]
-    return OffsetsLook(stated, damaged, not_held(held, stated, gaps))
+            found = replace(found, found=replace(found.found, missing=()))
+    return found
 
 
 def offsets_in_words(tip: TopicIdPartition, found: NotHeld) -> list[Condition]:

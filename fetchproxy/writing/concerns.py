@@ -25,7 +25,7 @@ from fetchproxy.observability.health import (
     in_order,
     of_partition,
 )
-from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.storage.archive_objects import ConcernObject, ConcernObjects
@@ -200,15 +200,7 @@ async def read_concerns(
         if said is not None:
             found[at] = StoredConcern(one.name, one.tip, said, one.version)
 
-    unread = [at for at, one in enumerate(found) if one is None]
-    for piece in pieces(unread, READ_AT_ONCE):
-        try:
-            async with asyncio.TaskGroup() as reads:
-                for at in piece:
-                    reads.create_task(read(at))
-        except ExceptionGroup as failures:
-            # They fail together when the store does: the first stands for all.
-            raise failures.exceptions[0] from failures
+    await for_each([at for at, one in enumerate(found) if one is None], read, READ_AT_ONCE)
     return [one for one in found if one is not None]
 
 

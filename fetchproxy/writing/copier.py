@@ -46,6 +46,19 @@ log = structlog.get_logger(__name__)
 State = RemoteLogSegmentState
 
 
+async def delete_segment(
+    rsm: RemoteStorageManager,
+    rlmm: RemoteLogMetadataManager,
+    segment: RemoteLogSegmentMetadata,
+    wall_clock_ms: Callable[[], int],
+) -> None:
+    """At once, whoever may be reading it. Raises RemoteStorageError, ValueError."""
+    if segment.state is not State.DELETE_SEGMENT_STARTED:
+        await rlmm.put(segment.with_state(State.DELETE_SEGMENT_STARTED, wall_clock_ms()))
+    await rsm.delete_log_segment_data(segment)
+    await rlmm.put(segment.with_state(State.DELETE_SEGMENT_FINISHED, wall_clock_ms()))
+
+
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
     """A copy that is under way. `started_at` is loop time (s); it is ended after copy_max_ms."""
@@ -93,8 +106,11 @@ class SegmentCopier:
         await segment.check_size()  # a lost file must not look like a store that fails
         metadata = self._metadata(segment)
         REMOTE_COPY_REQUESTS.labels(segment.tip.topic).inc()
-        self._running[segment.tip] = self._progress(segment, metadata)
-        deadline = asyncio.get_running_loop().time() + self.copy_max_ms / 1000
+        now = asyncio.get_running_loop().time()
+        self._running[segment.tip] = CopyProgress(
+            metadata.segment_id.id, metadata.start_offset, segment.size_bytes, started_at=now
+        )
+        deadline = now + self.copy_max_ms / 1000
         try:
             async with self._in_time(segment, deadline):
                 await self._upload(segment, metadata, lineage, confirm)
@@ -115,9 +131,7 @@ class SegmentCopier:
         """
         try:
             async with asyncio.timeout(self.copy_max_ms / 1000):
-                await self._put(metadata, State.DELETE_SEGMENT_STARTED)
-                await self.rsm.delete_log_segment_data(metadata)
-                await self._put(metadata, State.DELETE_SEGMENT_FINISHED)
+                await delete_segment(self.rsm, self.rlmm, metadata, self.wall_clock_ms)
         except (RemoteStorageError, TimeoutError) as error:
             self._note("segment_removal_failed", metadata, error)
             return False
@@ -205,20 +219,6 @@ class SegmentCopier:
             raise StorageUnavailable(
                 f"copy of {metadata.topic_id_partition} at {metadata.start_offset}: {error}"
             ) from error
-
-    async def _put(
-        self, metadata: RemoteLogSegmentMetadata, state: RemoteLogSegmentState
-    ) -> RemoteLogSegmentMetadata:
-        changed = metadata.with_state(state, self.wall_clock_ms())
-        await self.rlmm.put(changed)
-        return changed
-
-    @staticmethod
-    def _progress(segment: GatheredSegment, metadata: RemoteLogSegmentMetadata) -> CopyProgress:
-        now = asyncio.get_running_loop().time()
-        return CopyProgress(
-            metadata.segment_id.id, metadata.start_offset, segment.size_bytes, started_at=now
-        )
 
     def _metadata(self, segment: GatheredSegment) -> RemoteLogSegmentMetadata:
         return RemoteLogSegmentMetadata(

@@ -11,7 +11,6 @@ request to the store, no more.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
@@ -21,9 +20,10 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.config.schema import ArchiveConfig
-from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, DamagedObject
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.object_keys import SegmentFile, partition_folder
 from fetchproxy.storage.index_files import LocalIndexes, LocalRemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -119,23 +119,15 @@ class LocalIndexRefresher:
 
     async def _fetch(self, segments: list[RemoteLogSegmentMetadata]) -> list[bytes | DamagedObject]:
         fetched: dict[UUID, bytes | DamagedObject] = {}
-        failures: list[RemoteStorageError] = []
 
         async def fetch(metadata: RemoteLogSegmentMetadata) -> None:
-            # Raised in here, the TaskGroup would wrap it.
             try:
                 raw = await self._rsm.fetch_index(metadata, SegmentFile.INDEX)
                 fetched[metadata.segment_id.id] = raw
             except DamagedObject as damage:
                 fetched[metadata.segment_id.id] = damage
-            except RemoteStorageError as error:
-                failures.append(error)
 
-        async with asyncio.TaskGroup() as tasks:
-            for metadata in segments:
-                tasks.create_task(fetch(metadata))
-        if failures:
-            raise failures[0]
+        await for_each(segments, fetch, FETCHES_MAX)
         return [fetched[metadata.segment_id.id] for metadata in segments]
 
     def _leave_out(self, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:

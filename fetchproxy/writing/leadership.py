@@ -57,9 +57,9 @@ class Leadership(ABC):
     def leads(self, tip: TopicIdPartition) -> bool:
         """Now. Never blocks; asked again before each step that writes."""
 
-    @abstractmethod
     async def run(self) -> None:
         """Ends only by cancellation, and gives the leadership back then."""
+        await asyncio.Event().wait()
 
     @abstractmethod
     def state(self) -> LeadershipState:
@@ -75,9 +75,6 @@ class SoleLeadership(Leadership):
 
     def leads(self, tip: TopicIdPartition) -> bool:
         return True
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
 
     def state(self) -> LeadershipState:
         return LeadershipState("sole", "stable", members=1)
@@ -334,9 +331,6 @@ class LogDirsLeadership(Leadership):
         if led != self._led:
             self._led = led
             self.on_change()
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()  # every discovery brings the leaders along
 
     def state(self) -> LeadershipState:
         return LeadershipState("log-dirs", "stable")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
 
 import structlog
@@ -59,7 +59,8 @@ class TruncationPlan:
     """To be done in this order, so that readers see a shorter log each time and never a gap."""
 
     drop: tuple[RemoteLogSegmentMetadata, ...]  # the highest first
-    clip: tuple[RemoteLogSegmentMetadata, ...]  # as they were, the highest first
+    # As they were, the highest first -> their new end offsets.
+    clip: Mapping[RemoteLogSegmentMetadata, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.drop or self.clip)
@@ -71,17 +72,17 @@ def plan_truncation(segments: Iterable[RemoteLogSegmentMetadata], offset: int) -
     above.sort(key=lambda s: (s.start_offset, s.end_offset), reverse=True)
     return TruncationPlan(
         drop=tuple(s for s in above if s.start_offset >= offset),
-        clip=tuple(s for s in above if s.start_offset < offset),
+        clip={s: offset - 1 for s in above if s.start_offset < offset},
     )
 
 
 def buried_copies(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView
-) -> tuple[TruncationPlan, dict[RemoteLogSegmentMetadata, int]]:
+) -> TruncationPlan:
     """Finished copies of a dead log that lie below others of the log that lives (`overlaps`).
 
-    The view does not show them, or not all of them. The plan, and where each is to be clipped
-    (its new end offset): they must not come back when those above them go.
+    The view does not show them, or not all of them: they must not come back when those above them
+    go.
     """
     shown = {segment.segment_id.id: segment.end_offset for segment in view.segments}
     drop: list[RemoteLogSegmentMetadata] = []
@@ -103,7 +104,7 @@ def buried_copies(
         elif parted is not None:
             drop.append(segment)
     drop.reverse()
-    return TruncationPlan(tuple(drop), tuple(clip)), clip
+    return TruncationPlan(tuple(drop), clip)
 
 
 def joints_of(
@@ -261,7 +262,7 @@ class LogTruncation:
             segments_dropped=len(plan.drop),
             segments_clipped=len(plan.clip),
         )
-        await self._carry_out(plan, {segment: offset - 1 for segment in plan.clip})
+        await self._carry_out(plan)
         lost = end - max(offset, view.log_start_offset or 0)
         ARCHIVE_TRUNCATED_OFFSETS.labels(tip.topic, str(tip.partition)).inc(lost)
 
@@ -279,14 +280,14 @@ class LogTruncation:
             archive_end=max(segment.end_offset for segment in segments) + 1,
             segments_dropped=len(segments),
         )
-        await self._carry_out(TruncationPlan(tuple(segments), ()), {})
+        await self._carry_out(TruncationPlan(tuple(segments)))
 
     async def remove_buried(self, tip: TopicIdPartition, view: PartitionView) -> bool:
         """Take out copies of a dead log that others lie over. False: there were none.
 
         `view` must be the last one read. Raises RemoteStorageError.
         """
-        plan, ends = buried_copies(self.rlmm.list_remote_log_segments(tip), view)
+        plan = buried_copies(self.rlmm.list_remote_log_segments(tip), view)
         if not plan:
             return False
         log.warning(
@@ -295,7 +296,7 @@ class LogTruncation:
             segments_dropped=len(plan.drop),
             segments_clipped=len(plan.clip),
         )
-        await self._carry_out(plan, ends)
+        await self._carry_out(plan)
         return True
 
     async def _compare(
@@ -344,14 +345,11 @@ class LogTruncation:
             leader = await self.leader.aborted_from(view.tip, offset)
         return decided_below(offset, edges.last_stable_offset, below, archived, leader)
 
-    async def _carry_out(
-        self, plan: TruncationPlan, ends: dict[RemoteLogSegmentMetadata, int]
-    ) -> None:
+    async def _carry_out(self, plan: TruncationPlan) -> None:
         for segment in plan.drop:
             await self._put(segment.with_state(_GONE, self.wall_clock_ms()))
-        for segment in plan.clip:
-            clipped = segment.clipped(ends[segment])
-            await self._put(await self._restamped(clipped))
+        for segment, end_offset in plan.clip.items():
+            await self._put(await self._restamped(segment.clipped(end_offset)))
 
     async def _put(self, metadata: RemoteLogSegmentMetadata) -> None:
         try:

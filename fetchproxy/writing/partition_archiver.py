@@ -243,21 +243,23 @@ class PartitionArchiver:
         """
         try:
             return await self._turn(close_short)
-        except (RemoteStorageError, ClusterError):
-            raise  # what is gathered stays; the copy begins with a new look at the archive
-        except BaseException:
-            self._resumed = None  # the gatherer may have taken a batch by half
+        except BaseException as error:
+            self._forget_after(error)
             raise
 
     async def compare_with_leader(self) -> None:
         """Hold the archive against the leader's log, unless that was done. Raises as `process`."""
         try:
             await self._has_parted(await self._resume())
-        except (RemoteStorageError, ClusterError):
+        except BaseException as error:
+            self._forget_after(error)
             raise
-        except BaseException:
+
+    def _forget_after(self, error: BaseException) -> None:
+        """The gatherer may have taken a batch by half. Where store or brokers are away, what is
+        gathered stays: the copy begins with a new look at the archive."""
+        if not isinstance(error, RemoteStorageError | ClusterError):
             self._resumed = None
-            raise
 
     async def release(self) -> None:
         """Forget all that is local, give the disk space back. The next turn resumes anew."""

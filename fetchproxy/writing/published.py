@@ -185,12 +185,10 @@ class ArchiveRecords:
         """It counts now. Where that cannot be stated, the next segment's end says it too."""
         if self._stated is None:
             return
-        epochs = segment.segment_leader_epochs
-        epoch = epochs[-1].epoch if epochs else -1
         stated = replace(
             self._stated,
             end_offset=segment.end_offset,
-            leader_epoch=epoch,
+            leader_epoch=segment.last_epoch,
             log_start_offset=max(self._log_start_offset, self._stated.log_start_offset),
         )
         try:

@@ -187,11 +187,13 @@ class RetentionBrake:
     async def _announced(self, tip: TopicIdPartition) -> Announcement | None:
         if tip not in self._known:
             raw = await self.objects.get_retention_step(tip)
+            self._known[tip] = None
             try:
-                self._known[tip] = None if raw is None else decode_announcement(raw)
+                if raw is not None:
+                    said = decode_document(raw, "retention-step", VERSION, _announcement)
+                    self._known[tip] = said
             except CorruptSegment as error:  # then it is announced anew
                 log.warning("announced_retention_unreadable", topic=tip.topic, error=str(error))
-                self._known[tip] = None
         return self._known[tip]
 
     async def _announce(
@@ -225,11 +227,6 @@ def encode_announcement(tip: TopicIdPartition, announced: Announcement) -> bytes
         "announced_at_ms": announced.at_ms,
     }
     return json_document(fields)
-
-
-def decode_announcement(raw: bytes) -> Announcement:
-    """Raises CorruptSegment, which names the field; NewerMetadataVersion."""
-    return decode_document(raw, "retention-step", VERSION, _announcement)
 
 
 def _announcement(fields: Fields) -> Announcement:
@@ -486,8 +483,10 @@ class Expirer:
             *((self._delete, segment) for segment in removals.delete),
         ]
         turn = await self._do(tip, to_do, removals)
-        if turn.looked_at == len(to_do) and not turn.kept:
-            self._settle_kept(tip)
+        known = self._partitions.get(tip)
+        if turn.looked_at == len(to_do) and not turn.kept and not (known and known.orphan_kept):
+            # All that may go was looked at: what was wrong before is mended.
+            self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
         undeleted = removals.delete[max(0, turn.looked_at - len(removals.hide)) :]
         to_go = (*removals.hide, *removals.waiting, *undeleted)
         self._publish(tip, view, to_go)
@@ -561,12 +560,6 @@ class Expirer:
             return False
         others = held_by_others(segment, self.rlmm.list_remote_log_segments(tip), view)
         return others is not None and await self._looks.damage(others) is None
-
-    def _settle_kept(self, tip: TopicIdPartition) -> None:
-        """All that may go was looked at: what was wrong before is mended."""
-        partition = self._partitions.get(tip)
-        if partition is None or not partition.orphan_kept:
-            self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
 
     def _wait_s(self, removals: Removals, now_ms: int, *, hidden: bool) -> float:
         waits_ms = [self.limits.retention_check_interval_ms]

@@ -15,8 +15,6 @@ from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import ClusterError, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
     TopicIdPartition,
@@ -27,6 +25,7 @@ from fetchproxy.segments.description import Fields, decode_document, json_docume
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns
+from fetchproxy.writing.copier import delete_segment
 from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
 from fetchproxy.writing.limits import WritingLimits
 
@@ -118,7 +117,6 @@ def _topics(fields: Fields) -> ClusterTopics:
 
 log = structlog.get_logger(__name__)
 
-State = RemoteLogSegmentState
 Deletion = RemotePartitionDeleteState
 
 
@@ -318,20 +316,12 @@ class PartitionDeletion:
     async def _delete_all(self, tip: TopicIdPartition) -> None:
         await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
         for segment in self.rlmm.list_remote_log_segments(tip):
-            await self._delete_segment(segment)
+            await delete_segment(self.rsm, self.rlmm, segment, self.wall_clock_ms)
         # Orphans, and segments whose metadata cannot be read.
         rest: list[Objects] = []
         async for key, stored in self.rsm.list_segment_objects(tip):
             rest.append({key.file: stored})
         await delete_orphans(self.rsm, tip, rest)
-
-    async def _delete_segment(self, segment: RemoteLogSegmentMetadata) -> None:
-        if segment.state is not State.DELETE_SEGMENT_STARTED:
-            await self.rlmm.put(
-                segment.with_state(State.DELETE_SEGMENT_STARTED, self.wall_clock_ms())
-            )
-        await self.rsm.delete_log_segment_data(segment)
-        await self.rlmm.put(segment.with_state(State.DELETE_SEGMENT_FINISHED, self.wall_clock_ms()))
 
     async def _put(self, tip: TopicIdPartition, state: Deletion) -> None:
         await self.rlmm.put_partition_deletion(
