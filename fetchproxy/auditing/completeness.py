@@ -23,12 +23,12 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.archive_health import (
     NotHeld,
+    in_no_segment,
     look_at_offsets,
     metadata_in_words,
     offsets_in_words,
     uncovered,
 )
-from fetchproxy.writing.concerns import in_no_segment
 
 
 @dataclass(slots=True)

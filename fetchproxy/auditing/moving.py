@@ -182,10 +182,10 @@ class DeletedPartition:
 
 
 async def delete_moved_partition(
-    source: Place, target: Place, tip: TopicIdPartition, tell: Callable[[int, int], None]
+    places: tuple[Place, Place], tip: TopicIdPartition, tell: Callable[[int, int], None]
 ) -> DeletedPartition:
-    """May be repeated. Raises RemoteStorageError."""
-    result = DeletedPartition(tip)
+    """Of (the old place, the new one). May be repeated. Raises RemoteStorageError."""
+    (source, target), result = places, DeletedPartition(tip)
     faults = await metadata_faults(target.rsm, target.rlmm, [tip])
     missing = (await CompletenessCheck(target.rsm, target.rlmm, None).check(tip, ())).faults
     result.faults += [*faults, *missing]

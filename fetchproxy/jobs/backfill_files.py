@@ -74,15 +74,13 @@ class OutputFolder:
         if part == path:
             return
         if self.fs.type_name not in ("local", "subtree"):
-            self._delete_if_there(path)  # not every file system replaces
+            self.discard(path)  # not every file system replaces
         self.fs.move(part, path)
 
-    def discard(self, part: str) -> None:
-        self._delete_if_there(part)
-
-    def remove(self, name: str) -> None:
-        """A file that was published, if it is there."""
-        self._delete_if_there(self.path(name))
+    def discard(self, path: str) -> None:
+        """If it is there."""
+        if self.fs.get_file_info(path).type != pafs.FileType.NotFound:
+            self.fs.delete_file(path)
 
     # --- what is planned and what is done ---
     def last_plan(self) -> tuple[int, Plan | None]:
@@ -167,10 +165,6 @@ class OutputFolder:
     def _names(self, folder: str) -> list[str]:
         selector = pafs.FileSelector(self.path(folder), allow_not_found=True)
         return [info.base_name for info in self.fs.get_file_info(selector)]
-
-    def _delete_if_there(self, path: str) -> None:
-        if self.fs.get_file_info(path).type != pafs.FileType.NotFound:
-            self.fs.delete_file(path)
 
 
 def _plan_name(number: int) -> str:
@@ -271,7 +265,7 @@ def write_range(
     # Those of one name are replaced by now. Killed here, the next run does the range again.
     for name in {file.path for file in before.files} if before is not None else set():
         if name not in {file.path for file in written}:
-            folder.remove(name)
+            folder.discard(folder.path(name))
     manifest = Manifest(
         wanted,
         sum(file.rows for file in written),

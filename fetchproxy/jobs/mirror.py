@@ -271,7 +271,7 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
         return await source.rsm.list_partitions()
 
     work = StoreWork(
-        "mirror", places.opened, _delete_partition, size=lambda partition: partition.size_bytes
+        "mirror", places.opened, delete_moved_partition, size=lambda partition: partition.size_bytes
     )
     done = runner.each(places.ask(partitions), work)
     deleted = Deleted(done.results, done.failures)
@@ -285,10 +285,3 @@ async def _moved_at_ms(to: str, source: Place, target: Place) -> int:
     if said.moved is None or not await is_cut_over(target):
         raise ArchiveMismatch("the archive at --from has not moved to --to")
     return said.moved.at_ms
-
-
-async def _delete_partition(
-    opened: tuple[Place, Place], tip: TopicIdPartition, tell: Tell
-) -> DeletedPartition:
-    source, target = opened
-    return await delete_moved_partition(source, target, tip, tell)

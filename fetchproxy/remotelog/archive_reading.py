@@ -17,7 +17,7 @@ from fetchproxy_protocol.record_batch import first_record_at_or_after, walk
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.config.values import mask_text
-from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment
+from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment, leaves
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
@@ -42,7 +42,7 @@ from fetchproxy.remotelog.planning import (
     holes_of,
     plan_tasks,
 )
-from fetchproxy.remotelog.planning_processes import PlanningProcesses, first_of
+from fetchproxy.remotelog.planning_processes import PlanningProcesses
 from fetchproxy.remotelog.rate_limits import Ends, admitted, waits_for_more
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
@@ -144,7 +144,7 @@ class ArchiveReading:
                 for _ in range(min(PARTITIONS_AT_ONCE_MAX, len(waiting))):
                     readers.create_task(read_waiting())
         except ExceptionGroup as group:
-            raise first_of(group) from None
+            raise next(leaves(group)) from None
         return _last_incarnations(views)
 
     def check_topics(self) -> None:
@@ -278,7 +278,7 @@ def _last_incarnations(views: Views) -> Views:
     for tip, view in views.items():
         if view.segments:
             key = (tip.topic, tip.topic_id.bytes)
-            last = view.segments[len(view.segments) - 1].event_timestamp_ms
+            last = view.segments[-1].event_timestamp_ms
             archived_at[key] = max(last, archived_at.get(key, 0))
     chosen: dict[str, tuple[int, bytes]] = {}
     for (topic, topic_id), at in archived_at.items():

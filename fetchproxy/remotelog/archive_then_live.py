@@ -13,6 +13,7 @@ import structlog
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
+from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.archive_reading import ArchiveReading, Views
 from fetchproxy.remotelog.crossing import Crossing, Halves, as_assign, as_json, halves
@@ -26,7 +27,6 @@ from fetchproxy.remotelog.options import (
     parse_options,
 )
 from fetchproxy.remotelog.source import NAME, all_columns, check_stream, register_source
-from fetchproxy.remotelog.store_thread import LoopThread
 from fetchproxy.segments.object_keys import uuid_text
 
 # The file that keeps a stream's crossing, in any of Hadoop's file systems.
@@ -231,7 +231,7 @@ def find_crossing(admin: KafkaAdmin, brokers: LiveTopics, parsed: SourceOptions)
     that was named, and so an error. Raises ConfigError, RemoteStorageError, CorruptSegment.
     """
     earliest = admin.earliest(brokers.places)
-    views = _views(parsed)
+    views = in_loop(_views(parsed))
     archived_ids = {tip.topic: uuid_text(tip.topic_id) for tip in views}
     for topic, topic_id in brokers.ids.items():
         if archived_ids.get(topic, topic_id) != topic_id:
@@ -261,18 +261,9 @@ def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     return parsed
 
 
-def _views(parsed: SourceOptions) -> Views:
-    """By a loop of its own: a notebook's thread runs one already."""
-
-    async def look() -> Views:
-        async with ArchiveReading(parsed) as reading:
-            return await reading.views()
-
-    loop = LoopThread("archive")
-    try:
-        return loop.submit(look()).result()
-    finally:
-        loop.stop()
+async def _views(parsed: SourceOptions) -> Views:
+    async with ArchiveReading(parsed) as reading:
+        return await reading.views()
 
 
 def _history_options(options: Mapping[str, str], parts: Halves) -> dict[str, str]:

@@ -18,8 +18,13 @@ from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.storage.archive_objects import PartitionRecords
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.archive_health import Held, NotHeld, look_at_offsets, not_held
-from fetchproxy.writing.concerns import in_no_segment
+from fetchproxy.writing.archive_health import (
+    Held,
+    NotHeld,
+    in_no_segment,
+    look_at_offsets,
+    not_held,
+)
 from fetchproxy.writing.published import read_finished_offsets
 
 # Which offsets that are asked for the archive does not have, and whether that is on record.

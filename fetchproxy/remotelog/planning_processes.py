@@ -104,10 +104,3 @@ async def received_or_none(of: StreamReader) -> Any:
         return await received(of)
     except asyncio.IncompleteReadError:
         return None
-
-
-def first_of(group: BaseException) -> BaseException:
-    """The first error of a group of groups."""
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group

@@ -15,17 +15,10 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
     RemoteLogMetadataManager,
 )
 from fetchproxy.model import FIRST_HISTORY, RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.observability.health import Condition, Offsets, in_order
+from fetchproxy.observability.health import Condition, Kind, Offsets, in_order, of_partition
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
 from fetchproxy.storage.archive_objects import PartitionRecords
-from fetchproxy.writing.concerns import (
-    StoredConcern,
-    lost,
-    missing,
-    not_known,
-    put_aside,
-    unreadable,
-)
+from fetchproxy.writing.concerns import StoredConcern
 from fetchproxy.writing.published import read_finished_offsets
 
 # Which offsets a partition's archive has to hold, and which of them it does not. Pure.
@@ -181,11 +174,23 @@ async def look_at_offsets(
     return found
 
 
+def in_no_segment(first: int, last: int) -> str:
+    return f"offsets {first} to {last} were archived and are in no segment"
+
+
 def offsets_in_words(tip: TopicIdPartition, found: NotHeld) -> list[Condition]:
+    def said(kind: Kind, offsets: Offsets, what: str) -> Condition:
+        return of_partition(kind, tip, f"{tip}: {what}", offsets)
+
+    recorded = "were lost before they could be copied (recorded gap)"
+    unknown = "are in no segment, and nothing says if they ever were"
     return [
-        *(lost(tip, *offsets) for offsets in found.gaps),
-        *(missing(tip, *offsets) for offsets in found.missing),
-        *(not_known(tip, *offsets) for offsets in found.not_known),
+        *(said(Kind.ARCHIVE_GAP, (a, b), f"offsets {a} to {b} {recorded}") for a, b in found.gaps),
+        *(said(Kind.ARCHIVED_OFFSETS_MISSING, o, in_no_segment(*o)) for o in found.missing),
+        *(
+            said(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, (a, b), f"offsets {a} to {b} {unknown}")
+            for a, b in found.not_known
+        ),
     ]
 
 
@@ -195,13 +200,23 @@ def metadata_in_words(
     segments: Callable[[], Iterable[RemoteLogSegmentMetadata]],
 ) -> list[Condition]:
     """What needs no look at the store. `segments` is asked only where something was put aside."""
-    found = [unreadable(view.tip, len(problems), problems[0].what)] if problems else []
+    tip, found = view.tip, []
+    if problems:
+        what = (
+            f"{tip}: metadata of {len(problems)} segments cannot be read, {problems[0].what}; run "
+            "fetchproxy verify"
+        )
+        found.append(of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tip, what))
     if view.history == FIRST_HISTORY:
         return found
     aside = [s for s in segments() if s.is_finished and not view.history.shows(s)]
     if aside:
         first, last = min(s.start_offset for s in aside), max(s.end_offset for s in aside)
-        found.append(put_aside(view.tip, len(aside), first, last))
+        what = (
+            f"{tip}: {len(aside)} segments with offsets {first} to {last} are put aside, of "
+            f"another history of the log; fetchproxy resolve {tip} --keep shows them again"
+        )
+        found.append(of_partition(Kind.SEGMENTS_PUT_ASIDE, tip, what, (first, last)))
     return found
 
 

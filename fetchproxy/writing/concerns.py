@@ -38,39 +38,6 @@ PUBLISH_MAX_S = 60.0
 READ_AT_ONCE = 16
 
 
-def lost(tip: TopicIdPartition, first: int, last: int) -> Condition:
-    what = f"{tip}: offsets {first} to {last} were lost before they could be copied (recorded gap)"
-    return of_partition(Kind.ARCHIVE_GAP, tip, what, (first, last))
-
-
-def missing(tip: TopicIdPartition, first: int, last: int) -> Condition:
-    what = f"{tip}: {in_no_segment(first, last)}"
-    return of_partition(Kind.ARCHIVED_OFFSETS_MISSING, tip, what, (first, last))
-
-
-def not_known(tip: TopicIdPartition, first: int, last: int) -> Condition:
-    what = f"{tip}: offsets {first} to {last} are in no segment, and nothing says if they ever were"
-    return of_partition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, tip, what, (first, last))
-
-
-def in_no_segment(first: int, last: int) -> str:
-    return f"offsets {first} to {last} were archived and are in no segment"
-
-
-def unreadable(tip: TopicIdPartition, objects: int, first: str) -> Condition:
-    """`first`: what is wrong with the first of them."""
-    what = f"{tip}: metadata of {objects} segments cannot be read, {first}; run fetchproxy verify"
-    return of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tip, what)
-
-
-def put_aside(tip: TopicIdPartition, segments: int, first: int, last: int) -> Condition:
-    what = (
-        f"{tip}: {segments} segments with offsets {first} to {last} are put aside, of another "
-        f"history of the log; fetchproxy resolve {tip} --keep shows them again"
-    )
-    return of_partition(Kind.SEGMENTS_PUT_ASIDE, tip, what, (first, last))
-
-
 class ArchiverConcerns:
     """What one archiver holds of partitions; it decides nothing, and `hold`, `release`, `forget`
     never block.

@@ -49,12 +49,6 @@ def partitions_of(topic: TopicInfo) -> list[TopicIdPartition]:
     return [TopicIdPartition(topic.topic_id, topic.name, p) for p in sorted(topic.leaders)]
 
 
-# Which topics there are to archive now, and why others are not. Asks the brokers, starts nothing.
-#
-# `TopicDiscovery.look()` is called at an interval by the manager; between two looks the last
-# answer stands, as brokers that are away say nothing about topics.
-
-
 @dataclass(frozen=True, slots=True)
 class Discovered:
     """Of the topics that these credentials may see; `refused`: name -> why."""
@@ -67,6 +61,8 @@ class Discovered:
 
 
 class TopicDiscovery:
+    """Between two looks the last answer stands: brokers that are away say nothing about topics."""
+
     def __init__(
         self, cluster: Cluster, pattern: str, interval_ms: int, health: Health | None = None
     ) -> None:

@@ -137,5 +137,5 @@ class LocalIndexRefresher:
 
     @staticmethod
     def _seen(view: PartitionView, losses: int) -> _Seen:
-        last = view.segments[len(view.segments) - 1].segment_id.id if view.segments else None
+        last = view.segments[-1].segment_id.id if view.segments else None
         return _Seen(len(view.segments), view.log_start_offset, view.log_end_offset, last, losses)

@@ -35,6 +35,7 @@ from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSum
 from fetchproxy.segments.object_keys import parse_uuid
 from fetchproxy.segments.side_files import (
     ENTRY_BYTES,
+    clip_aborted,
     decode_aborted,
     decode_epochs,
     offset_index_fault,
@@ -279,7 +280,7 @@ class _Reading:
         self.summary.report((entry.producer_id, entry.first_offset) for entry in aborted)
         end_offset = rolled.next_base_offset - 1
         self._txns = TxnCheck()
-        self._txns.begin(_clipped(aborted, end_offset), "", rolled.position, end_offset)
+        self._txns.begin(clip_aborted(aborted, end_offset), "", rolled.position, end_offset)
 
     def step(self) -> bool:
         """The next block; False: the file has been read."""
@@ -397,14 +398,6 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
             if entry.last_stable_offset > end_offset:
                 return found
     return found
-
-
-def _clipped(aborted: Sequence[AbortedTxn], end_offset: int) -> tuple[AbortedTxn, ...]:
-    """As the segment's own index will list them, see `side_files`."""
-    return tuple(
-        AbortedTxn(e.first_offset, min(e.last_offset, end_offset), e.producer_id, -1)
-        for e in aborted
-    )
 
 
 def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool) -> KafkaFiles:

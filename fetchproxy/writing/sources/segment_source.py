@@ -53,7 +53,7 @@ class Spool:
 
     async def __aenter__(self) -> Self:
         """Raises OSError where the folder cannot be made."""
-        await asyncio.to_thread(self._make_way)
+        await asyncio.to_thread(self._remove_leftovers)
         # Not in the thread, which goes on after a cancelled start: nobody would remove its folder.
         self._take_folder()
         return self
@@ -74,10 +74,6 @@ class Spool:
         """Of a new file; None: it is not to be encrypted."""
         return os.urandom(KEY_BYTES) if self._encrypted else None
 
-    def _make_way(self) -> None:
-        self._parent.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()
-
     def _take_folder(self) -> None:
         while True:
             self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
@@ -89,6 +85,7 @@ class Spool:
             self._lock.close()
 
     def _remove_leftovers(self) -> None:
+        self._parent.mkdir(parents=True, exist_ok=True)
         for folder in self._parent.glob(f"{_PREFIX}*"):
             try:
                 if os.lstat(folder).st_uid != os.geteuid():
