@@ -50,10 +50,8 @@ class CompletenessCheck:
     topic: RemoteLogMetadataManager | None
 
     async def check(self, tip: TopicIdPartition, lost: Sequence[Offsets]) -> Completeness:
-        """`lost`: offsets of segments of which only the metadata are missing.
-
-        Raises RemoteStorageError.
-        """
+        """`lost`: offsets of segments of which only the metadata are missing. Raises
+        RemoteStorageError."""
         found = Completeness()
         in_topic = await self._in_topic(tip, found)
 

@@ -126,11 +126,8 @@ def plan_mirror(
     *,
     compare: bool = False,
 ) -> Plan:
-    """`segments`: the archive's finished ones, `copied`: what the copy's metadata say.
-
-    What belongs to a segment never changes once it is there, so its size is enough, unless
-    `compare`.
-    """
+    """`segments`: the archive's finished ones, `copied`: what the copy's metadata say. What belongs
+    to a segment never changes once it is there, so its size is enough, unless `compare`."""
     plan = Plan()
     own = by_segment(here)
     have = {segment.segment_id: segment for segment in copied}

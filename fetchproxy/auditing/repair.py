@@ -1,6 +1,4 @@
-"""Mends what `verify` found, as far as it can be derived: index, transactions, epochs,
-metadata.
-"""
+"""Mends what `verify` found, as far as it can be derived: index, transactions, epochs, metadata."""
 
 from __future__ import annotations
 

@@ -97,9 +97,7 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
 @dataclass(eq=False)
 class SegmentVerifier:
     """One segment; `faults` are complete after `verify`. `is_encrypted`: or nobody can tell.
-
-    `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known.
-    """
+    `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known."""
 
     rsm: RemoteStorageManager
     metadata: RemoteLogSegmentMetadata

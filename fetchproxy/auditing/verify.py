@@ -95,9 +95,7 @@ async def metadata_faults(
     partitions: Sequence[TopicIdPartition],
 ) -> tuple[Fault, ...]:
     """Metadata that are unreadable or lost, without reading any log; `rlmm` is up to date then.
-
-    Raises RemoteStorageError.
-    """
+    Raises RemoteStorageError."""
     run = _Run(rsm, rlmm, None, lambda done, total: None, CHUNK_BYTES)
     await for_each(partitions, run.catalog, PARTITIONS_AT_ONCE)
     return tuple(sorted(run.faults, key=place_of))

@@ -81,10 +81,8 @@ class CopiedPartition:
 def backfill_topic(
     runner: Runner, config: Config, source: Mapping[str, str], topic: str, *, append: bool = False
 ) -> Partitions[CopiedPartition]:
-    """Into `topic` of `cluster.*`, which has as many partitions. `source`: as of `backfill`.
-
-    Raises ConfigError, ClusterError, and as `backfill`.
-    """
+    """Into `topic` of `cluster.*`, which has as many partitions. `source`: as of `backfill`. Raises
+    ConfigError, ClusterError, and as `backfill`."""
     config = for_executors(config)
     target = TopicTarget(config.cluster, topic, parse_options(source), append)
     tasks, left_out = plan_topic(config, target)
@@ -284,10 +282,8 @@ def _producer(target: TopicTarget, wanted: PartitionTask) -> Any:
 
 
 def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int | None:
-    """The first offset of the source that the target does not have; None: it is not begun.
-
-    Raises ConfigError where it is not known what the target has.
-    """
+    """The first offset of the source that the target does not have; None: it is not begun. Raises
+    ConfigError where it is not known what the target has."""
     settings = kafka_settings(target.cluster)
     with _closing(KafkaConsumer(**settings, group_id=group, enable_auto_commit=False)) as consumer:
         committed = consumer.committed(place, metadata=True)

@@ -1,6 +1,4 @@
-"""What one partition of the archive holds, and how large it becomes if things go on as they
-did.
-"""
+"""What one partition of the archive holds, and how large it becomes if things go on as they did."""
 
 from __future__ import annotations
 
@@ -42,10 +40,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What the archive holds of the segments whose newest record is of that day (UTC).
-
-    `day`: days since 1970.
-    """
+    """What the archive holds of the segments whose newest record is of that day (UTC). `day`: days
+    since 1970."""
 
     day: int
     size_bytes: int

@@ -258,9 +258,7 @@ class Deleted:
 
 def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
     """Once the archive has moved to `to`, and `archive.retention_grace_ms` are over since then.
-
-    Raises ArchiveMismatch, RemoteStorageError, PipelineFailed.
-    """
+    Raises ArchiveMismatch, RemoteStorageError, PipelineFailed."""
     places = Places(for_executors(config), to)
     since_ms = places.ask(partial(_moved_at_ms, to))
     wait_ms = since_ms + config.archive.retention_grace_ms - wall_clock_ms()

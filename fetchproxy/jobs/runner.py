@@ -60,10 +60,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`size_done` is in whatever unit the job counts in, mostly bytes.
-
-    `begun`: how much is done, in items, of those that are not done as a whole.
-    """
+    """`size_done` is in whatever unit the job counts in, mostly bytes. `begun`: how much is done,
+    in items, of those that are not done as a whole."""
 
     items_done: int
     items: int
@@ -111,9 +109,7 @@ class Work(Generic[T, R]):
 @dataclass(frozen=True, slots=True)
 class StoreWork(Generic[Opened, T, R]):
     """What is done with an item: waits for the store most of its time. It must be picklable.
-
-    `opened`: what the work needs; entered once here, and for each item on an executor.
-    """
+    `opened`: what the work needs; entered once here, and for each item on an executor."""
 
     label: str
     opened: Callable[[], AbstractAsyncContextManager[Opened]]

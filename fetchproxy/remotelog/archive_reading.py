@@ -1,6 +1,5 @@
 """What the planner asks the archive, once for a batch and again for each micro-batch of a
-stream.
-"""
+stream."""
 
 from __future__ import annotations
 
@@ -73,10 +72,8 @@ Spans = dict[TopicIdPartition, OffsetSpan]
 
 
 class ArchiveReading:
-    """`async with` opens the store, and fails where no archive is there: RemoteStorageError.
-
-    A second look at the same archive reads only what is new.
-    """
+    """`async with` opens the store, and fails where no archive is there: RemoteStorageError. A
+    second look at the same archive reads only what is new."""
 
     def __init__(self, options: SourceOptions, *, once: bool = False) -> None:
         """`once`: there is no second look, and other processes may help with the first one."""
@@ -113,10 +110,8 @@ class ArchiveReading:
         await with_retries(what, look, FIRST_ANSWER_MAX_S)
 
     async def views(self) -> Views:
-        """Of the chosen partitions, of each topic's last incarnation, as they are now.
-
-        Raises RemoteStorageError; ConfigError, CorruptSegment, OSError of cache files.
-        """
+        """Of the chosen partitions, of each topic's last incarnation, as they are now. Raises
+        RemoteStorageError; ConfigError, CorruptSegment, OSError of cache files."""
         if self._options.metadata_cache_dir is not None:
             self._known = _places(cache_of(self._options).partitions())
             return _last_incarnations(cached_views(self._options))
@@ -169,10 +164,8 @@ class ArchiveReading:
                 )
 
     async def spans(self, views: Views) -> Spans:
-        """Which offsets of each partition are asked for, all of which have to be there.
-
-        Raises ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
-        """
+        """Which offsets of each partition are asked for, all of which have to be there. Raises
+        ConfigError, DataLoss, RemoteStorageError, CorruptSegment."""
         options = self._options
         self._check_partitions("ending", options.ending, views)
         starts = await self.starts(views)
@@ -263,10 +256,8 @@ def cache_of(options: SourceOptions) -> MetadataCache:
 
 
 def cached_views(options: SourceOptions) -> dict[TopicIdPartition, PartitionView]:
-    """As an archiver with `metadata.manager=topic` has last written them; it may be running.
-
-    Raises ConfigError where the folder is none; CorruptSegment, OSError.
-    """
+    """As an archiver with `metadata.manager=topic` has last written them; it may be running. Raises
+    ConfigError where the folder is none; CorruptSegment, OSError."""
     cache = cache_of(options)
     chosen = [t for t in cache.partitions() if options.topics.takes(t.topic, t.partition)]
     return {t: PartitionTable.load(t, cache.file(t).load().entries).view(0.0) for t in chosen}

@@ -1,6 +1,5 @@
-"""`spark.read.format("remotelog")` and `readStream`: the archive as Spark's own Kafka source
-shows a topic.
-"""
+"""`spark.read.format("remotelog")` and `readStream`: the archive as Spark's own Kafka source shows
+a topic."""
 
 from __future__ import annotations
 
@@ -56,10 +55,8 @@ log = structlog.get_logger(__name__)
 
 
 class ReadingFailed(Exception):
-    """Always raised from the error that says why.
-
-    Spark takes an exception's cause away where it shortens a traceback. This one keeps it.
-    """
+    """Always raised from the error that says why. Spark takes an exception's cause away where it
+    shortens a traceback. This one keeps it."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "__cause__":

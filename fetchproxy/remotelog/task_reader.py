@@ -141,10 +141,8 @@ def read_task(
     rows: RowFilter | None = None,
     passed_over: PassedOver | None = None,
 ) -> Iterator[Any]:
-    """pyarrow.RecordBatches, in the order of offsets; `passed_over` is counted up meanwhile.
-
-    Raises CorruptSegment and RemoteStorageError, both with topic, partition, offset and object.
-    """
+    """pyarrow.RecordBatches, in the order of offsets; `passed_over` is counted up meanwhile. Raises
+    CorruptSegment and RemoteStorageError, both with topic, partition, offset and object."""
     share_one_heap()
     rows = rows or RowFilter()
     arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition)

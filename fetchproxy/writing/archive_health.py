@@ -1,6 +1,5 @@
 """What is to be known of a partition's archive by what lies in the store: lost, missing, put
-aside.
-"""
+aside."""
 
 from __future__ import annotations
 

@@ -150,9 +150,7 @@ async def read_concerns(
     objects: ConcernObjects, known: Iterable[StoredConcern] = ()
 ) -> list[StoredConcern]:
     """Of the whole archive: a listing, and a small read for each that is not `known` as it is.
-
-    Raises RemoteStorageError.
-    """
+    Raises RemoteStorageError."""
     before = {(one.name, one.subject, one.version): one for one in known}
     listed = await objects.list_concerns()
     found = [before.get((one.name, one.tip, one.version)) for one in listed]

@@ -74,10 +74,8 @@ class LocalIndexRefresher:
         self._left_out: dict[TopicIdPartition, set[UUID]] = {}
 
     async def refresh(self, tip: TopicIdPartition, view: PartitionView) -> bool:
-        """True: more segments wait. Returns at once where nothing is new.
-
-        Raises RemoteStorageError, OSError; then the next turn goes on from there.
-        """
+        """True: more segments wait. Returns at once where nothing is new. Raises
+        RemoteStorageError, OSError; then the next turn goes on from there."""
         index = self._local.partition(tip)
         seen = self._seen(view, index.losses)
         if self._done.get(tip) == seen:

@@ -1,6 +1,5 @@
 """Which partitions an archiver leads: a leader copies and deletes, a follower only keeps
-current.
-"""
+current."""
 
 from __future__ import annotations
 
@@ -46,10 +45,8 @@ class LeadershipState:
 
 
 class Leadership(ABC):
-    """The manager owns `run()`, says what there is to lead, and hears of every change.
-
-    `on_change` is called on the loop whenever `leads` may answer differently than before.
-    """
+    """The manager owns `run()`, says what there is to lead, and hears of every change. `on_change`
+    is called on the loop whenever `leads` may answer differently than before."""
 
     on_change: Callable[[], None] = staticmethod(lambda: None)
 

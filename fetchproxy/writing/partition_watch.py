@@ -92,10 +92,8 @@ class PartitionWatch:
     async def look(
         self, statuses: Iterable[PartitionArchiveStatus], now: float, now_ms: int
     ) -> None:
-        """`now` is loop time (s), `now_ms` epoch ms, as records' timestamps are.
-
-        Takes turns with the rest of the loop, as there may be very many partitions.
-        """
+        """`now` is loop time (s), `now_ms` epoch ms, as records' timestamps are. Takes turns with
+        the rest of the loop, as there may be very many partitions."""
         leading = 0
         ages: list[float] = []
         for number, status in enumerate(statuses, 1):

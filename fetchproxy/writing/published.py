@@ -1,6 +1,5 @@
-"""What an archiver tells others through the store: how far it gathers, and what an archive has
-to hold.
-"""
+"""What an archiver tells others through the store: how far it gathers, and what an archive has to
+hold."""
 
 from __future__ import annotations
 
@@ -55,9 +54,7 @@ _WITHDRAW_MAX_S = 2.0
 @dataclass(eq=False)
 class PublishedPositions:
     """One per archiver. `tips` are its partitions; `gathered_from` as in ArchiverPositions.
-
-    `for_people`: what it says of itself, given the topics that it gathers.
-    """
+    `for_people`: what it says of itself, given the topics that it gathers."""
 
     rsm: RemoteStorageManager
     instance: UUID

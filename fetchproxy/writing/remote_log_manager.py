@@ -75,10 +75,8 @@ def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
-    """Those of `archive.log_dirs`, none with `archive.source` = broker. Blocks, briefly.
-
-    Raises ConfigError where one cannot be read or is none.
-    """
+    """Those of `archive.log_dirs`, none with `archive.source` = broker. Blocks, briefly. Raises
+    ConfigError where one cannot be read or is none."""
     if config.source != "log-dirs" or config.log_dirs is None:
         return []
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
@@ -185,9 +183,7 @@ _DISCOVERY_JITTER = 0.1
 @dataclass(eq=False)
 class RemoteLogManager:
     """`await manager.run()` inside a TaskGroup of the app; it ends only by cancellation.
-
-    `leadership`: None for what `config` says. Raises ValueError without archive.topics.
-    """
+    `leadership`: None for what `config` says. Raises ValueError without archive.topics."""
 
     config: ArchiveConfig
     cluster: Cluster
@@ -279,9 +275,7 @@ class RemoteLogManager:
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
         """The offset from which on this archiver gathers the partition; None: it does not.
-
-        NOT_KNOWN at the start also where it is not known whether it does. Never blocks.
-        """
+        NOT_KNOWN at the start also where it is not known whether it does. Never blocks."""
         partition = self._partitions.get(tip)
         if partition is None:
             return None if self._discovered else NOT_KNOWN
@@ -610,10 +604,8 @@ async def _archive(
     places: asyncio.Semaphore,
     means: _Means,
 ) -> None:
-    """Until the archive ends where the stable log ended at the beginning, or nothing more is.
-
-    Then what retention has passed goes; what it hides now loses its objects in a later pass.
-    """
+    """Until the archive ends where the stable log ended at the beginning, or nothing more is. Then
+    what retention has passed goes; what it hides now loses its objects in a later pass."""
     async with places:
         at_work[archiver.tip] = archiver
         edges = await cluster.log_edges(archiver.tip, max_age_ms=0)

@@ -7,6 +7,7 @@ from uuid import UUID
 from fetchproxy.console.status import Asked, PartitionStatus, PartitionTable, TopicStatus
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind, of_partition, of_topic
+from fetchproxy.writing.archive_health import NotHeld, offsets_in_words
 
 
 def tip(topic: str, partition: int) -> TopicIdPartition:

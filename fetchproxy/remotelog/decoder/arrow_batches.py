@@ -99,9 +99,7 @@ class ArrowBatches:
 
     def of(self, data: Any, batches: Any, limits: RowLimits) -> Iterator[Any]:
         """pyarrow.RecordBatches of the records of `batches` (rows of `record_rows`) in `data`.
-
-        Raises BrokenRecords, naming the batch by its place in `batches`.
-        """
+        Raises BrokenRecords, naming the batch by its place in `batches`."""
         cursor = np.zeros(3, np.int64)
         room_bytes = self._batch_bytes_max
         while cursor[rows.AT_BATCH] < len(batches):
@@ -205,9 +203,7 @@ class ArrowBatches:
 
 class BrokenRecords(Exception):
     """Records that cannot be read, although their batch's checksum is right or was not looked at.
-
-    `index` is the batch's place among those that were given.
-    """
+    `index` is the batch's place among those that were given."""
 
     def __init__(self, index: int, what: str) -> None:
         super().__init__(what)

@@ -113,10 +113,8 @@ class Arena:
             self._bytes = np.empty(ARENA_BYTES, np.uint8)
 
     def add(self, codec: int, stored: memoryview) -> tuple[int, int]:
-        """Where the records of a batch lie now: (start, end) in `data`.
-
-        Raises MalformedMessage for an unknown codec, damaged data or an absurd size.
-        """
+        """Where the records of a batch lie now: (start, end) in `data`. Raises MalformedMessage for
+        an unknown codec, damaged data or an absurd size."""
         start = self._used
         unpack_into = _UNPACK_INTO.get(codec)
         if unpack_into is None:
@@ -249,10 +247,8 @@ class LogDecoder:
             yield from self._rows_of_records(scanned, chosen, limits)
 
     def _headers_suffice(self, chosen: Any, limits: RowLimits) -> bool:
-        """Nothing is asked for that a look at records would tell, so they stay compressed.
-
-        Offsets rise within a batch: it lacks none if it has as many records as it spans.
-        """
+        """Nothing is asked for that a look at records would tell, so they stay compressed. Offsets
+        rise within a batch: it lacks none if it has as many records as it spans."""
         counts = chosen[:, header_scan.COUNT]
         spans = chosen[:, header_scan.LAST_OFFSET] - chosen[:, header_scan.BASE_OFFSET] + 1
         return (

@@ -46,11 +46,8 @@ class Retention:
 def effective_retention(
     config: ArchiveConfig, topic: str, topic_config: Mapping[str, str] | None
 ) -> Retention:
-    """`topic_config`: as the brokers say; None: not known.
-
-    Where the topic's own settings are to count and are not known, what they might say is unlimited:
-    nothing is deleted on a guess.
-    """
+    """`topic_config`: as the brokers say; None: not known. Where the topic's own settings are to
+    count and are not known, what they might say is unlimited: nothing is deleted on a guess."""
     overrides = parse_retention_overrides(config.retention_overrides or "")
     override = next((o for o in overrides if o.matches(topic)), RetentionOverride(""))
     own = _own(topic_config) if config.follow_topic_retention else RetentionOverride("")
@@ -249,10 +246,8 @@ def newest_timestamp_ms(segment: RemoteLogSegmentMetadata) -> int:
 
 
 def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadata, int]]:
-    """Every segment of the view with the bytes that no segment before it has.
-
-    Of one that overlaps, or was cut by an election, its share by offsets.
-    """
+    """Every segment of the view with the bytes that no segment before it has. Of one that overlaps,
+    or was cut by an election, its share by offsets."""
     counted_to = view.raised_log_start
     for segment in view.segments:
         last = segment.end_offset

@@ -165,10 +165,8 @@ class BatchGatherer(SegmentGatherer):
     async def _read_on(
         self, writer: SegmentWriter, until: float | None
     ) -> CutReason | LogGap | None:
-        """Read until the segment is to be closed (the reason) or nothing more is there (None).
-
-        None also where the rate allows nothing more before `until` (loop time).
-        """
+        """Read until the segment is to be closed (the reason) or nothing more is there (None). None
+        also where the rate allows nothing more before `until` (loop time)."""
         while True:
             reason = self._cut_anyway(writer)
             if reason is not None:

@@ -151,10 +151,8 @@ def read_file(folder: Path, offset: int, suffix: str) -> bytes | None:
 
 
 def read_epochs(folder: Path) -> tuple[EpochStart, ...] | None:
-    """The leader epochs of the log as its broker knows them; None: there is no checkpoint.
-
-    Raises LogDirUnusable for one that cannot be understood.
-    """
+    """The leader epochs of the log as its broker knows them; None: there is no checkpoint. Raises
+    LogDirUnusable for one that cannot be understood."""
     path = folder / "leader-epoch-checkpoint"
     try:
         return decode_epochs(path.read_bytes())
@@ -195,9 +193,7 @@ class SegmentGone(Exception):
 @dataclass(frozen=True, slots=True)
 class RolledSegment:
     """Offsets `base_offset` up to but not including `next_base_offset`, all of them decided.
-
-    `position` is the first one that is wanted; `listing` was made after the LSO was asked for.
-    """
+    `position` is the first one that is wanted; `listing` was made after the LSO was asked for."""
 
     tip: TopicIdPartition
     folder: Path
@@ -222,9 +218,7 @@ class Taken:
 
 def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
     """(base offset, the next segment's) of the inactive segment that holds `position`. Pure.
-
-    `segments` are base offsets, rising; the last one is active. None: none of the inactive does.
-    """
+    `segments` are base offsets, rising; the last one is active. None: none of the inactive does."""
     for base_offset, next_base_offset in pairwise(segments):
         if base_offset <= position < next_base_offset:
             return base_offset, next_base_offset
@@ -467,9 +461,7 @@ class LogDirsSegments(SegmentSource):
 
     async def of_leader(self, tip: TopicIdPartition) -> list[LogDir]:
         """The log directories of the broker that leads it; none where that is another host's.
-
-        Raises ConfigError where a directory belongs to another cluster, ClusterError.
-        """
+        Raises ConfigError where a directory belongs to another cluster, ClusterError."""
         cluster_id = await self.cluster.cluster_id()
         for log_dir in self.log_dirs:
             if log_dir.cluster_id != cluster_id:
