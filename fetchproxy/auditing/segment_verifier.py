@@ -22,18 +22,10 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
+from fetchproxy.segments import side_files
 from fetchproxy.segments.check import Next, SegmentCheck, TxnCheck, clip_epochs
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
-from fetchproxy.segments.side_files import (
-    ENTRY_BYTES,
-    clip_aborted,
-    decode_aborted,
-    decode_epochs,
-    offset_index_fault,
-    snapshot_fault,
-    time_index_fault,
-)
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.orphans import Objects, find_orphans
 
@@ -174,7 +166,7 @@ class SegmentVerifier:
         if raw is None:
             return None
         try:
-            aborted = decode_aborted(raw)
+            aborted = side_files.decode_aborted(raw)
         except CorruptSegment as error:
             self._fault(SegmentFile.TXN, None, None, str(error))
             return None
@@ -184,8 +176,10 @@ class SegmentVerifier:
         for number, entry in enumerate(aborted):
             if entry.first_offset > end_offset:
                 what = f"lists a transaction from {entry.first_offset}, above the segment's end"
-                self._fault(SegmentFile.TXN, number * ENTRY_BYTES, entry.first_offset, what)
-        return clip_aborted(aborted, self.metadata.end_offset)
+                self._fault(
+                    SegmentFile.TXN, number * side_files.ENTRY_BYTES, entry.first_offset, what
+                )
+        return side_files.clip_aborted(aborted, self.metadata.end_offset)
 
     async def _packing(self) -> bool:
         """False: it is missing, so nothing of the log can be read."""
@@ -197,7 +191,7 @@ class SegmentVerifier:
             return
         metadata = self.metadata
         try:
-            lineage = decode_epochs(raw)
+            lineage = side_files.decode_epochs(raw)
         except CorruptSegment as error:
             self._fault(SegmentFile.EPOCHS, None, None, str(error))
             return
@@ -224,11 +218,11 @@ class SegmentVerifier:
                 self._fault(file, None, None, str(error))
                 continue
             if file is SegmentFile.OFFSET_INDEX:
-                fault = offset_index_fault(raw, base, end, metadata.segment_size_bytes)
+                fault = side_files.offset_index_fault(raw, base, end, metadata.segment_size_bytes)
             elif file is SegmentFile.TIME_INDEX:
-                fault = time_index_fault(raw, base, end, newest_ms)
+                fault = side_files.time_index_fault(raw, base, end, newest_ms)
             else:
-                fault = snapshot_fault(raw)
+                fault = side_files.snapshot_fault(raw)
             if fault:
                 self._fault(file, None, None, fault)
 

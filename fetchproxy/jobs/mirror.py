@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from fetchproxy.archive import for_executors, in_loop, store_url, wall_clock_ms
+from fetchproxy.auditing import moving
 from fetchproxy.auditing.mirroring import (
     MirroredPartition,
     MirrorOptions,
@@ -20,18 +21,6 @@ from fetchproxy.auditing.mirroring import (
     PartitionMirror,
     Place,
     open_place,
-)
-from fetchproxy.auditing.moving import (
-    DeletedPartition,
-    begin_mirror,
-    check_nobody_archives,
-    copy_archive_wide,
-    delete_archive_wide,
-    delete_moved_partition,
-    hand_over,
-    is_cut_over,
-    mark_moved,
-    take_back,
 )
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ConfigError, FetchProxyError
@@ -125,8 +114,8 @@ def mirror(
 
 async def _begin(to: str, source: Place, target: Place) -> ArchiveIdentity | None:
     """None: it has moved already."""
-    said = await begin_mirror(source, target, to)
-    return None if said.moved is not None and await is_cut_over(target) else said
+    said = await moving.begin_mirror(source, target, to)
+    return None if said.moved is not None and await moving.is_cut_over(target) else said
 
 
 def _one_run(
@@ -137,7 +126,7 @@ def _one_run(
 
     here, there = places.ask(partitions)
     done = runner.each(here, mirror_work(places, options), on_result)
-    places.ask(copy_archive_wide)
+    places.ask(moving.copy_archive_wide)
     left = tuple(sorted(set(there) - set(here)))
     return Mirrored(done.results, done.failures, left)
 
@@ -149,7 +138,7 @@ def _cut_over(
     refused = _why_not(done, options)
     if refused is not None:
         if said.moved is not None:
-            places.ask(lambda source, target: take_back(source, said))
+            places.ask(lambda source, target: moving.take_back(source, said))
         done.refused = refused
         return done
     moved = places.ask(partial(_marked, said, places.to))
@@ -161,10 +150,10 @@ def _cut_over(
         if refused is None:
             places.ask(lambda source, target: _handed_over(source, target, moved))
     except FetchProxyError:
-        places.ask(lambda source, target: take_back(source, moved))
+        places.ask(lambda source, target: moving.take_back(source, moved))
         raise
     if refused is not None:
-        places.ask(lambda source, target: take_back(source, moved))
+        places.ask(lambda source, target: moving.take_back(source, moved))
     both = _together(done.partitions, last.partitions)
     return Mirrored(both, last.failures, last.not_at_source, refused is None, refused)
 
@@ -183,13 +172,13 @@ def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
 async def _marked(said: ArchiveIdentity, to: str, source: Place, target: Place) -> ArchiveIdentity:
     if said.moved is not None:
         return said  # by a run that was ended
-    await check_nobody_archives(source)
-    return await mark_moved(source, said, to, wall_clock_ms())
+    await moving.check_nobody_archives(source)
+    return await moving.mark_moved(source, said, to, wall_clock_ms())
 
 
 async def _handed_over(source: Place, target: Place, moved: ArchiveIdentity) -> None:
-    await check_nobody_archives(source)
-    await hand_over(source, target, moved)
+    await moving.check_nobody_archives(source)
+    await moving.hand_over(source, target, moved)
 
 
 def _together(
@@ -247,7 +236,7 @@ async def _mirror_partition(
 class Deleted:
     """`wait_ms`: so long readers may still be at the old place: nothing was deleted."""
 
-    partitions: tuple[DeletedPartition, ...] = ()
+    partitions: tuple[moving.DeletedPartition, ...] = ()
     failures: tuple[Failure, ...] = ()
     wait_ms: int = 0
 
@@ -269,17 +258,20 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
         return await source.rsm.list_partitions()
 
     work = StoreWork(
-        "mirror", places.opened, delete_moved_partition, size=lambda partition: partition.size_bytes
+        "mirror",
+        places.opened,
+        moving.delete_moved_partition,
+        size=lambda partition: partition.size_bytes,
     )
     done = runner.each(places.ask(partitions), work)
     deleted = Deleted(done.results, done.failures)
     if deleted.whole:
-        places.ask(lambda source, target: delete_archive_wide(source))
+        places.ask(lambda source, target: moving.delete_archive_wide(source))
     return deleted
 
 
 async def _moved_at_ms(to: str, source: Place, target: Place) -> int:
-    said = await begin_mirror(source, target, to)
-    if said.moved is None or not await is_cut_over(target):
+    said = await moving.begin_mirror(source, target, to)
+    if said.moved is None or not await moving.is_cut_over(target):
         raise ArchiveMismatch("the archive at --from has not moved to --to")
     return said.moved.at_ms

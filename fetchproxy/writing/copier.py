@@ -31,11 +31,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.observability.metrics import (
-    REMOTE_COPY_BYTES,
-    REMOTE_COPY_ERRORS,
-    REMOTE_COPY_REQUESTS,
-)
+from fetchproxy.observability import metrics
 from fetchproxy.segments.contents import GatheredSegment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
@@ -105,7 +101,7 @@ class SegmentCopier:
         """
         await segment.check_size()  # a lost file must not look like a store that fails
         metadata = self._metadata(segment)
-        REMOTE_COPY_REQUESTS.labels(segment.tip.topic).inc()
+        metrics.REMOTE_COPY_REQUESTS.labels(segment.tip.topic).inc()
         now = asyncio.get_running_loop().time()
         self._running[segment.tip] = CopyProgress(
             metadata.segment_id.id, metadata.start_offset, segment.size_bytes, started_at=now
@@ -172,7 +168,7 @@ class SegmentCopier:
         late = asyncio.get_running_loop().time() >= deadline
         if late and await self._has_taken_back(metadata):
             raise StorageUnavailable(f"copy of {segment.tip} was finished too late")
-        REMOTE_COPY_BYTES.labels(segment.tip.topic).inc(segment.size_bytes)
+        metrics.REMOTE_COPY_BYTES.labels(segment.tip.topic).inc(segment.size_bytes)
         return finished
 
     async def _has_taken_back(self, metadata: RemoteLogSegmentMetadata) -> bool:
@@ -206,7 +202,7 @@ class SegmentCopier:
             raise late from None
 
     def _count_failure(self, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
-        REMOTE_COPY_ERRORS.labels(metadata.topic_id_partition.topic).inc()
+        metrics.REMOTE_COPY_ERRORS.labels(metadata.topic_id_partition.topic).inc()
         self._note("segment_copy_failed", metadata, error)
 
     async def _record(self, metadata: RemoteLogSegmentMetadata) -> None:

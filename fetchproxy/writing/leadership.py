@@ -23,11 +23,7 @@ from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.group_member import GroupDuties, GroupMember, GroupSettings
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.metrics import (
-    ARCHIVE_GROUP_LOST,
-    ARCHIVE_GROUP_REBALANCES,
-    ARCHIVE_GROUP_STABLE,
-)
+from fetchproxy.observability import metrics
 
 # Leadership saves work, it is no lock: two leaders of one partition at once (one of them was
 # paused, or has not heard yet) do no harm, because segments have ids of their own and each copy
@@ -192,7 +188,7 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
             await self._member.run()
         finally:
             self._own(frozenset())
-            ARCHIVE_GROUP_STABLE.set(0)
+            metrics.ARCHIVE_GROUP_STABLE.set(0)
 
     def state(self) -> LeadershipState:
         member = self._member
@@ -254,15 +250,15 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
             given_back=len(before - now_owned),
             members=self._members,
         )
-        ARCHIVE_GROUP_REBALANCES.inc()
-        ARCHIVE_GROUP_STABLE.set(1)
+        metrics.ARCHIVE_GROUP_REBALANCES.inc()
+        metrics.ARCHIVE_GROUP_STABLE.set(1)
         self._own(now_owned)
         return bool(before - now_owned)
 
     def lost(self, reason: str) -> None:
         log.warning("archive_leadership_lost", reason=reason, led=len(self._owned))
-        ARCHIVE_GROUP_LOST.labels(reason).inc()
-        ARCHIVE_GROUP_STABLE.set(0)
+        metrics.ARCHIVE_GROUP_LOST.labels(reason).inc()
+        metrics.ARCHIVE_GROUP_STABLE.set(0)
         self._members = None
         self._own(frozenset())
 

@@ -14,16 +14,10 @@ from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.segments import side_files
 from fetchproxy.segments.check import clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.side_files import (
-    decode_aborted,
-    decode_epochs,
-    joined_offset_index,
-    joined_time_index,
-    merged_aborted,
-)
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import checked_batches
 from fetchproxy.writing.copier import SegmentCopier
@@ -174,17 +168,17 @@ async def merged_log(
     """
     aborted: list[tuple[AbortedTxn, ...]] = []
     for source in sources:
-        aborted.append(decode_aborted(await rsm.fetch_index(source, SegmentFile.TXN)))
+        aborted.append(side_files.decode_aborted(await rsm.fetch_index(source, SegmentFile.TXN)))
         await _append(rsm, source, aborted[-1], writer, chunk_bytes)
     gathered = writer.close()
-    if _ends(merged_aborted(aborted)) != _ends(gathered.aborted):
+    if _ends(side_files.merged_aborted(aborted)) != _ends(gathered.aborted):
         raise CorruptSegment(f"{_place(sources[0])}: transaction indexes and log disagree")
     epochs = merged_epochs(sources)
     if gathered.leader_epochs not in (epochs, ()):  # none: written without epochs
         raise CorruptSegment(
             f"{_place(sources[0])}: the log has {gathered.leader_epochs}, metadata have {epochs}"
         )
-    before = decode_epochs(await rsm.fetch_index(sources[0], SegmentFile.EPOCHS))
+    before = side_files.decode_epochs(await rsm.fetch_index(sources[0], SegmentFile.EPOCHS))
     lineage = extend_lineage(before, epochs)
     shown = clip_epochs(lineage, gathered.start_offset, gathered.end_offset)
     if epochs and shown != epochs:
@@ -234,7 +228,9 @@ async def _kafka_files(rsm: RemoteStorageManager, sources: Sources) -> KafkaFile
         offsets.append((offset_index, relative, position))
         times.append((time_index, relative))
         position += source.segment_size_bytes
-    return KafkaFiles(joined_offset_index(offsets), joined_time_index(times), snapshot)
+    return KafkaFiles(
+        side_files.joined_offset_index(offsets), side_files.joined_time_index(times), snapshot
+    )
 
 
 async def _kafka_file(

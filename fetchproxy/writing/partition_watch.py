@@ -15,13 +15,8 @@ import structlog
 
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind, of_partition
-from fetchproxy.observability.metrics import (
-    ARCHIVE_LEADER_PARTITIONS,
-    ARCHIVE_OLDEST_COPY_SECONDS,
-    ARCHIVE_RETENTION_USED_SHARE,
-    ARCHIVE_STALLED_COPIES,
-)
 from fetchproxy.writing import margin
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.partition_archiver import DiskTroubles, deleted_at
@@ -87,7 +82,7 @@ class PartitionWatch:
             Kind.UNARCHIVED_RECORDS_DELETED,
             Kind.SEGMENT_COPY_STALLED,
         )
-        ARCHIVE_RETENTION_USED_SHARE.remove(tip.topic, tip.partition)
+        metrics.ARCHIVE_RETENTION_USED_SHARE.remove(tip.topic, tip.partition)
 
     async def look(
         self, statuses: Iterable[PartitionArchiveStatus], now: float, now_ms: int
@@ -111,9 +106,9 @@ class PartitionWatch:
             self._look_at_margin(status, watched, now_ms)
             self._look_at_losses(status)
         self.disk.look()
-        ARCHIVE_LEADER_PARTITIONS.set(leading)
-        ARCHIVE_OLDEST_COPY_SECONDS.set(max(ages, default=0.0))
-        ARCHIVE_STALLED_COPIES.set(sum(age >= self._stalled_after_s for age in ages))
+        metrics.ARCHIVE_LEADER_PARTITIONS.set(leading)
+        metrics.ARCHIVE_OLDEST_COPY_SECONDS.set(max(ages, default=0.0))
+        metrics.ARCHIVE_STALLED_COPIES.set(sum(age >= self._stalled_after_s for age in ages))
 
     def _look_at_copy(
         self, status: PartitionArchiveStatus, watched: _Watched, age_s: float | None
@@ -160,7 +155,7 @@ class PartitionWatch:
         if used is None:
             self._concerns.release(small, tip)
             return
-        ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
+        metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
         if used >= self._warn_share:
             self._concerns.hold(
                 small,

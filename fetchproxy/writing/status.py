@@ -7,29 +7,17 @@ from dataclasses import dataclass, fields
 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.observability.metrics import (
-    ARCHIVE_END_OFFSET,
-    ARCHIVE_GAPS,
-    ARCHIVE_LAG_OFFSETS,
-    ARCHIVE_MARGIN_OFFSETS,
-    ARCHIVE_START_OFFSET,
-    ARCHIVE_TRUNCATED_OFFSETS,
-    REMOTE_COPY_BYTES,
-    REMOTE_COPY_ERRORS,
-    REMOTE_COPY_LAG_BYTES,
-    REMOTE_COPY_LAG_SEGMENTS,
-    REMOTE_COPY_REQUESTS,
-)
+from fetchproxy.observability import metrics
 from fetchproxy.writing.margin import UNLIMITED, BrokerRetention, Margin, broker_retention
 from fetchproxy.writing.partition_archiver import ManagedPartition, Progress, Step
 
 _GAUGES = (
-    ARCHIVE_START_OFFSET,
-    ARCHIVE_END_OFFSET,
-    ARCHIVE_LAG_OFFSETS,
-    ARCHIVE_MARGIN_OFFSETS,
-    REMOTE_COPY_LAG_BYTES,
-    REMOTE_COPY_LAG_SEGMENTS,
+    metrics.ARCHIVE_START_OFFSET,
+    metrics.ARCHIVE_END_OFFSET,
+    metrics.ARCHIVE_LAG_OFFSETS,
+    metrics.ARCHIVE_MARGIN_OFFSETS,
+    metrics.REMOTE_COPY_LAG_BYTES,
+    metrics.REMOTE_COPY_LAG_SEGMENTS,
 )
 # A copy that has used up this share of its time is worth a look while there is one to look at.
 STALLED_SHARE = 0.5
@@ -158,10 +146,14 @@ def publish(status: PartitionArchiveStatus) -> None:
     """Set the partition's gauges; what is not known is left as it was. Its counters begin at 0 when
     it is led here: `increase()` does not see a first gap otherwise."""
     place = (status.tip.topic, str(status.tip.partition))
-    if place not in ARCHIVE_GAPS._metrics:
-        for counter in (ARCHIVE_GAPS, ARCHIVE_TRUNCATED_OFFSETS):
+    if place not in metrics.ARCHIVE_GAPS._metrics:
+        for counter in (metrics.ARCHIVE_GAPS, metrics.ARCHIVE_TRUNCATED_OFFSETS):
             counter.labels(*place)
-        for counter in (REMOTE_COPY_REQUESTS, REMOTE_COPY_BYTES, REMOTE_COPY_ERRORS):
+        for counter in (
+            metrics.REMOTE_COPY_REQUESTS,
+            metrics.REMOTE_COPY_BYTES,
+            metrics.REMOTE_COPY_ERRORS,
+        ):
             counter.labels(status.tip.topic)
     values = (
         status.archive_start,

@@ -26,15 +26,8 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind
-from fetchproxy.observability.metrics import (
-    REMOTE_DELETE_ERRORS,
-    REMOTE_DELETE_LAG_BYTES,
-    REMOTE_DELETE_LAG_SEGMENTS,
-    REMOTE_DELETE_REQUESTS,
-    REMOTE_LOG_METADATA_COUNT,
-    REMOTE_LOG_SIZE_BYTES,
-)
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.segments.object_keys import SegmentFile
@@ -347,10 +340,10 @@ _Step = Callable[[RemoteLogSegmentMetadata], Coroutine[Any, Any, None]]
 _TURN_ENOUGH_S = 5.0
 
 _GAUGES = (
-    REMOTE_DELETE_LAG_BYTES,
-    REMOTE_DELETE_LAG_SEGMENTS,
-    REMOTE_LOG_METADATA_COUNT,
-    REMOTE_LOG_SIZE_BYTES,
+    metrics.REMOTE_DELETE_LAG_BYTES,
+    metrics.REMOTE_DELETE_LAG_SEGMENTS,
+    metrics.REMOTE_LOG_METADATA_COUNT,
+    metrics.REMOTE_LOG_SIZE_BYTES,
 )
 
 
@@ -458,7 +451,7 @@ class Expirer:
     async def _remove(self, tip: TopicIdPartition, view: PartitionView, now_ms: int) -> float:
         """Some of what may go. `view` was just read. How long until more may (s)."""
         segments = self.rlmm.list_remote_log_segments(tip)
-        REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
+        metrics.REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
         removals = plan_removals(
             segments,
             view,
@@ -502,7 +495,7 @@ class Expirer:
                     self._do_one(step, segment, removals), f"{step.__name__} of a segment of {tip}"
                 )
             except RemoteStorageError:
-                REMOTE_DELETE_ERRORS.labels(tip.topic).inc()
+                metrics.REMOTE_DELETE_ERRORS.labels(tip.topic).inc()
                 raise
             turn.looked_at += 1
             turn.done += done
@@ -574,7 +567,7 @@ class Expirer:
 
     async def _delete(self, segment: RemoteLogSegmentMetadata) -> None:
         tip = segment.topic_id_partition
-        REMOTE_DELETE_REQUESTS.labels(tip.topic).inc()
+        metrics.REMOTE_DELETE_REQUESTS.labels(tip.topic).inc()
         await self.rsm.delete_log_segment_data(segment)
         await self._put(segment, State.DELETE_SEGMENT_FINISHED)
         log.info(
@@ -640,6 +633,8 @@ class Expirer:
         tip: TopicIdPartition, view: PartitionView, to_go: tuple[RemoteLogSegmentMetadata, ...]
     ) -> None:
         place = (tip.topic, str(tip.partition))
-        REMOTE_DELETE_LAG_SEGMENTS.labels(*place).set(len(to_go))
-        REMOTE_DELETE_LAG_BYTES.labels(*place).set(sum(s.segment_size_bytes for s in to_go))
-        REMOTE_LOG_SIZE_BYTES.labels(*place).set(sum(size for _, size in counted_bytes(view)))
+        metrics.REMOTE_DELETE_LAG_SEGMENTS.labels(*place).set(len(to_go))
+        metrics.REMOTE_DELETE_LAG_BYTES.labels(*place).set(sum(s.segment_size_bytes for s in to_go))
+        metrics.REMOTE_LOG_SIZE_BYTES.labels(*place).set(
+            sum(size for _, size in counted_bytes(view))
+        )

@@ -30,18 +30,10 @@ from fetchproxy_protocol.record_batch import (
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ConfigError, CorruptSegment, LogDirUnusable, LogTruncated
 from fetchproxy.model import AbortedTxn, EpochStart, LogEdges, TopicIdPartition
+from fetchproxy.segments import side_files
 from fetchproxy.segments.check import TxnCheck, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import parse_uuid
-from fetchproxy.segments.side_files import (
-    ENTRY_BYTES,
-    clip_aborted,
-    decode_aborted,
-    decode_epochs,
-    offset_index_fault,
-    snapshot_fault,
-    time_index_fault,
-)
 from fetchproxy.storage.key_rings import stream_at
 from fetchproxy.writing.sources.segment_source import (
     CopyPace,
@@ -155,7 +147,7 @@ def read_epochs(folder: Path) -> tuple[EpochStart, ...] | None:
     LogDirUnusable for one that cannot be understood."""
     path = folder / "leader-epoch-checkpoint"
     try:
-        return decode_epochs(path.read_bytes())
+        return side_files.decode_epochs(path.read_bytes())
     except FileNotFoundError:
         return None
     except CorruptSegment as error:
@@ -274,7 +266,9 @@ class _Reading:
         self.summary.report((entry.producer_id, entry.first_offset) for entry in aborted)
         end_offset = rolled.next_base_offset - 1
         self._txns = TxnCheck()
-        self._txns.begin(clip_aborted(aborted, end_offset), "", rolled.position, end_offset)
+        self._txns.begin(
+            side_files.clip_aborted(aborted, end_offset), "", rolled.position, end_offset
+        )
 
     def step(self) -> bool:
         """The next block; False: the file has been read."""
@@ -386,7 +380,7 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
         if raw is None:  # without it aborted records would pass for committed ones
             raise SegmentGone
         # The active segment's may be caught while an entry is being appended.
-        for entry in decode_aborted(raw[: len(raw) - len(raw) % ENTRY_BYTES]):
+        for entry in side_files.decode_aborted(raw[: len(raw) - len(raw) % side_files.ENTRY_BYTES]):
             if entry.first_offset <= end_offset and entry.last_offset >= rolled.position:
                 found.append(entry)
             if entry.last_stable_offset > end_offset:
@@ -402,9 +396,13 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
     times = read_file(rolled.folder, base, TIME_INDEX) if whole else None
     snapshot = read_file(rolled.folder, rolled.next_base_offset, SNAPSHOT)
     faults = (
-        "" if offsets is None else offset_index_fault(offsets, base, end, segment.size_bytes),
-        "" if times is None else time_index_fault(times, base, end, segment.max_timestamp_ms),
-        "" if snapshot is None else snapshot_fault(snapshot),
+        ""
+        if offsets is None
+        else side_files.offset_index_fault(offsets, base, end, segment.size_bytes),
+        ""
+        if times is None
+        else side_files.time_index_fault(times, base, end, segment.max_timestamp_ms),
+        "" if snapshot is None else side_files.snapshot_fault(snapshot),
     )
     for fault in filter(None, faults):
         log.warning("kafka_file_left_out", **rolled.tip.logged, base_offset=base, error=fault)
