@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fetchproxy.auditing.completeness import held_in
 from fetchproxy.auditing.faults import Fault, Orphan
@@ -34,6 +35,8 @@ from fetchproxy.writing.deletion.orphans import Objects, find_orphans
 # A crash between two steps, or an upload that arrived although its answer was lost, leaves
 # objects that nobody needs. A whole segment whose offsets no other has is a loss, unless it was
 # deleted.
+
+T = TypeVar("T")
 
 _ALL_BUT_METADATA = {SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS}
 
@@ -123,7 +126,7 @@ class SegmentVerifier:
         for finding in check.findings:
             file = SegmentFile.METADATA if finding.in_metadata else SegmentFile.LOG
             file = SegmentFile.INDEX if finding.in_index else file
-            self._fault(file, finding.byte_position, finding.offset, finding.what)
+            self._fault(file, finding.what, finding.byte_position, finding.offset)
         if not (log_read and check.log_is_sound and aborted is not None):
             self.txns.restart()
             return
@@ -138,68 +141,58 @@ class SegmentVerifier:
         try:
             self.is_encrypted = await self.rsm.check_metadata(self.metadata)
         except MetadataChanged as error:
-            self._fault(SegmentFile.METADATA, None, None, str(error))
+            self._fault(SegmentFile.METADATA, str(error))
             return False
         except (ObjectNotFound, DamagedObject):
             return True  # each object that cannot be read is told by itself
         return True
 
     async def _index(self) -> RemoteLogIndex | None:
-        raw = await self._whole(SegmentFile.INDEX)
-        if raw is None:
-            return None
-        try:
+        def parsed(raw: bytes) -> RemoteLogIndex:
             index = RemoteLogIndex.parse(raw)
             index.check_covers(self.metadata.stored_end_offset, self.metadata.segment_size_bytes)
-        except CorruptSegment as error:
-            self._fault(SegmentFile.INDEX, None, None, str(error))
+            return index
+
+        index = await self._decoded(SegmentFile.INDEX, parsed)
+        if index is None:
             return None
         # An archive may be copied below another prefix: what counts is the place within it.
         if _place_in_archive(index.object_key) != _place_in_archive(self._key(SegmentFile.LOG)):
-            self._fault(SegmentFile.INDEX, None, None, f"rdi names {index.object_key!r}")
+            self._fault(SegmentFile.INDEX, f"rdi names {index.object_key!r}")
         return index
 
     async def _aborted(self) -> tuple[AbortedTxn, ...] | None:
         if not self.metadata.has_aborted_txns:
             return ()
-        raw = await self._whole(SegmentFile.TXN)
-        if raw is None:
-            return None
-        try:
-            aborted = side_files.decode_aborted(raw)
-        except CorruptSegment as error:
-            self._fault(SegmentFile.TXN, None, None, str(error))
+        aborted = await self._decoded(SegmentFile.TXN, side_files.decode_aborted)
+        if aborted is None:
             return None
         if not aborted and self.metadata.copied_end_offset is None:
-            self._fault(SegmentFile.TXN, None, None, "no entry, but has_aborted_txns is true")
+            self._fault(SegmentFile.TXN, "no entry, but has_aborted_txns is true")
         end_offset = self.metadata.stored_end_offset
         for number, entry in enumerate(aborted):
             if entry.first_offset > end_offset:
                 what = f"lists a transaction from {entry.first_offset}, above the segment's end"
-                self._fault(
-                    SegmentFile.TXN, number * side_files.ENTRY_BYTES, entry.first_offset, what
-                )
+                place = number * side_files.ENTRY_BYTES
+                self._fault(SegmentFile.TXN, what, place, entry.first_offset)
         return side_files.clip_aborted(aborted, self.metadata.end_offset)
 
     async def _packing(self) -> bool:
         """False: it is missing, so nothing of the log can be read."""
-        return not self.metadata.packed or await self._whole(SegmentFile.PACKING) is not None
+        return (
+            not self.metadata.packed or await self._decoded(SegmentFile.PACKING, bytes) is not None
+        )
 
     async def _epochs(self) -> None:
-        raw = await self._whole(SegmentFile.EPOCHS)
-        if raw is None:
+        lineage = await self._decoded(SegmentFile.EPOCHS, side_files.decode_epochs)
+        if lineage is None:
             return
         metadata = self.metadata
-        try:
-            lineage = side_files.decode_epochs(raw)
-        except CorruptSegment as error:
-            self._fault(SegmentFile.EPOCHS, None, None, str(error))
-            return
         stated = metadata.segment_leader_epochs
         found = clip_epochs(lineage, metadata.start_offset, metadata.end_offset)
         # Batches without an epoch leave none in the metadata, but do not end the lineage.
         if found != stated and (stated or len(found) > 1):
-            self._fault(SegmentFile.EPOCHS, None, None, f"has {found}, metadata have {stated}")
+            self._fault(SegmentFile.EPOCHS, f"has {found}, metadata have {stated}")
         else:
             self.lineage = lineage
 
@@ -215,7 +208,7 @@ class SegmentVerifier:
             except ObjectNotFound:
                 continue
             except DamagedObject as error:
-                self._fault(file, None, None, str(error))
+                self._fault(file, str(error))
                 continue
             if file is SegmentFile.OFFSET_INDEX:
                 fault = side_files.offset_index_fault(raw, base, end, metadata.segment_size_bytes)
@@ -224,15 +217,16 @@ class SegmentVerifier:
             else:
                 fault = side_files.snapshot_fault(raw)
             if fault:
-                self._fault(file, None, None, fault)
+                self._fault(file, fault)
 
-    async def _whole(self, file: SegmentFile) -> bytes | None:
+    async def _decoded(self, file: SegmentFile, decode: Callable[[bytes], T]) -> T | None:
+        """None: it is missing or damaged, which is told."""
         try:
-            return await self.rsm.fetch_index(self.metadata, file)
+            return decode(await self.rsm.fetch_index(self.metadata, file))
         except ObjectNotFound:
-            self._fault(file, None, None, "object is missing")
-        except DamagedObject as error:
-            self._fault(file, None, None, str(error))
+            self._fault(file, "object is missing")
+        except CorruptSegment as error:
+            self._fault(file, str(error))
         return None
 
     async def _read_log(self, check: SegmentCheck) -> bool:
@@ -241,13 +235,12 @@ class SegmentVerifier:
         try:
             await self._walk_log(check, size)
             if await self._range(size, size + 1):
-                what = f"object goes on, metadata say {size} bytes"
-                self._fault(SegmentFile.LOG, size, None, what)
+                self._fault(SegmentFile.LOG, f"object goes on, metadata say {size} bytes", size)
         except ObjectNotFound:
-            self._fault(SegmentFile.LOG, None, None, "object is missing")
+            self._fault(SegmentFile.LOG, "object is missing")
             return False
         except DamagedObject as error:  # packed, and a block of it is not what was stored
-            self._fault(SegmentFile.LOG, None, None, str(error))
+            self._fault(SegmentFile.LOG, str(error))
             return False
         return True
 
@@ -283,7 +276,7 @@ class SegmentVerifier:
         return self.rsm.object_key(self.metadata, file)
 
     def _fault(
-        self, file: SegmentFile, position: int | None, offset: int | None, what: str
+        self, file: SegmentFile, what: str, position: int | None = None, offset: int | None = None
     ) -> None:
         tip = self.metadata.topic_id_partition
         self.faults.append(Fault(tip.topic, tip.partition, self._key(file), position, offset, what))
