@@ -279,14 +279,13 @@ class PartitionMirror:
             if await is_gone(self.source.rsm, copy.metadata):
                 self._result.overtaken += 1
             else:
-                self._result.faults.append(self._missing(copy.metadata, error))
+                key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
+                what, at = f"an object is missing ({error})", copy.metadata.start_offset
+                self._result.faults.append(
+                    Fault(self.tip.topic, self.tip.partition, key, None, at, what)
+                )
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
-
-    def _missing(self, metadata: RemoteLogSegmentMetadata, error: ObjectNotFound) -> Fault:
-        key = self.source.rsm.object_key(metadata, SegmentFile.LOG)
-        what = f"an object is missing ({error})"
-        return Fault(self.tip.topic, self.tip.partition, key, None, metadata.start_offset, what)
 
     async def _fetched(self, copy: ToCopy, folder: Path) -> list[Fault]:
         """The segment's objects in the folder, and what is wrong with them. What looks damaged is

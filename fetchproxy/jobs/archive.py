@@ -162,7 +162,10 @@ async def _archive_partition(
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
     )
-    return await _result(opened.rlmm, planned)
+    view = await opened.rlmm.refresh(planned.tip, asyncio.get_running_loop().time())
+    new = view.segments[view.segments.index_at_or_after(planned.archive_end or 0) :]
+    size = sum(segment.segment_size_bytes for segment in new)
+    return ArchivedPartition(planned, view.log_end_offset, len(new), size)
 
 
 async def _plan(config: Config, cluster: Cluster, rlmm: RemoteLogMetadataManager) -> ArchivePlan:
@@ -184,14 +187,6 @@ async def _plan(config: Config, cluster: Cluster, rlmm: RemoteLogMetadataManager
     await for_each(tips, look, PLANNED_AT_ONCE)
     found.sort(key=lambda planned: (-planned.offsets, planned.tip))
     return ArchivePlan(tuple(found), discovery.refused)
-
-
-async def _result(rlmm: RemoteLogMetadataManager, planned: PlannedPartition) -> ArchivedPartition:
-    view = await rlmm.refresh(planned.tip, asyncio.get_running_loop().time())
-    first = view.segments.index_at_or_after(planned.archive_end or 0)
-    new = view.segments[first:]
-    size = sum(segment.segment_size_bytes for segment in new)
-    return ArchivedPartition(planned, view.log_end_offset, len(new), size)
 
 
 def _row(p: ArchivedPartition) -> tuple[str, int, int | None, int | None, int, int, int]:

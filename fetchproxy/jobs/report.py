@@ -164,6 +164,7 @@ def _sums(figures: Figures) -> list[str]:
     held = [one for f, _ in figures for one in f.held]
     oldest = [f.oldest_ms for f, _ in figures if f.oldest_ms is not None]
     newest = [f.newest_ms for f, _ in figures if f.newest_ms is not None]
+    rates = [ahead.bytes_per_day for _, ahead in figures if ahead.bytes_per_day is not None]
     return [
         f"{len(held):,}",
         f"{sum(one.records for one in held):,}",
@@ -171,13 +172,8 @@ def _sums(figures: Figures) -> list[str]:
         _packed(add_codecs(codec for f, _ in figures for codec in f.codecs)),
         _moment(min(oldest)) if oldest else "–",
         _moment(max(newest)) if newest else "–",
-        _rate([ahead for _, ahead in figures]),
+        decimal(sum(rates)) if rates else "–",
     ]
-
-
-def _rate(ahead: Sequence[Forecast]) -> str:
-    known = [one.bytes_per_day for one in ahead if one.bytes_per_day is not None]
-    return decimal(sum(known)) if known else "–"
 
 
 def _topic(topic: str, topic_id: str, figures: Figures) -> str:
@@ -205,9 +201,10 @@ def _stands_on(figures: Figures) -> str:
     known = [ahead.history_days for _, ahead in figures if ahead.size_bytes is not None]
     without = len(figures) - len(known)
     if not known:
-        longest = max((ahead.history_days for _, ahead in figures), default=0.0)
+        days = max((ahead.history_days for _, ahead in figures), default=0.0)
+        span = f"{days * 24:.0f} hours" if days < HISTORY_DAYS_MIN else f"{days:.0f} days"
         return (
-            f"No forecast: the archive has {_duration(longest)} of history, and fewer than "
+            f"No forecast: the archive has {span} of history, and fewer than "
             f"{HISTORY_DAYS_MIN} days say nothing of what comes."
         )
     least, most = round(min(known)), round(max(known))
@@ -218,10 +215,6 @@ def _stands_on(figures: Figures) -> str:
         f"If it goes on as in the last {stands} days, which is the history there is (at most "
         f"{RATE_DAYS} days count), with the retention that is configured.{lacks}"
     )
-
-
-def _duration(days: float) -> str:
-    return f"{days * 24:.0f} hours" if days < HISTORY_DAYS_MIN else f"{days:.0f} days"
 
 
 def _sizes_ahead(figures: Figures) -> list[int]:

@@ -47,7 +47,6 @@ from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_ret
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.object_store import Content
 
 # What the planner asks the archive: which partitions there are, what they hold, where a time
 # lies.
@@ -222,7 +221,7 @@ class ArchiveReading:
             if not self._options.topics.takes(*key) or key[0] not in topics:
                 raise ConfigError(f"remotelog: {name} names {key}, which is not chosen")
             given = bound.by_partition[key]
-            if not _is_of_nothing(bound, given):
+            if bound.kind is not BoundKind.TIMESTAMPS and given not in (EARLIEST, LATEST, 0):
                 raise ConfigError(
                     f"remotelog: {name} names offset {given} of {key}, of which nothing is archived"
                 )
@@ -279,11 +278,6 @@ def _last_incarnations(views: Views) -> Views:
         for tip, view in views.items()
         if view.segments and chosen[tip.topic][1] == tip.topic_id.bytes
     }
-
-
-def _is_of_nothing(bound: Bound, given: int) -> bool:
-    """Whether an empty partition has what is asked for."""
-    return bound.kind is BoundKind.TIMESTAMPS or given in (EARLIEST, LATEST, 0)
 
 
 def _places(tips: Iterable[TopicIdPartition]) -> Known:
@@ -356,27 +350,15 @@ async def _first_in_segment(
             max_s,
         )
         try:
-            found = _first_in(data, timestamp_ms, from_offset)
+            hits = (
+                first_record_at_or_after(data, h, timestamp_ms, from_offset) for h in walk(data)
+            )
+            found = next((hit[0] for hit in hits if hit is not None), None)
         except WireError as error:
             raise CorruptSegment(f"{key}, byte {span.position} ff.: {error}") from error
         if found is not None:
             return found if found <= segment.end_offset else None
     return None
-
-
-def _first_in(data: Content, timestamp_ms: int, from_offset: int) -> int | None:
-    for header in walk(data):
-        found = first_record_at_or_after(data, header, timestamp_ms, from_offset)
-        if found is not None:
-            return found[0]
-    return None
-
-
-async def _plan_input(options: SourceOptions) -> tuple[Views, Spans]:
-    async with ArchiveReading(options, once=True) as reading:
-        views = await reading.views()
-        reading.check_topics()
-        return views, await reading.spans(views)
 
 
 def plan_input(options: SourceOptions) -> tuple[Views, Spans]:
@@ -385,7 +367,14 @@ def plan_input(options: SourceOptions) -> tuple[Views, Spans]:
     Raises ConfigError, also for a topic that the archive does not know; DataLoss,
     RemoteStorageError, CorruptSegment.
     """
-    return asyncio.run(_plan_input(options))
+
+    async def planned() -> tuple[Views, Spans]:
+        async with ArchiveReading(options, once=True) as reading:
+            views = await reading.views()
+            reading.check_topics()
+            return views, await reading.spans(views)
+
+    return asyncio.run(planned())
 
 
 # The archive of one running stream, looked at again for each micro-batch. Knows no Spark.

@@ -120,10 +120,6 @@ def _place(master: str, text: str, port: int | None) -> tuple[str, int]:
     return found.group(1).strip("[]"), number
 
 
-def local_master(cores: int) -> str:
-    return f"local[{cores},{LOCAL_TASK_FAILURES_MAX}]"
-
-
 def session_settings(
     master: str | None, under_submit: bool, cores: int, more: Mapping[str, str]
 ) -> dict[str, str]:
@@ -131,7 +127,11 @@ def session_settings(
     if under_submit and master is None:
         return {**_ALWAYS, **more}
     settings = _ALWAYS if master else {**_ALWAYS, **_LOCAL}
-    return {**settings, "spark.master": master or local_master(cores), **more}
+    return {
+        **settings,
+        "spark.master": master or f"local[{cores},{LOCAL_TASK_FAILURES_MAX}]",
+        **more,
+    }
 
 
 def open_session(name: str, master: str | None, more: Mapping[str, str]) -> Any:

@@ -77,14 +77,10 @@ def _expected(held: Held, stated: FinishedOffsets | None) -> Offsets:
     last = max((end for _, end in held.segments), default=-1)
     if stated is not None:
         first = min(first, stated.recorded_from)
-        if _end_stands(held, stated):
+        # Otherwise a newer leader's log has taken the place of the one whose end was stated.
+        if stated.end_offset != NOT_STATED and held.newest_epoch <= stated.leader_epoch:
             last = max(last, stated.end_offset)
     return max(first, held.log_start_offset), last
-
-
-def _end_stands(held: Held, stated: FinishedOffsets) -> bool:
-    """False: a newer leader's log has taken the place of the one whose end was stated."""
-    return stated.end_offset != NOT_STATED and held.newest_epoch <= stated.leader_epoch
 
 
 def _before_uncertain(hole: Offsets, uncertain: Iterable[int]) -> Offsets | None:

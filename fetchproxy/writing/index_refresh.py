@@ -88,7 +88,8 @@ class LocalIndexRefresher:
                     raise raw
                 await self._local.in_thread(index.append, self._local.describe(metadata), raw)
             except (CorruptSegment, ValueError) as error:
-                self._leave_out(metadata, error)
+                self._left_out.setdefault(tip, set()).add(metadata.segment_id.id)
+                log.error("segment_not_indexed", **metadata.logged, error=str(error))
                 return True  # those behind it are appended once it is known to be left out
         if len(fetched) < len(missing):
             return True
@@ -127,11 +128,6 @@ class LocalIndexRefresher:
 
         await for_each(segments, fetch, FETCHES_MAX)
         return [fetched[metadata.segment_id.id] for metadata in segments]
-
-    def _leave_out(self, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
-        tip = metadata.topic_id_partition
-        self._left_out.setdefault(tip, set()).add(metadata.segment_id.id)
-        log.error("segment_not_indexed", **metadata.logged, error=str(error))
 
     @staticmethod
     def _seen(view: PartitionView, losses: int) -> _Seen:

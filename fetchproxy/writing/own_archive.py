@@ -129,7 +129,11 @@ class OwnArchive:
             said = await self.rsm.identity.create(own)
             if said == own:
                 log.info("archive_created", cluster_id=cluster_id, metadata_manager=own.manager)
-        _check_cluster(said.cluster_id, cluster_id)
+        if None not in (said.cluster_id, cluster_id) and said.cluster_id != cluster_id:
+            raise ArchiveMismatch(
+                f"cluster.bootstrap: the archive at store.url belongs to the cluster "
+                f"{said.cluster_id}, and the brokers are of the cluster {cluster_id}"
+            )
         if self.archives and not self.create and not places.knows(self._place):
             await self._check_has_what_was_trimmed()
         if self.archives and said.completed(own) != said:
@@ -264,11 +268,3 @@ async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> No
     if said is not None:
         said.check_is_the_archive()
     await rsm.identity.state(replace(said or ArchiveIdentity(), manager=f"topic {topic_name}"))
-
-
-def _check_cluster(said: str | None, ours: str | None) -> None:
-    if None not in (said, ours) and said != ours:
-        raise ArchiveMismatch(
-            f"cluster.bootstrap: the archive at store.url belongs to the cluster {said}, and the "
-            f"brokers are of the cluster {ours}"
-        )

@@ -84,7 +84,11 @@ class PublishedPositions:
                     await self._remove_abandoned()
                 await asyncio.sleep(_CHANGE_INTERVAL_S)
         finally:
-            await self._withdraw()
+            try:
+                async with asyncio.timeout(_WITHDRAW_MAX_S):
+                    await self.rsm.archivers.delete_archiver_positions(self.key)
+            except (RemoteStorageError, TimeoutError) as error:
+                log.info("archiver_positions_not_deleted", error=str(error) or "time-out")
 
     async def _current(self) -> tuple[Positions, ForPeople]:
         found: dict[tuple[UUID, int], int] = {}
@@ -132,13 +136,6 @@ class PublishedPositions:
             for stored in listed
             if stored.key != self.key and now - seen[stored.key][1] >= _ABANDONED_AFTER_S
         ]
-
-    async def _withdraw(self) -> None:
-        try:
-            async with asyncio.timeout(_WITHDRAW_MAX_S):
-                await self.rsm.archivers.delete_archiver_positions(self.key)
-        except (RemoteStorageError, TimeoutError) as error:
-            log.info("archiver_positions_not_deleted", error=str(error) or "time-out")
 
 
 # Puts on record what a partition's archive has to hold, for `verify` to hold it against that.

@@ -111,7 +111,9 @@ class ArrowBatches:
             if tally[rows.FAULT]:
                 raise BrokenRecords(int(cursor[rows.AT_BATCH]), rows.FAULTS[tally[rows.FAULT]])
             if tally[rows.ROWS]:
-                yield self._record_batch(buffers, tally)
+                count = int(tally[rows.ROWS])
+                arrays = [self._array(name, count, buffers, tally) for name in self._columns]
+                yield self._made(arrays, count)
                 room_bytes = self._batch_bytes_max
             elif tally[rows.NEEDED]:
                 room_bytes = int(tally[rows.NEEDED])  # one record that is larger than a batch
@@ -153,12 +155,6 @@ class ArrowBatches:
                 self._wanted,
             ],
             np.int64,
-        )
-
-    def _record_batch(self, buffers: RowBuffers, tally: Any) -> Any:
-        count = int(tally[rows.ROWS])
-        return self._made(
-            [self._array(each, count, buffers, tally) for each in self._columns], count
         )
 
     def _made(self, arrays: list[Any], count: int) -> Any:
