@@ -29,12 +29,8 @@ from fetchproxy.writing.archive_health import uncovered
 # What a backfill is to read, partition by partition: one that lacks something stops no other.
 
 
-class BackfillInput(NamedTuple):
-    """`left_out`: partitions of which something is not there; `views` and `spans` lack them."""
-
-    views: Views
-    spans: Spans
-    left_out: tuple[Failure, ...]
+# Views and spans, and why of some partitions there are none: something of them is not there.
+BackfillInput = tuple[Views, Spans, tuple[Failure, ...]]
 
 
 def plan_backfill_input(options: SourceOptions) -> BackfillInput:
@@ -54,7 +50,7 @@ async def _planned(options: SourceOptions) -> BackfillInput:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
         spans = await reading.spans(views)
         if not options.fail_on_data_loss:
-            return BackfillInput(views, spans, ())
+            return views, spans, ()
         losses = {tip: what for tip in views if (what := _outside(options, views[tip]))}
         sound = [view for tip, view in views.items() if tip not in losses]
         holes = await holes_of(
@@ -85,7 +81,7 @@ def _without(
     holes: Mapping[TopicIdPartition, Holes],
 ) -> BackfillInput:
     every = {**losses, **{tip: found.in_words() or "" for tip, found in holes.items()}}
-    return BackfillInput(
+    return (
         {tip: view for tip, view in views.items() if tip not in every},
         {tip: span for tip, span in spans.items() if tip not in every},
         tuple(Failure(str(tip), f"{every[tip]}; {PASSED_OVER}", False) for tip in sorted(every)),

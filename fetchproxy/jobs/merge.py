@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from fetchproxy.archive import (
@@ -65,9 +65,7 @@ def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:
     return (*place, p.merged, p.replaced, p.size_bytes, p.overtaken, list(p.refused))
 
 
-class ToMerge(NamedTuple):
-    archive: StoredArchive | ManagedArchive
-    spool: Spool
+ToMerge = tuple[StoredArchive | ManagedArchive, Spool]
 
 
 def merge_work(
@@ -89,13 +87,14 @@ async def _to_merge(config: Config) -> AsyncIterator[ToMerge]:
         opened as archive,
         Spool(config.archive.spool_dir, encrypted=archive.rsm.encrypts) as spool,
     ):
-        yield ToMerge(archive, spool)
+        yield archive, spool
 
 
 async def _merge_partition(
     config: Config, options: MergeOptions, opened: ToMerge, tip: TopicIdPartition, tell: Tell
 ) -> MergedPartition:
-    rsm, rlmm = opened.archive.rsm, opened.archive.rlmm
+    archive, spool = opened
+    rsm, rlmm = archive.rsm, archive.rlmm
     copier = SegmentCopier(
         rsm,
         rlmm,
@@ -103,7 +102,7 @@ async def _merge_partition(
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
     )
-    merger = PartitionMerger(rsm, rlmm, copier, opened.spool, bytes_max=options.bytes_max)
+    merger = PartitionMerger(rsm, rlmm, copier, spool, bytes_max=options.bytes_max)
     if options.dry_run:
         return _planned(tip, await merger.plan(tip))
     done = await merger.merge(tip)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from fetchproxy.archive import for_executors, in_loop, store_url, wall_clock_ms
 from fetchproxy.auditing import moving
@@ -200,11 +200,7 @@ def _together(
     )
 
 
-class ToMirror(NamedTuple):
-    source: Place
-    target: Place
-    spool: Spool
-    pace: Pace
+ToMirror = tuple[Place, Place, Spool, Pace]
 
 
 def mirror_work(
@@ -219,7 +215,7 @@ def mirror_work(
 @asynccontextmanager
 async def _to_mirror(places: Places, options: MirrorOptions) -> AsyncIterator[ToMirror]:
     async with places.opened() as (source, target), Spool(places.config.archive.spool_dir) as spool:
-        yield ToMirror(source, target, spool, Pace(options.bytes_per_s))
+        yield source, target, spool, Pace(options.bytes_per_s)
 
 
 async def _mirror_partition(

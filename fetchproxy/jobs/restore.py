@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from fetchproxy.archive import (
     StoredArchive,
@@ -82,9 +81,7 @@ def grouped(tips: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tip
     return [tuple(group) for _, group in sorted(groups.items())]
 
 
-class ToRestore(NamedTuple):
-    archive: StoredArchive
-    follower: TopicFollower | None
+ToRestore = tuple[StoredArchive, TopicFollower | None]
 
 
 def restore_work(
@@ -109,7 +106,7 @@ async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToR
             cluster = await opened.enter_async_context(_cluster(config))
             followed = TopicFollower(_metadata_log(config, cluster), config.metadata)
             follower = await opened.enter_async_context(followed)
-        yield ToRestore(archive, follower)
+        yield archive, follower
 
 
 async def _restore_group(dry_run: bool, opened: ToRestore, tips: Tips, tell: Tell) -> RestoredGroup:

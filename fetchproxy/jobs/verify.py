@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from fetchproxy.archive import (
     StoredArchive,
@@ -72,9 +72,7 @@ def verify(
     return Verified(report, faults, done.failures, not_asked)
 
 
-class ToVerify(NamedTuple):
-    archive: StoredArchive
-    metadata_topic: RemoteLogMetadataManager | None
+ToVerify = tuple[StoredArchive, RemoteLogMetadataManager | None]
 
 
 def verify_work(config: Config) -> StoreWork[ToVerify, TopicIdPartition, VerifyReport]:
@@ -90,7 +88,7 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
     async with AsyncExitStack() as opened:
         archive = await opened.enter_async_context(stored_archive(config))
         if config.metadata.manager == "store":
-            yield ToVerify(archive, None)
+            yield archive, None
             return
         tls = upstream_context(config.cluster, config.tls)
         cluster = await opened.enter_async_context(Cluster(config.cluster, tls=tls))
@@ -103,7 +101,7 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
         metadata_topic = TopicBasedRemoteLogMetadataManager(
             metadata_log, archive.rsm, config.metadata, wall_clock_ms
         )
-        yield ToVerify(archive, await opened.enter_async_context(metadata_topic))
+        yield archive, await opened.enter_async_context(metadata_topic)
 
 
 async def _verify_partition(opened: ToVerify, tip: TopicIdPartition, tell: Tell) -> VerifyReport:
@@ -117,9 +115,9 @@ async def _verify_partition(opened: ToVerify, tip: TopicIdPartition, tell: Tell)
 async def _partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:
     """Also those of which the store has nothing any more, but the metadata topic has."""
     found = set(await stored_partitions(config, topic))
-    async with _to_verify(for_executors(config)) as opened:
-        if opened.metadata_topic is not None:
-            every = await opened.metadata_topic.list_partitions()
+    async with _to_verify(for_executors(config)) as (_, metadata_topic):
+        if metadata_topic is not None:
+            every = await metadata_topic.list_partitions()
             found.update(tip for tip in every if topic is None or tip.topic == topic)
     return sorted(found)
 

@@ -112,8 +112,7 @@ class ArchiveReading:
         """Of the chosen partitions, of each topic's last incarnation, as they are now. Raises
         RemoteStorageError; ConfigError, CorruptSegment, OSError of cache files."""
         if self._options.metadata_cache_dir is not None:
-            self._known = _places(cache_of(self._options).partitions())
-            return _last_incarnations(cached_views(self._options))
+            return _last_incarnations(self._cached_views(self._options.metadata_cache_dir))
         max_s = self._options.plan_max_ms / 1000
         now = asyncio.get_running_loop().time()
         listed = await with_retries("the list of partitions", self._rlmm.list_partitions, max_s)
@@ -140,6 +139,16 @@ class ArchiveReading:
         except ExceptionGroup as group:
             raise next(leaves(group)) from None
         return _last_incarnations(views)
+
+    def _cached_views(self, cache_dir: str) -> Views:
+        """As an archiver with `metadata.manager=topic` has last written them; it may be running."""
+        if not Path(cache_dir).is_dir():
+            raise ConfigError(f"remotelog: metadataCacheDir {cache_dir}: no such folder")
+        cache = MetadataCache(Path(cache_dir))  # not entered: it stays the archiver's
+        there = list(cache.partitions())
+        self._known = _places(there)
+        chosen = [t for t in there if self._options.topics.takes(t.topic, t.partition)]
+        return {t: PartitionTable.load(t, cache.file(t).load().entries).view(0.0) for t in chosen}
 
     def check_topics(self) -> None:
         """Of the last look. Raises ConfigError where a topic or partition that the options name has
@@ -244,22 +253,6 @@ def asked_offsets(options: SourceOptions, span: OffsetSpan) -> Offsets:
     if options.ending.kind is not BoundKind.LATEST:
         last = span.end - 1
     return first, last
-
-
-def cache_of(options: SourceOptions) -> MetadataCache:
-    """Raises ConfigError where the folder is none."""
-    folder = Path(options.metadata_cache_dir or "")
-    if not folder.is_dir():
-        raise ConfigError(f"remotelog: metadataCacheDir {folder}: no such folder")
-    return MetadataCache(folder)  # not entered: it stays the archiver's
-
-
-def cached_views(options: SourceOptions) -> dict[TopicIdPartition, PartitionView]:
-    """As an archiver with `metadata.manager=topic` has last written them; it may be running. Raises
-    ConfigError where the folder is none; CorruptSegment, OSError."""
-    cache = cache_of(options)
-    chosen = [t for t in cache.partitions() if options.topics.takes(t.topic, t.partition)]
-    return {t: PartitionTable.load(t, cache.file(t).load().entries).view(0.0) for t in chosen}
 
 
 def _last_incarnations(views: Views) -> Views:

@@ -28,11 +28,12 @@ from fetchproxy.remotelog.archive_reading import (
     Views,
     plan_input,
 )
+from fetchproxy.remotelog.decoder.arrow_batches import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, is_not_needed, parse_options
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
 from fetchproxy.remotelog.pushed_filters import PushedFilters
 from fetchproxy.remotelog.session import keep_what_is_loaded
-from fetchproxy.remotelog.task_reader import RowFilter, logged, read_task
+from fetchproxy.remotelog.task_reader import logged, read_task
 
 # What Spark carries from the planner to a task.
 
@@ -322,7 +323,7 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
         if partition.task is not None:
             times = self._filters.timestamp
-            rows = RowFilter(times.least, times.most)
+            rows = RowLimits(timestamp_min=times.least, timestamp_max=times.most)
             with sentence_first():
                 batches = read_task(self._options, partition.task, self._columns, rows)
                 yield from logged(partition.task, batches)

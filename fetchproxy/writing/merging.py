@@ -150,18 +150,12 @@ def _is_worth_it(group: Segments) -> bool:
 Sources = Sequence[RemoteLogSegmentMetadata]
 
 
-@dataclass(frozen=True, slots=True)
-class MergedLog:
-    """`lineage`: the log's epochs up to its end, also those that ended before it."""
-
-    segment: GatheredSegment
-    lineage: tuple[EpochStart, ...]
-
-
 async def merged_log(
     rsm: RemoteStorageManager, sources: Sources, writer: SegmentWriter, chunk_bytes: int
-) -> MergedLog:
-    """`writer` is new and at the first one's start; it is the caller's to discard.
+) -> tuple[GatheredSegment, tuple[EpochStart, ...]]:
+    """And the log's epochs up to its end, also those that ended before it.
+
+    `writer` is new and at the first one's start; it is the caller's to discard.
 
     Memory: two chunks, or the largest batch. Raises CorruptSegment or CompactedLog where segments
     are not what their metadata and indexes say; ObjectNotFound, RemoteStorageError; OSError.
@@ -186,7 +180,7 @@ async def merged_log(
             f"{_place(sources[0])}: the lineage has {shown}, metadata have {epochs}"
         )
     files = await _kafka_files(rsm, sources)
-    return MergedLog(replace(gathered, leader_epochs=epochs, kafka_files=files), lineage)
+    return replace(gathered, leader_epochs=epochs, kafka_files=files), lineage
 
 
 async def _append(
@@ -329,10 +323,8 @@ class PartitionMerger:
         tip = sources[0].topic_id_partition
         writer = SegmentWriter(tip, sources[0].start_offset, self.spool)
         try:
-            whole = await merged_log(self.rsm, sources, writer, self.chunk_bytes)
-            finished = await self.copier.copy(
-                whole.segment, whole.lineage, lambda: self._confirm(sources)
-            )
+            whole, lineage = await merged_log(self.rsm, sources, writer, self.chunk_bytes)
+            finished = await self.copier.copy(whole, lineage, lambda: self._confirm(sources))
         finally:
             await writer.discard()
         log.info(
