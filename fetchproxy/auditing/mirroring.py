@@ -28,7 +28,6 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
-from fetchproxy.runtime.fairness import TokenBucket
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.check import TxnCheck
 from fetchproxy.segments.description import decode_segment
@@ -43,7 +42,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_r
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import Content, MiB, ObjectStore, StoredObject
 from fetchproxy.storage.stores.registry import open_object_store
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.sources.segment_source import CopyPace, Spool
 
 # Read, written and compared at a time.
 RANGE_BYTES = 8 * MiB
@@ -195,25 +194,6 @@ class MirroredPartition:
     faults: list[Fault] = field(default_factory=list)
 
 
-class Pace:
-    """Of one process. 0: no limit."""
-
-    def __init__(self, bytes_per_s: int) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._bucket: TokenBucket | None = None
-
-    async def read(self, size_bytes: int) -> None:
-        """So much has come; waits until more may."""
-        if self._bytes_per_s:
-            now = asyncio.get_running_loop().time()
-            self._bucket = self._bucket or TokenBucket(self._bytes_per_s, now)
-            await asyncio.sleep(self._bucket.spend(size_bytes, now))
-
-    @property
-    def range_bytes(self) -> int:
-        return min(RANGE_BYTES, self._bytes_per_s) if self._bytes_per_s else RANGE_BYTES
-
-
 @dataclass(eq=False)
 class PartitionMirror:
     """One run over one partition. `tell(done, all)`: bytes of logs."""
@@ -222,7 +202,7 @@ class PartitionMirror:
     target: Place
     tip: TopicIdPartition
     spool: Spool
-    pace: Pace
+    pace: CopyPace
     options: MirrorOptions
     tell: Callable[[int, int], None]
 
@@ -304,9 +284,12 @@ class PartitionMirror:
         await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
         file: IO[bytes] = await asyncio.to_thread(path.open, "wb")
         try:
-            async for content in _ranges(self.source.store, stored.key, self.pace.range_bytes):
+            async for content in _ranges(
+                self.source.store, stored.key, self.pace.step(RANGE_BYTES)
+            ):
                 await asyncio.to_thread(file.write, content)
-                await self.pace.read(len(content))
+                self.pace.spend(len(content))
+                await self.pace.turn(None)
         finally:
             await asyncio.to_thread(file.close)
 

@@ -17,7 +17,6 @@ from fetchproxy.auditing import moving
 from fetchproxy.auditing.mirroring import (
     MirroredPartition,
     MirrorOptions,
-    Pace,
     PartitionMirror,
     Place,
     open_place,
@@ -28,7 +27,7 @@ from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.stores.registry import same_place
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.sources.segment_source import CopyPace, Spool
 
 T = TypeVar("T")
 
@@ -200,7 +199,7 @@ def _together(
     )
 
 
-ToMirror = tuple[Place, Place, Spool, Pace]
+ToMirror = tuple[Place, Place, Spool, CopyPace]
 
 
 def mirror_work(
@@ -215,7 +214,7 @@ def mirror_work(
 @asynccontextmanager
 async def _to_mirror(places: Places, options: MirrorOptions) -> AsyncIterator[ToMirror]:
     async with places.opened() as (source, target), Spool(places.config.archive.spool_dir) as spool:
-        yield source, target, spool, Pace(options.bytes_per_s)
+        yield source, target, spool, CopyPace(options.bytes_per_s)
 
 
 async def _mirror_partition(

@@ -39,9 +39,6 @@ class ProcessingSchedule:
         entry = self._entries.get(tip)
         return entry is not None and not entry.deleted
 
-    def partitions(self) -> list[TopicIdPartition]:
-        return [tip for tip, entry in self._entries.items() if not entry.deleted]
-
     def assign(self, tip: TopicIdPartition) -> None:
         """New ones are due since ever. Known ones keep their time."""
         entry = self._entries.get(tip)
