@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import date, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -41,21 +42,13 @@ class OutputFolder:
     """`place`: a path or a URI of pyarrow's (file, s3, gs, hdfs). Raises OSError throughout."""
 
     place: str
-    _fs: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-
-    def __getstate__(self) -> str:
-        return self.place
-
-    def __setstate__(self, place: str) -> None:
-        object.__setattr__(self, "place", place)
-        object.__setattr__(self, "_fs", [])
 
     @property
     def fs(self) -> Any:
-        return self._opened()[0]
+        return _opened(self.place)[0]
 
     def path(self, name: str) -> str:
-        return f"{self._opened()[1]}/{name}"
+        return f"{_opened(self.place)[1]}/{name}"
 
     @property
     def renames(self) -> bool:
@@ -146,18 +139,6 @@ class OutputFolder:
         with self.fs.open_output_stream(path) as file:
             file.write(content)
 
-    def _opened(self) -> tuple[Any, str]:
-        """Made when it is first asked for: file systems do not go over the pipe."""
-        if not self._fs:
-            place = self.place if "://" in self.place else Path(self.place).absolute().as_uri()
-            try:
-                fs, path = pafs.FileSystem.from_uri(place)
-            except (ValueError, NotImplementedError) as error:
-                raise ConfigError(f"output {self.place!r}: {error}") from None
-            self._fs.append((fs, path.rstrip("/")))
-        opened: tuple[Any, str] = self._fs[0]
-        return opened
-
     def _made(self, path: str) -> str:
         self.fs.create_dir(path.rpartition("/")[0], recursive=True)
         return path
@@ -165,6 +146,17 @@ class OutputFolder:
     def _names(self, folder: str) -> list[str]:
         selector = pafs.FileSelector(self.path(folder), allow_not_found=True)
         return [info.base_name for info in self.fs.get_file_info(selector)]
+
+
+@cache
+def _opened(place: str) -> tuple[Any, str]:
+    """By each process: file systems do not go over the pipe."""
+    uri = place if "://" in place else Path(place).absolute().as_uri()
+    try:
+        fs, path = pafs.FileSystem.from_uri(uri)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"output {place!r}: {error}") from None
+    return fs, path.rstrip("/")
 
 
 def _plan_name(number: int) -> str:

@@ -20,8 +20,7 @@ from kafka.errors import KafkaError, ProducerFencedError
 from kafka.serializer import Serializer
 from kafka.structs import OffsetAndMetadata
 
-from fetchproxy.archive import for_executors, in_loop
-from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.archive import for_executors, in_loop, open_cluster
 from fetchproxy.config.schema import ClusterConfig, Config
 from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
@@ -32,7 +31,6 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
-from fetchproxy.tls.contexts import upstream_context
 
 # What a task that is killed has to do again, and how much of it waits in the producer's memory.
 TRANSACTION_RECORDS_MAX = 20_000
@@ -305,8 +303,7 @@ def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int 
 
 
 async def _partition_count(config: Config, topic: str) -> int:
-    tls = upstream_context(config.cluster, config.tls)
-    async with Cluster(config.cluster, tls=tls) as cluster:
+    async with open_cluster(config) as cluster:
         return len((await cluster.topic_by_name(topic, max_age_ms=0)).leaders)
 
 

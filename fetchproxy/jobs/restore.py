@@ -17,6 +17,7 @@ from functools import partial
 from fetchproxy.archive import (
     StoredArchive,
     in_loop,
+    open_cluster,
     stored_archive,
     stored_partitions,
     wall_clock_ms,
@@ -30,7 +31,6 @@ from fetchproxy.jobs.runner import Partitions, Runner, StoreWork, Tell
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.tls.contexts import upstream_context
 from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.own_archive import state_metadata_topic
 
@@ -103,7 +103,7 @@ async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToR
         archive = await opened.enter_async_context(stored_archive(config))
         follower = None
         if topic_is_there:
-            cluster = await opened.enter_async_context(_cluster(config))
+            cluster = await opened.enter_async_context(open_cluster(config))
             followed = TopicFollower(_metadata_log(config, cluster), config.metadata)
             follower = await opened.enter_async_context(followed)
         yield archive, follower
@@ -143,16 +143,12 @@ async def _state_metadata_topic(config: Config) -> None:
 async def _metadata_topic(config: Config, *, create: bool) -> bool:
     """Whether it is there; made here, as executors that do it at once would be in each other's way.
     Raises ConfigError for one with settings that lose events."""
-    async with _cluster(config) as cluster:
+    async with open_cluster(config) as cluster:
         metadata_log = _metadata_log(config, cluster)
         if create:
             await metadata_log.open()
             return True
         return await metadata_log.exists()
-
-
-def _cluster(config: Config) -> Cluster:
-    return Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls))
 
 
 def _metadata_log(config: Config, cluster: Cluster) -> KafkaMetadataLog:

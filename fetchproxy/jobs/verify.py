@@ -14,6 +14,7 @@ from fetchproxy.archive import (
     StoredArchive,
     for_executors,
     in_loop,
+    open_cluster,
     stored_archive,
     stored_partitions,
     wall_clock_ms,
@@ -21,7 +22,6 @@ from fetchproxy.archive import (
 from fetchproxy.auditing.faults import Fault, VerifyReport
 from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.verify import place_of, verify_archive
-from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
@@ -30,7 +30,6 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import in_order
-from fetchproxy.tls.contexts import upstream_context
 from fetchproxy.writing.archive_health import with_stored
 from fetchproxy.writing.concerns import read_concerns
 
@@ -90,8 +89,7 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
         if config.metadata.manager == "store":
             yield archive, None
             return
-        tls = upstream_context(config.cluster, config.tls)
-        cluster = await opened.enter_async_context(Cluster(config.cluster, tls=tls))
+        cluster = await opened.enter_async_context(open_cluster(config))
         metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms)
         if not await metadata_log.exists():
             raise RemoteStorageError(
