@@ -12,9 +12,12 @@ import numpy as np
 from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import MalformedMessage
 from fetchproxy_protocol.record_batch import (
+    CONTROL_MASK,
     CRC_COVERS_FROM,
     HEADER_BYTES,
     RECORDS_BYTES_MAX,
+    TIMESTAMP_TYPE_MASK,
+    TRANSACTIONAL_MASK,
     CompressionType,
     decompress,
 )
@@ -70,7 +73,7 @@ class AbortedBatches:
                 of_it = np.flatnonzero(producers == producer)
                 place = np.searchsorted(firsts, bases[of_it], side="right") - 1
                 aborted[of_it] = (place >= 0) & (bases[of_it] <= lasts[place])
-        return aborted & headers.is_transactional
+        return aborted & headers.has(TRANSACTIONAL_MASK)
 
 
 # Compressed records into one buffer that is used again and again.
@@ -229,7 +232,7 @@ class LogDecoder:
         # A batch without any timestamp has -1, which is also that of its records.
         gives_rows = (
             in_range
-            & ~headers.is_control
+            & ~headers.has(CONTROL_MASK)
             & (table[:, header_scan.MAX_TIMESTAMP] >= limits.timestamp_min)
             & (table[:, header_scan.COUNT] > 0)
         )
@@ -240,7 +243,7 @@ class LogDecoder:
             yield from self._rows.of_headers(
                 table[chosen, header_scan.BASE_OFFSET],
                 table[chosen, header_scan.COUNT],
-                headers.is_log_append_time[chosen],
+                headers.has(TIMESTAMP_TYPE_MASK)[chosen],
                 limits,
             )
         else:
@@ -355,6 +358,6 @@ def _record_places(headers: ScannedHeaders) -> Any:
     batches[:, record_rows.COUNT] = table[:, header_scan.COUNT]
     batches[:, record_rows.BASE_OFFSET] = table[:, header_scan.BASE_OFFSET]
     batches[:, record_rows.BASE_TIMESTAMP] = table[:, header_scan.BASE_TIMESTAMP]
-    batches[:, record_rows.LOG_APPEND] = headers.is_log_append_time
+    batches[:, record_rows.LOG_APPEND] = headers.has(TIMESTAMP_TYPE_MASK)
     batches[:, record_rows.APPEND_TIMESTAMP] = table[:, header_scan.MAX_TIMESTAMP]
     return batches
