@@ -51,13 +51,10 @@ RANGE_BYTES = 8 * MiB
 SEGMENTS_AT_ONCE = 2
 
 
-# Both ends, as bytes and as an archive.
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`store`: the objects as they are stored. `rsm`, `rlmm`: what they say. `at_rest` opens the
-    key ring once more, for a manager of its own."""
+    """One of both ends. `store`: the objects as they are stored. `rsm`, `rlmm`: what they say.
+    `at_rest` opens the key ring once more, for a manager of its own."""
 
     store: ObjectStore
     prefix: str
@@ -83,9 +80,6 @@ async def open_place(
     rsm = RemoteStorageManager(store, prefix, must_exist=True, at_rest=at_rest())
     async with rsm, StoreBackedRemoteLogMetadataManager(rsm, metadata) as rlmm:
         yield Place(store, prefix, rsm, rlmm, at_rest)
-
-
-# What a copy lacks. Pure.
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +119,8 @@ def plan_mirror(
     *,
     compare: bool = False,
 ) -> Plan:
-    """`segments`: the archive's finished ones, `copied`: what the copy's metadata say. What belongs
+    """What the copy lacks. Pure. `segments`: the archive's finished ones, `copied`: what the copy's
+    metadata say. What belongs
     to a segment never changes once it is there, so its size is enough, unless `compare`."""
     plan = Plan()
     own = by_segment(here)
@@ -162,9 +157,6 @@ def by_segment(
         if key is not None:
             found.setdefault(key.segment_id, {})[key.file] = (place, stored)
     return found
-
-
-# The copy itself.
 
 
 @dataclass(frozen=True, slots=True)

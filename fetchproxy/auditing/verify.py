@@ -21,8 +21,6 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-# The finished segments of a partition, by the history of the log that they are of.
-
 Segments = list[RemoteLogSegmentMetadata]
 
 

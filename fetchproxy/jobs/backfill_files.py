@@ -21,8 +21,6 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_plan import BackfillRange, Plan
 from fetchproxy.remotelog.task_reader import PassedOver
 
-# The folder that a backfill to Parquet writes: data, and beside it what is planned and done.
-#
 #     topic=<topic>/date=<yyyy-mm-dd>/<topic>-<partition>-<first>-<last>.parquet
 #     _backfill/plan-<number>.json    the ranges that were not done when it was made
 #     _backfill/done/<range>.json     a range's manifest: the files that hold it, all of them there

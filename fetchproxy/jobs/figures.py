@@ -17,8 +17,6 @@ from fetchproxy.storage.stores.object_store import Content
 from fetchproxy.writing.archive_health import look_at_offsets
 from fetchproxy.writing.deletion.retention import Retention, counted_bytes, newest_timestamp_ms
 
-# What one partition of the archive holds: bytes, records, age, compression, growth by day.
-#
 # All but the compression is said by the metadata; for that, the first batches of some segments
 # are read and unpacked. Nothing is written.
 

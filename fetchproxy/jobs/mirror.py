@@ -224,9 +224,6 @@ async def _mirror_partition(
     return await PartitionMirror(source, target, tip, spool, pace, options, tell).run()
 
 
-# What is left at the old place.
-
-
 @dataclass(frozen=True, slots=True)
 class Deleted:
     """`wait_ms`: so long readers may still be at the old place: nothing was deleted."""

@@ -313,8 +313,6 @@ def _moment(at_ms: int) -> str:
         return str(at_ms)
 
 
-# The job `report`: what the archive holds, as tables and as a page. Reads metadata and samples.
-
 SCHEMAS = {
     "partitions": "topic string, topic_id string, partition int, segments int, size_bytes bigint, "
     "records bigint, log_start_offset bigint, log_end_offset bigint, gap_offsets bigint, "

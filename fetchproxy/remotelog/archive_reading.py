@@ -48,9 +48,6 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-# What the planner asks the archive: which partitions there are, what they hold, where a time
-# lies.
-#
 # Only metadata is read, from the store or from an archiver's cache files; for timestamps also the
 # index and one span of one segment a partition, as Kafka's brokers do when they are asked for
 # one.

@@ -16,8 +16,6 @@ from zipimport import zipimporter
 
 from fetchproxy.errors import ConfigError
 
-# What a Python worker of Spark keeps from one task to the next.
-
 _M_ARENA_MAX = -8  # of glibc's <malloc.h>
 
 
@@ -49,9 +47,8 @@ def keep_what_is_loaded() -> None:
             del sys.path_importer_cache[path]
 
 
-# Where a job's Spark comes from: the session that is there, spark-submit's, or a local one.
-#
-# Nothing else of the project starts a session. It reads no archive.
+# A session is the one that is there, spark-submit's, or a local one. Nothing else of the project
+# starts any.
 
 # What the embedded session is for is work that waits for a store: a task that was lost with its
 # worker is given to another one three times, as on a cluster (spark.task.maxFailures).

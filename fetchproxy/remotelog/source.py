@@ -35,8 +35,6 @@ from fetchproxy.remotelog.pushed_filters import PushedFilters
 from fetchproxy.remotelog.session import keep_what_is_loaded
 from fetchproxy.remotelog.task_reader import logged, read_task
 
-# What Spark carries from the planner to a task.
-
 
 class RemoteLogPartition(InputPartition):  # type: ignore[misc]  # pyspark has no types here
     """One task; None: there is nothing to read."""

@@ -14,8 +14,6 @@ from fetchproxy.model import ZERO_UUID, TopicIdPartition
 from fetchproxy.observability.health import Health, Kind, of_topic
 from fetchproxy.observability.metrics import ARCHIVE_REFUSED_TOPICS
 
-# Which topics are archived, and why one is not. Pure.
-
 _INTERNAL_PREFIX = "__"
 
 

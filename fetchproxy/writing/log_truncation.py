@@ -43,13 +43,10 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-# What has to happen to an archive whose log was cut by an unclean leader election. Pure.
-#
-# Where the archive parts from the leader's log says `lineage`. As a follower
-# truncates its log, so is the archive truncated: segments wholly at or above the place are
-# dropped, one that straddles it is clipped, its objects staying what they are (KIP-405, "log
-# truncation": the metadata get truncation offsets, nothing that somebody may be reading is
-# rewritten).
+# Where the archive parts from the leader's log says `lineage`. As a follower truncates its log, so
+# is the archive truncated: segments wholly at or above the place are dropped, one that straddles it
+# is clipped, its objects staying what they are (KIP-405, "log truncation": the metadata get
+# truncation offsets, nothing that somebody may be reading is rewritten). Planning is pure.
 
 Transaction = tuple[int, int]  # producer id, first offset
 

@@ -23,18 +23,16 @@ from fetchproxy.storage.stored_segments import checked_batches
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
 
-# Which adjacent segments become one. Pure: it reads and writes nothing.
-#
 # Merged are finished segments that follow each other without a gap, hold offsets that nobody else
 # holds, and are of one lineage whose epochs all stay known. Left alone are segments that an
 # unclean election has cut, those that DeleteRecords or retention reaches into, and any without
 # timestamps, whose age for retention is that of their copy.
 #
 # A merged segment is a further copy of the same offsets, so what becomes of the ones it replaces
-# is decided by the rule for copies of archivers that met (`orphans`): the longest
-# chain stays, and whatever lies below it goes once everything there is old. That rule, not this
-# plan, lets anything be deleted. To keep it settled nothing is merged that overlaps: a range
-# whose replaced segments are still there has its turn when they are gone.
+# is decided by the rule for copies of archivers that met (`orphans`): the longest chain stays, and
+# whatever lies below it goes once everything there is old. That rule, not this plan, lets anything
+# be deleted. To keep it settled nothing is merged that overlaps: a range whose replaced segments
+# are still there has its turn when they are gone.
 
 Segments = tuple[RemoteLogSegmentMetadata, ...]
 

@@ -31,8 +31,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.retention import effective_retention
 from fetchproxy.writing.discovery import matching_topics, partitions_of
 
-# At which places this machine's archivers have seen an archive: one small file each, by the
-# spool.
+# At which places this machine's archivers have seen an archive: a small file each, by the spool.
 #
 # It tells a mount that is missing, or a bucket that was emptied, from a place where an archive is
 # yet to begin. A machine that forgets loses that warning and nothing else.

@@ -62,11 +62,9 @@ from fetchproxy.writing.status import (
     withdraw,
 )
 
-# From `archive.source` to the SegmentSource. Starts nothing; reads what log directories say.
-
 
 def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -> SegmentSource:
-    """Raises ConfigError as `open_log_dirs`."""
+    """Starts nothing; reads what log directories say. Raises ConfigError as `open_log_dirs`."""
     if config.source == "log-dirs":
         return LogDirsSegments(
             open_log_dirs(config), cluster, CopyPace(config.copy_bytes_per_s_max)
@@ -80,9 +78,6 @@ def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
     if config.source != "log-dirs" or config.log_dirs is None:
         return []
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
-
-
-# From the configuration to the Leadership. Starts nothing.
 
 
 # A change in the group is noticed within this (heartbeat.interval.ms), or within a sixth of the

@@ -323,8 +323,7 @@ class SegmentLooks:
 
 
 # The order keeps every reader safe, and every step may be the last before a crash:
-# 0. what retention would hide of it at once is announced before, if it is much
-#   (`expirer`);
+# 0. what retention would hide of it at once is announced before, if it is much;
 # 1. the log start is raised and published: from then on nobody begins to read below it;
 # 2. what lies below it, and what nobody can be working on, becomes DELETE_SEGMENT_STARTED;
 # 3. `retention_grace_ms` after that, by the time stored with it, its objects go, then its

@@ -173,8 +173,6 @@ def _ahead(ahead_ms: int, limit_ms: int, of: str, *, sure: bool) -> Doubt | None
     return Doubt(f"this machine's clock is {hours} hours ahead of {of}", sure)
 
 
-# Whether the wall clock can be believed: retention by time deletes what a wrong one says.
-
 log = structlog.get_logger(__name__)
 
 # What time synchronisation does without a jump is far below this, in any interval between looks.
@@ -182,7 +180,8 @@ JUMP_MIN_MS = 10_000
 
 
 class SteadyClock:
-    """Compares the wall clock with the loop's, which no one can set."""
+    """Compares the wall clock with the loop's, which no one can set: retention by time deletes what
+    a wrong one says."""
 
     def __init__(self, wall_clock_ms: Callable[[], int], settle_ms: int) -> None:
         """`settle_ms`: how long both must have run evenly. 0: it is believed at once."""
@@ -204,8 +203,6 @@ class SteadyClock:
         return now_ms if loop_s - self._even[1] >= self._settle_s else None
 
 
-# What retention has passed, and which segments may go. Pure: it reads and deletes nothing.
-#
 # As Kafka's RemoteLogManager (RetentionSizeData, RetentionTimeData) does it: oldest first, ending
 # at the first segment that is to stay, by its newest record's timestamp and by the bytes above
 # the limit. Bytes count once: those of finished segments, without what two of them both hold.

@@ -99,10 +99,6 @@ class Spool:
                 log.warning("spool_leftover_not_deleted", path=os.fspath(folder), error=str(error))
 
 
-# `broker` gathers a segment from fetched batches (`broker`),
-# `log-dirs` takes a broker's rolled segment file (`log_dirs`).
-
-
 @dataclass(frozen=True, slots=True)
 class LogRead:
     """Whole batches from a position on, none above the LSO that the source knew of. `headers` point
