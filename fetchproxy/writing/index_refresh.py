@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import NamedTuple
 from uuid import UUID
 
 import structlog
@@ -53,23 +52,13 @@ def open_local_indexes(
     )
 
 
-class _Seen(NamedTuple):
-    """What tells one archive of a partition from another, without looking at every segment."""
-
-    segments: int
-    log_start_offset: int | None
-    log_end_offset: int | None
-    last_segment: UUID | None
-    losses: int  # of the local index
-
-
 class LocalIndexRefresher:
     """One for all partitions; a partition is refreshed by one task at a time."""
 
     def __init__(self, local_indexes: LocalIndexes, rsm: RemoteStorageManager) -> None:
         self._local = local_indexes
         self._rsm = rsm
-        self._done: dict[TopicIdPartition, _Seen] = {}
+        self._done: dict[TopicIdPartition, tuple[object, ...]] = {}
         # Segments whose index cannot be had or kept: left out, readers ask the store.
         self._left_out: dict[TopicIdPartition, set[UUID]] = {}
 
@@ -77,7 +66,10 @@ class LocalIndexRefresher:
         """True: more segments wait. Returns at once where nothing is new. Raises
         RemoteStorageError, OSError; then the next turn goes on from there."""
         index = self._local.partition(tip)
-        seen = self._seen(view, index.losses)
+        last = view.segments[-1].segment_id if view.segments else None
+        # What tells one archive of a partition from another, without looking at every segment.
+        ends = view.log_start_offset, view.log_end_offset
+        seen = (len(view.segments), ends, last, index.losses)
         if self._done.get(tip) == seen:
             return False
         missing = await self._local.in_thread(self._missing, index, view)
@@ -128,8 +120,3 @@ class LocalIndexRefresher:
 
         await for_each(segments, fetch, FETCHES_MAX)
         return [fetched[metadata.segment_id.id] for metadata in segments]
-
-    @staticmethod
-    def _seen(view: PartitionView, losses: int) -> _Seen:
-        last = view.segments[-1].segment_id.id if view.segments else None
-        return _Seen(len(view.segments), view.log_start_offset, view.log_end_offset, last, losses)

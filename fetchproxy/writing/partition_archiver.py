@@ -67,19 +67,17 @@ class DiskTroubles:
 
     def failed(self, tip: TopicIdPartition, error: OSError) -> None:
         self._failing[tip] = error.strerror or str(error)
-        ARCHIVER_DISK_FAILING.set(len(self._failing))
         self.look()
 
     def over(self, tip: TopicIdPartition) -> None:
         """It was archived, or is archived here no more."""
-        if self._failing.pop(tip, None) is None:
-            return
-        ARCHIVER_DISK_FAILING.set(len(self._failing))
-        self.look()
+        if self._failing.pop(tip, None) is not None:
+            self.look()
 
     def look(self) -> None:
         """When the brokers begin to delete changes while nothing happens."""
         kind = Kind.ARCHIVER_DISK_FAILING
+        ARCHIVER_DISK_FAILING.set(len(self._failing))
         if not self._failing:
             self._health.clear(kind, self._where)
             return

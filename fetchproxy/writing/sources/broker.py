@@ -190,7 +190,15 @@ class BatchGatherer(SegmentGatherer):
             except SpoolFull as error:
                 if writer.size_bytes == 0:
                     raise
-                self._note_cut_short(writer, error)
+                if not self._was_cut_short:  # said once
+                    self._was_cut_short = True
+                    log.warning(
+                        "segment_cut_short",
+                        **self.tip.logged,
+                        base_offset=writer.start_offset,
+                        size_bytes=writer.size_bytes,
+                        error=str(error),
+                    )
                 return CutReason.SPOOL
             if full:
                 return CutReason.BYTES
@@ -230,18 +238,6 @@ class BatchGatherer(SegmentGatherer):
                 headers = headers[: len(headers) // 2]  # the disk has less room than one answer
             else:
                 return bool(headers), take.full
-
-    def _note_cut_short(self, writer: SegmentWriter, error: SpoolFull) -> None:
-        if self._was_cut_short:
-            return  # it was said
-        self._was_cut_short = True
-        log.warning(
-            "segment_cut_short",
-            **self.tip.logged,
-            base_offset=writer.start_offset,
-            size_bytes=writer.size_bytes,
-            error=str(error),
-        )
 
     def _close(self, writer: SegmentWriter, reason: CutReason) -> GatheredSegment:
         segment = writer.close()
