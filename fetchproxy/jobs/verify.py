@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -21,7 +21,7 @@ from fetchproxy.archive import (
 )
 from fetchproxy.auditing.faults import Fault, VerifyReport
 from fetchproxy.auditing.repair import repair_archive
-from fetchproxy.auditing.verify import place_of, verify_archive
+from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
@@ -29,7 +29,6 @@ from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.health import in_order
 from fetchproxy.writing.archive_health import with_stored
 from fetchproxy.writing.concerns import read_concerns
 
@@ -127,28 +126,18 @@ async def _with_stored(
     async with stored_archive(config) as archive:
         stored = await read_concerns(archive.rsm.concerns)
         said = await archive.rsm.identity.look()
-    concerns = with_stored(report.concerns, stored, topic)
+    report.concerns = list(with_stored(report.concerns, stored, topic))
     not_asked = said is not None and said.manager not in (None, config.metadata.ruling)
-    return replace(report, concerns=concerns), str(said.manager) if said and not_asked else None
+    return report, str(said.manager) if said and not_asked else None
 
 
 def together(reports: Iterable[VerifyReport]) -> VerifyReport:
     """One report of several that have no partition in common."""
-    every = list(reports)
-    faults = (fault for report in every for fault in report.faults)
-    return VerifyReport(
-        partitions=sum(report.partitions for report in every),
-        segments=sum(report.segments for report in every),
-        segments_unfinished=sum(report.segments_unfinished for report in every),
-        size_bytes=sum(report.size_bytes for report in every),
-        gaps=tuple(sorted(gap for report in every for gap in report.gaps)),
-        faults=tuple(sorted(faults, key=place_of)),
-        orphans=tuple(sorted(orphan for report in every for orphan in report.orphans)),
-        segments_overlapping=sum(report.segments_overlapping for report in every),
-        not_known=tuple(sorted(what for report in every for what in report.not_known)),
-        concerns=in_order(found for report in every for found in report.concerns),
-        segments_not_encrypted=sum(report.segments_not_encrypted for report in every),
-    )
+    whole = VerifyReport()
+    for report in reports:
+        whole.add(report)
+    whole.sort()
+    return whole
 
 
 def fault_rows(faults: Iterable[Fault]) -> list[tuple[str, int, str, int | None, int | None, str]]:
@@ -261,10 +250,10 @@ async def _reindex_partition(
     found = await verify_archive(rsm, rlmm, partitions=[tip], on_progress=tell)
     if found.clean:
         return ReindexedPartition(tip, found.size_bytes, (), (), ())
-    done = await _repair_partition(dry_run, archive, found.faults, tell)
+    done = await _repair_partition(dry_run, archive, tuple(found.faults), tell)
     left = found.faults
     if done.repairs and not dry_run:
         # The same checks say whether a repair was one, by a manager that has not read it before.
         async with stored_archive(config) as anew:
             left = (await verify_archive(anew.rsm, anew.rlmm, partitions=[tip])).faults
-    return ReindexedPartition(tip, found.size_bytes, done.repairs, done.refusals, left)
+    return ReindexedPartition(tip, found.size_bytes, done.repairs, done.refusals, tuple(left))

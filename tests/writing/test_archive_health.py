@@ -366,7 +366,7 @@ def test_where_all_is_well_nothing_is_said(tmp_path: Path) -> None:
         return planted.store
 
     config = folder_of(asyncio.run(sound()), tmp_path)
-    assert verify(Here(), config).report.concerns == ()
+    assert verify(Here(), config).report.concerns == []
     assert asyncio.run(read_archive(config, None))[1] == ()
     status = asyncio.run(shown(config))
     assert (status.conditions, status.headlines, status.missing) == ((), (), ())
