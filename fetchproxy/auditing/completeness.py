@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from fetchproxy.auditing.faults import Fault, NotKnown, RecordedGap
+from fetchproxy.auditing.faults import Fault, NotKnown, RecordedGap, VerifyReport
 from fetchproxy.errors import RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.observability.health import Condition, Offsets
+from fetchproxy.observability.health import Offsets
 from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -31,16 +31,6 @@ from fetchproxy.writing.archive_health import (
 )
 
 
-@dataclass(slots=True)
-class Completeness:
-    """What was found of one partition."""
-
-    faults: list[Fault] = field(default_factory=list)
-    gaps: list[RecordedGap] = field(default_factory=list)
-    not_known: list[NotKnown] = field(default_factory=list)
-    findings: list[Condition] = field(default_factory=list)
-
-
 @dataclass(eq=False)
 class CompletenessCheck:
     """Of any partition. `topic`: the metadata topic's manager; None: there is no such topic."""
@@ -49,10 +39,10 @@ class CompletenessCheck:
     stored: StoreBackedRemoteLogMetadataManager
     topic: RemoteLogMetadataManager | None
 
-    async def check(self, tip: TopicIdPartition, lost: Sequence[Offsets]) -> Completeness:
+    async def check(self, tip: TopicIdPartition, lost: Sequence[Offsets]) -> VerifyReport:
         """`lost`: offsets of segments of which only the metadata are missing. Raises
         RemoteStorageError."""
-        found = Completeness()
+        found = VerifyReport()
         in_topic = await self._in_topic(tip, found)
 
         def told() -> list[Offsets]:
@@ -76,9 +66,9 @@ class CompletenessCheck:
         found.faults += self._older_end(tip, stated)
         found.gaps += [RecordedGap(tip.topic, tip.partition, *gap) for gap in look.found.gaps]
         self._note_unknown(tip, stated, look.found, found)
-        found.findings += offsets_in_words(tip, look.found)
+        found.concerns += offsets_in_words(tip, look.found)
         if (view := self.stored.view(tip)) is not None:
-            found.findings += metadata_in_words(
+            found.concerns += metadata_in_words(
                 view, self.stored.problems(tip), lambda: self.stored.list_remote_log_segments(tip)
             )
         if in_topic is not None:
@@ -110,7 +100,7 @@ class CompletenessCheck:
         tip: TopicIdPartition,
         stated: FinishedOffsets | None,
         result: NotHeld,
-        found: Completeness,
+        found: VerifyReport,
     ) -> None:
         whats = [
             f"whether offsets {first} to {last}, which are in no segment, were archived"
@@ -125,7 +115,7 @@ class CompletenessCheck:
 
     # --- the metadata topic ---
     async def _in_topic(
-        self, tip: TopicIdPartition, found: Completeness
+        self, tip: TopicIdPartition, found: VerifyReport
     ) -> Sequence[RemoteLogSegmentMetadata] | None:
         """What it has of the partition now; None: it is not asked, or does not know it."""
         if self.topic is None:
@@ -160,7 +150,7 @@ class CompletenessCheck:
         self, tip: TopicIdPartition, before: Sequence[RemoteLogSegmentMetadata]
     ) -> list[Fault]:
         """`before` was read before the store, and the topic is read again after it."""
-        now = await self._in_topic(tip, Completeness()) or ()
+        now = await self._in_topic(tip, VerifyReport()) or ()
         known = {s.segment_id: s for s in now}
         unchanged = [s for s in before if known.get(s.segment_id) == s]
         stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(tip)}

@@ -137,11 +137,7 @@ class _Run:
 
     async def verify_partition(self, tip: TopicIdPartition) -> None:
         check = CompletenessCheck(self.rsm, self.rlmm, self.metadata_topic)
-        found = await check.check(tip, self.lost[tip])
-        self.report.faults += found.faults
-        self.report.gaps += found.gaps
-        self.report.not_known += found.not_known
-        self.report.concerns += found.findings
+        self.report.add(await check.check(tip, self.lost[tip]))
         for segments in by_history(self.rlmm, tip):
             await self._verify_log(tip, segments)
 
