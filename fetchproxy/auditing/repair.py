@@ -156,9 +156,11 @@ async def repair_archive(
             tip = parsed.segment_id.topic_id_partition
             faulty.setdefault(tip, set()).add(fault.object_key)
     for tip in sorted(faulty):
-        partition = _PartitionRepair(rsm, rlmm, tip, faulty[tip], wall_clock_ms, chunk_bytes)
+        partition = _PartitionRepair(
+            rsm, rlmm, tip, faulty[tip], wall_clock_ms, chunk_bytes, report.refusals
+        )
         await partition.look()
-        for repair in partition.plan(report.refusals):
+        for repair in partition.plan():
             if not dry_run:
                 await partition.apply(repair)
             report.repairs.append(repair)
@@ -186,7 +188,7 @@ class _PartitionRepair:
     faulty: set[str]
     wall_clock_ms: Callable[[], int]
     chunk_bytes: int
-    refusals: list[str] = field(default_factory=list)
+    refusals: list[str]  # gets why something is not mended
     _stated: FinishedOffsets | None = None
     _history: TxnHistory = field(default_factory=TxnHistory)
     _broken: list[_Broken] = field(default_factory=list)
@@ -247,15 +249,14 @@ class _PartitionRepair:
         if metadata.end_offset > seen.end:
             seen.end, seen.last = metadata.end_offset, metadata
 
-    def plan(self, refusals: list[str]) -> list[Repair]:
-        """What to write, the metadata of each segment last. `refusals` get why something is not."""
-        refusals += self.refusals
+    def plan(self) -> list[Repair]:
+        """What to write, the metadata of each segment last."""
         repairs: list[Repair] = []
         for broken in self._broken:
             try:
-                repairs += self._plan(broken, refusals)
+                repairs += self._plan(broken)
             except CorruptSegment as error:
-                refusals.append(f"{self._name(broken.metadata)}: {error}")
+                self.refusals.append(f"{self._name(broken.metadata)}: {error}")
         return repairs
 
     async def apply(self, repair: Repair) -> None:
@@ -391,7 +392,7 @@ class _PartitionRepair:
             return None
 
     # --- what it should be ---
-    def _plan(self, broken: _Broken, refusals: list[str]) -> list[Repair]:
+    def _plan(self, broken: _Broken) -> list[Repair]:
         metadata, segment = broken.metadata, broken.derived.segment
         keys = {file: self.rsm.object_key(metadata, file) for file in SegmentFile}
         if broken.known is not None:
@@ -404,7 +405,7 @@ class _PartitionRepair:
                 try:
                     wanted[file] = tell(broken, metadata)
                 except CorruptSegment as error:
-                    refusals.append(f"{self._name(broken.metadata)}: {error}")
+                    self.refusals.append(f"{self._name(broken.metadata)}: {error}")
         if SegmentFile.TXN in wanted:
             metadata = replace(metadata, has_aborted_txns=wanted[SegmentFile.TXN] is not None)
         elif broken.known is None:

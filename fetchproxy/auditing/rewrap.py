@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fetchproxy.auditing.verify import PARTITIONS_AT_ONCE
@@ -35,7 +34,6 @@ async def rewrap_archive(
     *,
     topics: re.Pattern[str] | None = None,
     dry_run: bool = False,
-    on_segment: Callable[[], None] = lambda: None,
 ) -> RewrapReport:
     """Of topics whose whole name matches (None: of all). Raises RemoteStorageError; what was done
     until then stays."""
@@ -53,7 +51,6 @@ async def rewrap_archive(
             if found.key_id:
                 report.keys[found.key_id] += 1
                 report.rewrapped += found.done
-            on_segment()
 
     tips = [t for t in await rsm.list_partitions() if topics is None or topics.fullmatch(t.topic)]
     await for_each(tips, rewrap, PARTITIONS_AT_ONCE)

@@ -46,10 +46,10 @@ class ArchiverConcerns:
     Where this archiver has not looked yet, the store keeps what the archiver before it has said.
     """
 
-    def __init__(self, objects: ConcernObjects | None = None, health: Health | None = None) -> None:
+    def __init__(self, objects: ConcernObjects | None = None) -> None:
         """`objects` None: nothing is kept in a store."""
         self._objects = objects
-        self.health = health or Health()
+        self.health = Health()
         self._decided: defaultdict[str, set[Subject]] = defaultdict(set)
         self._unsaid: set[tuple[Kind, Subject]] = set()
         self._stored: list[StoredConcern] = []  # as last read

@@ -57,9 +57,9 @@ class DiskTroubles:
         self,
         spool_dir: Path | None,
         deleted_in_ms: Callable[[TopicIdPartition], int | None],
-        health: Health | None = None,
+        health: Health,
     ) -> None:
-        self._health = health or Health()
+        self._health = health
         self._where = f"{socket.gethostname()}, {spool_dir or tempfile.gettempdir()}"
         self._deleted_in_ms = deleted_in_ms
         self._failing: dict[TopicIdPartition, str] = {}
