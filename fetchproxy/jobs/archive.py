@@ -28,7 +28,7 @@ from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import for_each
-from fetchproxy.writing.discovery import TopicDiscovery
+from fetchproxy.writing.discovery import TopicDiscovery, partitions_of_all
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
 from fetchproxy.writing.remote_log_manager import archive_partitions
@@ -171,7 +171,7 @@ async def _archive_partition(
 async def _plan(config: Config, cluster: Cluster, rlmm: RemoteLogMetadataManager) -> ArchivePlan:
     assert config.archive.topics is not None
     discovery = TopicDiscovery(cluster, config.archive.topics, WritingLimits.discovery_interval_ms)
-    tips = (await discovery.look()).partitions()
+    tips = partitions_of_all(await discovery.look())
     if not tips and not discovery.refused:
         raise ConfigError(f"archive.topics = {config.archive.topics!r} matches no topic")
     found: list[PlannedPartition] = []

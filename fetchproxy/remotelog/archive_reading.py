@@ -432,21 +432,22 @@ class FollowedArchive:
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """Raises DataLoss where something between both is not in the archive (any more)."""
         begins, ends = by_place(start), by_place(end)
-        if not self._has(ends):
+        views = self._by_place()
+        if any(key not in views or (views[key].log_end_offset or 0) < e for key, e in ends.items()):
             self._look()
-        views = {(tip.topic, tip.partition): (tip, view) for tip, view in self._views.items()}
+            views = self._by_place()
         spans: dict[TopicIdPartition, OffsetSpan] = {}
         for key, offset_end in ends.items():
             if key not in views:
                 if begins.get(key, offset_end) < offset_end and self._options.fail_on_data_loss:
                     raise DataLoss(f"{key[0]}-{key[1]} is not in the archive any more")
                 continue
-            tip, view = views[key]
+            view = views[key]
             first = view.log_start_offset or 0
             span = OffsetSpan(begins.get(key, first), offset_end)
             if span.start < span.end and self._options.fail_on_data_loss:
                 _check_ends(view, span, first)
-            spans[tip] = span
+            spans[view.tip] = span
         self._check_no_loss({tip: (span.start, span.end - 1) for tip, span in spans.items()})
         self._read_up_to = ends
         return plan_tasks(
@@ -473,10 +474,6 @@ class FollowedArchive:
 
     def _by_place(self) -> Mapping[Place, PartitionView]:
         return {(tip.topic, tip.partition): view for tip, view in self._views.items()}
-
-    def _has(self, ends: Ends) -> bool:
-        there = {(t.topic, t.partition): v.log_end_offset or 0 for t, v in self._views.items()}
-        return all(there.get(key, -1) >= end for key, end in ends.items())
 
     def _waits(self, starts: Ends, ends: Ends) -> bool:
         """As Spark's Kafka source: the first batch does not wait. Nor does one of a query that has

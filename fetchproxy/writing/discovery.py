@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from uuid import UUID
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
@@ -47,15 +46,8 @@ def partitions_of(topic: TopicInfo) -> list[TopicIdPartition]:
     return [TopicIdPartition(topic.topic_id, topic.name, p) for p in sorted(topic.leaders)]
 
 
-@dataclass(frozen=True, slots=True)
-class Discovered:
-    """Of the topics that these credentials may see; `refused`: name -> why."""
-
-    archived: tuple[TopicInfo, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
-
-    def partitions(self) -> list[TopicIdPartition]:
-        return sorted(tip for topic in self.archived for tip in partitions_of(topic))
+def partitions_of_all(topics: Iterable[TopicInfo]) -> list[TopicIdPartition]:
+    return sorted(tip for topic in topics for tip in partitions_of(topic))
 
 
 class TopicDiscovery:
@@ -80,8 +72,9 @@ class TopicDiscovery:
         """An archived topic's settings as the last look found them; None: they cannot be read."""
         return self._configs.get(topic_id)
 
-    async def look(self) -> Discovered:
-        """Raises ClusterError: then nothing is known anew, and nothing has changed."""
+    async def look(self) -> list[TopicInfo]:
+        """The topics to archive, of those that these credentials may see. Raises ClusterError: then
+        nothing is known anew, and nothing has changed."""
         topics = await self._cluster.topics(self._interval_ms // 2)
         archived: list[TopicInfo] = []
         refused: dict[str, str] = {}
@@ -94,7 +87,7 @@ class TopicDiscovery:
                 refused[topic.name] = reason
         self._configs = configs
         self._publish(refused)
-        return Discovered(tuple(archived), refused)
+        return archived
 
     async def _judge(self, topic: TopicInfo, configs: dict[UUID, dict[str, str]]) -> str | None:
         try:

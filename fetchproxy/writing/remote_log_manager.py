@@ -37,7 +37,7 @@ from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.deletion.partition_deletion import PartitionDeletion
-from fetchproxy.writing.discovery import TopicDiscovery
+from fetchproxy.writing.discovery import TopicDiscovery, partitions_of_all
 from fetchproxy.writing.index_refresh import LocalIndexRefresher
 from fetchproxy.writing.leadership import (
     ConsumerGroupLeadership,
@@ -322,8 +322,8 @@ class RemoteLogManager:
 
     async def _discover(self, spool: Spool) -> None:
         found = await self._discovery.look()
-        self._leadership.manage(found.archived)
-        wanted = found.partitions()
+        self._leadership.manage(found)
+        wanted = partitions_of_all(found)
         for tip in wanted:
             self._assign(tip, spool)
         self._discovered = True
@@ -512,7 +512,7 @@ async def archive_once(
     if config.topics is None:
         raise ValueError("archive.topics is not set")
     discovery = TopicDiscovery(cluster, config.topics, limits.discovery_interval_ms)
-    tips = (await discovery.look()).partitions()
+    tips = partitions_of_all(await discovery.look())
     await archive_partitions(
         config,
         cluster,
