@@ -10,7 +10,7 @@ Offsets in the target are its own, and there every timestamp is the producer's (
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -120,7 +120,8 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
     """In a worker process. Raises ConfigError, ClusterError, CorruptSegment, RemoteStorageError."""
     place = TopicPartition(target.topic, wanted.tip.partition)
     group = f"fetchproxy-backfill-{wanted.tip.topic}"
-    with _kafka_errors(str(wanted.tip)), _closing(_producer(target, wanted)) as producer:
+    # A producer that is closed in a transaction aborts it.
+    with _kafka_errors(str(wanted.tip)), closing(_producer(target, wanted)) as producer:
         producer.init_transactions()  # whoever was at it is fenced, and what it left is aborted
         copied = _Transactions(producer, place, group, str(wanted.tip.topic_id))
         done = _come_to(target, group, place, str(wanted.tip.topic_id))
@@ -283,7 +284,7 @@ def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int 
     """The first offset of the source that the target does not have; None: it is not begun. Raises
     ConfigError where it is not known what the target has."""
     settings = kafka_settings(target.cluster)
-    with _closing(KafkaConsumer(**settings, group_id=group, enable_auto_commit=False)) as consumer:
+    with closing(KafkaConsumer(**settings, group_id=group, enable_auto_commit=False)) as consumer:
         committed = consumer.committed(place, metadata=True)
         if committed is None:
             end = consumer.end_offsets([place])[place]
@@ -305,15 +306,6 @@ def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int 
 async def _partition_count(config: Config, topic: str) -> int:
     async with open_cluster(config) as cluster:
         return len((await cluster.topic_by_name(topic, max_age_ms=0)).leaders)
-
-
-@contextmanager
-def _closing(client: Any) -> Iterator[Any]:
-    """A producer that is closed in a transaction aborts it."""
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 @contextmanager

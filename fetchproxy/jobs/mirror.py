@@ -6,7 +6,7 @@ is the archive in `auditing.moving`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -153,8 +153,9 @@ def _cut_over(
         raise
     if refused is not None:
         places.ask(lambda source, target: moving.take_back(source, moved))
-    both = _together(done.partitions, last.partitions)
-    return Mirrored(both, last.failures, last.not_at_source, refused is None, refused)
+    _add(done.partitions, last.partitions)
+    last.cut_over, last.refused = refused is None, refused
+    return last
 
 
 def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
@@ -180,23 +181,16 @@ async def _handed_over(source: Place, target: Place, moved: ArchiveIdentity) -> 
     await moving.hand_over(source, target, moved)
 
 
-def _together(
-    first: Sequence[MirroredPartition], last: Sequence[MirroredPartition]
-) -> tuple[MirroredPartition, ...]:
+def _add(first: Iterable[MirroredPartition], last: Iterable[MirroredPartition]) -> None:
+    """To the `last` run what the first one has done."""
     before = {partition.tip: partition for partition in first}
-    return tuple(
-        partition
-        if (earlier := before.get(partition.tip)) is None
-        else replace(
-            partition,
-            copied=earlier.copied + partition.copied,
-            bytes_copied=earlier.bytes_copied + partition.bytes_copied,
-            removed=earlier.removed + partition.removed,
-            overtaken=earlier.overtaken + partition.overtaken,
-            faults=list(dict.fromkeys([*earlier.faults, *partition.faults])),
-        )
-        for partition in last
-    )
+    for partition in last:
+        if (earlier := before.get(partition.tip)) is not None:
+            partition.copied += earlier.copied
+            partition.bytes_copied += earlier.bytes_copied
+            partition.removed += earlier.removed
+            partition.overtaken += earlier.overtaken
+            partition.faults = list(dict.fromkeys([*earlier.faults, *partition.faults]))
 
 
 ToMirror = tuple[Place, Place, Spool, CopyPace]

@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context, parent_process
 from typing import Any, Generic, TypeVar
 
@@ -236,7 +237,7 @@ class OnSpark(Runner):
         sizes = context.accumulator({}, _Sizes())
         context.setJobGroup(f"fetchproxy-{label}", f"fetchproxy {label}", interruptOnCancel=True)
         tasks = context.parallelize(list(enumerate(items)), min(len(items), TASKS_MAX))
-        task = _Task(work, sizes, self._log)
+        task = partial(_on_executor, work, sizes, self._log)
         with _watched(lambda: _progress(len(items), dict(sizes.value)), self._on_progress):
             try:
                 rows = tasks.mapPartitions(task).collect()
@@ -335,23 +336,15 @@ class _Sizes:
         return one
 
 
-@dataclass(frozen=True, slots=True)
-class _Task(Generic[T, R]):
-    """What runs on an executor."""
-
-    work: Work[T, R]
-    done: Any
-    log: LogConfig
-
-    def __call__(
-        self, numbered: Iterable[tuple[int, T]]
-    ) -> Iterator[tuple[int, R | None, Failure | None]]:
-        configure_logging(self.log, sys.stderr)  # a worker's own, which Spark keeps
-        for number, item in numbered:
-            result, failure = attempt(self.work.do, item, self.work.name(item))
-            self.done.add({number: 0 if result is None else self.work.size(result)})
-            yield number, result, failure
-        keep_what_is_loaded()
+def _on_executor(
+    work: Work[T, R], done: Any, log: LogConfig, numbered: Iterable[tuple[int, T]]
+) -> Iterator[tuple[int, R | None, Failure | None]]:
+    configure_logging(log, sys.stderr)  # a worker's own, which Spark keeps
+    for number, item in numbered:
+        result, failure = attempt(work.do, item, work.name(item))
+        done.add({number: 0 if result is None else work.size(result)})
+        yield number, result, failure
+    keep_what_is_loaded()
 
 
 def attempt(work: Callable[[T], R], item: T, name: str) -> Outcome[R]:
@@ -422,23 +415,20 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class _watched:
+@contextmanager
+def _watched(look: Callable[[], Progress], on_progress: OnProgress) -> Iterator[None]:
     """Calls `on_progress` from a thread of its own while its body runs, and once at its end."""
+    ended = threading.Event()
 
-    def __init__(self, look: Callable[[], Progress], on_progress: OnProgress) -> None:
-        self._look = look
-        self._on_progress = on_progress
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+    def watch() -> None:
+        while not ended.wait(_LOOK_S):
+            on_progress(look())
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._on_progress(self._look())
-
-    def _run(self) -> None:
-        while not self._ended.wait(_LOOK_S):
-            self._on_progress(self._look())
+    thread = threading.Thread(target=watch, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        on_progress(look())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeVar
@@ -45,21 +45,15 @@ class CrossingFile:
         """None: there is none yet. Raises ConfigError where it is damaged."""
         if not self._files.exists(self._path):
             return None
-        stream = self._files.open(self._path)
-        try:
+        with closing(self._files.open(self._path)) as stream:
             text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
         return Crossing.decode(text, self._name)
 
     def keep(self, crossing: Crossing) -> Crossing:
         """What is kept: this one, or that of another start which was faster."""
         beside = self._jvm.org.apache.hadoop.fs.Path(f"{self._name}.{uuid4().hex}.part")
-        stream = self._files.create(beside, False)
-        try:
+        with closing(self._files.create(beside, False)) as stream:
             stream.write(bytearray(crossing.encode(), "utf-8"))
-        finally:
-            stream.close()
         if self._files.exists(self._path) or not self._files.rename(beside, self._path):
             self._files.delete(beside, False)
         kept = self.read()
@@ -143,11 +137,8 @@ def kafka_admin(spark: SparkSession, options: Mapping[str, str]) -> Iterator[Kaf
     for name, value in {**_PATIENCE, **given}.items():
         settings.setProperty(name, value)
     create = jvm.org.apache.kafka.clients.admin.AdminClient.create
-    client = _asked("the Kafka client", lambda: create(settings))
-    try:
+    with closing(_asked("the Kafka client", lambda: create(settings))) as client:
         yield KafkaAdmin(jvm, client)
-    finally:
-        client.close()
 
 
 def _asked(what: str, ask: Callable[[], T]) -> T:
