@@ -7,13 +7,13 @@ more by then.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound
 from fetchproxy.jobs.backfill_files import Manifest, OutputFolder, write_range
 from fetchproxy.jobs.backfill_plan import (
@@ -202,7 +202,7 @@ def _cuts_of(options: SourceOptions, views: Iterable[PartitionView], bytes_max: 
         for segment in view.segments
         if segment.segment_size_bytes > bytes_max
     ]
-    cuts = asyncio.run(_read_cuts(options, large, bytes_max)) if large else {}
+    cuts = in_loop(_read_cuts(options, large, bytes_max)) if large else {}
     return lambda segment: cuts.get(segment.segment_id.id, ())
 
 
