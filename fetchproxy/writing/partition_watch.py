@@ -150,11 +150,15 @@ class PartitionWatch:
         used = margin.retention_used(
             status.broker_retention, age_ms=age_ms, unarchived_bytes=status.unarchived_bytes
         )
-        watched.margin = margin.Margin(used, self._deleted_in_ms(watched, used, now_ms))
         tip, small = status.tip, Kind.ARCHIVE_MARGIN_SMALL
         if used is None:
+            watched.margin = margin.NOT_LOOKED_AT
             self._concerns.release(small, tip)
             return
+        if watched.since is None or used < watched.since[1]:
+            watched.since = now_ms, used
+        at_ms, since = watched.since
+        watched.margin = margin.Margin(used, margin.deleted_in_ms(used, since, now_ms - at_ms))
         metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
         if used >= self._warn_share:
             self._concerns.hold(
@@ -168,15 +172,6 @@ class PartitionWatch:
             )
         elif used < self._warn_share * _MARGIN_CLEAR_SHARE:
             self._concerns.release(small, tip)
-
-    @staticmethod
-    def _deleted_in_ms(watched: _Watched, used: float | None, now_ms: int) -> int | None:
-        if used is None:
-            return None
-        if watched.since is None or used < watched.since[1]:
-            watched.since = now_ms, used
-        at_ms, since = watched.since
-        return margin.deleted_in_ms(used, since, now_ms - at_ms)
 
     def _look_at_losses(self, status: PartitionArchiveStatus) -> None:
         deleted = Kind.UNARCHIVED_RECORDS_DELETED

@@ -38,7 +38,6 @@ from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.orphans import (
     Objects,
     OrphanWatch,
-    Segments,
     delete_orphans,
     find_orphans,
     held_by_others,
@@ -473,8 +472,12 @@ class Expirer:
         self._publish(tip, view, to_go)
         if turn.done and turn.looked_at < len(to_do):
             return 0.0
-        hidden = turn.done > 0 and bool(removals.hide)
-        return self._wait_s(removals, now_ms, hidden=hidden)
+        waits_ms = [self.limits.retention_check_interval_ms]
+        if turn.done and removals.hide:
+            waits_ms.append(self.config.retention_grace_ms)
+        if removals.next_at_ms is not None:
+            waits_ms.append(removals.next_at_ms - now_ms)
+        return min(waits_ms) / 1000
 
     async def _do(
         self,
@@ -506,7 +509,11 @@ class Expirer:
     ) -> bool:
         """Unless it is the last that has its offsets; then it stays, and that is told."""
         stand_ins = removals.stand_ins.get(segment.segment_id.id, ())
-        why = await self._why_kept(segment, stand_ins)
+        damage = await self._looks.damage([segment] if stand_ins is None else stand_ins)
+        if stand_ins is None:
+            why = "it is whole, and no other has all of its offsets" if damage is None else None
+        else:
+            why = None if damage is None else f"of what replaces it {damage}"
         if why is None:
             await step(segment)
             return True
@@ -524,15 +531,6 @@ class Expirer:
         )
         return False
 
-    async def _why_kept(
-        self, segment: RemoteLogSegmentMetadata, stand_ins: Segments | None
-    ) -> str | None:
-        if stand_ins is None:
-            whole = await self._looks.damage([segment]) is None
-            return "it is whole, and no other has all of its offsets" if whole else None
-        damage = await self._looks.damage(stand_ins)
-        return None if damage is None else f"of what replaces it {damage}"
-
     async def _is_word_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Readers get a segment whose objects are gone, though others hold all of its offsets."""
         tip = segment.topic_id_partition
@@ -541,14 +539,6 @@ class Expirer:
             return False
         others = held_by_others(segment, self.rlmm.list_remote_log_segments(tip), view)
         return others is not None and await self._looks.damage(others) is None
-
-    def _wait_s(self, removals: Removals, now_ms: int, *, hidden: bool) -> float:
-        waits_ms = [self.limits.retention_check_interval_ms]
-        if hidden:
-            waits_ms.append(self.config.retention_grace_ms)
-        if removals.next_at_ms is not None:
-            waits_ms.append(removals.next_at_ms - now_ms)
-        return min(waits_ms) / 1000
 
     async def _within(self, work: Awaitable[T], what: str) -> T:
         """A store that hangs must not hold up the partition's copies for ever."""
