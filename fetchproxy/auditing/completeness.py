@@ -60,7 +60,7 @@ class CompletenessCheck:
         for first, last in look.found.missing:
             what = in_no_segment(first, last)
             found.faults.append(Fault(tip.topic, tip.partition, folder, None, first, what))
-        if stated is not None and stated.log_start_offset > self._log_start(tip):
+        if stated is not None and stated.log_start_offset > _log_start(self.stored, tip):
             what = f"the log start was raised to {stated.log_start_offset}, and is not any more"
             found.faults.append(Fault(tip.topic, tip.partition, folder, None, None, what))
         found.faults += self._older_end(tip, stated)
@@ -76,13 +76,9 @@ class CompletenessCheck:
         return found
 
     # --- the records in the store ---
-    def _log_start(self, tip: TopicIdPartition) -> int:
-        view = self.stored.view(tip)
-        return 0 if view is None else view.raised_log_start
-
     def _older_end(self, tip: TopicIdPartition, stated: FinishedOffsets | None) -> list[Fault]:
         """What lies at the end that was stated is of an older leader's log, which was cut there."""
-        if stated is None or stated.end_offset < self._log_start(tip):
+        if stated is None or stated.end_offset < _log_start(self.stored, tip):
             return []
         segments = finished(self.stored.list_remote_log_segments(tip))
         epochs = [e.epoch for s in segments for e in s.segment_leader_epochs]
@@ -135,16 +131,12 @@ class CompletenessCheck:
     ) -> list[RemoteLogSegmentMetadata]:
         """Finished ones that the topic has and the store has no metadata of."""
         ids = {s.segment_id for s in self.stored.list_remote_log_segments(tip)}
-        log_start = self._topic_log_start(tip)
+        log_start = _log_start(self.topic, tip)
         return [
             s
             for s in finished(in_topic or ())
             if s.segment_id not in ids and s.end_offset >= log_start
         ]
-
-    def _topic_log_start(self, tip: TopicIdPartition) -> int:
-        view = None if self.topic is None else self.topic.view(tip)
-        return 0 if view is None else view.raised_log_start
 
     async def _against_topic(
         self, tip: TopicIdPartition, before: Sequence[RemoteLogSegmentMetadata]
@@ -171,7 +163,7 @@ class CompletenessCheck:
             if other is not None and _says(other) != _says(segment):
                 fault(other, f"says {_says(other)}, the metadata topic {_says(segment)}")
         seen = [(s.start_offset, s.end_offset) for s in finished(now)]
-        log_start = self._topic_log_start(tip)
+        log_start = _log_start(self.topic, tip)
         for segment in finished(stored.values()):
             first = max(segment.start_offset, log_start)
             if segment.segment_id not in known and not held_in(first, segment.end_offset, seen):
@@ -191,6 +183,11 @@ async def refreshed(
         except StorageUnavailable:
             if stored.objects_known(tip) == known:
                 raise
+
+
+def _log_start(manager: RemoteLogMetadataManager | None, tip: TopicIdPartition) -> int:
+    view = None if manager is None else manager.view(tip)
+    return 0 if view is None else view.raised_log_start
 
 
 def finished(segments: Iterable[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:

@@ -114,7 +114,10 @@ class SegmentVerifier:
             return
         index = await self._index()
         aborted = await self._aborted()
-        packing_there = await self._packing()
+        # Without it nothing of the log can be read.
+        packing_there = (
+            not metadata.packed or await self._decoded(SegmentFile.PACKING, bytes) is not None
+        )
         await self._epochs()
         await self._kafka_files()
         txn_key = self._key(SegmentFile.TXN)
@@ -176,12 +179,6 @@ class SegmentVerifier:
                 place = number * side_files.ENTRY_BYTES
                 self._fault(SegmentFile.TXN, what, place, entry.first_offset)
         return side_files.clip_aborted(aborted, self.metadata.end_offset)
-
-    async def _packing(self) -> bool:
-        """False: it is missing, so nothing of the log can be read."""
-        return (
-            not self.metadata.packed or await self._decoded(SegmentFile.PACKING, bytes) is not None
-        )
 
     async def _epochs(self) -> None:
         lineage = await self._decoded(SegmentFile.EPOCHS, side_files.decode_epochs)
