@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from uuid import UUID
 
@@ -561,13 +561,20 @@ async def archive_partitions(
     told = PublishedPositions(rsm, uuid_factory(), lambda: at_work, gathered_from)
     opened = Spool(config.spool_dir, encrypted=rsm.encrypts)
     async with opened as spool, asyncio.TaskGroup() as workers:
+
+        async def archive_one(tip: TopicIdPartition) -> None:
+            """One partition that waits for a person holds up no other."""
+            try:
+                async with places:
+                    await _archive(means.archiver(tip, spool), at_work, means)
+            except LogTruncated as error:
+                concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
+                stopped.append(error)
+            else:
+                concerns.release(Kind.PARTITION_STOPPED, tip)
+
         telling = workers.create_task(told.run(), name="archive positions")
-        passes = []
-        for tip in tips:
-            work = _archive(means.archiver(tip, spool), at_work, cluster, places, means)
-            passes.append(
-                workers.create_task(_or_stop(tip, work, stopped, concerns), name=f"archive {tip}")
-            )
+        passes = [workers.create_task(archive_one(tip), name=f"archive {tip}") for tip in tips]
         if passes:
             await asyncio.wait(passes)
         telling.cancel()
@@ -576,47 +583,30 @@ async def archive_partitions(
         raise ExceptionGroup("partitions were stopped", stopped)
 
 
-async def _or_stop(
-    tip: TopicIdPartition,
-    work: Awaitable[None],
-    stopped: list[LogTruncated],
-    concerns: ArchiverConcerns,
-) -> None:
-    """One partition that waits for a person holds up no other."""
-    try:
-        await work
-    except LogTruncated as error:
-        concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
-        stopped.append(error)
-    else:
-        concerns.release(Kind.PARTITION_STOPPED, tip)
-
-
 async def _archive(
     archiver: PartitionArchiver,
     at_work: dict[TopicIdPartition, PartitionArchiver],
-    cluster: Cluster,
-    places: asyncio.Semaphore,
     means: _Means,
 ) -> None:
-    """Until the archive ends where the stable log ended at the beginning, or nothing more is. Then
-    what retention has passed goes; what it hides now loses its objects in a later pass."""
-    async with places:
-        at_work[archiver.tip] = archiver
-        edges = await cluster.log_edges(archiver.tip, max_age_ms=0)
-        end: int | None = None
-        try:
-            while await archiver.process(close_short=True):
-                end = archiver.progress.archive_end
-                if end is not None and end >= edges.last_stable_offset:
-                    break
+    """Until the archive ends where the stable log ended at the beginning, or nothing more is.
+
+    Then what retention has passed goes; what it hides now loses its objects in a later pass.
+    """
+    at_work[archiver.tip] = archiver
+    edges = await means.cluster.log_edges(archiver.tip, max_age_ms=0)
+    end: int | None = None
+    try:
+        while await archiver.process(close_short=True):
             end = archiver.progress.archive_end
-        finally:
-            del at_work[archiver.tip]
-            await archiver.release()
-        while await means.expirer.expire(archiver.tip):
-            continue
-        await means.local_retention.trim(archiver.tip)
+            if end is not None and end >= edges.last_stable_offset:
+                break
+        end = archiver.progress.archive_end
+    finally:
+        del at_work[archiver.tip]
+        await archiver.release()
+    while await means.expirer.expire(archiver.tip):
+        continue
+    await means.local_retention.trim(archiver.tip)
     log.info(
         "partition_archived",
         **archiver.tip.logged,
