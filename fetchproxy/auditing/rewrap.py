@@ -30,10 +30,7 @@ class RewrapReport:
 
 
 async def rewrap_archive(
-    rsm: RemoteStorageManager,
-    *,
-    topics: re.Pattern[str] | None = None,
-    dry_run: bool = False,
+    rsm: RemoteStorageManager, *, topics: re.Pattern[str] | None = None, dry_run: bool = False
 ) -> RewrapReport:
     """Of topics whose whole name matches (None: of all). Raises RemoteStorageError; what was done
     until then stays."""

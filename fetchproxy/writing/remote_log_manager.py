@@ -584,9 +584,7 @@ async def archive_partitions(
 
 
 async def _archive(
-    archiver: PartitionArchiver,
-    at_work: dict[TopicIdPartition, PartitionArchiver],
-    means: _Means,
+    archiver: PartitionArchiver, at_work: dict[TopicIdPartition, PartitionArchiver], means: _Means
 ) -> None:
     """Until the archive ends where the stable log ended at the beginning, or nothing more is.
 
