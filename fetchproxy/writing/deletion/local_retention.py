@@ -32,7 +32,7 @@ from fetchproxy.writing.deletion.retention import (
     Retention,
     SteadyClock,
     effective_retention,
-    newest_timestamp_ms,
+    passed_up_to,
     trimming_refusal,
 )
 from fetchproxy.writing.limits import WritingLimits
@@ -58,14 +58,7 @@ def trim_target(
         return None  # the log ends below the archive: another lineage, or an answer of before
     sizes = [_bytes_above(segment, edges.log_start_offset) for segment in run]
     surplus = sum(sizes) - retention.local_bytes if retention.local_bytes >= 0 else 0
-    target = None
-    for segment, size in zip(run, sizes, strict=True):
-        passed = 0 <= retention.local_ms <= now_ms - newest_timestamp_ms(segment)
-        if not passed and not 0 < size <= surplus:
-            break
-        surplus -= size
-        target = segment.end_offset + 1
-    return target
+    return passed_up_to(zip(run, sizes, strict=True), retention.local_ms, surplus, now_ms)
 
 
 def _archived_from(view: PartitionView, offset: int) -> list[RemoteLogSegmentMetadata]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from uuid import UUID
 
 import structlog
@@ -223,16 +224,26 @@ def retained_from(view: PartitionView, retention: Retention, now_ms: int) -> int
     surplus = 0
     if retention.remote_bytes >= 0:
         surplus = sum(size for _, size in counted_bytes(view)) - retention.remote_bytes
-    start = None
-    for segment, size in counted_bytes(view):
-        if segment.end_offset >= first_to_stay:
-            break
-        passed = 0 <= retention.remote_ms <= now_ms - newest_timestamp_ms(segment)
+    may_go = takewhile(lambda each: each[0].end_offset < first_to_stay, counted_bytes(view))
+    return passed_up_to(may_go, retention.remote_ms, surplus, now_ms)
+
+
+def passed_up_to(
+    sized: Iterable[tuple[RemoteLogSegmentMetadata, int]],
+    age_max_ms: int,
+    surplus: int,
+    now_ms: int,
+) -> int | None:
+    """Behind the last segment that is older, or of the `surplus` bytes; None: the first one stays.
+    `sized`: oldest first, each with its bytes."""
+    end = None
+    for segment, size in sized:
+        passed = 0 <= age_max_ms <= now_ms - newest_timestamp_ms(segment)
         if not passed and not 0 < size <= surplus:
             break
         surplus -= size
-        start = segment.end_offset + 1
-    return start
+        end = segment.end_offset + 1
+    return end
 
 
 def newest_timestamp_ms(segment: RemoteLogSegmentMetadata) -> int:
