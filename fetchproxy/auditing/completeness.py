@@ -31,7 +31,7 @@ from fetchproxy.writing.archive_health import (
 )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CompletenessCheck:
     """Of any partition. `topic`: the metadata topic's manager; None: there is no such topic."""
 

@@ -186,7 +186,7 @@ class MirroredPartition:
     faults: list[Fault] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PartitionMirror:
     """One run over one partition. `tell(done, all)`: bytes of logs."""
 

@@ -89,7 +89,7 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
 # which order, and what a store's answer means.
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SegmentVerifier:
     """One segment; `faults` are complete after `verify`. `is_encrypted`: or nobody can tell.
     `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known."""

@@ -32,7 +32,7 @@ PARTITIONS_EACH = 16
 _LENGTH = Struct(">Q")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PlanningProcesses:
     """`options`: of the data source, to be pickled. `read_here` reads what is `waiting` into
     `views`, until nothing is; so do these meanwhile."""

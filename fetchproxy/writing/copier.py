@@ -65,7 +65,7 @@ class CopyProgress:
     started_at: float
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SegmentCopier:
     """`wall_clock_ms` stamps the metadata; `uuid_factory` makes segment ids."""
 

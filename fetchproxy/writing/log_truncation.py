@@ -157,7 +157,7 @@ log = structlog.get_logger(__name__)
 _GONE = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LogTruncation:
     """One for all partitions."""
 

@@ -271,7 +271,7 @@ class MergedPartition:
     refused: tuple[str, ...] = ()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PartitionMerger:
     """One for any number of partitions, one at a time each."""
 

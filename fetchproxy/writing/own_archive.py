@@ -87,7 +87,7 @@ _OF_THE_ARCHIVE: Mapping[Kind, type[Exception]] = {
 }
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class OwnArchive:
     """One for each process; `run` is its task. `archives`: this process writes to it."""
 

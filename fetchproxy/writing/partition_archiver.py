@@ -183,7 +183,7 @@ class _Resumed:
         return self.archive_start, self.archive_end
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PartitionArchiver:
     """`may_go_on` is asked before each copy; what runs by then may end."""
 
@@ -468,7 +468,7 @@ class Step(StrEnum):
     REFRESH = "refresh"
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class ManagedPartition:
     """One partition of an archiver: its turns, and what the last one has come to. A follower holds
     nothing local, so it takes over with a fresh look."""

@@ -51,7 +51,7 @@ _REMOVAL_INTERVAL_S = 60.0
 _WITHDRAW_MAX_S = 2.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PublishedPositions:
     """One per archiver. `tips` are its partitions; `gathered_from` as in ArchiverPositions.
     `for_people`: what it says of itself, given the topics that it gathers."""

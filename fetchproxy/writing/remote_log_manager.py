@@ -108,7 +108,7 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
 log = structlog.get_logger(__name__)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Means:
     """What all partitions of one archiver, or of one pass, are archived with."""
 
@@ -175,7 +175,7 @@ _STALE_UPLOADS_INTERVAL_S = 3600.0
 _DISCOVERY_JITTER = 0.1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RemoteLogManager:
     """`await manager.run()` inside a TaskGroup of the app; it ends only by cancellation.
     `leadership`: None for what `config` says. Raises ValueError without archive.topics."""

@@ -127,7 +127,7 @@ def plan_step(
     return Step(announced.offset, None)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RetentionBrake:
     """One for all partitions. Each method raises RemoteStorageError."""
 
@@ -360,7 +360,7 @@ class _Turn:
     kept: int = 0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Expirer:
     """One for all partitions. `topic_config`: a topic's settings as last read; None: not known."""
 

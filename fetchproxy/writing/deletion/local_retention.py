@@ -85,7 +85,7 @@ def _bytes_above(segment: RemoteLogSegmentMetadata, offset: int) -> int:
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LocalRetention:
     """One for all partitions. `topic_config`: a topic's settings as last read; None: not known."""
 

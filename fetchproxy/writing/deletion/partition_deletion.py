@@ -116,7 +116,7 @@ log = structlog.get_logger(__name__)
 Deletion = RemotePartitionDeleteState
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PartitionDeletion:
     """`await deletion.run()` inside a TaskGroup; it ends only by cancellation."""
 

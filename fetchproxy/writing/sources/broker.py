@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 # loop.
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BrokerSource:
     cluster: Cluster
 
@@ -105,7 +105,7 @@ def _checked(tip: TopicIdPartition, fetched: FetchedPartition) -> LogRead:
 # The archiver decides where they end (`contents`), as a broker does not tell where its own do.
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BatchSegments(SegmentSource):
     source: BrokerSource
     config: ArchiveConfig
@@ -118,7 +118,7 @@ class BatchSegments(SegmentSource):
         return BatchGatherer(tip, self, spool)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BatchGatherer(SegmentGatherer):
     tip: TopicIdPartition
     segments: BatchSegments

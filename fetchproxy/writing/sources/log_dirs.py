@@ -446,7 +446,7 @@ def _link(file: IO[bytes], name: Path, path: Path) -> bool:
 # not count.
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LogDirsSegments(SegmentSource):
     """`log_dirs` may be those of several brokers of the cluster."""
 
