@@ -14,13 +14,11 @@ from typing import Self
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import first_record_at_or_after, walk
 
-from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.config.values import mask_text
 from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment, leaves
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Offsets
 from fetchproxy.remotelog.options import (
@@ -41,7 +39,7 @@ from fetchproxy.remotelog.planning import (
     holes_of,
     plan_tasks,
 )
-from fetchproxy.remotelog.planning_processes import PlanningProcesses
+from fetchproxy.remotelog.planning_processes import PlanningProcesses, metadata_of
 from fetchproxy.remotelog.rate_limits import Ends, admitted, waits_for_more
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
@@ -52,8 +50,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 # index and one span of one segment a partition, as Kafka's brokers do when they are asked for
 # one.
 
-# Of one partition at once, and partitions at once: both hide latency within the store's own limits.
-METADATA_READS_MAX = 32
+# It hides latency, within the store's own limits.
 PARTITIONS_AT_ONCE_MAX = 16
 # So long a store may take to say that it has the archive: a mistyped place is an error in seconds.
 FIRST_ANSWER_MAX_S = 10.0
@@ -76,10 +73,7 @@ class ArchiveReading:
         self._once = once
         self._options = options
         self.rsm = opened_store(options)
-        config = MetadataConfig(metadata_read_max_ms=options.plan_max_ms)
-        self._rlmm = StoreBackedRemoteLogMetadataManager(
-            self.rsm, config, plans=True, reads_max=METADATA_READS_MAX
-        )
+        self._rlmm = metadata_of(options, self.rsm)
         self._opened = AsyncExitStack()
         self._known: Known = frozenset()
 
