@@ -176,7 +176,7 @@ class Parts:
         manager = self.manager
         if manager is None:
             return None
-        return manager.leadership, manager.leads_and_follows, manager.refused_topics
+        return manager.leadership_state, manager.leads_and_follows, manager.refused_topics
 
     def appetites(self) -> Appetites | None:
         return None if self.gateway is None else self.gateway.appetites

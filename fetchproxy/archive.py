@@ -95,6 +95,11 @@ def for_executors(config: Config) -> Config:
     return config.model_copy(update={"metadata": metadata, "archive": archive})
 
 
+def open_cluster(config: Config) -> Cluster:
+    """To be entered. Raises ConfigError."""
+    return Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls))
+
+
 @asynccontextmanager
 async def stored_archive(config: Config, *, writes: bool = False) -> AsyncIterator[StoredArchive]:
     """`writes`: then it has to be the archive of the configured manager.
@@ -114,10 +119,9 @@ async def managed_archive(
 
     Raises ConfigError, RemoteStorageError, ClusterError.
     """
-    tls = upstream_context(config.cluster, config.tls)
     async with (
         open_archive(config, create=create, must_exist=must_exist) as rsm,
-        Cluster(config.cluster, tls=tls) as cluster,
+        open_cluster(config) as cluster,
         metadata_manager(config, rsm, cluster, wall_clock_ms) as rlmm,
     ):
         yield ManagedArchive(rsm, rlmm, cluster)

@@ -35,6 +35,11 @@ class TopicIdPartition:
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 
+    @property
+    def logged(self) -> dict[str, object]:
+        """What names it in the log."""
+        return {"topic": self.topic, "partition": self.partition}
+
     def order(self) -> tuple[int, str, int]:
         """As `<`, for sorting thousands: there UUID's own would take most of the time."""
         return self.topic_id.int, self.topic, self.partition
@@ -155,12 +160,17 @@ class RemoteLogSegmentMetadata:
     @property
     def logged(self) -> dict[str, object]:
         """What names it in the log."""
-        return {
-            "topic": self.topic_id_partition.topic,
-            "partition": self.topic_id_partition.partition,
-            "segment_id": str(self.segment_id.id),
-            "base_offset": self.start_offset,
-        }
+        place = self.topic_id_partition.logged
+        return {**place, "segment_id": str(self.segment_id.id), "base_offset": self.start_offset}
+
+    @property
+    def last_epoch(self) -> int:
+        """Of the leader that wrote its end; -1: its batches have no epochs."""
+        return self.segment_leader_epochs[-1].epoch if self.segment_leader_epochs else -1
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
     @property
     def stored_end_offset(self) -> int:

@@ -9,60 +9,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from fetchproxy.auditing.faults import Fault, NotKnown, RecordedGap
+from fetchproxy.auditing.faults import Fault, NotKnown, RecordedGap, VerifyReport
 from fetchproxy.errors import RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import (
-    RemoteLogSegmentMetadata,
-    TopicIdPartition,
-)
-from fetchproxy.observability.health import Condition, Offsets
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.health import Offsets
 from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.archive_health import (
-    FINISHED,
     NotHeld,
+    in_no_segment,
     look_at_offsets,
     metadata_in_words,
     offsets_in_words,
+    uncovered,
 )
-from fetchproxy.writing.concerns import in_no_segment
 
 
-@dataclass(slots=True)
-class Completeness:
-    """What was found of one partition."""
-
-    faults: list[Fault] = field(default_factory=list)
-    gaps: list[RecordedGap] = field(default_factory=list)
-    not_known: list[NotKnown] = field(default_factory=list)
-    findings: list[Condition] = field(default_factory=list)
-
-
+@dataclass(eq=False, repr=False)
 class CompletenessCheck:
     """Of any partition. `topic`: the metadata topic's manager; None: there is no such topic."""
 
-    def __init__(
-        self,
-        rsm: RemoteStorageManager,
-        stored: StoreBackedRemoteLogMetadataManager,
-        topic: RemoteLogMetadataManager | None,
-    ) -> None:
-        self._rsm = rsm
-        self._stored = stored
-        self._topic = topic
+    rsm: RemoteStorageManager
+    stored: StoreBackedRemoteLogMetadataManager
+    topic: RemoteLogMetadataManager | None
 
-    async def check(self, tip: TopicIdPartition, lost: Sequence[Offsets]) -> Completeness:
-        """`lost`: offsets of segments of which only the metadata are missing.
-
-        Raises RemoteStorageError.
-        """
-        found = Completeness()
+    async def check(self, tip: TopicIdPartition, lost: Sequence[Offsets]) -> VerifyReport:
+        """`lost`: offsets of segments of which only the metadata are missing. Raises
+        RemoteStorageError."""
+        found = VerifyReport()
         in_topic = await self._in_topic(tip, found)
 
         def told() -> list[Offsets]:
@@ -70,48 +50,42 @@ class CompletenessCheck:
             return [*lost, *((s.start_offset, s.end_offset) for s in there)]
 
         look = await look_at_offsets(
-            self._rsm.records, self._stored, tip, lambda: refreshed(self._stored, tip), told
+            self.rsm.records, self.stored, tip, lambda: refreshed(self.stored, tip), told
         )
         stated = look.stated
         if look.damaged is not None:
-            key = self._rsm.records.finished_offsets_key(tip)
+            key = self.rsm.records.finished_offsets_key(tip)
             found.faults.append(Fault(tip.topic, tip.partition, key, None, None, look.damaged))
-        folder = self._rsm.records.folder(tip)
+        folder = self.rsm.records.folder(tip)
         for first, last in look.found.missing:
             what = in_no_segment(first, last)
             found.faults.append(Fault(tip.topic, tip.partition, folder, None, first, what))
-        if stated is not None and stated.log_start_offset > self._log_start(tip):
+        if stated is not None and stated.log_start_offset > _log_start(self.stored, tip):
             what = f"the log start was raised to {stated.log_start_offset}, and is not any more"
             found.faults.append(Fault(tip.topic, tip.partition, folder, None, None, what))
         found.faults += self._older_end(tip, stated)
         found.gaps += [RecordedGap(tip.topic, tip.partition, *gap) for gap in look.found.gaps]
         self._note_unknown(tip, stated, look.found, found)
-        found.findings += offsets_in_words(tip, look.found)
-        if (view := self._stored.view(tip)) is not None:
-            found.findings += metadata_in_words(
-                view,
-                self._stored.problems(tip),
-                lambda: self._stored.list_remote_log_segments(tip),
+        found.concerns += offsets_in_words(tip, look.found)
+        if (view := self.stored.view(tip)) is not None:
+            found.concerns += metadata_in_words(
+                view, self.stored.problems(tip), lambda: self.stored.list_remote_log_segments(tip)
             )
         if in_topic is not None:
             found.faults += await self._against_topic(tip, in_topic)
         return found
 
     # --- the records in the store ---
-    def _log_start(self, tip: TopicIdPartition) -> int:
-        view = self._stored.view(tip)
-        return 0 if view is None else view.raised_log_start
-
     def _older_end(self, tip: TopicIdPartition, stated: FinishedOffsets | None) -> list[Fault]:
         """What lies at the end that was stated is of an older leader's log, which was cut there."""
-        if stated is None or stated.end_offset < self._log_start(tip):
+        if stated is None or stated.end_offset < _log_start(self.stored, tip):
             return []
-        segments = _finished(self._stored.list_remote_log_segments(tip))
+        segments = finished(self.stored.list_remote_log_segments(tip))
         epochs = [e.epoch for s in segments for e in s.segment_leader_epochs]
         at_end = [s for s in segments if s.start_offset <= stated.end_offset <= s.end_offset]
         if not at_end or max(epochs, default=-1) >= stated.leader_epoch:
             return []
-        key = self._rsm.object_key(at_end[-1], SegmentFile.METADATA)
+        key = self.rsm.object_key(at_end[-1], SegmentFile.METADATA)
         what = f"offset {stated.end_offset} was archived in leader epoch {stated.leader_epoch}"
         return [
             Fault(tip.topic, tip.partition, key, None, stated.end_offset, f"{what}, not in this")
@@ -122,13 +96,13 @@ class CompletenessCheck:
         tip: TopicIdPartition,
         stated: FinishedOffsets | None,
         result: NotHeld,
-        found: Completeness,
+        found: VerifyReport,
     ) -> None:
         whats = [
             f"whether offsets {first} to {last}, which are in no segment, were archived"
             for first, last in result.not_known
         ]
-        segments = _finished(self._stored.list_remote_log_segments(tip))
+        segments = finished(self.stored.list_remote_log_segments(tip))
         if stated is None:
             whats.append("where the archive began and up to where it was finished")
         elif stated is not None and any(s.start_offset < stated.recorded_from for s in segments):
@@ -137,50 +111,46 @@ class CompletenessCheck:
 
     # --- the metadata topic ---
     async def _in_topic(
-        self, tip: TopicIdPartition, found: Completeness
+        self, tip: TopicIdPartition, found: VerifyReport
     ) -> Sequence[RemoteLogSegmentMetadata] | None:
         """What it has of the partition now; None: it is not asked, or does not know it."""
-        if self._topic is None:
+        if self.topic is None:
             return None
         try:
-            await self._topic.refresh(tip, asyncio.get_running_loop().time())
+            await self.topic.refresh(tip, asyncio.get_running_loop().time())
         except RemoteStorageError as error:
             if error.retriable:
                 raise
-            folder = self._rsm.records.folder(tip)
+            folder = self.rsm.records.folder(tip)
             found.faults.append(Fault(tip.topic, tip.partition, folder, None, None, str(error)))
             return None
-        return self._topic.list_remote_log_segments(tip)
+        return self.topic.list_remote_log_segments(tip)
 
     def _not_in_store(
         self, tip: TopicIdPartition, in_topic: Sequence[RemoteLogSegmentMetadata] | None
     ) -> list[RemoteLogSegmentMetadata]:
         """Finished ones that the topic has and the store has no metadata of."""
-        ids = {s.segment_id for s in self._stored.list_remote_log_segments(tip)}
-        log_start = self._topic_log_start(tip)
+        ids = {s.segment_id for s in self.stored.list_remote_log_segments(tip)}
+        log_start = _log_start(self.topic, tip)
         return [
             s
-            for s in _finished(in_topic or ())
+            for s in finished(in_topic or ())
             if s.segment_id not in ids and s.end_offset >= log_start
         ]
-
-    def _topic_log_start(self, tip: TopicIdPartition) -> int:
-        view = None if self._topic is None else self._topic.view(tip)
-        return 0 if view is None else view.raised_log_start
 
     async def _against_topic(
         self, tip: TopicIdPartition, before: Sequence[RemoteLogSegmentMetadata]
     ) -> list[Fault]:
         """`before` was read before the store, and the topic is read again after it."""
-        now = await self._in_topic(tip, Completeness()) or ()
+        now = await self._in_topic(tip, VerifyReport()) or ()
         known = {s.segment_id: s for s in now}
         unchanged = [s for s in before if known.get(s.segment_id) == s]
-        stored = {s.segment_id: s for s in self._stored.list_remote_log_segments(tip)}
-        named = {problem.key for problem in self._stored.problems(tip)}
+        stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(tip)}
+        named = {problem.key for problem in self.stored.problems(tip)}
         faults: list[Fault] = []
 
         def fault(segment: RemoteLogSegmentMetadata, what: str) -> None:
-            key = self._rsm.object_key(segment, SegmentFile.METADATA)
+            key = self.rsm.object_key(segment, SegmentFile.METADATA)
             if key not in named:
                 offset = segment.start_offset
                 faults.append(Fault(tip.topic, tip.partition, key, None, offset, what))
@@ -188,14 +158,15 @@ class CompletenessCheck:
         for segment in self._not_in_store(tip, unchanged):
             what = f"the metadata topic has offsets {segment.start_offset} to {segment.end_offset}"
             fault(segment, f"{what} here, the store has no metadata of it")
-        for segment in _finished(unchanged):
+        for segment in finished(unchanged):
             other = stored.get(segment.segment_id)
             if other is not None and _says(other) != _says(segment):
                 fault(other, f"says {_says(other)}, the metadata topic {_says(segment)}")
-        seen = [(s.start_offset, s.end_offset) for s in _finished(now)]
-        log_start = self._topic_log_start(tip)
-        for segment in _finished(stored.values()):
-            if segment.segment_id not in known and not _is_in(segment, seen, log_start):
+        seen = [(s.start_offset, s.end_offset) for s in finished(now)]
+        log_start = _log_start(self.topic, tip)
+        for segment in finished(stored.values()):
+            first = max(segment.start_offset, log_start)
+            if segment.segment_id not in known and not held_in(first, segment.end_offset, seen):
                 fault(segment, "the metadata topic does not know it: no reader sees it")
         return faults
 
@@ -214,8 +185,13 @@ async def refreshed(
                 raise
 
 
-def _finished(segments: Iterable[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
-    return [segment for segment in segments if segment.state is FINISHED]
+def _log_start(manager: RemoteLogMetadataManager | None, tip: TopicIdPartition) -> int:
+    view = None if manager is None else manager.view(tip)
+    return 0 if view is None else view.raised_log_start
+
+
+def finished(segments: Iterable[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
+    return [segment for segment in segments if segment.is_finished]
 
 
 def _says(segment: RemoteLogSegmentMetadata) -> str:
@@ -225,10 +201,6 @@ def _says(segment: RemoteLogSegmentMetadata) -> str:
     )
 
 
-def _is_in(segment: RemoteLogSegmentMetadata, offsets: Iterable[Offsets], log_start: int) -> bool:
-    """Whether each of its offsets from `log_start` on is in one of `offsets`."""
-    wanted = max(segment.start_offset, log_start)
-    for start, end in sorted(offsets):
-        if start <= wanted:
-            wanted = max(wanted, end + 1)
-    return wanted > segment.end_offset
+def held_in(first: int, last: int, offsets: Iterable[Offsets]) -> bool:
+    """Whether each offset from `first` to `last`, both inclusive, is in one of `offsets`."""
+    return not any(uncovered(first, last, sorted(offsets)))

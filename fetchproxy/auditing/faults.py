@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from fetchproxy.model import RemoteLogSegmentMetadata
-from fetchproxy.observability.health import Condition
+from fetchproxy.observability.health import Condition, in_order
 from fetchproxy.segments.object_keys import SegmentFile
 
 
@@ -28,10 +28,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RecordedGap:
-    """Offsets that were lost before they could be copied, both inclusive; information, no fault.
-
-    It is one only where the archiver has put it on record.
-    """
+    """Offsets that were lost before they could be copied, both inclusive; information, no fault. It
+    is one only where the archiver has put it on record."""
 
     topic: str
     partition: int
@@ -54,9 +52,7 @@ class NotKnown:
 @dataclass(frozen=True, slots=True, order=True)
 class Orphan:
     """An object that nothing refers to; information, no fault: archivers delete it once it is old.
-
-    A crash or a lost answer leaves one behind.
-    """
+    A crash or a lost answer leaves one behind."""
 
     topic: str
     partition: int
@@ -64,20 +60,33 @@ class Orphan:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VerifyReport:
-    partitions: int
-    segments: int  # finished ones that were checked
-    segments_unfinished: int  # copies or deletions that are under way or were left
-    size_bytes: int  # of the checked segments' logs
-    gaps: tuple[RecordedGap, ...]
-    faults: tuple[Fault, ...]
-    orphans: tuple[Orphan, ...] = ()
+    partitions: int = 0
+    segments: int = 0  # finished ones that were checked
+    segments_unfinished: int = 0  # copies or deletions that are under way or were left
+    size_bytes: int = 0  # of the checked segments' logs
+    gaps: list[RecordedGap] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    orphans: list[Orphan] = field(default_factory=list)
     segments_overlapping: int = 0  # two archivers met and copied some offsets twice; no fault
-    not_known: tuple[NotKnown, ...] = ()
-    concerns: tuple[Condition, ...] = ()  # what there is to know of it; no faults
+    not_known: list[NotKnown] = field(default_factory=list)
+    concerns: list[Condition] = field(default_factory=list)  # what there is to know; no faults
     # Where new ones are: no fault, and what a writer of the store without a key can add.
     segments_not_encrypted: int = 0
+
+    def add(self, other: VerifyReport) -> None:
+        """Of other partitions."""
+        for each in fields(self):
+            total = getattr(self, each.name)
+            total += getattr(other, each.name)
+            setattr(self, each.name, total)
+
+    def sort(self) -> None:
+        for found in (self.gaps, self.orphans, self.not_known):
+            found.sort()
+        self.faults.sort(key=_place)
+        self.concerns = list(in_order(self.concerns))
 
     @property
     def clean(self) -> bool:
@@ -106,3 +115,9 @@ class RepairReport:
 
     repairs: list[Repair] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+
+
+def _place(fault: Fault) -> tuple[str, int, str, int, int]:
+    position = -1 if fault.byte_position is None else fault.byte_position
+    offset = -1 if fault.offset is None else fault.offset
+    return fault.topic, fault.partition, fault.object_key, position, offset

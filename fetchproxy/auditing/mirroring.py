@@ -15,21 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from fetchproxy.auditing.completeness import CompletenessCheck, refreshed
+from fetchproxy.auditing.completeness import CompletenessCheck, finished, refreshed
 from fetchproxy.auditing.faults import Fault
 from fetchproxy.auditing.segment_verifier import SegmentVerifier
-from fetchproxy.auditing.verify import finished, metadata_faults
+from fetchproxy.auditing.verify import is_gone, metadata_faults
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
-from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.errors import DamagedObject, ObjectNotFound, RangeNotSatisfiable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
     ByteRange,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.runtime.fairness import TokenBucket
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.check import TxnCheck
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import (
@@ -43,7 +42,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_r
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import Content, MiB, ObjectStore, StoredObject
 from fetchproxy.storage.stores.registry import open_object_store
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.sources.segment_source import CopyPace, Spool
 
 # Read, written and compared at a time.
 RANGE_BYTES = 8 * MiB
@@ -51,16 +50,11 @@ RANGE_BYTES = 8 * MiB
 # downloaded.
 SEGMENTS_AT_ONCE = 2
 
-_FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-
-
-# Both ends, as bytes and as an archive.
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`store`: the objects as they are stored. `rsm`, `rlmm`: what they say. `at_rest` opens the
-    key ring once more, for a manager of its own."""
+    """One of both ends. `store`: the objects as they are stored. `rsm`, `rlmm`: what they say.
+    `at_rest` opens the key ring once more, for a manager of its own."""
 
     store: ObjectStore
     prefix: str
@@ -86,9 +80,6 @@ async def open_place(
     rsm = RemoteStorageManager(store, prefix, must_exist=True, at_rest=at_rest())
     async with rsm, StoreBackedRemoteLogMetadataManager(rsm, metadata) as rlmm:
         yield Place(store, prefix, rsm, rlmm, at_rest)
-
-
-# What a copy lacks. Pure.
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +119,11 @@ def plan_mirror(
     *,
     compare: bool = False,
 ) -> Plan:
-    """`segments`: the archive's finished ones, `copied`: what the copy's metadata say.
-
-    What belongs to a segment never changes once it is there, so its size is enough, unless
-    `compare`.
-    """
+    """What the copy lacks. Pure. `segments`: the archive's finished ones, `copied`: what the copy's
+    metadata say. What belongs
+    to a segment never changes once it is there, so its size is enough, unless `compare`."""
     plan = Plan()
-    own = _by_segment(here)
+    own = by_segment(here)
     have = {segment.segment_id: segment for segment in copied}
     for metadata in segments:
         objects = own.get(metadata.segment_id, {})
@@ -151,7 +140,7 @@ def plan_mirror(
             plan.copies.append(ToCopy(metadata, files, whole and known is not None and not compare))
     kept = {segment.segment_id for segment in segments}
     plan.others = [place for place in here if parse_segment_key("", place) is None]
-    for segment_id, of_copy in _by_segment(there).items():
+    for segment_id, of_copy in by_segment(there).items():
         if segment_id not in kept:
             hidden = of_copy.get(SegmentFile.METADATA)
             plan.extra += [hidden[0]] if hidden else [place for place, _ in of_copy.values()]
@@ -159,7 +148,7 @@ def plan_mirror(
     return plan
 
 
-def _by_segment(
+def by_segment(
     objects: Mapping[str, StoredObject],
 ) -> dict[RemoteLogSegmentId, dict[SegmentFile, tuple[str, StoredObject]]]:
     found: dict[RemoteLogSegmentId, dict[SegmentFile, tuple[str, StoredObject]]] = {}
@@ -168,9 +157,6 @@ def _by_segment(
         if key is not None:
             found.setdefault(key.segment_id, {})[key.file] = (place, stored)
     return found
-
-
-# The copy itself.
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,73 +186,43 @@ class MirroredPartition:
     faults: list[Fault] = field(default_factory=list)
 
 
-class Pace:
-    """Of one process. 0: no limit."""
-
-    def __init__(self, bytes_per_s: int) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._bucket: TokenBucket | None = None
-
-    async def read(self, size_bytes: int) -> None:
-        """So much has come; waits until more may."""
-        if self._bytes_per_s:
-            now = asyncio.get_running_loop().time()
-            self._bucket = self._bucket or TokenBucket(self._bytes_per_s, now)
-            await asyncio.sleep(self._bucket.spend(size_bytes, now))
-
-    @property
-    def range_bytes(self) -> int:
-        return min(RANGE_BYTES, self._bytes_per_s) if self._bytes_per_s else RANGE_BYTES
-
-
+@dataclass(eq=False, repr=False)
 class PartitionMirror:
     """One run over one partition. `tell(done, all)`: bytes of logs."""
 
-    def __init__(
-        self,
-        source: Place,
-        target: Place,
-        tip: TopicIdPartition,
-        spool: Spool,
-        pace: Pace,
-        options: MirrorOptions,
-        tell: Callable[[int, int], None],
-    ) -> None:
-        self._source = source
-        self._target = target
-        self._tip = tip
-        self._spool = spool
-        self._pace = pace
-        self._options = options
-        self._tell = tell
+    source: Place
+    target: Place
+    tip: TopicIdPartition
+    spool: Spool
+    pace: CopyPace
+    options: MirrorOptions
+    tell: Callable[[int, int], None]
+
+    def __post_init__(self) -> None:
         self._done_bytes = 0
-        self._result = MirroredPartition(tip)
+        self._result = MirroredPartition(self.tip)
 
     async def run(self) -> MirroredPartition:
         """May be repeated and ended at any time. Raises RemoteStorageError, OSError."""
-        tip, result = self._tip, self._result
-        there = await self._target.partition_objects(tip)
+        tip, result = self.tip, self._result
+        there = await self.target.partition_objects(tip)
         if there:
-            await refreshed(self._target.rlmm, tip)
-        result.faults += await metadata_faults(self._source.rsm, self._source.rlmm, [tip])
+            await refreshed(self.target.rlmm, tip)
+        result.faults += await metadata_faults(self.source.rsm, self.source.rlmm, [tip])
         # The objects after the metadata: a finished segment has all of them.
-        segments = finished(self._source.rlmm.list_remote_log_segments(tip))
-        here = await self._source.partition_objects(tip)
-        copied = self._target.rlmm.list_remote_log_segments(tip)
-        plan = plan_mirror(segments, here, copied, there, compare=self._options.compare)
+        segments = finished(self.source.rlmm.list_remote_log_segments(tip))
+        here = await self.source.partition_objects(tip)
+        copied = self.target.rlmm.list_remote_log_segments(tip)
+        plan = plan_mirror(segments, here, copied, there, compare=self.options.compare)
         result.segments = len(segments)
         result.size_bytes = sum(segment.segment_size_bytes for segment in segments)
         self._advance(sum(segment.segment_size_bytes for segment in plan.there))
-        waiting = iter(plan.copies)
 
-        async def worker() -> None:
-            for copy in waiting:
-                await self._copy(copy, there)
-                self._advance(copy.metadata.segment_size_bytes)
+        async def copy(wanted: ToCopy) -> None:
+            await self._copy(wanted, there)
+            self._advance(wanted.metadata.segment_size_bytes)
 
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(SEGMENTS_AT_ONCE):
-                workers.create_task(worker())
+        await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
         for place in plan.others:
             await self._copy_other(place)
         await self._remove(plan.extra)
@@ -274,17 +230,17 @@ class PartitionMirror:
 
     def _advance(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
-        self._tell(self._done_bytes, self._result.size_bytes)
+        self.tell(self._done_bytes, self._result.size_bytes)
 
     async def _copy(self, copy: ToCopy, there: Mapping[str, StoredObject]) -> None:
-        folder = self._spool.new_file()
+        folder = self.spool.new_file()
         try:
             faults = [] if copy.metadata_only else await self._fetched(copy, folder)
-            if faults and await self._is_gone(copy.metadata):
+            if faults and await is_gone(self.source.rsm, copy.metadata):
                 self._result.overtaken += 1
                 return
             self._result.faults += faults
-            if faults and not self._options.with_damaged:
+            if faults and not self.options.with_damaged:
                 return
             wrote = False
             for stored in [] if copy.metadata_only else copy.data:
@@ -292,17 +248,16 @@ class PartitionMirror:
             wrote |= await self._put_metadata(copy)
             self._result.copied += wrote
         except ObjectNotFound as error:
-            if await self._is_gone(copy.metadata):
+            if await is_gone(self.source.rsm, copy.metadata):
                 self._result.overtaken += 1
             else:
-                self._result.faults.append(self._missing(copy.metadata, error))
+                key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
+                what, at = f"an object is missing ({error})", copy.metadata.start_offset
+                self._result.faults.append(
+                    Fault(self.tip.topic, self.tip.partition, key, None, at, what)
+                )
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
-
-    def _missing(self, metadata: RemoteLogSegmentMetadata, error: ObjectNotFound) -> Fault:
-        key = self._source.rsm.object_key(metadata, SegmentFile.LOG)
-        what = f"an object is missing ({error})"
-        return Fault(self._tip.topic, self._tip.partition, key, None, metadata.start_offset, what)
 
     async def _fetched(self, copy: ToCopy, folder: Path) -> list[Fault]:
         """The segment's objects in the folder, and what is wrong with them. What looks damaged is
@@ -321,16 +276,19 @@ class PartitionMirror:
         await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
         file: IO[bytes] = await asyncio.to_thread(path.open, "wb")
         try:
-            async for content in _ranges(self._source.store, stored.key, self._pace.range_bytes):
+            async for content in _ranges(
+                self.source.store, stored.key, self.pace.step(RANGE_BYTES)
+            ):
                 await asyncio.to_thread(file.write, content)
-                await self._pace.read(len(content))
+                self.pace.spend(len(content))
+                await self.pace.turn(None)
         finally:
             await asyncio.to_thread(file.close)
 
     async def _verified(self, metadata: RemoteLogSegmentMetadata, folder: Path) -> list[Fault]:
         """As `verify` does with the objects where they are."""
         async with RemoteStorageManager(
-            FilesystemObjectStore(folder), self._source.prefix, at_rest=self._source.at_rest()
+            FilesystemObjectStore(folder), self.source.prefix, at_rest=self.source.at_rest()
         ) as downloaded:
             check = SegmentVerifier(
                 downloaded, metadata, TxnCheck(), RANGE_BYTES, lambda read: None
@@ -342,64 +300,50 @@ class PartitionMirror:
         self, stored: StoredObject, folder: Path, there: Mapping[str, StoredObject]
     ) -> bool:
         """Whether it had to be written: not what an earlier run has left whole."""
-        place = stored.key[len(self._source.prefix) :]
-        key, path = self._target.prefix + place, folder / stored.key
+        place = stored.key[len(self.source.prefix) :]
+        store, key, path = self.target.store, self.target.prefix + place, folder / stored.key
         size = (await asyncio.to_thread(path.stat)).st_size
         found = there.get(place)
-        if found is not None and found.size_bytes == size and await self._is_at_target(key, path):
+        if found is not None and found.size_bytes == size and await same_as_file(store, key, path):
             return False
-        await self._target.store.put_file(key, path, settled=True)
-        if not await self._is_at_target(key, path):
+        await store.put_file(key, path, settled=True)
+        if not await same_as_file(store, key, path):
             raise _not_what_was_put(key)
         self._result.bytes_copied += size
         return True
 
-    async def _is_at_target(self, key: str, path: Path) -> bool:
-        return await same_as_file(self._target.store, key, path)
-
     async def _put_metadata(self, copy: ToCopy) -> bool:
         """They may have changed since they were listed: an archiver goes on meanwhile."""
-        key = self._source.rsm.object_key(copy.metadata, SegmentFile.METADATA)
-        content = await self._source.store.get(key)
+        key = self.source.rsm.object_key(copy.metadata, SegmentFile.METADATA)
+        content = await self.source.store.get(key)
         now = decode_segment(content, key)
-        if now.segment_id != copy.metadata.segment_id or now.state is not _FINISHED:
+        if now.segment_id != copy.metadata.segment_id or not now.is_finished:
             raise ObjectNotFound(key)
-        return await self._put_if_other(key[len(self._source.prefix) :], content)
+        return await self._put_if_other(key[len(self.source.prefix) :], content)
 
     async def _copy_other(self, place: str) -> None:
         with suppress(ObjectNotFound):  # deleted meanwhile
-            content = await self._source.store.get(self._source.prefix + place)
+            content = await self.source.store.get(self.source.prefix + place)
             await self._put_if_other(place, content)
 
     async def _put_if_other(self, place: str, content: bytes) -> bool:
-        wrote = await put_if_other(self._target, place, content)
+        wrote = await put_if_other(self.target, place, content)
         self._result.bytes_copied += len(content) if wrote else 0
         return wrote
-
-    async def _is_gone(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Deleted, or about to be: no fault."""
-        key = self._source.rsm.object_key(metadata, SegmentFile.METADATA)
-        try:
-            now = decode_segment(await self._source.rsm.get_segment_metadata(key), key)
-        except ObjectNotFound:
-            return True
-        except CorruptSegment:
-            return False
-        return now.state is not _FINISHED
 
     async def _remove(self, extra: Iterable[str]) -> None:
         """What the archive has lost the copy may be the last to have: then it stays."""
         places = list(extra)
         if not places:
             return
-        check = CompletenessCheck(self._source.rsm, self._source.rlmm, None)
-        lost = (await check.check(self._tip, ())).faults
+        check = CompletenessCheck(self.source.rsm, self.source.rlmm, None)
+        lost = (await check.check(self.tip, ())).faults
         self._result.faults += [fault for fault in lost if fault not in self._result.faults]
         if self._result.faults:
             self._result.kept += places
             return
         for place in places:
-            await self._target.store.delete(self._target.prefix + place)
+            await self.target.store.delete(self.target.prefix + place)
         self._result.removed += len(places)
 
 

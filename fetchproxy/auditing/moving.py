@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from fetchproxy.auditing.completeness import CompletenessCheck
 from fetchproxy.auditing.faults import Fault
-from fetchproxy.auditing.mirroring import Place, put_if_other, same_objects
+from fetchproxy.auditing.mirroring import Place, by_segment, put_if_other, same_objects
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ObjectNotFound
 from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S
-from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
+from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import (
     LAYOUT_OBJECT,
     SegmentFile,
@@ -182,10 +182,10 @@ class DeletedPartition:
 
 
 async def delete_moved_partition(
-    source: Place, target: Place, tip: TopicIdPartition, tell: Callable[[int, int], None]
+    places: tuple[Place, Place], tip: TopicIdPartition, tell: Callable[[int, int], None]
 ) -> DeletedPartition:
-    """May be repeated. Raises RemoteStorageError."""
-    result = DeletedPartition(tip)
+    """Of (the old place, the new one). May be repeated. Raises RemoteStorageError."""
+    (source, target), result = places, DeletedPartition(tip)
     faults = await metadata_faults(target.rsm, target.rlmm, [tip])
     missing = (await CompletenessCheck(target.rsm, target.rlmm, None).check(tip, ())).faults
     result.faults += [*faults, *missing]
@@ -195,7 +195,8 @@ async def delete_moved_partition(
         return result
     there = await target.partition_objects(tip)
     total = sum(stored.size_bytes for stored in here.values())
-    for segment in _segments(here):
+    for files in by_segment(here).values():
+        segment = dict(files.values())
         if not await _may_go(source, target, segment, there):
             result.kept += sorted(segment)
             continue
@@ -211,15 +212,6 @@ async def delete_moved_partition(
                 await source.store.delete(source.prefix + place)
                 result.objects += 1
     return result
-
-
-def _segments(here: Mapping[str, StoredObject]) -> list[dict[str, StoredObject]]:
-    found: dict[RemoteLogSegmentId, dict[str, StoredObject]] = {}
-    for place, stored in here.items():
-        key = parse_segment_key("", place)
-        if key is not None:
-            found.setdefault(key.segment_id, {})[place] = stored
-    return list(found.values())
 
 
 async def _may_go(

@@ -1,6 +1,4 @@
-"""Mends what `verify` found, as far as it can be derived: index, transactions, epochs,
-metadata.
-"""
+"""Mends what `verify` found, as far as it can be derived: index, transactions, epochs, metadata."""
 
 from __future__ import annotations
 
@@ -101,13 +99,10 @@ def _check_place(metadata: RemoteLogSegmentMetadata, around: Around, *, is_cut: 
         raise CorruptSegment("a segment begins inside it of which nothing is known")
     if any(_is_newer(lineage, epochs, start, end) for lineage in around.lineages):
         raise CorruptSegment("a newer leader's log has taken the place of some of it")
-    below = [o for o in around.counted if o.start_offset <= start and o.segment_leader_epochs]
-    if epochs and any(o.segment_leader_epochs[-1].epoch > epochs[0].epoch for o in below):
+    below = [other for other in around.counted if other.start_offset <= start]
+    if epochs and any(other.last_epoch > epochs[0].epoch for other in below):
         raise CorruptSegment("a newer leader's log is below it")
-    newest = max(
-        [around.stated_epoch, *(o.segment_leader_epochs[-1].epoch for o in around.counted
-                                if o.segment_leader_epochs)]
-    )  # fmt: skip
+    newest = max(around.stated_epoch, *(other.last_epoch for other in around.counted), -1)
     is_followed = any(other.start_offset == end + 1 for other in around.counted)
     if not (is_cut or is_followed) and epoch_at(epochs, end) < newest:
         raise CorruptSegment("a newer leader's log may have taken the place of some of it")
@@ -134,7 +129,6 @@ def _begins_newer_lineage(other: RemoteLogSegmentMetadata, epochs: Sequence[Epoc
 # A partition with faults is read once more from its beginning, since how a transaction ended may
 # be said in a later segment, and a lineage begins in an earlier one.
 
-FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 # The derived objects of a segment as they are; None: missing.
 Stored = dict[SegmentFile, bytes | None]
 DERIVED = (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS)
@@ -162,9 +156,11 @@ async def repair_archive(
             tip = parsed.segment_id.topic_id_partition
             faulty.setdefault(tip, set()).add(fault.object_key)
     for tip in sorted(faulty):
-        partition = _PartitionRepair(rsm, rlmm, tip, faulty[tip], wall_clock_ms, chunk_bytes)
+        partition = _PartitionRepair(
+            rsm, rlmm, tip, faulty[tip], wall_clock_ms, chunk_bytes, report.refusals
+        )
         await partition.look()
-        for repair in partition.plan(report.refusals):
+        for repair in partition.plan():
             if not dry_run:
                 await partition.apply(repair)
             report.repairs.append(repair)
@@ -192,7 +188,7 @@ class _PartitionRepair:
     faulty: set[str]
     wall_clock_ms: Callable[[], int]
     chunk_bytes: int
-    refusals: list[str] = field(default_factory=list)
+    refusals: list[str]  # gets why something is not mended
     _stated: FinishedOffsets | None = None
     _history: TxnHistory = field(default_factory=TxnHistory)
     _broken: list[_Broken] = field(default_factory=list)
@@ -205,7 +201,7 @@ class _PartitionRepair:
             self._stated = await read_finished_offsets(self.rsm.records, self.tip)
         except CorruptSegment as error:
             self.refusals.append(str(error))
-        stated = [s for s in self.rlmm.list_remote_log_segments(self.tip) if s.state is FINISHED]
+        stated = [s for s in self.rlmm.list_remote_log_segments(self.tip) if s.is_finished]
         known = [await self._as_copied(s) for s in stated]
         every = [*zip(known, stated, strict=True), *((s, None) for s in await self._lost(known))]
         every.sort(key=lambda pair: (pair[0].start_offset, pair[1] is None))
@@ -253,15 +249,14 @@ class _PartitionRepair:
         if metadata.end_offset > seen.end:
             seen.end, seen.last = metadata.end_offset, metadata
 
-    def plan(self, refusals: list[str]) -> list[Repair]:
-        """What to write, the metadata of each segment last. `refusals` get why something is not."""
-        refusals += self.refusals
+    def plan(self) -> list[Repair]:
+        """What to write, the metadata of each segment last."""
         repairs: list[Repair] = []
         for broken in self._broken:
             try:
-                repairs += self._plan(broken, refusals)
+                repairs += self._plan(broken)
             except CorruptSegment as error:
-                refusals.append(f"{self._name(broken.metadata)}: {error}")
+                self.refusals.append(f"{self._name(broken.metadata)}: {error}")
         return repairs
 
     async def apply(self, repair: Repair) -> None:
@@ -292,7 +287,7 @@ class _PartitionRepair:
                     event_timestamp_ms=self.wall_clock_ms(),
                     segment_leader_epochs=(),
                     segment_size_bytes=0,
-                    state=FINISHED,
+                    state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
                     has_aborted_txns=True,  # so that the index is looked at
                 )
                 lost.append(replace(stub, packed=await self.rsm.is_packed(stub)))
@@ -331,9 +326,7 @@ class _PartitionRepair:
         return None
 
     async def _find_again(
-        self,
-        lost: Sequence[RemoteLogSegmentMetadata],
-        known: Sequence[RemoteLogSegmentMetadata],
+        self, lost: Sequence[RemoteLogSegmentMetadata], known: Sequence[RemoteLogSegmentMetadata]
     ) -> dict[RemoteLogSegmentMetadata, tuple[RemoteLogSegmentMetadata, DerivedSegment]]:
         """Metadata anew, by what stands for them. From the last one down: what begins inside
         another segment has cut it."""
@@ -399,7 +392,7 @@ class _PartitionRepair:
             return None
 
     # --- what it should be ---
-    def _plan(self, broken: _Broken, refusals: list[str]) -> list[Repair]:
+    def _plan(self, broken: _Broken) -> list[Repair]:
         metadata, segment = broken.metadata, broken.derived.segment
         keys = {file: self.rsm.object_key(metadata, file) for file in SegmentFile}
         if broken.known is not None:
@@ -412,7 +405,7 @@ class _PartitionRepair:
                 try:
                     wanted[file] = tell(broken, metadata)
                 except CorruptSegment as error:
-                    refusals.append(f"{self._name(broken.metadata)}: {error}")
+                    self.refusals.append(f"{self._name(broken.metadata)}: {error}")
         if SegmentFile.TXN in wanted:
             metadata = replace(metadata, has_aborted_txns=wanted[SegmentFile.TXN] is not None)
         elif broken.known is None:
@@ -451,17 +444,14 @@ class _PartitionRepair:
                 told = tuple(e for e in lineage if e.start_offset <= end)
                 if agrees(clip_epochs(told, metadata.start_offset, end), own):
                     return encode_epochs(told)
-        if metadata.start_offset > self._first_offset:
+        # Below it nothing was ever archived, as far as is known.
+        first_offset = 0 if self._stated is None else self._stated.recorded_from
+        if metadata.start_offset > first_offset:
             raise CorruptSegment("nothing says which leader epochs the log had before it")
         return encode_epochs(own)
 
     def _is_faulty(self, metadata: RemoteLogSegmentMetadata) -> bool:
         return any(self.rsm.object_key(metadata, file) in self.faulty for file in SegmentFile)
-
-    @property
-    def _first_offset(self) -> int:
-        """Below it nothing was ever archived, as far as is known."""
-        return 0 if self._stated is None else self._stated.recorded_from
 
     @staticmethod
     def _name(metadata: RemoteLogSegmentMetadata) -> str:

@@ -16,18 +16,10 @@ from fetchproxy.metadata.leader_views import LeaderLog, compare_with_leader
 from fetchproxy.metadata.lineage import Undecided, archived_lineage, compared_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import (
-    LogEdges,
-    LogHistory,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
-    TopicIdPartition,
-)
+from fetchproxy.model import LogEdges, LogHistory, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Kind
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.log_truncation import LogTruncation
-
-_FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 class Answer(StrEnum):
@@ -51,9 +43,7 @@ class LeaderSays:
 @dataclass(frozen=True, slots=True)
 class ResolutionPlan:
     """To be done in this order. `history`, `log_start`: None where nothing is to be said of them.
-
-    `in_words`: what it does, one sentence each.
-    """
+    `in_words`: what it does, one sentence each."""
 
     drop: tuple[RemoteLogSegmentMetadata, ...]
     history: LogHistory | None
@@ -68,10 +58,12 @@ def plan_resolution(
     leader: LeaderSays,
 ) -> ResolutionPlan:
     """`segments`: all that the metadata name, as old as `view`. Raises ResolutionRefused."""
-    shown = tuple(s for s in segments if s.state is _FINISHED and view.history.shows(s))
+    shown = tuple(s for s in segments if s.is_finished and view.history.shows(s))
     if answer is Answer.KEEP:
         return _keep(view, leader.edges)
-    after_epoch = _last_epoch(view, leader)
+    lineage = archived_lineage(view)
+    # Where the archive has no segment, the last one before the leader's log.
+    after_epoch = lineage[-1].epoch if lineage else leader.edges.log_start_epoch - 1
     if answer is Answer.TRUNCATE and not (view.raised_log_start or view.history.kept_below):
         return ResolutionPlan(shown[::-1], None, None, _dropped(shown, leader.edges))
     if after_epoch <= view.history.after_epoch or leader.leader_epoch <= after_epoch:
@@ -96,13 +88,11 @@ def plan_resolution(
 def plan_showing_again(
     view: PartitionView, segments: Sequence[RemoteLogSegmentMetadata]
 ) -> ResolutionPlan | None:
-    """`--keep` of what `--new-history` has put aside last; None: nothing is.
-
-    Raises ResolutionRefused where that would be a second kept log beside one that is shown.
-    """
+    """`--keep` of what `--new-history` has put aside last; None: nothing is. Raises
+    ResolutionRefused where that would be a second kept log beside one that is shown."""
     now = view.history
     before = now.earlier[-1] if now.earlier else -1
-    aside = [s for s in segments if s.state is _FINISHED and before < _epoch(s) <= now.after_epoch]
+    aside = [s for s in segments if s.is_finished and before < s.last_epoch <= now.after_epoch]
     if not aside:
         return None
     if now.kept_below:
@@ -142,17 +132,6 @@ def _dropped(shown: Sequence[RemoteLogSegmentMetadata], edges: LogEdges) -> tupl
     )
 
 
-def _last_epoch(view: PartitionView, leader: LeaderSays) -> int:
-    """Of the archive; where it has no segment, the last one before the leader's log."""
-    lineage = archived_lineage(view)
-    return lineage[-1].epoch if lineage else leader.edges.log_start_epoch - 1
-
-
-def _epoch(segment: RemoteLogSegmentMetadata) -> int:
-    epochs = segment.segment_leader_epochs
-    return epochs[-1].epoch if epochs else -1
-
-
 async def resolve(
     tip: TopicIdPartition,
     answer: Answer,
@@ -163,10 +142,8 @@ async def resolve(
     wall_clock_ms: Callable[[], int],
     dry_run: bool = False,
 ) -> ResolutionPlan:
-    """What was done, or would be. May be repeated after a failure.
-
-    Raises ResolutionRefused where nothing waits for an answer, ClusterError, RemoteStorageError.
-    """
+    """What was done, or would be. May be repeated after a failure. Raises ResolutionRefused where
+    nothing waits for an answer, ClusterError, RemoteStorageError."""
     view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
     segments = rlmm.list_remote_log_segments(tip)
     edges = await leader.edges(tip)

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fetchproxy.auditing.verify import for_each
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicFollower
@@ -23,6 +22,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.records import LogHistorySaid, LogStartOffset, MetadataEvent, Restore
 
 State = RemoteLogSegmentState
@@ -114,10 +114,7 @@ def _summary(
         segments=len(ids),
         restored=len(changed),
         unreadable=len(stored.problems(tip)),
-        not_in_store=sum(
-            s.state is State.COPY_SEGMENT_FINISHED and s.segment_id not in ids
-            for s in table.segments()
-        ),
+        not_in_store=sum(s.is_finished and s.segment_id not in ids for s in table.segments()),
         raised_log_start=starts[0] if starts else None,
     )
 
@@ -140,9 +137,7 @@ def missing_states(
     known: RemoteLogSegmentMetadata | None, stored: RemoteLogSegmentMetadata
 ) -> list[RemoteLogSegmentMetadata]:
     """The events that lead from what the topic knows to what the store says; none if it is as far.
-
-    A segment has to be begun before it can be in any other state.
-    """
+    A segment has to be begun before it can be in any other state."""
     steps = [State.COPY_SEGMENT_STARTED]
     if stored.state is not State.COPY_SEGMENT_STARTED:
         steps.append(stored.state)

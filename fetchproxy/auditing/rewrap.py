@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fetchproxy.auditing.verify import PARTITIONS_AT_ONCE, for_each
+from fetchproxy.auditing.verify import PARTITIONS_AT_ONCE
 from fetchproxy.errors import DamagedObject, ObjectNotFound
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 
@@ -30,11 +30,7 @@ class RewrapReport:
 
 
 async def rewrap_archive(
-    rsm: RemoteStorageManager,
-    *,
-    topics: re.Pattern[str] | None = None,
-    dry_run: bool = False,
-    on_segment: Callable[[], None] = lambda: None,
+    rsm: RemoteStorageManager, *, topics: re.Pattern[str] | None = None, dry_run: bool = False
 ) -> RewrapReport:
     """Of topics whose whole name matches (None: of all). Raises RemoteStorageError; what was done
     until then stays."""
@@ -52,7 +48,6 @@ async def rewrap_archive(
             if found.key_id:
                 report.keys[found.key_id] += 1
                 report.rewrapped += found.done
-            on_segment()
 
     tips = [t for t in await rsm.list_partitions() if topics is None or topics.fullmatch(t.topic)]
     await for_each(tips, rewrap, PARTITIONS_AT_ONCE)

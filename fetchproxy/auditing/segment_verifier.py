@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
 
+from fetchproxy.auditing.completeness import held_in
 from fetchproxy.auditing.faults import Fault, Orphan
 from fetchproxy.errors import (
     CorruptSegment,
@@ -20,18 +23,10 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
+from fetchproxy.segments import side_files
 from fetchproxy.segments.check import Next, SegmentCheck, TxnCheck, clip_epochs
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
-from fetchproxy.segments.side_files import (
-    ENTRY_BYTES,
-    clip_aborted,
-    decode_aborted,
-    decode_epochs,
-    offset_index_fault,
-    snapshot_fault,
-    time_index_fault,
-)
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.orphans import Objects, find_orphans
 
@@ -40,6 +35,8 @@ from fetchproxy.writing.deletion.orphans import Objects, find_orphans
 # A crash between two steps, or an upload that arrived although its answer was lost, leaves
 # objects that nobody needs. A whole segment whose offsets no other has is a loss, unless it was
 # deleted.
+
+T = TypeVar("T")
 
 _ALL_BUT_METADATA = {SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS}
 
@@ -55,12 +52,12 @@ async def look_at_unnamed(
     faults: list[Fault] = []
     offsets: list[tuple[int, int]] = []
     orphans: list[Orphan] = []
-    segments = list(finished)
+    held = [(segment.start_offset, segment.end_offset) for segment in finished]
     for objects in (await find_orphans(rsm, rlmm, tip)).values():
         view = rlmm.view(tip)
         lost = await _lost_segment(rsm, objects)
         is_deleted = lost is not None and view is not None and lost[1] < view.raised_log_start
-        if lost is None or is_deleted or _is_held(lost, segments):
+        if lost is None or is_deleted or held_in(*lost, held):
             orphans += [
                 Orphan(tip.topic, tip.partition, o.key, o.size_bytes) for o in objects.values()
             ]
@@ -88,186 +85,159 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
     return parsed.base_offset, index.last_offset
 
 
-def _is_held(offsets: tuple[int, int], segments: Iterable[RemoteLogSegmentMetadata]) -> bool:
-    """Whether each of `offsets`, both inclusive, is in one of `segments`, by start offset."""
-    wanted, last = offsets
-    for segment in segments:
-        if segment.start_offset <= wanted:
-            wanted = max(wanted, segment.end_offset + 1)
-    return wanted > last
-
-
 # What is true of the bytes and of transactions is decided in `check`; here is what is read, in
 # which order, and what a store's answer means.
 
 
+@dataclass(eq=False, repr=False)
 class SegmentVerifier:
     """One segment; `faults` are complete after `verify`. `is_encrypted`: or nobody can tell.
+    `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known."""
 
-    `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known.
-    """
+    rsm: RemoteStorageManager
+    metadata: RemoteLogSegmentMetadata
+    txns: TxnCheck
+    chunk_bytes: int
+    on_bytes: Callable[[int], None]
 
-    def __init__(
-        self,
-        rsm: RemoteStorageManager,
-        metadata: RemoteLogSegmentMetadata,
-        txns: TxnCheck,
-        chunk_bytes: int,
-        on_bytes: Callable[[int], None],
-    ) -> None:
-        self._rsm = rsm
-        self._metadata = metadata
-        self._txns = txns
-        self._chunk_bytes = chunk_bytes
-        self._on_bytes = on_bytes
+    def __post_init__(self) -> None:
         self._reached = 0  # bytes of the log that count as done
         self.faults: list[Fault] = []
         self.lineage: tuple[EpochStart, ...] | None = None
         self.is_encrypted = True
 
     async def verify(self, *, continues: bool) -> None:
-        metadata = self._metadata
+        metadata = self.metadata
         if not await self._metadata_are_its_own():
             self._advance(metadata.segment_size_bytes)
-            self._txns.restart()
+            self.txns.restart()
             return
         index = await self._index()
         aborted = await self._aborted()
-        packing_there = await self._packing()
+        # Without it nothing of the log can be read.
+        packing_there = (
+            not metadata.packed or await self._decoded(SegmentFile.PACKING, bytes) is not None
+        )
         await self._epochs()
         await self._kafka_files()
         txn_key = self._key(SegmentFile.TXN)
-        self._txns.begin(aborted or (), txn_key, metadata.start_offset, metadata.end_offset)
+        self.txns.begin(aborted or (), txn_key, metadata.start_offset, metadata.end_offset)
         spans = list(index.spans()) if index is not None else []
-        check = SegmentCheck(metadata, spans, self._txns, continues=continues)
+        check = SegmentCheck(metadata, spans, self.txns, continues=continues)
         log_read = packing_there and await self._read_log(check)
         self._advance(metadata.segment_size_bytes)
         for finding in check.findings:
             file = SegmentFile.METADATA if finding.in_metadata else SegmentFile.LOG
             file = SegmentFile.INDEX if finding.in_index else file
-            self._fault(file, finding.byte_position, finding.offset, finding.what)
+            self._fault(file, finding.what, finding.byte_position, finding.offset)
         if not (log_read and check.log_is_sound and aborted is not None):
-            self._txns.restart()
+            self.txns.restart()
             return
         tip = metadata.topic_id_partition
         self.faults.extend(
             Fault(tip.topic, tip.partition, f.object_key, f.byte_position, f.offset, f.what)
-            for f in self._txns.end()
+            for f in self.txns.end()
         )
 
     async def _metadata_are_its_own(self) -> bool:
         """False: nothing else can be held against them."""
         try:
-            self.is_encrypted = await self._rsm.check_metadata(self._metadata)
+            self.is_encrypted = await self.rsm.check_metadata(self.metadata)
         except MetadataChanged as error:
-            self._fault(SegmentFile.METADATA, None, None, str(error))
+            self._fault(SegmentFile.METADATA, str(error))
             return False
         except (ObjectNotFound, DamagedObject):
             return True  # each object that cannot be read is told by itself
         return True
 
     async def _index(self) -> RemoteLogIndex | None:
-        raw = await self._whole(SegmentFile.INDEX)
-        if raw is None:
-            return None
-        try:
+        def parsed(raw: bytes) -> RemoteLogIndex:
             index = RemoteLogIndex.parse(raw)
-            index.check_covers(self._metadata.stored_end_offset, self._metadata.segment_size_bytes)
-        except CorruptSegment as error:
-            self._fault(SegmentFile.INDEX, None, None, str(error))
+            index.check_covers(self.metadata.stored_end_offset, self.metadata.segment_size_bytes)
+            return index
+
+        index = await self._decoded(SegmentFile.INDEX, parsed)
+        if index is None:
             return None
         # An archive may be copied below another prefix: what counts is the place within it.
         if _place_in_archive(index.object_key) != _place_in_archive(self._key(SegmentFile.LOG)):
-            self._fault(SegmentFile.INDEX, None, None, f"rdi names {index.object_key!r}")
+            self._fault(SegmentFile.INDEX, f"rdi names {index.object_key!r}")
         return index
 
     async def _aborted(self) -> tuple[AbortedTxn, ...] | None:
-        if not self._metadata.has_aborted_txns:
+        if not self.metadata.has_aborted_txns:
             return ()
-        raw = await self._whole(SegmentFile.TXN)
-        if raw is None:
+        aborted = await self._decoded(SegmentFile.TXN, side_files.decode_aborted)
+        if aborted is None:
             return None
-        try:
-            aborted = decode_aborted(raw)
-        except CorruptSegment as error:
-            self._fault(SegmentFile.TXN, None, None, str(error))
-            return None
-        if not aborted and self._metadata.copied_end_offset is None:
-            self._fault(SegmentFile.TXN, None, None, "no entry, but has_aborted_txns is true")
-        end_offset = self._metadata.stored_end_offset
+        if not aborted and self.metadata.copied_end_offset is None:
+            self._fault(SegmentFile.TXN, "no entry, but has_aborted_txns is true")
+        end_offset = self.metadata.stored_end_offset
         for number, entry in enumerate(aborted):
             if entry.first_offset > end_offset:
                 what = f"lists a transaction from {entry.first_offset}, above the segment's end"
-                self._fault(SegmentFile.TXN, number * ENTRY_BYTES, entry.first_offset, what)
-        return clip_aborted(aborted, self._metadata.end_offset)
-
-    async def _packing(self) -> bool:
-        """False: it is missing, so nothing of the log can be read."""
-        return not self._metadata.packed or await self._whole(SegmentFile.PACKING) is not None
+                place = number * side_files.ENTRY_BYTES
+                self._fault(SegmentFile.TXN, what, place, entry.first_offset)
+        return side_files.clip_aborted(aborted, self.metadata.end_offset)
 
     async def _epochs(self) -> None:
-        raw = await self._whole(SegmentFile.EPOCHS)
-        if raw is None:
+        lineage = await self._decoded(SegmentFile.EPOCHS, side_files.decode_epochs)
+        if lineage is None:
             return
-        metadata = self._metadata
-        try:
-            lineage = decode_epochs(raw)
-        except CorruptSegment as error:
-            self._fault(SegmentFile.EPOCHS, None, None, str(error))
-            return
+        metadata = self.metadata
         stated = metadata.segment_leader_epochs
         found = clip_epochs(lineage, metadata.start_offset, metadata.end_offset)
         # Batches without an epoch leave none in the metadata, but do not end the lineage.
         if found != stated and (stated or len(found) > 1):
-            self._fault(SegmentFile.EPOCHS, None, None, f"has {found}, metadata have {stated}")
+            self._fault(SegmentFile.EPOCHS, f"has {found}, metadata have {stated}")
         else:
             self.lineage = lineage
 
     async def _kafka_files(self) -> None:
         """A broker's own files; only segments from `log-dirs` have them, and not all of those."""
-        metadata = self._metadata
+        metadata = self.metadata
         base, end = metadata.start_offset, metadata.stored_end_offset
         clipped = metadata.copied_end_offset is not None
         newest_ms = 2**63 - 1 if clipped else metadata.max_timestamp_ms
         for file in KAFKA_FILES:
             try:
-                raw = await self._rsm.fetch_index(metadata, file)
+                raw = await self.rsm.fetch_index(metadata, file)
             except ObjectNotFound:
                 continue
             except DamagedObject as error:
-                self._fault(file, None, None, str(error))
+                self._fault(file, str(error))
                 continue
             if file is SegmentFile.OFFSET_INDEX:
-                fault = offset_index_fault(raw, base, end, metadata.segment_size_bytes)
+                fault = side_files.offset_index_fault(raw, base, end, metadata.segment_size_bytes)
             elif file is SegmentFile.TIME_INDEX:
-                fault = time_index_fault(raw, base, end, newest_ms)
+                fault = side_files.time_index_fault(raw, base, end, newest_ms)
             else:
-                fault = snapshot_fault(raw)
+                fault = side_files.snapshot_fault(raw)
             if fault:
-                self._fault(file, None, None, fault)
+                self._fault(file, fault)
 
-    async def _whole(self, file: SegmentFile) -> bytes | None:
+    async def _decoded(self, file: SegmentFile, decode: Callable[[bytes], T]) -> T | None:
+        """None: it is missing or damaged, which is told."""
         try:
-            return await self._rsm.fetch_index(self._metadata, file)
+            return decode(await self.rsm.fetch_index(self.metadata, file))
         except ObjectNotFound:
-            self._fault(file, None, None, "object is missing")
-        except DamagedObject as error:
-            self._fault(file, None, None, str(error))
+            self._fault(file, "object is missing")
+        except CorruptSegment as error:
+            self._fault(file, str(error))
         return None
 
     async def _read_log(self, check: SegmentCheck) -> bool:
         """False: there is no log. Its size is checked by reading it to the end, and one byte on."""
-        size = self._metadata.segment_size_bytes
+        size = self.metadata.segment_size_bytes
         try:
             await self._walk_log(check, size)
             if await self._range(size, size + 1):
-                what = f"object goes on, metadata say {size} bytes"
-                self._fault(SegmentFile.LOG, size, None, what)
+                self._fault(SegmentFile.LOG, f"object goes on, metadata say {size} bytes", size)
         except ObjectNotFound:
-            self._fault(SegmentFile.LOG, None, None, "object is missing")
+            self._fault(SegmentFile.LOG, "object is missing")
             return False
         except DamagedObject as error:  # packed, and a block of it is not what was stored
-            self._fault(SegmentFile.LOG, None, None, str(error))
+            self._fault(SegmentFile.LOG, str(error))
             return False
         return True
 
@@ -276,7 +246,7 @@ class SegmentVerifier:
         step: Next | None = Next(0)
         while step is not None and step.position < size:
             rest = data[max(step.position - start, 0) :] if step.position >= start else b""
-            end = min(step.position + max(step.bytes_min, self._chunk_bytes), size)
+            end = min(step.position + max(step.bytes_min, self.chunk_bytes), size)
             read_from = step.position + len(rest)
             more = await self._range(read_from, end) if read_from < end else b""
             data, start = rest + more, step.position
@@ -289,23 +259,23 @@ class SegmentVerifier:
 
     async def _range(self, start: int, end: int) -> bytes | bytearray:
         try:
-            return await self._rsm.fetch_log_segment(self._metadata, ByteRange(start, end))
+            return await self.rsm.fetch_log_segment(self.metadata, ByteRange(start, end))
         except RangeNotSatisfiable:
             return b""
 
     def _advance(self, position: int) -> None:
-        position = min(position, self._metadata.segment_size_bytes)
+        position = min(position, self.metadata.segment_size_bytes)
         if position > self._reached:
-            self._on_bytes(position - self._reached)
+            self.on_bytes(position - self._reached)
             self._reached = position
 
     def _key(self, file: SegmentFile) -> str:
-        return self._rsm.object_key(self._metadata, file)
+        return self.rsm.object_key(self.metadata, file)
 
     def _fault(
-        self, file: SegmentFile, position: int | None, offset: int | None, what: str
+        self, file: SegmentFile, what: str, position: int | None = None, offset: int | None = None
     ) -> None:
-        tip = self._metadata.topic_id_partition
+        tip = self.metadata.topic_id_partition
         self.faults.append(Fault(tip.topic, tip.partition, self._key(file), position, offset, what))
 
 

@@ -2,66 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fetchproxy.auditing.completeness import CompletenessCheck, refreshed
-from fetchproxy.auditing.faults import Fault, NotKnown, Orphan, RecordedGap, VerifyReport
+from fetchproxy.auditing.completeness import CompletenessCheck, finished, refreshed
+from fetchproxy.auditing.faults import Fault, VerifyReport
 from fetchproxy.auditing.segment_verifier import SegmentVerifier, look_at_unnamed
-from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import (
-    FIRST_HISTORY,
-    EpochStart,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
-    TopicIdPartition,
-)
-from fetchproxy.observability.health import Condition, in_order
+from fetchproxy.model import FIRST_HISTORY, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.check import TxnCheck, first_newer
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import epoch_at, first_difference
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-# The same work for many partitions, some of them at once.
-
-
-async def for_each(
-    tips: Iterable[TopicIdPartition],
-    work: Callable[[TopicIdPartition], Awaitable[None]],
-    at_once: int,
-) -> None:
-    """Raises the first RemoteStorageError; no work is begun after it."""
-    waiting = iter(tips)
-    failures: list[RemoteStorageError] = []
-
-    async def worker() -> None:
-        for tip in waiting:
-            try:
-                await work(tip)
-            except RemoteStorageError as error:  # raised below: here the TaskGroup would wrap it
-                failures.append(error)
-            if failures:
-                return
-
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(at_once):
-            workers.create_task(worker())
-    if failures:
-        raise failures[0]
-
-
-# The finished segments of a partition, by the history of the log that they are of.
-
 Segments = list[RemoteLogSegmentMetadata]
-
-
-def finished(segments: Iterable[RemoteLogSegmentMetadata]) -> Segments:
-    return [s for s in segments if s.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
 
 
 def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Segments]:
@@ -75,9 +34,7 @@ def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Se
     borders = sorted({*history.earlier, history.after_epoch, history.kept_epoch})
     found: dict[int, Segments] = {}
     for segment in finished(segments):
-        epochs = segment.segment_leader_epochs
-        last = epochs[-1].epoch if epochs else -1
-        log = -1 if history.shows(segment) else bisect_left(borders, last)
+        log = -1 if history.shows(segment) else bisect_left(borders, segment.last_epoch)
         found.setdefault(log, []).append(segment)
     return [found[log] for log in sorted(found)]
 
@@ -114,33 +71,22 @@ async def verify_archive(
     await for_each(tips, run.catalog, PARTITIONS_AT_ONCE)
     run.progress(0)
     await for_each(tips, run.verify_partition, PARTITIONS_AT_ONCE)
-    return VerifyReport(
-        partitions=len(tips),
-        segments=run.segments,
-        segments_unfinished=run.segments_unfinished,
-        size_bytes=run.bytes_done,
-        gaps=tuple(sorted(run.gaps)),
-        faults=tuple(sorted(run.faults, key=place_of)),
-        orphans=tuple(sorted(run.orphans)),
-        segments_overlapping=run.segments_overlapping,
-        not_known=tuple(sorted(run.not_known)),
-        concerns=in_order(run.findings),
-        segments_not_encrypted=run.segments_not_encrypted,
-    )
+    run.report.partitions = len(tips)
+    run.report.sort()
+    return run.report
 
 
 async def metadata_faults(
     rsm: RemoteStorageManager,
     rlmm: StoreBackedRemoteLogMetadataManager,
     partitions: Sequence[TopicIdPartition],
-) -> tuple[Fault, ...]:
+) -> list[Fault]:
     """Metadata that are unreadable or lost, without reading any log; `rlmm` is up to date then.
-
-    Raises RemoteStorageError.
-    """
+    Raises RemoteStorageError."""
     run = _Run(rsm, rlmm, None, lambda done, total: None, CHUNK_BYTES)
     await for_each(partitions, run.catalog, PARTITIONS_AT_ONCE)
-    return tuple(sorted(run.faults, key=place_of))
+    run.report.sort()
+    return run.report.faults
 
 
 async def _partitions(
@@ -156,12 +102,6 @@ async def _partitions(
     return sorted(every)
 
 
-def place_of(fault: Fault) -> tuple[str, int, str, int, int]:
-    position = -1 if fault.byte_position is None else fault.byte_position
-    offset = -1 if fault.offset is None else fault.offset
-    return fault.topic, fault.partition, fault.object_key, position, offset
-
-
 @dataclass(slots=True)
 class _Run:
     rsm: RemoteStorageManager
@@ -170,45 +110,34 @@ class _Run:
     on_progress: Progress
     chunk_bytes: int
     bytes_total: int = 0
-    bytes_done: int = 0
-    segments: int = 0
-    segments_unfinished: int = 0
-    segments_overlapping: int = 0
-    segments_not_encrypted: int = 0
-    gaps: list[RecordedGap] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    orphans: list[Orphan] = field(default_factory=list)
-    not_known: list[NotKnown] = field(default_factory=list)
-    findings: list[Condition] = field(default_factory=list)
+    report: VerifyReport = field(default_factory=VerifyReport)
     # Offsets of segments of which only the metadata are missing.
     lost: dict[TopicIdPartition, list[tuple[int, int]]] = field(default_factory=dict)
 
     def progress(self, more_bytes: int) -> None:
-        self.bytes_done += more_bytes
-        self.on_progress(self.bytes_done, self.bytes_total)
+        self.report.size_bytes += more_bytes
+        self.on_progress(self.report.size_bytes, self.bytes_total)
 
     async def catalog(self, tip: TopicIdPartition) -> None:
         """Read the partition's metadata, and the faults of these objects themselves."""
         await refreshed(self.rlmm, tip)
         for problem in self.rlmm.problems(tip):
             key, offset = problem.key, problem.base_offset
-            self._report([Fault(tip.topic, tip.partition, key, None, offset, problem.what)])
+            self.report.faults.append(
+                Fault(tip.topic, tip.partition, key, None, offset, problem.what)
+            )
         every = self.rlmm.list_remote_log_segments(tip)
         named = finished(every)
         unnamed = await look_at_unnamed(self.rsm, self.rlmm, tip, named)
         faults, orphans, self.lost[tip] = unnamed
-        self._report(faults)
-        self.orphans += orphans
+        self.report.faults += faults
+        self.report.orphans += orphans
         self.bytes_total += sum(segment.segment_size_bytes for segment in named)
-        self.segments_unfinished += len(every) - len(named)
+        self.report.segments_unfinished += len(every) - len(named)
 
     async def verify_partition(self, tip: TopicIdPartition) -> None:
         check = CompletenessCheck(self.rsm, self.rlmm, self.metadata_topic)
-        found = await check.check(tip, self.lost[tip])
-        self._report(found.faults)
-        self.gaps += found.gaps
-        self.not_known += found.not_known
-        self.findings += found.findings
+        self.report.add(await check.check(tip, self.lost[tip]))
         for segments in by_history(self.rlmm, tip):
             await self._verify_log(tip, segments)
 
@@ -233,39 +162,37 @@ class _Run:
             chains[metadata.end_offset + 1] = txns
             segment = SegmentVerifier(self.rsm, metadata, txns, self.chunk_bytes, self.progress)
             if expected is not None and before is not None and start < expected:
-                self.segments_overlapping += 1
+                self.report.segments_overlapping += 1
                 overlaps = overlap_faults(self.rsm, before, metadata, settled)
                 told.update(fault.object_key for fault in overlaps)
-                self._report(overlaps)
+                self.report.faults += overlaps
             await segment.verify(continues=continues)
-            self.segments += 1
-            if segment.faults and await self._is_gone(metadata):
-                self.segments -= 1
+            self.report.segments += 1
+            if segment.faults and await is_gone(self.rsm, metadata):
+                self.report.segments -= 1
                 segment.faults.clear()
             elif self.rsm.encrypts and not segment.is_encrypted:
-                self.segments_not_encrypted += 1
-            self._report(segment.faults)
+                self.report.segments_not_encrypted += 1
+            self.report.faults += segment.faults
             if segment.lineage is not None:
                 found = lineage_faults(self.rsm, unconfirmed, metadata, segment.lineage, settled)
-                self._report([fault for fault in found if fault.object_key not in told])
+                self.report.faults += [fault for fault in found if fault.object_key not in told]
                 unconfirmed = []
             unconfirmed.append(metadata)
             if expected is None or metadata.end_offset >= expected:
                 expected, before = metadata.end_offset + 1, metadata
 
-    async def _is_gone(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Was the segment deleted while it was read? Retention does that, and is no fault."""
-        key = self.rsm.object_key(metadata, SegmentFile.METADATA)
-        try:
-            now = decode_segment(await self.rsm.get_segment_metadata(key), key)
-        except ObjectNotFound:
-            return True
-        except CorruptSegment:
-            return False
-        return now.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
-    def _report(self, faults: list[Fault]) -> None:
-        self.faults += faults
+async def is_gone(rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata) -> bool:
+    """Was the segment deleted, or is it about to be? Retention does that, and is no fault."""
+    key = rsm.object_key(metadata, SegmentFile.METADATA)
+    try:
+        now = decode_segment(await rsm.get_segment_metadata(key), key)
+    except ObjectNotFound:
+        return True
+    except CorruptSegment:
+        return False
+    return not now.is_finished
 
 
 def lineage_faults(

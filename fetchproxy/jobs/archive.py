@@ -27,7 +27,8 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.writing.discovery import TopicDiscovery
+from fetchproxy.runtime.loop import for_each
+from fetchproxy.writing.discovery import TopicDiscovery, partitions_of_all
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
 from fetchproxy.writing.remote_log_manager import archive_partitions
@@ -44,8 +45,7 @@ ARCHIVED_SCHEMA = (
 @dataclass(frozen=True, slots=True)
 class PlannedPartition:
     """`archive_end` (exclusive) None: nothing is archived yet. Between it and `last_stable_offset`,
-    or the broker's `log_start_offset` if that is higher, lies what is to be copied.
-    """
+    or the broker's `log_start_offset` if that is higher, lies what is to be copied."""
 
     tip: TopicIdPartition
     archive_end: int | None
@@ -114,9 +114,7 @@ def check_source(config: Config) -> None:
 
 def begin_archive(config: Config, *, create: bool = False) -> None:
     """Runs on the driver, first of all: the archive is there and our own, or is made where it may.
-
-    Raises as `OwnArchive.confirm`.
-    """
+    Raises as `OwnArchive.confirm`."""
 
     async def confirmed() -> None:
         async with managed_archive(config, create=True) as opened:
@@ -138,14 +136,9 @@ def plan_archive(config: Config) -> ArchivePlan:
     return in_loop(planned())
 
 
-def archive_work(
-    config: Config,
-) -> StoreWork[ManagedArchive, PlannedPartition, ArchivedPartition]:
-    """Copies, then removes what retention has passed.
-
-    Fails with RemoteStorageError, ClusterError, LogTruncated, CompactedLog, CorruptSegment,
-    OSError.
-    """
+def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, ArchivedPartition]:
+    """Copies, then removes what retention has passed. Fails with RemoteStorageError, ClusterError,
+    LogTruncated, CompactedLog, CorruptSegment, OSError."""
     config = for_executors(config)
     return StoreWork(
         "archive",
@@ -169,45 +162,31 @@ async def _archive_partition(
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
     )
-    return await _result(opened.rlmm, planned)
+    view = await opened.rlmm.refresh(planned.tip, asyncio.get_running_loop().time())
+    new = view.segments[view.segments.index_at_or_after(planned.archive_end or 0) :]
+    size = sum(segment.segment_size_bytes for segment in new)
+    return ArchivedPartition(planned, view.log_end_offset, len(new), size)
 
 
 async def _plan(config: Config, cluster: Cluster, rlmm: RemoteLogMetadataManager) -> ArchivePlan:
     assert config.archive.topics is not None
     discovery = TopicDiscovery(cluster, config.archive.topics, WritingLimits.discovery_interval_ms)
-    tips = (await discovery.look()).partitions()
+    tips = partitions_of_all(await discovery.look())
     if not tips and not discovery.refused:
         raise ConfigError(f"archive.topics = {config.archive.topics!r} matches no topic")
-    places = asyncio.Semaphore(PLANNED_AT_ONCE)
     found: list[PlannedPartition] = []
 
     async def look(tip: TopicIdPartition) -> None:
-        async with places:
-            edges = await cluster.log_edges(tip, max_age_ms=0)
-            view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
-            found.append(
-                PlannedPartition(
-                    tip,
-                    view.log_end_offset,
-                    edges.log_start_offset,
-                    edges.last_stable_offset,
-                    discovery.topic_config(tip.topic_id),
-                )
-            )
+        edges = await cluster.log_edges(tip, max_age_ms=0)
+        end = (await rlmm.refresh(tip, asyncio.get_running_loop().time())).log_end_offset
+        settings = discovery.topic_config(tip.topic_id)
+        found.append(
+            PlannedPartition(tip, end, edges.log_start_offset, edges.last_stable_offset, settings)
+        )
 
-    async with asyncio.TaskGroup() as tasks:
-        for tip in tips:
-            tasks.create_task(look(tip), name=f"plan {tip}")
+    await for_each(tips, look, PLANNED_AT_ONCE)
     found.sort(key=lambda planned: (-planned.offsets, planned.tip))
     return ArchivePlan(tuple(found), discovery.refused)
-
-
-async def _result(rlmm: RemoteLogMetadataManager, planned: PlannedPartition) -> ArchivedPartition:
-    view = await rlmm.refresh(planned.tip, asyncio.get_running_loop().time())
-    first = view.segments.index_at_or_after(planned.archive_end or 0)
-    new = view.segments[first:]
-    size = sum(segment.segment_size_bytes for segment in new)
-    return ArchivedPartition(planned, view.log_end_offset, len(new), size)
 
 
 def _row(p: ArchivedPartition) -> tuple[str, int, int | None, int | None, int, int, int]:

@@ -7,13 +7,13 @@ more by then.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound
 from fetchproxy.jobs.backfill_files import Manifest, OutputFolder, write_range
 from fetchproxy.jobs.backfill_plan import (
@@ -113,10 +113,8 @@ def backfill(
 
 
 def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
-    """Runs on the driver. The plan is kept in the output before anything is written.
-
-    Raises as `backfill`.
-    """
+    """Runs on the driver. The plan is kept in the output before anything is written. Raises as
+    `backfill`."""
     options, folder = target.options, target.folder
     views, spans, left_out = plan_backfill_input(options)
     number, last = folder.last_plan()
@@ -152,10 +150,8 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
 
 
 def backfill_range(target: Target, wanted: RangeTask) -> Manifest:
-    """In a worker process; a range that is whole is not written again.
-
-    Raises CorruptSegment, RemoteStorageError, OSError.
-    """
+    """In a worker process; a range that is whole is not written again. Raises CorruptSegment,
+    RemoteStorageError, OSError."""
     raw = target.folder.manifest(wanted.range.name)
     before = None if raw is None else Manifest.decode(raw)
     if before is not None and before.is_whole:
@@ -206,7 +202,7 @@ def _cuts_of(options: SourceOptions, views: Iterable[PartitionView], bytes_max: 
         for segment in view.segments
         if segment.segment_size_bytes > bytes_max
     ]
-    cuts = asyncio.run(_read_cuts(options, large, bytes_max)) if large else {}
+    cuts = in_loop(_read_cuts(options, large, bytes_max)) if large else {}
     return lambda segment: cuts.get(segment.segment_id.id, ())
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import date, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,8 +21,6 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_plan import BackfillRange, Plan
 from fetchproxy.remotelog.task_reader import PassedOver
 
-# The folder that a backfill to Parquet writes: data, and beside it what is planned and done.
-#
 #     topic=<topic>/date=<yyyy-mm-dd>/<topic>-<partition>-<first>-<last>.parquet
 #     _backfill/plan-<number>.json    the ranges that were not done when it was made
 #     _backfill/done/<range>.json     a range's manifest: the files that hold it, all of them there
@@ -41,21 +40,13 @@ class OutputFolder:
     """`place`: a path or a URI of pyarrow's (file, s3, gs, hdfs). Raises OSError throughout."""
 
     place: str
-    _fs: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-
-    def __getstate__(self) -> str:
-        return self.place
-
-    def __setstate__(self, place: str) -> None:
-        object.__setattr__(self, "place", place)
-        object.__setattr__(self, "_fs", [])
 
     @property
     def fs(self) -> Any:
-        return self._opened()[0]
+        return _opened(self.place)[0]
 
     def path(self, name: str) -> str:
-        return f"{self._opened()[1]}/{name}"
+        return f"{_opened(self.place)[1]}/{name}"
 
     @property
     def renames(self) -> bool:
@@ -74,15 +65,13 @@ class OutputFolder:
         if part == path:
             return
         if self.fs.type_name not in ("local", "subtree"):
-            self._delete_if_there(path)  # not every file system replaces
+            self.discard(path)  # not every file system replaces
         self.fs.move(part, path)
 
-    def discard(self, part: str) -> None:
-        self._delete_if_there(part)
-
-    def remove(self, name: str) -> None:
-        """A file that was published, if it is there."""
-        self._delete_if_there(self.path(name))
+    def discard(self, path: str) -> None:
+        """If it is there."""
+        if self.fs.get_file_info(path).type != pafs.FileType.NotFound:
+            self.fs.delete_file(path)
 
     # --- what is planned and what is done ---
     def last_plan(self) -> tuple[int, Plan | None]:
@@ -148,18 +137,6 @@ class OutputFolder:
         with self.fs.open_output_stream(path) as file:
             file.write(content)
 
-    def _opened(self) -> tuple[Any, str]:
-        """Made when it is first asked for: file systems do not go over the pipe."""
-        if not self._fs:
-            place = self.place if "://" in self.place else Path(self.place).absolute().as_uri()
-            try:
-                fs, path = pafs.FileSystem.from_uri(place)
-            except (ValueError, NotImplementedError) as error:
-                raise ConfigError(f"output {self.place!r}: {error}") from None
-            self._fs.append((fs, path.rstrip("/")))
-        opened: tuple[Any, str] = self._fs[0]
-        return opened
-
     def _made(self, path: str) -> str:
         self.fs.create_dir(path.rpartition("/")[0], recursive=True)
         return path
@@ -168,9 +145,16 @@ class OutputFolder:
         selector = pafs.FileSelector(self.path(folder), allow_not_found=True)
         return [info.base_name for info in self.fs.get_file_info(selector)]
 
-    def _delete_if_there(self, path: str) -> None:
-        if self.fs.get_file_info(path).type != pafs.FileType.NotFound:
-            self.fs.delete_file(path)
+
+@cache
+def _opened(place: str) -> tuple[Any, str]:
+    """By each process: file systems do not go over the pipe."""
+    uri = place if "://" in place else Path(place).absolute().as_uri()
+    try:
+        fs, path = pafs.FileSystem.from_uri(uri)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"output {place!r}: {error}") from None
+    return fs, path.rstrip("/")
 
 
 def _plan_name(number: int) -> str:
@@ -271,7 +255,7 @@ def write_range(
     # Those of one name are replaced by now. Killed here, the next run does the range again.
     for name in {file.path for file in before.files} if before is not None else set():
         if name not in {file.path for file in written}:
-            folder.remove(name)
+            folder.discard(folder.path(name))
     manifest = Manifest(
         wanted,
         sum(file.rows for file in written),

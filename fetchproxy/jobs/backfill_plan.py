@@ -1,20 +1,19 @@
 """Which offsets of the archive a backfill has still to write, in ranges, and where the archive
-lacks some.
-"""
+lacks some."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.runner import Failure
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.remotelog.archive_reading import (
     PASSED_OVER,
     ArchiveReading,
@@ -23,23 +22,18 @@ from fetchproxy.remotelog.archive_reading import (
     asked_offsets,
 )
 from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, SourceOptions
-from fetchproxy.remotelog.planning import Holes, OffsetSpan, holes_of
+from fetchproxy.remotelog.planning import OffsetSpan, holes_of
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.writing.archive_health import uncovered
 
-# What a backfill is to read, partition by partition: one that lacks something stops no other.
-
-
-class BackfillInput(NamedTuple):
-    """`left_out`: partitions of which something is not there; `views` and `spans` lack them."""
-
-    views: Views
-    spans: Spans
-    left_out: tuple[Failure, ...]
+# Views and spans, and why of some partitions there are none: something of them is not there, which
+# stops no other.
+BackfillInput = tuple[Views, Spans, tuple[Failure, ...]]
 
 
 def plan_backfill_input(options: SourceOptions) -> BackfillInput:
     """Raises ConfigError for a topic that the archive does not have; RemoteStorageError."""
-    return asyncio.run(_planned(options))
+    return in_loop(_planned(options))
 
 
 async def _planned(options: SourceOptions) -> BackfillInput:
@@ -54,7 +48,7 @@ async def _planned(options: SourceOptions) -> BackfillInput:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
         spans = await reading.spans(views)
         if not options.fail_on_data_loss:
-            return BackfillInput(views, spans, ())
+            return views, spans, ()
         losses = {tip: what for tip in views if (what := _outside(options, views[tip]))}
         sound = [view for tip, view in views.items() if tip not in losses]
         holes = await holes_of(
@@ -63,7 +57,15 @@ async def _planned(options: SourceOptions) -> BackfillInput:
             {view.tip: asked_offsets(options, spans[view.tip]) for view in sound},
             views_of_store=options.metadata_cache_dir is None,
         )
-    return _without(views, spans, losses, holes)
+    losses |= {tip: found.in_words() or "" for tip, found in holes.items()}
+    return (
+        {tip: view for tip, view in views.items() if tip not in losses},
+        {tip: span for tip, span in spans.items() if tip not in losses},
+        tuple(
+            Failure(str(tip), f"{what}; {PASSED_OVER}", False)
+            for tip, what in sorted(losses.items())
+        ),
+    )
 
 
 def _outside(options: SourceOptions, view: PartitionView) -> str | None:
@@ -76,20 +78,6 @@ def _outside(options: SourceOptions, view: PartitionView) -> str | None:
             if not first <= given <= end:
                 return f"offset {given} is not in the archive, which has {first} to {end - 1}"
     return None
-
-
-def _without(
-    views: Views,
-    spans: Spans,
-    losses: Mapping[TopicIdPartition, str],
-    holes: Mapping[TopicIdPartition, Holes],
-) -> BackfillInput:
-    every = {**losses, **{tip: found.in_words() or "" for tip, found in holes.items()}}
-    return BackfillInput(
-        {tip: view for tip, view in views.items() if tip not in every},
-        {tip: span for tip, span in spans.items() if tip not in every},
-        tuple(Failure(str(tip), f"{every[tip]}; {PASSED_OVER}", False) for tip in sorted(every)),
-    )
 
 
 # A range is named by topic, partition and offsets, and its name is that of its files, so that
@@ -175,24 +163,10 @@ def next_plan(
                 f"the output has records of another topic {view.tip.topic}, with the id "
                 f"{others.pop()}; this one's is {view.tip.topic_id}"
             )
-        for open_span in without(span, [OffsetSpan(r.first, r.end) for r in before]):
-            ranges += _ranges(view, open_span, bytes_max, cuts_of)
+        taken = sorted((one.first, one.end - 1) for one in before)
+        for first, end in uncovered(span.start, span.end - 1, taken):
+            ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max, cuts_of)
     return Plan(settings, tuple(sorted(ranges)))
-
-
-def without(span: OffsetSpan, taken: Iterable[OffsetSpan]) -> list[OffsetSpan]:
-    """The parts of `span` that lie in none of `taken`."""
-    found: list[OffsetSpan] = []
-    at = span.start
-    for one in sorted(taken):
-        if one.start > at:
-            found.append(OffsetSpan(at, min(one.start, span.end)))
-        at = max(at, one.end)
-        if at >= span.end:
-            break
-    if at < span.end:
-        found.append(OffsetSpan(at, span.end))
-    return [one for one in found if one.start < one.end]
 
 
 def cut_offsets(index: RemoteLogIndex, bytes_max: int) -> list[int]:

@@ -10,7 +10,7 @@ Offsets in the target are its own, and there every timestamp is the producer's (
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,19 +20,17 @@ from kafka.errors import KafkaError, ProducerFencedError
 from kafka.serializer import Serializer
 from kafka.structs import OffsetAndMetadata
 
-from fetchproxy.archive import for_executors, in_loop
-from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.archive import for_executors, in_loop, open_cluster
 from fetchproxy.config.schema import ClusterConfig, Config
 from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
 from fetchproxy.jobs.backfill import COLUMNS
 from fetchproxy.jobs.backfill_plan import plan_backfill_input
-from fetchproxy.jobs.runner import Failure, Runner, Work
+from fetchproxy.jobs.runner import Failure, Partitions, Runner, Work
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
-from fetchproxy.tls.contexts import upstream_context
 
 # What a task that is killed has to do again, and how much of it waits in the producer's memory.
 TRANSACTION_RECORDS_MAX = 20_000
@@ -78,27 +76,11 @@ class CopiedPartition:
     faults: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CopiedTopic:
-    """`frame`: `partitions` as a frame of COPIED_SCHEMA."""
-
-    partitions: tuple[CopiedPartition, ...]
-    frame: Any
-    failures: tuple[Failure, ...]
-
-
 def backfill_topic(
-    runner: Runner,
-    config: Config,
-    source: Mapping[str, str],
-    topic: str,
-    *,
-    append: bool = False,
-) -> CopiedTopic:
-    """Into `topic` of `cluster.*`, which has as many partitions. `source`: as of `backfill`.
-
-    Raises ConfigError, ClusterError, and as `backfill`.
-    """
+    runner: Runner, config: Config, source: Mapping[str, str], topic: str, *, append: bool = False
+) -> Partitions[CopiedPartition]:
+    """Into `topic` of `cluster.*`, which has as many partitions. `source`: as of `backfill`. Raises
+    ConfigError, ClusterError, and as `backfill`."""
     config = for_executors(config)
     target = TopicTarget(config.cluster, topic, parse_options(source), append)
     tasks, left_out = plan_topic(config, target)
@@ -110,7 +92,7 @@ def backfill_topic(
     )
     done = runner.spread(tasks, work)
     frame = runner.frame([astuple(one) for one in done.results], COPIED_SCHEMA)
-    return CopiedTopic(done.results, frame, (*left_out, *done.failures))
+    return Partitions(done.results, frame, (*left_out, *done.failures))
 
 
 def plan_topic(
@@ -138,7 +120,8 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
     """In a worker process. Raises ConfigError, ClusterError, CorruptSegment, RemoteStorageError."""
     place = TopicPartition(target.topic, wanted.tip.partition)
     group = f"fetchproxy-backfill-{wanted.tip.topic}"
-    with _kafka_errors(str(wanted.tip)), _closing(_producer(target, wanted)) as producer:
+    # A producer that is closed in a transaction aborts it.
+    with _kafka_errors(str(wanted.tip)), closing(_producer(target, wanted)) as producer:
         producer.init_transactions()  # whoever was at it is fenced, and what it left is aborted
         copied = _Transactions(producer, place, group, str(wanted.tip.topic_id))
         done = _come_to(target, group, place, str(wanted.tip.topic_id))
@@ -298,12 +281,10 @@ def _producer(target: TopicTarget, wanted: PartitionTask) -> Any:
 
 
 def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int | None:
-    """The first offset of the source that the target does not have; None: it is not begun.
-
-    Raises ConfigError where it is not known what the target has.
-    """
+    """The first offset of the source that the target does not have; None: it is not begun. Raises
+    ConfigError where it is not known what the target has."""
     settings = kafka_settings(target.cluster)
-    with _closing(KafkaConsumer(**settings, group_id=group, enable_auto_commit=False)) as consumer:
+    with closing(KafkaConsumer(**settings, group_id=group, enable_auto_commit=False)) as consumer:
         committed = consumer.committed(place, metadata=True)
         if committed is None:
             end = consumer.end_offsets([place])[place]
@@ -323,18 +304,8 @@ def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int 
 
 
 async def _partition_count(config: Config, topic: str) -> int:
-    tls = upstream_context(config.cluster, config.tls)
-    async with Cluster(config.cluster, tls=tls) as cluster:
+    async with open_cluster(config) as cluster:
         return len((await cluster.topic_by_name(topic, max_age_ms=0)).leaders)
-
-
-@contextmanager
-def _closing(client: Any) -> Iterator[Any]:
-    """A producer that is closed in a transaction aborts it."""
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 @contextmanager

@@ -1,10 +1,7 @@
-"""What one partition of the archive holds, and how large it becomes if things go on as they
-did.
-"""
+"""What one partition of the archive holds, and how large it becomes if things go on as they did."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +17,6 @@ from fetchproxy.storage.stores.object_store import Content
 from fetchproxy.writing.archive_health import look_at_offsets
 from fetchproxy.writing.deletion.retention import Retention, counted_bytes, newest_timestamp_ms
 
-# What one partition of the archive holds: bytes, records, age, compression, growth by day.
-#
 # All but the compression is said by the metadata; for that, the first batches of some segments
 # are read and unpacked. Nothing is written.
 
@@ -43,10 +38,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What the archive holds of the segments whose newest record is of that day (UTC).
-
-    `day`: days since 1970.
-    """
+    """What the archive holds of the segments whose newest record is of that day (UTC). `day`: days
+    since 1970."""
 
     day: int
     size_bytes: int
@@ -102,11 +95,7 @@ async def measure_partition(
     rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
 ) -> PartitionFigures:
     """Raises RemoteStorageError."""
-
-    async def refresh() -> PartitionView:
-        return await rlmm.refresh(tip, asyncio.get_running_loop().time())
-
-    look = await look_at_offsets(rsm.records, rlmm, tip, refresh)
+    look = await look_at_offsets(rsm.records, rlmm, tip)
     view = await rlmm.refresh(tip, float("-inf"))
     codecs, unreadable = await _sampled(rsm, view)
     return PartitionFigures(
@@ -153,11 +142,7 @@ def add_codecs(every: Iterable[CodecFigures]) -> tuple[CodecFigures, ...]:
     sums: dict[str, tuple[int, int, int]] = {}
     for f in every:
         batches, packed, unpacked = sums.get(f.codec, (0, 0, 0))
-        sums[f.codec] = (
-            batches + f.batches,
-            packed + f.packed_bytes,
-            unpacked + f.unpacked_bytes,
-        )
+        sums[f.codec] = (batches + f.batches, packed + f.packed_bytes, unpacked + f.unpacked_bytes)
     return tuple(CodecFigures(codec, *numbers) for codec, numbers in sorted(sums.items()))
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from fetchproxy.archive import (
@@ -24,7 +24,7 @@ from fetchproxy.archive import (
     wall_clock_ms,
 )
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Partitions, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -36,15 +36,6 @@ MERGED_SCHEMA = (
     "topic string, partition int, merged int, replaced int, size_bytes bigint, overtaken int, "
     "refused array<string>"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """`frame`: `partitions` as a frame of MERGED_SCHEMA."""
-
-    partitions: tuple[MergedPartition, ...]
-    frame: Any
-    failures: tuple[Failure, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +52,12 @@ def merge(
     *,
     topic: str | None = None,
     options: MergeOptions = MergeOptions(),
-) -> Merged:
+) -> Partitions[MergedPartition]:
     """Merge in every partition of `topic` (None: of all). Raises as `verify`."""
     tips = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, merge_work(config, options))
     rows = [_row(partition) for partition in done.results]
-    return Merged(done.results, runner.frame(rows, MERGED_SCHEMA), done.failures)
+    return Partitions(done.results, runner.frame(rows, MERGED_SCHEMA), done.failures)
 
 
 def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:
@@ -74,18 +65,14 @@ def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:
     return (*place, p.merged, p.replaced, p.size_bytes, p.overtaken, list(p.refused))
 
 
-class ToMerge(NamedTuple):
-    archive: StoredArchive | ManagedArchive
-    spool: Spool
+ToMerge = tuple[StoredArchive | ManagedArchive, Spool]
 
 
 def merge_work(
     config: Config, options: MergeOptions
 ) -> StoreWork[ToMerge, TopicIdPartition, MergedPartition]:
-    """Merge, then remove what may go by now, of this run or of earlier ones.
-
-    Fails with RemoteStorageError, ClusterError (metadata in a topic); OSError of the spool's disk.
-    """
+    """Merge, then remove what may go by now, of this run or of earlier ones. Fails with
+    RemoteStorageError, ClusterError (metadata in a topic); OSError of the spool's disk."""
     config = for_executors(config)
     work = partial(_merge_partition, config, options)
     opened = partial(_to_merge, config)
@@ -100,13 +87,14 @@ async def _to_merge(config: Config) -> AsyncIterator[ToMerge]:
         opened as archive,
         Spool(config.archive.spool_dir, encrypted=archive.rsm.encrypts) as spool,
     ):
-        yield ToMerge(archive, spool)
+        yield archive, spool
 
 
 async def _merge_partition(
     config: Config, options: MergeOptions, opened: ToMerge, tip: TopicIdPartition, tell: Tell
 ) -> MergedPartition:
-    rsm, rlmm = opened.archive.rsm, opened.archive.rlmm
+    archive, spool = opened
+    rsm, rlmm = archive.rsm, archive.rlmm
     copier = SegmentCopier(
         rsm,
         rlmm,
@@ -114,7 +102,7 @@ async def _merge_partition(
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
     )
-    merger = PartitionMerger(rsm, rlmm, copier, opened.spool, bytes_max=options.bytes_max)
+    merger = PartitionMerger(rsm, rlmm, copier, spool, bytes_max=options.bytes_max)
     if options.dry_run:
         return _planned(tip, await merger.plan(tip))
     done = await merger.merge(tip)

@@ -6,32 +6,20 @@ is the archive in `auditing.moving`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from fetchproxy.archive import for_executors, in_loop, store_url, wall_clock_ms
+from fetchproxy.auditing import moving
 from fetchproxy.auditing.mirroring import (
     MirroredPartition,
     MirrorOptions,
-    Pace,
     PartitionMirror,
     Place,
     open_place,
-)
-from fetchproxy.auditing.moving import (
-    DeletedPartition,
-    begin_mirror,
-    check_nobody_archives,
-    copy_archive_wide,
-    delete_archive_wide,
-    delete_moved_partition,
-    hand_over,
-    is_cut_over,
-    mark_moved,
-    take_back,
 )
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ConfigError, FetchProxyError
@@ -39,7 +27,7 @@ from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.stores.registry import same_place
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.sources.segment_source import CopyPace, Spool
 
 T = TypeVar("T")
 
@@ -125,8 +113,8 @@ def mirror(
 
 async def _begin(to: str, source: Place, target: Place) -> ArchiveIdentity | None:
     """None: it has moved already."""
-    said = await begin_mirror(source, target, to)
-    return None if said.moved is not None and await is_cut_over(target) else said
+    said = await moving.begin_mirror(source, target, to)
+    return None if said.moved is not None and await moving.is_cut_over(target) else said
 
 
 def _one_run(
@@ -137,23 +125,19 @@ def _one_run(
 
     here, there = places.ask(partitions)
     done = runner.each(here, mirror_work(places, options), on_result)
-    places.ask(copy_archive_wide)
+    places.ask(moving.copy_archive_wide)
     left = tuple(sorted(set(there) - set(here)))
     return Mirrored(done.results, done.failures, left)
 
 
 def _cut_over(
-    runner: Runner,
-    places: Places,
-    options: MirrorOptions,
-    said: ArchiveIdentity,
-    done: Mirrored,
+    runner: Runner, places: Places, options: MirrorOptions, said: ArchiveIdentity, done: Mirrored
 ) -> Mirrored:
     """Where anything is wrong the archive stays where it is."""
     refused = _why_not(done, options)
     if refused is not None:
         if said.moved is not None:
-            places.ask(lambda source, target: take_back(source, said))
+            places.ask(lambda source, target: moving.take_back(source, said))
         done.refused = refused
         return done
     moved = places.ask(partial(_marked, said, places.to))
@@ -165,12 +149,13 @@ def _cut_over(
         if refused is None:
             places.ask(lambda source, target: _handed_over(source, target, moved))
     except FetchProxyError:
-        places.ask(lambda source, target: take_back(source, moved))
+        places.ask(lambda source, target: moving.take_back(source, moved))
         raise
     if refused is not None:
-        places.ask(lambda source, target: take_back(source, moved))
-    both = _together(done.partitions, last.partitions)
-    return Mirrored(both, last.failures, last.not_at_source, refused is None, refused)
+        places.ask(lambda source, target: moving.take_back(source, moved))
+    _add(done.partitions, last.partitions)
+    last.cut_over, last.refused = refused is None, refused
+    return last
 
 
 def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
@@ -187,39 +172,28 @@ def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
 async def _marked(said: ArchiveIdentity, to: str, source: Place, target: Place) -> ArchiveIdentity:
     if said.moved is not None:
         return said  # by a run that was ended
-    await check_nobody_archives(source)
-    return await mark_moved(source, said, to, wall_clock_ms())
+    await moving.check_nobody_archives(source)
+    return await moving.mark_moved(source, said, to, wall_clock_ms())
 
 
 async def _handed_over(source: Place, target: Place, moved: ArchiveIdentity) -> None:
-    await check_nobody_archives(source)
-    await hand_over(source, target, moved)
+    await moving.check_nobody_archives(source)
+    await moving.hand_over(source, target, moved)
 
 
-def _together(
-    first: Sequence[MirroredPartition], last: Sequence[MirroredPartition]
-) -> tuple[MirroredPartition, ...]:
+def _add(first: Iterable[MirroredPartition], last: Iterable[MirroredPartition]) -> None:
+    """To the `last` run what the first one has done."""
     before = {partition.tip: partition for partition in first}
-    return tuple(
-        partition
-        if (earlier := before.get(partition.tip)) is None
-        else replace(
-            partition,
-            copied=earlier.copied + partition.copied,
-            bytes_copied=earlier.bytes_copied + partition.bytes_copied,
-            removed=earlier.removed + partition.removed,
-            overtaken=earlier.overtaken + partition.overtaken,
-            faults=list(dict.fromkeys([*earlier.faults, *partition.faults])),
-        )
-        for partition in last
-    )
+    for partition in last:
+        if (earlier := before.get(partition.tip)) is not None:
+            partition.copied += earlier.copied
+            partition.bytes_copied += earlier.bytes_copied
+            partition.removed += earlier.removed
+            partition.overtaken += earlier.overtaken
+            partition.faults = list(dict.fromkeys([*earlier.faults, *partition.faults]))
 
 
-class ToMirror(NamedTuple):
-    source: Place
-    target: Place
-    spool: Spool
-    pace: Pace
+ToMirror = tuple[Place, Place, Spool, CopyPace]
 
 
 def mirror_work(
@@ -233,11 +207,8 @@ def mirror_work(
 
 @asynccontextmanager
 async def _to_mirror(places: Places, options: MirrorOptions) -> AsyncIterator[ToMirror]:
-    async with (
-        places.opened() as (source, target),
-        Spool(places.config.archive.spool_dir) as spool,
-    ):
-        yield ToMirror(source, target, spool, Pace(options.bytes_per_s))
+    async with places.opened() as (source, target), Spool(places.config.archive.spool_dir) as spool:
+        yield source, target, spool, CopyPace(options.bytes_per_s)
 
 
 async def _mirror_partition(
@@ -247,14 +218,11 @@ async def _mirror_partition(
     return await PartitionMirror(source, target, tip, spool, pace, options, tell).run()
 
 
-# What is left at the old place.
-
-
 @dataclass(frozen=True, slots=True)
 class Deleted:
     """`wait_ms`: so long readers may still be at the old place: nothing was deleted."""
 
-    partitions: tuple[DeletedPartition, ...] = ()
+    partitions: tuple[moving.DeletedPartition, ...] = ()
     failures: tuple[Failure, ...] = ()
     wait_ms: int = 0
 
@@ -265,9 +233,7 @@ class Deleted:
 
 def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
     """Once the archive has moved to `to`, and `archive.retention_grace_ms` are over since then.
-
-    Raises ArchiveMismatch, RemoteStorageError, PipelineFailed.
-    """
+    Raises ArchiveMismatch, RemoteStorageError, PipelineFailed."""
     places = Places(for_executors(config), to)
     since_ms = places.ask(partial(_moved_at_ms, to))
     wait_ms = since_ms + config.archive.retention_grace_ms - wall_clock_ms()
@@ -280,25 +246,18 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
     work = StoreWork(
         "mirror",
         places.opened,
-        _delete_partition,
+        moving.delete_moved_partition,
         size=lambda partition: partition.size_bytes,
     )
     done = runner.each(places.ask(partitions), work)
     deleted = Deleted(done.results, done.failures)
     if deleted.whole:
-        places.ask(lambda source, target: delete_archive_wide(source))
+        places.ask(lambda source, target: moving.delete_archive_wide(source))
     return deleted
 
 
 async def _moved_at_ms(to: str, source: Place, target: Place) -> int:
-    said = await begin_mirror(source, target, to)
-    if said.moved is None or not await is_cut_over(target):
+    said = await moving.begin_mirror(source, target, to)
+    if said.moved is None or not await moving.is_cut_over(target):
         raise ArchiveMismatch("the archive at --from has not moved to --to")
     return said.moved.at_ms
-
-
-async def _delete_partition(
-    opened: tuple[Place, Place], tip: TopicIdPartition, tell: Tell
-) -> DeletedPartition:
-    source, target = opened
-    return await delete_moved_partition(source, target, tip, tell)

@@ -164,6 +164,7 @@ def _sums(figures: Figures) -> list[str]:
     held = [one for f, _ in figures for one in f.held]
     oldest = [f.oldest_ms for f, _ in figures if f.oldest_ms is not None]
     newest = [f.newest_ms for f, _ in figures if f.newest_ms is not None]
+    rates = [ahead.bytes_per_day for _, ahead in figures if ahead.bytes_per_day is not None]
     return [
         f"{len(held):,}",
         f"{sum(one.records for one in held):,}",
@@ -171,20 +172,14 @@ def _sums(figures: Figures) -> list[str]:
         _packed(add_codecs(codec for f, _ in figures for codec in f.codecs)),
         _moment(min(oldest)) if oldest else "–",
         _moment(max(newest)) if newest else "–",
-        _rate([ahead for _, ahead in figures]),
+        decimal(sum(rates)) if rates else "–",
     ]
-
-
-def _rate(ahead: Sequence[Forecast]) -> str:
-    known = [one.bytes_per_day for one in ahead if one.bytes_per_day is not None]
-    return decimal(sum(known)) if known else "–"
 
 
 def _topic(topic: str, topic_id: str, figures: Figures) -> str:
     held = [one for f, _ in figures for one in f.held]
     partitions = _table(
-        ["partition", *_SUM_NAMES],
-        [[str(f.tip.partition), *_sums([(f, a)])] for f, a in figures],
+        ["partition", *_SUM_NAMES], [[str(f.tip.partition), *_sums([(f, a)])] for f, a in figures]
     )
     return "".join(
         [
@@ -206,9 +201,10 @@ def _stands_on(figures: Figures) -> str:
     known = [ahead.history_days for _, ahead in figures if ahead.size_bytes is not None]
     without = len(figures) - len(known)
     if not known:
-        longest = max((ahead.history_days for _, ahead in figures), default=0.0)
+        days = max((ahead.history_days for _, ahead in figures), default=0.0)
+        span = f"{days * 24:.0f} hours" if days < HISTORY_DAYS_MIN else f"{days:.0f} days"
         return (
-            f"No forecast: the archive has {_duration(longest)} of history, and fewer than "
+            f"No forecast: the archive has {span} of history, and fewer than "
             f"{HISTORY_DAYS_MIN} days say nothing of what comes."
         )
     least, most = round(min(known)), round(max(known))
@@ -219,10 +215,6 @@ def _stands_on(figures: Figures) -> str:
         f"If it goes on as in the last {stands} days, which is the history there is (at most "
         f"{RATE_DAYS} days count), with the retention that is configured.{lacks}"
     )
-
-
-def _duration(days: float) -> str:
-    return f"{days * 24:.0f} hours" if days < HISTORY_DAYS_MIN else f"{days:.0f} days"
 
 
 def _sizes_ahead(figures: Figures) -> list[int]:
@@ -257,7 +249,11 @@ def _notes(figures: Figures) -> str:
 
 def _days_chart(topic: str, held: Iterable[Held]) -> str:
     bars = [
-        Bar(_shown_date(day.day), day.size_bytes, f"{_date(day.day)}: {decimal(day.size_bytes)}")
+        Bar(
+            str(_date(day.day) or f"day {day.day}"),
+            day.size_bytes,
+            f"{_date(day.day)}: {decimal(day.size_bytes)}",
+        )
         for day in fewer(by_day(held))
     ]
     return bar_chart(f"{topic}: bytes by day", bars, _byte_ticks(bar.value for bar in bars))
@@ -310,21 +306,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
 
 
-def _shown_date(day: int) -> str:
-    try:
-        return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
-    except OverflowError:
-        return f"day {day}"
-
-
 def _moment(at_ms: int) -> str:
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):
         return str(at_ms)
 
-
-# The job `report`: what the archive holds, as tables and as a page. Reads metadata and samples.
 
 SCHEMAS = {
     "partitions": "topic string, topic_id string, partition int, segments int, size_bytes bigint, "
@@ -350,10 +337,8 @@ class Reported:
     failures: tuple[Failure, ...]
 
     def write(self, folder: Path, parquet: str | None = None) -> None:
-        """The page into `folder`, the tables below `parquet` (a URI; None: `folder`).
-
-        A second run replaces what the first one wrote. Raises OSError.
-        """
+        """The page into `folder`, the tables below `parquet` (a URI; None: `folder`). A second run
+        replaces what the first one wrote. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         below = folder.resolve().as_uri() if parquet is None else parquet.rstrip("/")
         for name, frame in self.frames.items():
@@ -433,14 +418,7 @@ def table_rows(
             )
         )
         rows["days"] += [
-            (
-                tip.topic,
-                tip.partition,
-                _date(day.day),
-                day.size_bytes,
-                day.records,
-                day.segments,
-            )
+            (tip.topic, tip.partition, _date(day.day), day.size_bytes, day.records, day.segments)
             for day in by_day(one.held)
         ]
         rows["codecs"] += [

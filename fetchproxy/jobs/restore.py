@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
 
 from fetchproxy.archive import (
     StoredArchive,
     in_loop,
+    open_cluster,
     stored_archive,
     stored_partitions,
     wall_clock_ms,
@@ -27,11 +27,10 @@ from fetchproxy.auditing.restore import RestoredPartition, restore_archive
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Partitions, Runner, StoreWork, Tell
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.tls.contexts import upstream_context
 from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.own_archive import state_metadata_topic
 
@@ -50,15 +49,6 @@ class RestoredGroup:
     refusals: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """`frame`: `partitions` as a frame of RESTORED_SCHEMA."""
-
-    partitions: tuple[RestoredPartition, ...]
-    frame: Any
-    failures: tuple[Failure, ...]
-
-
 def restore(
     runner: Runner,
     config: Config,
@@ -66,11 +56,9 @@ def restore(
     topic: str | None = None,
     dry_run: bool = False,
     on_result: Callable[[RestoredGroup], None] = lambda restored: None,
-) -> Restored:
-    """Of `topic` (None: of all). Writes only what is missing, so it can be repeated.
-
-    Raises as `verify`, and ClusterError or RemoteStorageError where the metadata topic is away.
-    """
+) -> Partitions[RestoredPartition]:
+    """Of `topic` (None: of all). Writes only what is missing, so it can be repeated. Raises as
+    `verify`, and ClusterError or RemoteStorageError where the metadata topic is away."""
     config = runner.config(config)
     tips = in_loop(stored_partitions(config, topic))
     there = in_loop(_metadata_topic(config, create=bool(tips) and not dry_run))
@@ -82,7 +70,7 @@ def restore(
             in_loop(_state_metadata_topic(config))
         in_loop(_refresh_local_indexes(config, [partition.tip for partition in partitions]))
     frame = runner.frame([_row(p) for p in partitions], RESTORED_SCHEMA)
-    return Restored(partitions, frame, done.failures)
+    return Partitions(partitions, frame, done.failures)
 
 
 def grouped(tips: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tips]:
@@ -93,9 +81,7 @@ def grouped(tips: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tip
     return [tuple(group) for _, group in sorted(groups.items())]
 
 
-class ToRestore(NamedTuple):
-    archive: StoredArchive
-    follower: TopicFollower | None
+ToRestore = tuple[StoredArchive, TopicFollower | None]
 
 
 def restore_work(
@@ -117,10 +103,10 @@ async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToR
         archive = await opened.enter_async_context(stored_archive(config))
         follower = None
         if topic_is_there:
-            cluster = await opened.enter_async_context(_cluster(config))
+            cluster = await opened.enter_async_context(open_cluster(config))
             followed = TopicFollower(_metadata_log(config, cluster), config.metadata)
             follower = await opened.enter_async_context(followed)
-        yield ToRestore(archive, follower)
+        yield archive, follower
 
 
 async def _restore_group(dry_run: bool, opened: ToRestore, tips: Tips, tell: Tell) -> RestoredGroup:
@@ -156,19 +142,13 @@ async def _state_metadata_topic(config: Config) -> None:
 
 async def _metadata_topic(config: Config, *, create: bool) -> bool:
     """Whether it is there; made here, as executors that do it at once would be in each other's way.
-
-    Raises ConfigError for one with settings that lose events.
-    """
-    async with _cluster(config) as cluster:
+    Raises ConfigError for one with settings that lose events."""
+    async with open_cluster(config) as cluster:
         metadata_log = _metadata_log(config, cluster)
         if create:
             await metadata_log.open()
             return True
         return await metadata_log.exists()
-
-
-def _cluster(config: Config) -> Cluster:
-    return Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls))
 
 
 def _metadata_log(config: Config, cluster: Cluster) -> KafkaMetadataLog:

@@ -12,16 +12,15 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fetchproxy.archive import for_executors, in_loop
 from fetchproxy.config.schema import Config, LogConfig
@@ -62,10 +61,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`size_done` is in whatever unit the job counts in, mostly bytes.
-
-    `begun`: how much is done, in items, of those that are not done as a whole.
-    """
+    """`size_done` is in whatever unit the job counts in, mostly bytes. `begun`: how much is done,
+    in items, of those that are not done as a whole."""
 
     items_done: int
     items: int
@@ -78,6 +75,15 @@ class Spread(Generic[R]):
     """`results` of the items that were done, in their order."""
 
     results: tuple[R, ...]
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions(Generic[R]):
+    """What became of each; `frame`: the same as a frame, in the columns of the job's schema."""
+
+    partitions: tuple[R, ...]
+    frame: Any
     failures: tuple[Failure, ...]
 
 
@@ -104,9 +110,7 @@ class Work(Generic[T, R]):
 @dataclass(frozen=True, slots=True)
 class StoreWork(Generic[Opened, T, R]):
     """What is done with an item: waits for the store most of its time. It must be picklable.
-
-    `opened`: what the work needs; entered once here, and for each item on an executor.
-    """
+    `opened`: what the work needs; entered once here, and for each item on an executor."""
 
     label: str
     opened: Callable[[], AbstractAsyncContextManager[Opened]]
@@ -163,15 +167,15 @@ class Here(Runner):
         at_once = min(len(items), os.cpu_count() or 1)
         if not items:
             return done.spread()
-        with _Workers(at_once, self._log) as workers, _watched(done.progress, self._on_progress):
+        with _workers(at_once, self._log) as workers, _watched(done.progress, self._on_progress):
             numbers = {
-                workers.submit(work.do, item, work.name(item)): number
+                workers.submit(attempt, work.do, item, work.name(item)): number
                 for number, item in enumerate(items)
             }
             for future in as_completed(numbers):
                 try:
                     done.add(numbers[future], future.result(), work.size)
-                except (EOFError, ConnectionError) as error:
+                except BrokenProcessPool as error:
                     left = [work.name(items[number]) for number in done.missing()]
                     raise PipelineFailed(
                         f"a worker process was lost with its task; not finished: {named(left)}"
@@ -233,7 +237,7 @@ class OnSpark(Runner):
         sizes = context.accumulator({}, _Sizes())
         context.setJobGroup(f"fetchproxy-{label}", f"fetchproxy {label}", interruptOnCancel=True)
         tasks = context.parallelize(list(enumerate(items)), min(len(items), TASKS_MAX))
-        task = _Task(work, sizes, self._log)
+        task = partial(_on_executor, work, sizes, self._log)
         with _watched(lambda: _progress(len(items), dict(sizes.value)), self._on_progress):
             try:
                 rows = tasks.mapPartitions(task).collect()
@@ -332,23 +336,15 @@ class _Sizes:
         return one
 
 
-@dataclass(frozen=True, slots=True)
-class _Task(Generic[T, R]):
-    """What runs on an executor."""
-
-    work: Work[T, R]
-    done: Any
-    log: LogConfig
-
-    def __call__(
-        self, numbered: Iterable[tuple[int, T]]
-    ) -> Iterator[tuple[int, R | None, Failure | None]]:
-        configure_logging(self.log, sys.stderr)  # a worker's own, which Spark keeps
-        for number, item in numbered:
-            result, failure = attempt(self.work.do, item, self.work.name(item))
-            self.done.add({number: 0 if result is None else self.work.size(result)})
-            yield number, result, failure
-        keep_what_is_loaded()
+def _on_executor(
+    work: Work[T, R], done: Any, log: LogConfig, numbered: Iterable[tuple[int, T]]
+) -> Iterator[tuple[int, R | None, Failure | None]]:
+    configure_logging(log, sys.stderr)  # a worker's own, which Spark keeps
+    for number, item in numbered:
+        result, failure = attempt(work.do, item, work.name(item))
+        done.add({number: 0 if result is None else work.size(result)})
+        yield number, result, failure
+    keep_what_is_loaded()
 
 
 def attempt(work: Callable[[T], R], item: T, name: str) -> Outcome[R]:
@@ -393,42 +389,22 @@ def _loss(error: Exception) -> str | None:
     return f"a worker process was lost with its task, every time it was tried ({first[:300]})"
 
 
-class _Worker:
-    """A process that does one thing after another."""
-
-    def __init__(self, log: LogConfig) -> None:
-        self._pipe, theirs = get_context("spawn").Pipe()
-        self._process = get_context("spawn").Process(target=_serve, args=(theirs, log), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def do(self, work: Callable[[T], R], item: T, name: str) -> Outcome[R]:
-        """Raises what a defect raises there; EOFError, ConnectionError where that is lost."""
-        self._pipe.send((work, item, name))
-        outcome, error = self._pipe.recv()
-        if error is not None:
-            raise error
-        done: Outcome[R] = outcome
-        return done
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
+@contextmanager
+def _workers(count: int, log: LogConfig) -> Iterator[ProcessPoolExecutor]:
+    """Processes that are gone at the end, also in the middle of their work: what they write is
+    whole, or as if it had not been written."""
+    with ProcessPoolExecutor(count, get_context("spawn"), _begin_worker, (log,)) as pool:
+        try:
+            yield pool
+        finally:
+            for process in list((pool._processes or {}).values()):
+                process.kill()
 
 
-def _serve(pipe: Connection, log: LogConfig) -> None:
+def _begin_worker(log: LogConfig) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the parent decides
     configure_logging(log, sys.stderr)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    while True:
-        work, item, name = pipe.recv()
-        try:
-            outcome, defect = attempt(work, item, name), None
-        except Exception as error:  # noqa: BLE001 - raised in the parent
-            error.add_note(traceback.format_exc())
-            outcome, defect = (None, None), error
-        pipe.send((outcome, defect))
 
 
 def _end_with_parent() -> None:
@@ -439,53 +415,20 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class _Workers:
-    """Processes that are gone at the end, also in the middle of their work: what they write is
-    whole, or as if it had not been written."""
-
-    def __init__(self, count: int, log: LogConfig) -> None:
-        self._every = [_Worker(log) for _ in range(count)]
-        self._idle = SimpleQueue[_Worker]()
-        for worker in self._every:
-            self._idle.put(worker)
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="worker")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._every:
-            worker.kill()
-
-    def submit(self, work: Callable[[T], R], item: T, name: str) -> Future[Outcome[R]]:
-        return self._threads.submit(self._do, work, item, name)
-
-    def _do(self, work: Callable[[T], R], item: T, name: str) -> Outcome[R]:
-        worker = self._idle.get()
-        try:
-            return worker.do(work, item, name)
-        finally:
-            self._idle.put(worker)
-
-
-class _watched:
+@contextmanager
+def _watched(look: Callable[[], Progress], on_progress: OnProgress) -> Iterator[None]:
     """Calls `on_progress` from a thread of its own while its body runs, and once at its end."""
+    ended = threading.Event()
 
-    def __init__(self, look: Callable[[], Progress], on_progress: OnProgress) -> None:
-        self._look = look
-        self._on_progress = on_progress
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+    def watch() -> None:
+        while not ended.wait(_LOOK_S):
+            on_progress(look())
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._on_progress(self._look())
-
-    def _run(self) -> None:
-        while not self._ended.wait(_LOOK_S):
-            self._on_progress(self._look())
+    thread = threading.Thread(target=watch, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        on_progress(look())

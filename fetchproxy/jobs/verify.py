@@ -1,29 +1,27 @@
 """The jobs over every byte of an archive: `verify`, the repair of what it finds, and `reindex`.
-
-What is checked, and what is derived from what, is decided in `auditing`.
-"""
+What is checked, and what is derived from what, is decided in `auditing`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from fetchproxy.archive import (
     StoredArchive,
     for_executors,
     in_loop,
+    open_cluster,
     stored_archive,
     stored_partitions,
     wall_clock_ms,
 )
 from fetchproxy.auditing.faults import Fault, VerifyReport
 from fetchproxy.auditing.repair import repair_archive
-from fetchproxy.auditing.verify import place_of, verify_archive
-from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
@@ -31,8 +29,6 @@ from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.health import in_order
-from fetchproxy.tls.contexts import upstream_context
 from fetchproxy.writing.archive_health import with_stored
 from fetchproxy.writing.concerns import read_concerns
 
@@ -45,9 +41,7 @@ FAULT_SCHEMA = (
 @dataclass(frozen=True, slots=True)
 class Verified:
     """`faults`: a frame of FAULT_SCHEMA; `failures`: partitions of which nothing is known.
-
-    `not_asked`: what rules the archive's metadata, where it is not what `metadata.manager` says.
-    """
+    `not_asked`: what rules the archive's metadata, where it is not what `metadata.manager` says."""
 
     report: VerifyReport
     faults: Any
@@ -63,9 +57,7 @@ def verify(
     on_fault: Callable[[Fault], None] = lambda fault: None,
 ) -> Verified:
     """Check every segment of `topic` (None: of all): reads the whole archive, writes nothing.
-
-    Raises ConfigError, RemoteStorageError where the archive cannot be listed, PipelineFailed.
-    """
+    Raises ConfigError, RemoteStorageError where the archive cannot be listed, PipelineFailed."""
 
     def on_result(report: VerifyReport) -> None:
         for fault in report.faults:
@@ -78,9 +70,7 @@ def verify(
     return Verified(report, faults, done.failures, not_asked)
 
 
-class ToVerify(NamedTuple):
-    archive: StoredArchive
-    metadata_topic: RemoteLogMetadataManager | None
+ToVerify = tuple[StoredArchive, RemoteLogMetadataManager | None]
 
 
 def verify_work(config: Config) -> StoreWork[ToVerify, TopicIdPartition, VerifyReport]:
@@ -96,10 +86,9 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
     async with AsyncExitStack() as opened:
         archive = await opened.enter_async_context(stored_archive(config))
         if config.metadata.manager == "store":
-            yield ToVerify(archive, None)
+            yield archive, None
             return
-        tls = upstream_context(config.cluster, config.tls)
-        cluster = await opened.enter_async_context(Cluster(config.cluster, tls=tls))
+        cluster = await opened.enter_async_context(open_cluster(config))
         metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms)
         if not await metadata_log.exists():
             raise RemoteStorageError(
@@ -109,7 +98,7 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
         metadata_topic = TopicBasedRemoteLogMetadataManager(
             metadata_log, archive.rsm, config.metadata, wall_clock_ms
         )
-        yield ToVerify(archive, await opened.enter_async_context(metadata_topic))
+        yield archive, await opened.enter_async_context(metadata_topic)
 
 
 async def _verify_partition(opened: ToVerify, tip: TopicIdPartition, tell: Tell) -> VerifyReport:
@@ -123,9 +112,9 @@ async def _verify_partition(opened: ToVerify, tip: TopicIdPartition, tell: Tell)
 async def _partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:
     """Also those of which the store has nothing any more, but the metadata topic has."""
     found = set(await stored_partitions(config, topic))
-    async with _to_verify(for_executors(config)) as opened:
-        if opened.metadata_topic is not None:
-            every = await opened.metadata_topic.list_partitions()
+    async with _to_verify(for_executors(config)) as (_, metadata_topic):
+        if metadata_topic is not None:
+            every = await metadata_topic.list_partitions()
             found.update(tip for tip in every if topic is None or tip.topic == topic)
     return sorted(found)
 
@@ -137,33 +126,21 @@ async def _with_stored(
     async with stored_archive(config) as archive:
         stored = await read_concerns(archive.rsm.concerns)
         said = await archive.rsm.identity.look()
-    concerns = with_stored(report.concerns, stored, topic)
+    report.concerns = list(with_stored(report.concerns, stored, topic))
     not_asked = said is not None and said.manager not in (None, config.metadata.ruling)
-    return replace(report, concerns=concerns), str(said.manager) if said and not_asked else None
+    return report, str(said.manager) if said and not_asked else None
 
 
 def together(reports: Iterable[VerifyReport]) -> VerifyReport:
     """One report of several that have no partition in common."""
-    every = list(reports)
-    faults = (fault for report in every for fault in report.faults)
-    return VerifyReport(
-        partitions=sum(report.partitions for report in every),
-        segments=sum(report.segments for report in every),
-        segments_unfinished=sum(report.segments_unfinished for report in every),
-        size_bytes=sum(report.size_bytes for report in every),
-        gaps=tuple(sorted(gap for report in every for gap in report.gaps)),
-        faults=tuple(sorted(faults, key=place_of)),
-        orphans=tuple(sorted(orphan for report in every for orphan in report.orphans)),
-        segments_overlapping=sum(report.segments_overlapping for report in every),
-        not_known=tuple(sorted(what for report in every for what in report.not_known)),
-        concerns=in_order(found for report in every for found in report.concerns),
-        segments_not_encrypted=sum(report.segments_not_encrypted for report in every),
-    )
+    whole = VerifyReport()
+    for report in reports:
+        whole.add(report)
+    whole.sort()
+    return whole
 
 
-def fault_rows(
-    faults: Iterable[Fault],
-) -> list[tuple[str, int, str, int | None, int | None, str]]:
+def fault_rows(faults: Iterable[Fault]) -> list[tuple[str, int, str, int | None, int | None, str]]:
     return [(f.topic, f.partition, f.object_key, f.byte_position, f.offset, f.what) for f in faults]
 
 
@@ -248,10 +225,8 @@ class Reindexed:
 def reindex(
     runner: Runner, config: Config, *, topic: str | None = None, dry_run: bool = False
 ) -> Reindexed:
-    """Verify each partition of `topic` (None: of all) and repair it, one after another.
-
-    Raises as `verify`.
-    """
+    """Verify each partition of `topic` (None: of all) and repair it, one after another. Raises as
+    `verify`."""
     tips = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, reindex_work(config, dry_run))
     left = fault_rows(fault for partition in done.results for fault in partition.left)
@@ -275,10 +250,10 @@ async def _reindex_partition(
     found = await verify_archive(rsm, rlmm, partitions=[tip], on_progress=tell)
     if found.clean:
         return ReindexedPartition(tip, found.size_bytes, (), (), ())
-    done = await _repair_partition(dry_run, archive, found.faults, tell)
+    done = await _repair_partition(dry_run, archive, tuple(found.faults), tell)
     left = found.faults
     if done.repairs and not dry_run:
         # The same checks say whether a repair was one, by a manager that has not read it before.
         async with stored_archive(config) as anew:
             left = (await verify_archive(anew.rsm, anew.rlmm, partitions=[tip])).faults
-    return ReindexedPartition(tip, found.size_bytes, done.repairs, done.refusals, left)
+    return ReindexedPartition(tip, found.size_bytes, done.repairs, done.refusals, tuple(left))

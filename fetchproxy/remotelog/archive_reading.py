@@ -1,6 +1,5 @@
 """What the planner asks the archive, once for a batch and again for each micro-batch of a
-stream.
-"""
+stream."""
 
 from __future__ import annotations
 
@@ -15,16 +14,23 @@ from typing import Self
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import first_record_at_or_after, walk
 
-from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.config.values import mask_text
-from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment
+from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment, leaves
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Offsets
-from fetchproxy.remotelog.options import EARLIEST, LATEST, Bound, BoundKind, SourceOptions
+from fetchproxy.remotelog.options import (
+    EARLIEST,
+    LATEST,
+    Bound,
+    BoundKind,
+    Place,
+    SourceOptions,
+    by_place,
+    by_topic,
+)
 from fetchproxy.remotelog.planning import (
     ALL_OFFSETS,
     DataLoss,
@@ -33,23 +39,18 @@ from fetchproxy.remotelog.planning import (
     holes_of,
     plan_tasks,
 )
-from fetchproxy.remotelog.planning_processes import PlanningProcesses, first_of
+from fetchproxy.remotelog.planning_processes import PlanningProcesses, metadata_of
 from fetchproxy.remotelog.rate_limits import Ends, admitted, waits_for_more
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.object_store import Content
 
-# What the planner asks the archive: which partitions there are, what they hold, where a time
-# lies.
-#
 # Only metadata is read, from the store or from an archiver's cache files; for timestamps also the
 # index and one span of one segment a partition, as Kafka's brokers do when they are asked for
 # one.
 
-# Of one partition at once, and partitions at once: both hide latency within the store's own limits.
-METADATA_READS_MAX = 32
+# It hides latency, within the store's own limits.
 PARTITIONS_AT_ONCE_MAX = 16
 # So long a store may take to say that it has the archive: a mistyped place is an error in seconds.
 FIRST_ANSWER_MAX_S = 10.0
@@ -59,25 +60,20 @@ PASSED_OVER = "with failOnDataLoss=false it is passed over"
 
 Views = Mapping[TopicIdPartition, PartitionView]
 # Topic and number of each partition that has a trace in the archive, also without a segment.
-Known = frozenset[tuple[str, int]]
+Known = frozenset[Place]
 Spans = dict[TopicIdPartition, OffsetSpan]
 
 
 class ArchiveReading:
-    """`async with` opens the store, and fails where no archive is there: RemoteStorageError.
-
-    A second look at the same archive reads only what is new.
-    """
+    """`async with` opens the store, and fails where no archive is there: RemoteStorageError. A
+    second look at the same archive reads only what is new."""
 
     def __init__(self, options: SourceOptions, *, once: bool = False) -> None:
         """`once`: there is no second look, and other processes may help with the first one."""
         self._once = once
         self._options = options
         self.rsm = opened_store(options)
-        config = MetadataConfig(metadata_read_max_ms=options.plan_max_ms)
-        self._rlmm = StoreBackedRemoteLogMetadataManager(
-            self.rsm, config, plans=True, reads_max=METADATA_READS_MAX
-        )
+        self._rlmm = metadata_of(options, self.rsm)
         self._opened = AsyncExitStack()
         self._known: Known = frozenset()
 
@@ -104,13 +100,10 @@ class ArchiveReading:
         await with_retries(what, look, FIRST_ANSWER_MAX_S)
 
     async def views(self) -> Views:
-        """Of the chosen partitions, of each topic's last incarnation, as they are now.
-
-        Raises RemoteStorageError; ConfigError, CorruptSegment, OSError of cache files.
-        """
+        """Of the chosen partitions, of each topic's last incarnation, as they are now. Raises
+        RemoteStorageError; ConfigError, CorruptSegment, OSError of cache files."""
         if self._options.metadata_cache_dir is not None:
-            self._known = _places(cache_of(self._options).partitions())
-            return _last_incarnations(cached_views(self._options))
+            return _last_incarnations(self._cached_views(self._options.metadata_cache_dir))
         max_s = self._options.plan_max_ms / 1000
         now = asyncio.get_running_loop().time()
         listed = await with_retries("the list of partitions", self._rlmm.list_partitions, max_s)
@@ -135,8 +128,18 @@ class ArchiveReading:
                 for _ in range(min(PARTITIONS_AT_ONCE_MAX, len(waiting))):
                     readers.create_task(read_waiting())
         except ExceptionGroup as group:
-            raise first_of(group) from None
+            raise next(leaves(group)) from None
         return _last_incarnations(views)
+
+    def _cached_views(self, cache_dir: str) -> Views:
+        """As an archiver with `metadata.manager=topic` has last written them; it may be running."""
+        if not Path(cache_dir).is_dir():
+            raise ConfigError(f"remotelog: metadataCacheDir {cache_dir}: no such folder")
+        cache = MetadataCache(Path(cache_dir))  # not entered: it stays the archiver's
+        there = list(cache.partitions())
+        self._known = _places(there)
+        chosen = [t for t in there if self._options.topics.takes(t.topic, t.partition)]
+        return {t: PartitionTable.load(t, cache.file(t).load().entries).view(0.0) for t in chosen}
 
     def check_topics(self) -> None:
         """Of the last look. Raises ConfigError where a topic or partition that the options name has
@@ -160,10 +163,8 @@ class ArchiveReading:
                 )
 
     async def spans(self, views: Views) -> Spans:
-        """Which offsets of each partition are asked for, all of which have to be there.
-
-        Raises ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
-        """
+        """Which offsets of each partition are asked for, all of which have to be there. Raises
+        ConfigError, DataLoss, RemoteStorageError, CorruptSegment."""
         options = self._options
         self._check_partitions("ending", options.ending, views)
         starts = await self.starts(views)
@@ -220,7 +221,7 @@ class ArchiveReading:
             if not self._options.topics.takes(*key) or key[0] not in topics:
                 raise ConfigError(f"remotelog: {name} names {key}, which is not chosen")
             given = bound.by_partition[key]
-            if not _is_of_nothing(bound, given):
+            if bound.kind is not BoundKind.TIMESTAMPS and given not in (EARLIEST, LATEST, 0):
                 raise ConfigError(
                     f"remotelog: {name} names offset {given} of {key}, of which nothing is archived"
                 )
@@ -245,31 +246,13 @@ def asked_offsets(options: SourceOptions, span: OffsetSpan) -> Offsets:
     return first, last
 
 
-def cache_of(options: SourceOptions) -> MetadataCache:
-    """Raises ConfigError where the folder is none."""
-    folder = Path(options.metadata_cache_dir or "")
-    if not folder.is_dir():
-        raise ConfigError(f"remotelog: metadataCacheDir {folder}: no such folder")
-    return MetadataCache(folder)  # not entered: it stays the archiver's
-
-
-def cached_views(options: SourceOptions) -> dict[TopicIdPartition, PartitionView]:
-    """As an archiver with `metadata.manager=topic` has last written them; it may be running.
-
-    Raises ConfigError where the folder is none; CorruptSegment, OSError.
-    """
-    cache = cache_of(options)
-    chosen = [t for t in cache.partitions() if options.topics.takes(t.topic, t.partition)]
-    return {t: PartitionTable.load(t, cache.file(t).load().entries).view(0.0) for t in chosen}
-
-
 def _last_incarnations(views: Views) -> Views:
     """Of topics of one name the one that was archived last, as without a cluster elsewhere."""
     archived_at: dict[tuple[str, bytes], int] = {}
     for tip, view in views.items():
         if view.segments:
             key = (tip.topic, tip.topic_id.bytes)
-            last = view.segments[len(view.segments) - 1].event_timestamp_ms
+            last = view.segments[-1].event_timestamp_ms
             archived_at[key] = max(last, archived_at.get(key, 0))
     chosen: dict[str, tuple[int, bytes]] = {}
     for (topic, topic_id), at in archived_at.items():
@@ -279,11 +262,6 @@ def _last_incarnations(views: Views) -> Views:
         for tip, view in views.items()
         if view.segments and chosen[tip.topic][1] == tip.topic_id.bytes
     }
-
-
-def _is_of_nothing(bound: Bound, given: int) -> bool:
-    """Whether an empty partition has what is asked for."""
-    return bound.kind is BoundKind.TIMESTAMPS or given in (EARLIEST, LATEST, 0)
 
 
 def _places(tips: Iterable[TopicIdPartition]) -> Known:
@@ -356,27 +334,15 @@ async def _first_in_segment(
             max_s,
         )
         try:
-            found = _first_in(data, timestamp_ms, from_offset)
+            hits = (
+                first_record_at_or_after(data, h, timestamp_ms, from_offset) for h in walk(data)
+            )
+            found = next((hit[0] for hit in hits if hit is not None), None)
         except WireError as error:
             raise CorruptSegment(f"{key}, byte {span.position} ff.: {error}") from error
         if found is not None:
             return found if found <= segment.end_offset else None
     return None
-
-
-def _first_in(data: Content, timestamp_ms: int, from_offset: int) -> int | None:
-    for header in walk(data):
-        found = first_record_at_or_after(data, header, timestamp_ms, from_offset)
-        if found is not None:
-            return found[0]
-    return None
-
-
-async def _plan_input(options: SourceOptions) -> tuple[Views, Spans]:
-    async with ArchiveReading(options, once=True) as reading:
-        views = await reading.views()
-        reading.check_topics()
-        return views, await reading.spans(views)
 
 
 def plan_input(options: SourceOptions) -> tuple[Views, Spans]:
@@ -385,7 +351,14 @@ def plan_input(options: SourceOptions) -> tuple[Views, Spans]:
     Raises ConfigError, also for a topic that the archive does not know; DataLoss,
     RemoteStorageError, CorruptSegment.
     """
-    return asyncio.run(_plan_input(options))
+
+    async def planned() -> tuple[Views, Spans]:
+        async with ArchiveReading(options, once=True) as reading:
+            views = await reading.views()
+            reading.check_topics()
+            return views, await reading.spans(views)
+
+    return asyncio.run(planned())
 
 
 # The archive of one running stream, looked at again for each micro-batch. Knows no Spark.
@@ -423,7 +396,7 @@ class FollowedArchive:
             # Where the archive begins now may be behind where it has to begin.
             self._check_no_loss({tip: (ALL_OFFSETS[0], start - 1) for tip, start in starts.items()})
         self._read_up_to = {(t.topic, t.partition): start for t, start in starts.items()}
-        return as_offset(self._read_up_to)
+        return by_topic(self._read_up_to)
 
     def end_with_what_is_there(self) -> None:
         self._last_ends = self._ends()
@@ -431,7 +404,7 @@ class FollowedArchive:
     def latest(self, start: StreamOffset | None = None, *, limited: bool = False) -> StreamOffset:
         """The archive's ends now, never below `start` (None: what was read); `limited`: no further
         than the options let one batch go from there."""
-        starts = self._read_up_to if start is None else _parsed(start)
+        starts = self._read_up_to if start is None else by_place(start)
         ends = dict(self._ends())
         if self._last_ends is not None:
             ends = {
@@ -440,34 +413,35 @@ class FollowedArchive:
         for key, offset in starts.items():
             ends[key] = max(offset, ends.get(key, offset))
         if not limited:
-            return as_offset(ends)
+            return by_topic(ends)
         if self._waits(starts, ends):
-            return as_offset(starts)
-        return as_offset(admitted(self._by_place(), starts, ends, self._options.trigger))
+            return by_topic(starts)
+        return by_topic(admitted(self._by_place(), starts, ends, self._options.trigger))
 
     def last_seen(self) -> StreamOffset:
         """The archive's ends at the last look, for the query's progress."""
         places = self._by_place().items()
-        return as_offset({key: view.log_end_offset or 0 for key, view in places})
+        return by_topic({key: view.log_end_offset or 0 for key, view in places})
 
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """Raises DataLoss where something between both is not in the archive (any more)."""
-        begins, ends = _parsed(start), _parsed(end)
-        if not self._has(ends):
+        begins, ends = by_place(start), by_place(end)
+        views = self._by_place()
+        if any(key not in views or (views[key].log_end_offset or 0) < e for key, e in ends.items()):
             self._look()
-        views = {(tip.topic, tip.partition): (tip, view) for tip, view in self._views.items()}
+            views = self._by_place()
         spans: dict[TopicIdPartition, OffsetSpan] = {}
         for key, offset_end in ends.items():
             if key not in views:
                 if begins.get(key, offset_end) < offset_end and self._options.fail_on_data_loss:
                     raise DataLoss(f"{key[0]}-{key[1]} is not in the archive any more")
                 continue
-            tip, view = views[key]
+            view = views[key]
             first = view.log_start_offset or 0
             span = OffsetSpan(begins.get(key, first), offset_end)
             if span.start < span.end and self._options.fail_on_data_loss:
                 _check_ends(view, span, first)
-            spans[tip] = span
+            spans[view.tip] = span
         self._check_no_loss({tip: (span.start, span.end - 1) for tip, span in spans.items()})
         self._read_up_to = ends
         return plan_tasks(
@@ -492,12 +466,8 @@ class FollowedArchive:
         ends = self._loop.submit(self._reading.ends_so_far(self._views)).result()
         return {(t.topic, t.partition): end for t, end in ends.items()}
 
-    def _by_place(self) -> Mapping[tuple[str, int], PartitionView]:
+    def _by_place(self) -> Mapping[Place, PartitionView]:
         return {(tip.topic, tip.partition): view for tip, view in self._views.items()}
-
-    def _has(self, ends: Ends) -> bool:
-        there = {(t.topic, t.partition): v.log_end_offset or 0 for t, v in self._views.items()}
-        return all(there.get(key, -1) >= end for key, end in ends.items())
 
     def _waits(self, starts: Ends, ends: Ends) -> bool:
         """As Spark's Kafka source: the first batch does not wait. Nor does one of a query that has
@@ -528,18 +498,3 @@ def _check_ends(view: PartitionView, span: OffsetSpan, first: int) -> None:
             f"{view.tip}: offset {span.end - 1} is not in the archive any more, which ends at "
             f"{end - 1}; {PASSED_OVER}"
         )
-
-
-def as_offset(ends: Ends) -> StreamOffset:
-    found: StreamOffset = {}
-    for (topic, partition), offset in sorted(ends.items()):
-        found.setdefault(topic, {})[str(partition)] = offset
-    return found
-
-
-def _parsed(offset: StreamOffset) -> dict[tuple[str, int], int]:
-    return {
-        (topic, int(partition)): end
-        for topic, partitions in offset.items()
-        for partition, end in partitions.items()
-    }

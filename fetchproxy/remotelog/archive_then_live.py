@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeVar
@@ -13,19 +13,20 @@ import structlog
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
+from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.archive_reading import ArchiveReading, Views
-from fetchproxy.remotelog.crossing import Crossing, Halves, Place, as_assign, as_json, halves
+from fetchproxy.remotelog.crossing import Crossing, Halves, as_assign, as_json, halves
 from fetchproxy.remotelog.options import (
     EARLIEST,
     BoundKind,
+    Place,
     SourceOptions,
     TopicChoice,
     is_live_only,
     parse_options,
 )
 from fetchproxy.remotelog.source import NAME, all_columns, check_stream, register_source
-from fetchproxy.remotelog.store_thread import LoopThread
 from fetchproxy.segments.object_keys import uuid_text
 
 # The file that keeps a stream's crossing, in any of Hadoop's file systems.
@@ -44,21 +45,15 @@ class CrossingFile:
         """None: there is none yet. Raises ConfigError where it is damaged."""
         if not self._files.exists(self._path):
             return None
-        stream = self._files.open(self._path)
-        try:
+        with closing(self._files.open(self._path)) as stream:
             text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
         return Crossing.decode(text, self._name)
 
     def keep(self, crossing: Crossing) -> Crossing:
         """What is kept: this one, or that of another start which was faster."""
         beside = self._jvm.org.apache.hadoop.fs.Path(f"{self._name}.{uuid4().hex}.part")
-        stream = self._files.create(beside, False)
-        try:
+        with closing(self._files.create(beside, False)) as stream:
             stream.write(bytearray(crossing.encode(), "utf-8"))
-        finally:
-            stream.close()
         if self._files.exists(self._path) or not self._files.rename(beside, self._path):
             self._files.delete(beside, False)
         kept = self.read()
@@ -142,11 +137,8 @@ def kafka_admin(spark: SparkSession, options: Mapping[str, str]) -> Iterator[Kaf
     for name, value in {**_PATIENCE, **given}.items():
         settings.setProperty(name, value)
     create = jvm.org.apache.kafka.clients.admin.AdminClient.create
-    client = _asked("the Kafka client", lambda: create(settings))
-    try:
+    with closing(_asked("the Kafka client", lambda: create(settings))) as client:
         yield KafkaAdmin(jvm, client)
-    finally:
-        client.close()
 
 
 def _asked(what: str, ask: Callable[[], T]) -> T:
@@ -230,7 +222,7 @@ def find_crossing(admin: KafkaAdmin, brokers: LiveTopics, parsed: SourceOptions)
     that was named, and so an error. Raises ConfigError, RemoteStorageError, CorruptSegment.
     """
     earliest = admin.earliest(brokers.places)
-    views = _views(parsed)
+    views = in_loop(_views(parsed))
     archived_ids = {tip.topic: uuid_text(tip.topic_id) for tip in views}
     for topic, topic_id in brokers.ids.items():
         if archived_ids.get(topic, topic_id) != topic_id:
@@ -260,18 +252,9 @@ def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     return parsed
 
 
-def _views(parsed: SourceOptions) -> Views:
-    """By a loop of its own: a notebook's thread runs one already."""
-
-    async def look() -> Views:
-        async with ArchiveReading(parsed) as reading:
-            return await reading.views()
-
-    loop = LoopThread("archive")
-    try:
-        return loop.submit(look()).result()
-    finally:
-        loop.stop()
+async def _views(parsed: SourceOptions) -> Views:
+    async with ArchiveReading(parsed) as reading:
+        return await reading.views()
 
 
 def _history_options(options: Mapping[str, str], parts: Halves) -> dict[str, str]:

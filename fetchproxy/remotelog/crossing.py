@@ -8,13 +8,20 @@ archiver copies of them later.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.remotelog.options import EARLIEST, LATEST, Bound, BoundKind
+from fetchproxy.remotelog.options import (
+    EARLIEST,
+    LATEST,
+    Bound,
+    BoundKind,
+    Place,
+    by_place,
+    by_topic,
+)
 
-Place = tuple[str, int]
 Offsets = Mapping[Place, int]
 
 VERSION = 2
@@ -26,7 +33,7 @@ class Crossing:
     live: Offsets
 
     def encode(self) -> str:
-        document = {"archived": _document(self.archived), "live": _document(self.live)}
+        document = {"archived": by_topic(self.archived), "live": by_topic(self.live)}
         return json.dumps({"version": VERSION, **document})
 
     @classmethod
@@ -38,7 +45,7 @@ class Crossing:
                 return cls._first_form(document)
             if document["version"] != VERSION:
                 raise ConfigError(f"archive then live: {name} is of a later version of fetchproxy")
-            return cls(dict(_places(document["archived"])), dict(_places(document["live"])))
+            return cls(by_place(document["archived"]), by_place(document["live"]))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ConfigError(
                 f"archive then live: the crossing file {name} is damaged: put it back from a copy, "
@@ -47,7 +54,7 @@ class Crossing:
 
     @classmethod
     def _first_form(cls, document: Mapping[str, Mapping[str, int]]) -> Crossing:
-        every = dict(_places(document))
+        every = by_place(document)
         archived = {place: end for place, end in every.items() if end != EARLIEST}
         return cls(archived, {place: end for place, end in every.items() if end == EARLIEST})
 
@@ -93,7 +100,7 @@ def _given(bound: Bound, place: Place) -> int:
 
 def as_json(offsets: Offsets) -> str:
     """As both sources take them."""
-    return json.dumps(_document(offsets))
+    return json.dumps(by_topic(offsets))
 
 
 def as_assign(places: Mapping[Place, object]) -> str:
@@ -101,16 +108,3 @@ def as_assign(places: Mapping[Place, object]) -> str:
     for topic, partition in sorted(places):
         document.setdefault(topic, []).append(partition)
     return json.dumps(document)
-
-
-def _document(offsets: Offsets) -> dict[str, dict[str, int]]:
-    document: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in sorted(offsets.items()):
-        document.setdefault(topic, {})[str(partition)] = offset
-    return document
-
-
-def _places(document: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Place, int]]:
-    for topic, partitions in document.items():
-        for partition, offset in partitions.items():
-            yield (topic, int(partition)), int(offset)

@@ -103,47 +103,49 @@ LATEST, EARLIEST = -1, -2
 _STORE_SETTING = "store."
 _DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|min|h|d)?")
 _DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_KNOWN = {
-    name.lower(): name
-    for name in (
-        "store",
-        "path",
-        "topics",
-        "subscribe",
-        "topicPattern",
-        "subscribePattern",
-        "assign",
-        "startingOffsets",
-        "endingOffsets",
-        "startingTimestamp",
-        "endingTimestamp",
-        "startingOffsetsByTimestamp",
-        "endingOffsetsByTimestamp",
-        "startingOffsetsByTimestampStrategy",
-        "isolationLevel",
-        "includeHeaders",
-        "maxBytesPerPartition",
-        "maxBytesPerTrigger",
-        "maxOffsetsPerTrigger",
-        "minOffsetsPerTrigger",
-        "maxTriggerDelay",
-        "maxRecordsPerPartition",
-        "minPartitions",
-        "failOnDataLoss",
-        "corruptBatches",
-        "corruptReport",
-        "metadataCacheDir",
-        "pushFilters",
-        "readMaxMs",
-        "planMaxMs",
-    )
-}
+_OWN = (
+    "store",
+    "path",
+    "topics",
+    "topicPattern",
+    "isolationLevel",
+    "maxBytesPerPartition",
+    "maxBytesPerTrigger",
+    "corruptBatches",
+    "corruptReport",
+    "metadataCacheDir",
+    "pushFilters",
+    "readMaxMs",
+    "planMaxMs",
+)
+_KNOWN = {name.lower(): name for name in (*_OWN, *HONOURED) if not name.startswith(_KAFKA)}
 _OF_STREAMS = (
     "maxBytesPerTrigger",
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
 )
+
+
+# Topic and number of a partition.
+Place = tuple[str, int]
+
+
+def by_topic(offsets: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+    """As Spark's JSON has them: {"topic": {"0": 23}}."""
+    document: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        document.setdefault(topic, {})[str(partition)] = offset
+    return document
+
+
+def by_place(document: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:
+    """Of a document as `by_topic` makes it. Raises AttributeError, TypeError, ValueError."""
+    return {
+        (topic, int(partition)): int(offset)
+        for topic, partitions in document.items()
+        for partition, offset in partitions.items()
+    }
 
 
 class BoundKind(StrEnum):
@@ -159,7 +161,7 @@ class Bound:
     timestamp for all partitions are in `everywhere`."""
 
     kind: BoundKind
-    by_partition: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    by_partition: Mapping[Place, int] = field(default_factory=dict)
     everywhere: int | None = None
 
 
@@ -389,13 +391,9 @@ def _bound(options: _Given, side: str, default: BoundKind, *, streaming: bool) -
     return Bound(BoundKind.OFFSETS, found)
 
 
-def _by_partition(name: str, document: Any) -> dict[tuple[str, int], int]:
+def _by_partition(name: str, document: Any) -> dict[Place, int]:
     try:
-        found = {
-            (topic, int(partition)): int(value)
-            for topic, partitions in document.items()
-            for partition, value in partitions.items()
-        }
+        found = by_place(document)
     except (AttributeError, TypeError, ValueError):
         raise ConfigError(f'remotelog: {name} is not like {{"topic": {{"0": 23}}}}') from None
     if any(value < EARLIEST for value in found.values()):

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from fetchproxy.config.schema import MetadataConfig
-from fetchproxy.errors import CorruptSegment, FetchProxyError, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, FetchProxyError
 from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import (
-    RemoteLogSegmentId,
-    TopicIdPartition,
-)
+from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.observability.health import Offsets
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.storage.archive_objects import PartitionRecords
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.archive_health import Held, NotHeld, look_at_offsets, not_held
-from fetchproxy.writing.concerns import in_no_segment
+from fetchproxy.writing.archive_health import (
+    Held,
+    NotHeld,
+    in_no_segment,
+    look_at_offsets,
+    not_held,
+)
 from fetchproxy.writing.published import read_finished_offsets
 
 # Which offsets that are asked for the archive does not have, and whether that is on record.
 #
-# The rule is that of `verify` (`archive_health.not_held`): a gap is one only
-# where the archiver has put it on record; a hole without a record was archived and is gone. Data
-# source and jobs ask it here. Where nothing is missing it costs one small object a partition, and
-# nothing where what is asked for lies within the archive's ends.
+# The rule is that of `verify` (`archive_health.not_held`): a gap is one only where the archiver has
+# put it on record; a hole without a record was archived and is gone. Data source and jobs ask it
+# here. Where nothing is missing it costs one small object a partition, and nothing where what is
+# asked for lies within the archive's ends.
 
 PARTITIONS_AT_ONCE = 32
 ALL_OFFSETS: Offsets = (0, 2**63 - 1)
@@ -75,30 +77,16 @@ async def holes_of(
     `views_of_store` False: they are older than the store, as those of cache files may be; then
     nothing is said of what lies behind their ends. Raises RemoteStorageError.
     """
-    waiting = list(views)
     found: dict[TopicIdPartition, Holes] = {}
-    failures: list[RemoteStorageError] = []
 
-    async def look() -> None:
-        # The first failure ends it; raised in here, the TaskGroup would wrap it.
-        while waiting and not failures:
-            view = waiting.pop()
-            if _has_all(view, asked.get(view.tip, ALL_OFFSETS)):
-                continue
-            try:
-                holes = await _holes(rsm, view, views_of_store)
-            except RemoteStorageError as error:
-                failures.append(error)
-                return
-            within = _within(holes, view, asked.get(view.tip, ALL_OFFSETS))
+    async def look(view: PartitionView) -> None:
+        wanted = asked.get(view.tip, ALL_OFFSETS)
+        if not _has_all(view, wanted):
+            within = _within(await _holes(rsm, view, views_of_store), view, wanted)
             if within.in_words() is not None:
                 found[view.tip] = within
 
-    async with asyncio.TaskGroup() as looking:
-        for _ in range(min(PARTITIONS_AT_ONCE, len(waiting))):
-            looking.create_task(look())
-    if failures:
-        raise failures[0]
+    await for_each(views, look, PARTITIONS_AT_ONCE)
     return found
 
 
@@ -127,12 +115,7 @@ async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool)
         return _clipped(not_held(held, stated, gaps), (0, end - 1))
     # What is read now was stated before: a copy or a truncation that was under way is no hole.
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-
-        async def refresh() -> PartitionView:
-            return await rlmm.refresh(view.tip, asyncio.get_running_loop().time())
-
-        look = await look_at_offsets(rsm.records, rlmm, view.tip, refresh)
-    return look.found
+        return (await look_at_offsets(rsm.records, rlmm, view.tip)).found
 
 
 async def _stated(records: PartitionRecords, tip: TopicIdPartition) -> FinishedOffsets | None:
@@ -143,13 +126,11 @@ async def _stated(records: PartitionRecords, tip: TopicIdPartition) -> FinishedO
 
 
 def _held(view: PartitionView) -> Held:
-    last = view.segments[len(view.segments) - 1] if view.segments else None
-    epochs = () if last is None else last.segment_leader_epochs
     return Held(
         segments=list(view.segments.bounds()),
         uncertain=view.unreadable,
         log_start_offset=view.raised_log_start,
-        newest_epoch=epochs[-1].epoch if epochs else -1,
+        newest_epoch=view.segments[-1].last_epoch if view.segments else -1,
     )
 
 

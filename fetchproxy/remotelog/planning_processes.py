@@ -2,7 +2,11 @@
 
 What a segment's metadata cost is the time of one core, most of it in Python, so threads do not
 help. A process is started only where a planning has gone on for a while, and it is a plain one:
-whatever program called us is not run again in it. `planning_process` is what it does.
+whatever program called us is not run again in it.
+
+Run as a program this is such a process: it is told the data source's options, then partitions, as
+often as its caller likes, and answers with their views or with the error. It ends when nothing more
+is said.
 """
 
 from __future__ import annotations
@@ -13,14 +17,22 @@ import pickle
 import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from struct import Struct
 from typing import Any
 
 import structlog
 
+from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import FetchProxyError
 from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.remotelog.options import SourceOptions
+from fetchproxy.remotelog.store_thread import opened_store, with_retries
+from fetchproxy.runtime.loop import for_each
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
@@ -28,24 +40,30 @@ log = structlog.get_logger(__name__)
 ALONE_S = 2.0
 # Handed over at once: a process reads as many at a time as the first one does.
 PARTITIONS_EACH = 16
+# Of one partition at once, within the store's own limits.
+METADATA_READS_MAX = 32
 _LENGTH = Struct(">Q")
 
 
+def metadata_of(
+    options: SourceOptions, rsm: RemoteStorageManager
+) -> StoreBackedRemoteLogMetadataManager:
+    """To be entered while `rsm` is open."""
+    config = MetadataConfig(metadata_read_max_ms=options.plan_max_ms)
+    return StoreBackedRemoteLogMetadataManager(
+        rsm, config, plans=True, reads_max=METADATA_READS_MAX
+    )
+
+
+@dataclass(eq=False, repr=False)
 class PlanningProcesses:
     """`options`: of the data source, to be pickled. `read_here` reads what is `waiting` into
     `views`, until nothing is; so do these meanwhile."""
 
-    def __init__(
-        self,
-        options: Any,
-        waiting: list[TopicIdPartition],
-        views: dict[TopicIdPartition, PartitionView],
-        read_here: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._options = options
-        self._waiting = waiting
-        self._views = views
-        self._read_here = read_here
+    options: SourceOptions
+    waiting: list[TopicIdPartition]
+    views: dict[TopicIdPartition, PartitionView]
+    read_here: Callable[[], Awaitable[None]]
 
     async def read(self, all_taken: asyncio.Event, processes: int | None = None) -> None:
         """Raises what the reading raises; a process that dies costs time alone."""
@@ -57,12 +75,12 @@ class PlanningProcesses:
             pass
         number = (os.cpu_count() or 1) - 1 if processes is None else processes
         async with asyncio.TaskGroup() as reading:
-            for _ in range(min(number, -(-len(self._waiting) // PARTITIONS_EACH))):
+            for _ in range(min(number, -(-len(self.waiting) // PARTITIONS_EACH))):
                 reading.create_task(self._read_in_another())
 
     async def _read_in_another(self) -> None:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fetchproxy.remotelog.planning_process"),
+            *(sys.executable, "-m", "fetchproxy.remotelog.planning_processes"),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -71,21 +89,21 @@ class PlanningProcesses:
         assert process.stdout is not None
         taken: list[TopicIdPartition] = []
         try:
-            send(process.stdin, self._options)
-            while self._waiting:
-                taken = self._waiting[-PARTITIONS_EACH:]
-                del self._waiting[-PARTITIONS_EACH:]
+            send(process.stdin, self.options)
+            while self.waiting:
+                taken = self.waiting[-PARTITIONS_EACH:]
+                del self.waiting[-PARTITIONS_EACH:]
                 send(process.stdin, taken)
                 await process.stdin.drain()
                 found = await received(process.stdout)
                 if isinstance(found, FetchProxyError):
                     raise found
-                self._views.update(found)
+                self.views.update(found)
                 taken = []
         except (OSError, EOFError) as error:
             log.warning("planning_process_ended", error=str(error), exit_code=process.returncode)
-            self._waiting.extend(taken)
-            await self._read_here()
+            self.waiting.extend(taken)
+            await self.read_here()
         finally:
             if process.returncode is None:
                 process.kill()
@@ -111,8 +129,41 @@ async def received_or_none(of: StreamReader) -> Any:
         return None
 
 
-def first_of(group: BaseException) -> BaseException:
-    """The first error of a group of groups."""
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
+async def _answer(answers: int) -> None:
+    """`answers`: a descriptor that nothing else writes to."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(asked), sys.stdin.buffer)
+    pipe = os.fdopen(answers, "wb")
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
+    told = asyncio.StreamWriter(transport, protocol, None, loop)
+    options: SourceOptions | None = await received_or_none(asked)
+    if options is None:
+        return
+    async with opened_store(options) as rsm, metadata_of(options, rsm) as rlmm:
+        while (tips := await received_or_none(asked)) is not None:
+            send(told, await _read(rlmm, tips, options.plan_max_ms / 1000))
+            await told.drain()
+
+
+async def _read(
+    rlmm: StoreBackedRemoteLogMetadataManager, tips: list[TopicIdPartition], max_s: float
+) -> dict[TopicIdPartition, PartitionView] | FetchProxyError:
+    views: dict[TopicIdPartition, PartitionView] = {}
+    now = asyncio.get_running_loop().time()
+
+    async def read(tip: TopicIdPartition) -> None:
+        refresh = partial(rlmm.refresh, tip, now)
+        views[tip] = await with_retries(f"the metadata of {tip}", refresh, max_s)
+
+    try:
+        await for_each(tips, read, len(tips))
+    except FetchProxyError as error:
+        return error
+    return views
+
+
+if __name__ == "__main__":
+    own = os.dup(1)
+    os.dup2(2, 1)  # what anybody prints goes where logs go
+    asyncio.run(_answer(own))

@@ -1,21 +1,19 @@
-"""How far one micro-batch of a stream may go: limits in offsets and in stored bytes. Pure.
-
-A batch never has nothing where something is new, so that a stream always gets to its end.
-"""
+"""How far one micro-batch of a stream may go: limits in offsets and in stored bytes. Pure. A batch
+never has nothing where something is new, so that a stream always gets to its end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.remotelog.options import TriggerLimits
+from fetchproxy.remotelog.options import Place, TriggerLimits
 
-# (topic, partition) -> the next offset.
-Ends = Mapping[tuple[str, int], int]
-Views = Mapping[tuple[str, int], PartitionView]
+# The next offset.
+Ends = Mapping[Place, int]
+Views = Mapping[Place, PartitionView]
 
 
-def new_offsets(views: Views, starts: Ends, ends: Ends) -> dict[tuple[str, int], int]:
+def new_offsets(views: Views, starts: Ends, ends: Ends) -> dict[Place, int]:
     """Of each partition that has any, from where on they are to be read."""
     begins = {}
     for key, end in ends.items():
@@ -43,7 +41,7 @@ def waits_for_more(views: Views, starts: Ends, ends: Ends, limits: TriggerLimits
     return sum(ends[key] - begin for key, begin in begins.items()) < limits.offsets_min
 
 
-def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[tuple[str, int], int]:
+def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[Place, int]:
     """In proportion to what is new, as Spark's Kafka source; the sum is never above the limit."""
     sizes = {key: ends[key] - begin for key, begin in begins.items()}
     total = sum(sizes.values())
@@ -57,7 +55,7 @@ def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[tuple[str, i
     return {key: begins[key] + share for key, share in shares.items()}
 
 
-def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[tuple[str, int], int]:
+def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[Place, int]:
     """Equal shares; what a partition does not need is the others'."""
     found = {}
     left = bytes_max

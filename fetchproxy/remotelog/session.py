@@ -16,8 +16,6 @@ from zipimport import zipimporter
 
 from fetchproxy.errors import ConfigError
 
-# What a Python worker of Spark keeps from one task to the next.
-
 _M_ARENA_MAX = -8  # of glibc's <malloc.h>
 
 
@@ -49,9 +47,8 @@ def keep_what_is_loaded() -> None:
             del sys.path_importer_cache[path]
 
 
-# Where a job's Spark comes from: the session that is there, spark-submit's, or a local one.
-#
-# Nothing else of the project starts a session. It reads no archive.
+# A session is the one that is there, spark-submit's, or a local one. Nothing else of the project
+# starts any.
 
 # What the embedded session is for is work that waits for a store: a task that was lost with its
 # worker is given to another one three times, as on a cluster (spark.task.maxFailures).
@@ -82,10 +79,8 @@ def require_extra(*packages: str) -> None:
 
 
 def master_places(master: str) -> list[tuple[str, int]]:
-    """Hosts and ports of which one has to answer; none: only Spark itself knows. Pure.
-
-    Raises ConfigError for what no master is called.
-    """
+    """Hosts and ports of which one has to answer; none: only Spark itself knows. Pure. Raises
+    ConfigError for what no master is called."""
     if re.fullmatch(r"local(\[.+\])?|local-cluster\[.+\]|yarn", master):
         return []
     scheme, separator, rest = master.partition("://")
@@ -122,10 +117,6 @@ def _place(master: str, text: str, port: int | None) -> tuple[str, int]:
     return found.group(1).strip("[]"), number
 
 
-def local_master(cores: int) -> str:
-    return f"local[{cores},{LOCAL_TASK_FAILURES_MAX}]"
-
-
 def session_settings(
     master: str | None, under_submit: bool, cores: int, more: Mapping[str, str]
 ) -> dict[str, str]:
@@ -133,14 +124,16 @@ def session_settings(
     if under_submit and master is None:
         return {**_ALWAYS, **more}
     settings = _ALWAYS if master else {**_ALWAYS, **_LOCAL}
-    return {**settings, "spark.master": master or local_master(cores), **more}
+    return {
+        **settings,
+        "spark.master": master or f"local[{cores},{LOCAL_TASK_FAILURES_MAX}]",
+        **more,
+    }
 
 
 def open_session(name: str, master: str | None, more: Mapping[str, str]) -> Any:
     """A SparkSession (PySpark has no types here). One that is there already is taken as it is.
-
-    Raises ConfigError where PySpark is missing, or Spark cannot be started.
-    """
+    Raises ConfigError where PySpark is missing, or Spark cannot be started."""
     require_extra("pyspark")
     from py4j.protocol import Py4JError  # what the JVM raises comes as this
     from pyspark.errors import PySparkException

@@ -1,12 +1,11 @@
-"""`spark.read.format("remotelog")` and `readStream`: the archive as Spark's own Kafka source
-shows a topic.
-"""
+"""`spark.read.format("remotelog")` and `readStream`: the archive as Spark's own Kafka source shows
+a topic."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
+from contextlib import contextmanager
 from typing import Any
 
 import pyspark
@@ -29,13 +28,12 @@ from fetchproxy.remotelog.archive_reading import (
     Views,
     plan_input,
 )
+from fetchproxy.remotelog.decoder.arrow_batches import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, is_not_needed, parse_options
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
 from fetchproxy.remotelog.pushed_filters import PushedFilters
 from fetchproxy.remotelog.session import keep_what_is_loaded
-from fetchproxy.remotelog.task_reader import RowFilter, logged, read_task
-
-# What Spark carries from the planner to a task.
+from fetchproxy.remotelog.task_reader import logged, read_task
 
 
 class RemoteLogPartition(InputPartition):  # type: ignore[misc]  # pyspark has no types here
@@ -56,33 +54,24 @@ log = structlog.get_logger(__name__)
 
 
 class ReadingFailed(Exception):
-    """Always raised from the error that says why.
-
-    Spark takes an exception's cause away where it shortens a traceback. This one keeps it.
-    """
+    """Always raised from the error that says why. Spark takes an exception's cause away where it
+    shortens a traceback. This one keeps it."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "__cause__":
             super().__setattr__(name, value)
 
 
-class SentenceFirst:
-    """`with` it; of errors that are not the project's nothing changes."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(error, FetchProxyError):
-            if os.environ.get("FETCHPROXY_LOG_LEVEL") == "debug":
-                log.debug("archive_read_failed", exc_info=error)
-            error.__traceback__ = error.__cause__ = error.__context__ = None
-            raise ReadingFailed("the first line says why") from error
+@contextmanager
+def sentence_first() -> Iterator[None]:
+    """Of errors that are not the project's nothing changes."""
+    try:
+        yield
+    except FetchProxyError as error:
+        if os.environ.get("FETCHPROXY_LOG_LEVEL") == "debug":
+            log.debug("archive_read_failed", exc_info=error)
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        raise ReadingFailed("the first line says why") from error
 
 
 # What the installed PySpark lets a Python source do; it is asked, its version is not compared.
@@ -161,20 +150,20 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
         return {**self.__dict__, "_followed": None}
 
     def initialOffset(self) -> StreamOffset:
-        with SentenceFirst():
+        with sentence_first():
             return self._archive().initial()
 
     def getDefaultReadLimit(self) -> Any:
         return default_limit(self._options)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        with SentenceFirst():
+        with sentence_first():
             self._archive().end_with_what_is_there()
 
     def latestOffset(self, start: StreamOffset | None = None, limit: Any = None) -> StreamOffset:
         """PySpark 4.0 and 4.1 say neither."""
         self._looked_for_new = True
-        with SentenceFirst():
+        with sentence_first():
             return self._archive().latest(start, limited=is_limited(limit))
 
     def reportLatestOffset(self) -> StreamOffset:
@@ -182,14 +171,14 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
         return self._archive().last_seen()
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[RemoteLogPartition]:
-        with SentenceFirst():
+        with sentence_first():
             tasks = self._archive().tasks(start, end)
         self._repeated = self._repeated or (start != end and not self._looked_for_new)
         return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
 
     def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
         if partition.task is not None:
-            with SentenceFirst():
+            with sentence_first():
                 batches = read_task(self._options, partition.task, self._columns)
                 yield from logged(partition.task, batches)
         keep_what_is_loaded()
@@ -245,12 +234,12 @@ class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no t
         return NAME
 
     def schema(self) -> str:
-        with SentenceFirst():
+        with sentence_first():
             headers = parse_options(dict(self.options), streaming=True).include_headers
         return all_columns(headers=headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        with SentenceFirst():
+        with sentence_first():
             options = parse_options(dict(self.options))
             check_batch(options)
             columns = chosen_columns(schema)
@@ -259,7 +248,7 @@ class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no t
         return kind(options, columns)
 
     def streamReader(self, schema: StructType) -> RemoteLogStreamReader:
-        with SentenceFirst():
+        with sentence_first():
             options = parse_options(dict(self.options), streaming=True)
             check_stream(options)
             columns = chosen_columns(schema)
@@ -324,7 +313,7 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
         self._filters = PushedFilters()
 
     def partitions(self) -> Sequence[RemoteLogPartition]:
-        with SentenceFirst():
+        with sentence_first():
             views, spans = plan_input(self._options)
             tasks = tasks_of(self._options, views, spans, self._filters)
         return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
@@ -332,8 +321,8 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
         if partition.task is not None:
             times = self._filters.timestamp
-            rows = RowFilter(times.least, times.most)
-            with SentenceFirst():
+            rows = RowLimits(timestamp_min=times.least, timestamp_max=times.most)
+            with sentence_first():
                 batches = read_task(self._options, partition.task, self._columns, rows)
                 yield from logged(partition.task, batches)
         keep_what_is_loaded()

@@ -1,7 +1,5 @@
-"""The project's async store for callers that are not: one thread with a loop of its own.
-
-Spark's workers and its planner are synchronous; while they decode, the next read is under way here.
-"""
+"""The project's async store for callers that are not: one thread with a loop of its own. Spark's
+workers and its planner are synchronous; while they decode, the next read is under way here."""
 
 from __future__ import annotations
 
@@ -15,12 +13,7 @@ from pydantic import ValidationError
 
 from fetchproxy.config.rules import GONE
 from fetchproxy.config.schema import StoreConfig
-from fetchproxy.errors import (
-    ConfigError,
-    FetchProxyError,
-    RemoteStorageError,
-    StorageUnavailable,
-)
+from fetchproxy.errors import ConfigError, FetchProxyError, RemoteStorageError, StorageUnavailable
 from fetchproxy.remotelog.options import SourceOptions
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 

@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,18 +58,6 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
 
 RANGE_BYTES = 8 * 1024 * 1024
 RANGES_AHEAD_MAX = 1
-
-
-@dataclass(frozen=True, slots=True)
-class RowFilter:
-    """What a query has said of rows besides the offsets of its tasks; timestamps in ms, both
-    inclusive."""
-
-    timestamp_min: int = -(2**63)
-    timestamp_max: int = 2**63 - 1
-
-    def limits(self, part: SegmentPart) -> RowLimits:
-        return RowLimits(part.offset_from, part.offset_end, self.timestamp_min, self.timestamp_max)
 
 
 @dataclass(slots=True)
@@ -138,15 +126,12 @@ def read_task(
     options: SourceOptions,
     task: ReadTask,
     columns: Sequence[str],
-    rows: RowFilter | None = None,
+    rows: RowLimits = RowLimits(),  # noqa: B008 - frozen
     passed_over: PassedOver | None = None,
 ) -> Iterator[Any]:
-    """pyarrow.RecordBatches, in the order of offsets; `passed_over` is counted up meanwhile.
-
-    Raises CorruptSegment and RemoteStorageError, both with topic, partition, offset and object.
-    """
+    """pyarrow.RecordBatches, in the order of offsets; `passed_over` is counted up meanwhile. Raises
+    CorruptSegment and RemoteStorageError, both with topic, partition, offset and object."""
     share_one_heap()
-    rows = rows or RowFilter()
     arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition)
     passed_over = PassedOver() if passed_over is None else passed_over
     faults = _Faults(options, task, passed_over)
@@ -195,10 +180,7 @@ def _indexes(
     files = [SegmentFile.INDEX, *[SegmentFile.TXN] * committed]
     keys = [store.rsm.object_key(segment, file) for file in files]
     reads = [
-        store.begin(
-            f"{where}: {key}",
-            partial(store.rsm.fetch_index, segment, file),
-        )
+        store.begin(f"{where}: {key}", partial(store.rsm.fetch_index, segment, file))
         for file, key in zip(files, keys, strict=True)
     ]
     raw = [read.result() for read in reads]
@@ -225,10 +207,7 @@ def _ranges_of(
         span = index.merged(i, j)
         wanted = ByteRange(span.position, span.end)
         what = f"{where}: {key}, bytes {wanted.start} to {wanted.end - 1}"
-        read = store.begin(
-            what,
-            partial(store.rsm.fetch_log_segment, segment, wanted),
-        )
+        read = store.begin(what, partial(store.rsm.fetch_log_segment, segment, wanted))
         borders = [index[n].position for n in range(i, j)]
         yield _Range(part, key, span, borders, aborted, read)
 
@@ -252,7 +231,7 @@ def _runs(part: SegmentPart, index: RemoteLogIndex) -> Iterator[tuple[int, int]]
         i = j
 
 
-def _decoded(each: _Range, decoder: LogDecoder, rows: RowFilter, faults: _Faults) -> Iterator[Any]:
+def _decoded(each: _Range, decoder: LogDecoder, rows: RowLimits, faults: _Faults) -> Iterator[Any]:
     try:
         data = each.data.result()
     except (ObjectNotFound, RangeNotSatisfiable) as error:
@@ -260,7 +239,7 @@ def _decoded(each: _Range, decoder: LogDecoder, rows: RowFilter, faults: _Faults
         return
     yield from decoder.decode(
         data,
-        rows.limits(each.part),
+        replace(rows, offset_from=each.part.offset_from, offset_end=each.part.offset_end),
         position=each.span.position,
         first_offset=each.span.first_offset,
         last_offset=each.span.last_offset,

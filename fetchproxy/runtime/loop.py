@@ -19,6 +19,7 @@ import structlog
 
 from fetchproxy.config.memory_plan import FREED_BYTES_MAX
 from fetchproxy.config.schema import MiB
+from fetchproxy.errors import FetchProxyError
 from fetchproxy.observability.metrics import (
     EVENT_LOOP_BUSY_SECONDS,
     EVENT_LOOP_CPU_SECONDS,
@@ -191,6 +192,28 @@ async def collected(items: Iterable[T]) -> list[T]:
         if len(piece) == ITEMS_AT_ONCE:
             await asyncio.sleep(0)
     return found
+
+
+async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
+    """`work` on all of them, so many at once. Raises the first FetchProxyError by itself; no work
+    is begun after it."""
+    waiting = iter(items)
+    failures: list[FetchProxyError] = []
+
+    async def worker() -> None:
+        for item in waiting:
+            try:
+                await work(item)
+            except FetchProxyError as error:  # raised below: here the TaskGroup would wrap it
+                failures.append(error)
+            if failures:
+                return
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(at_once):
+            workers.create_task(worker())
+    if failures:
+        raise failures[0]
 
 
 async def _a_turn() -> None:

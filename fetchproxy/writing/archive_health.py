@@ -1,6 +1,5 @@
 """What is to be known of a partition's archive by what lies in the store: lost, missing, put
-aside.
-"""
+aside."""
 
 from __future__ import annotations
 
@@ -14,23 +13,11 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
     MetadataProblem,
     RemoteLogMetadataManager,
 )
-from fetchproxy.model import (
-    FIRST_HISTORY,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
-    TopicIdPartition,
-)
-from fetchproxy.observability.health import Condition, Offsets, in_order
+from fetchproxy.model import FIRST_HISTORY, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.health import Condition, Kind, Offsets, in_order, of_partition
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
 from fetchproxy.storage.archive_objects import PartitionRecords
-from fetchproxy.writing.concerns import (
-    StoredConcern,
-    lost,
-    missing,
-    not_known,
-    put_aside,
-    unreadable,
-)
+from fetchproxy.writing.concerns import StoredConcern
 from fetchproxy.writing.published import read_finished_offsets
 
 # Which offsets a partition's archive has to hold, and which of them it does not. Pure.
@@ -72,11 +59,11 @@ def not_held(
     found: list[Offsets] = []
     gaps: list[Offsets] = []
     recorded = sorted(recorded_gaps)
-    for hole in _without(first, last, sorted(held.segments)):
+    for hole in uncovered(first, last, sorted(held.segments)):
         certain = _before_uncertain(hole, held.uncertain)
         if certain is not None:
             gaps += _shared(*certain, recorded)
-            found += _without(*certain, recorded)
+            found += uncovered(*certain, recorded)
     return NotHeld(
         missing=tuple((max(a, recorded_from), b) for a, b in found if b >= recorded_from),
         gaps=tuple(gaps),
@@ -90,14 +77,10 @@ def _expected(held: Held, stated: FinishedOffsets | None) -> Offsets:
     last = max((end for _, end in held.segments), default=-1)
     if stated is not None:
         first = min(first, stated.recorded_from)
-        if _end_stands(held, stated):
+        # Otherwise a newer leader's log has taken the place of the one whose end was stated.
+        if stated.end_offset != NOT_STATED and held.newest_epoch <= stated.leader_epoch:
             last = max(last, stated.end_offset)
     return max(first, held.log_start_offset), last
-
-
-def _end_stands(held: Held, stated: FinishedOffsets) -> bool:
-    """False: a newer leader's log has taken the place of the one whose end was stated."""
-    return stated.end_offset != NOT_STATED and held.newest_epoch <= stated.leader_epoch
 
 
 def _before_uncertain(hole: Offsets, uncertain: Iterable[int]) -> Offsets | None:
@@ -108,7 +91,7 @@ def _before_uncertain(hole: Offsets, uncertain: Iterable[int]) -> Offsets | None
     return (first, last) if first <= last else None
 
 
-def _without(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:
+def uncovered(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:
     """The parts of `first` … `last` that are in none of `rising`, which may overlap."""
     for start, end in rising:
         if start > last:
@@ -123,7 +106,7 @@ def _without(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offse
 def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:
     """The parts of `first` … `last` that are in any of `rising`."""
     at = first
-    for hole in _without(first, last, rising):
+    for hole in uncovered(first, last, rising):
         if at < hole[0]:
             yield at, hole[0] - 1
         at = hole[1] + 1
@@ -133,8 +116,6 @@ def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offset
 
 # Reads no log and asks no broker. `verify` and `segments` look at every partition, the status
 # page at those with holes alone: each look is a listing and a small read.
-
-FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,54 +131,61 @@ async def look_at_offsets(
     records: PartitionRecords,
     rlmm: RemoteLogMetadataManager,
     tip: TopicIdPartition,
-    refresh: Callable[[], Awaitable[PartitionView]],
+    refresh: Callable[[], Awaitable[PartitionView]] | None = None,
     also: Callable[[], Iterable[Offsets]] = tuple,
 ) -> OffsetsLook:
     """Which offsets are in no segment, and what is on record of them.
 
-    `also`: offsets that are known to be there otherwise. Raises RemoteStorageError.
+    `refresh`: how the metadata are read anew; None: as the manager does it. `also`: offsets that
+    are known to be there otherwise. Raises RemoteStorageError.
     """
-    look = await _look(records, rlmm, tip, refresh, also)
-    if look.found.missing:
-        # Truncated or deleted meanwhile? Then the second look finds them in order.
-        look = await _look(records, rlmm, tip, refresh, also)
-    if look.found.missing:
+
+    async def look() -> OffsetsLook:
+        """What must be there before what is, and its gaps last: a copy under way is no fault."""
+        stated, damaged = None, None
+        try:
+            stated = await read_finished_offsets(records, tip)
+        except CorruptSegment as error:
+            damaged = str(error)
+        now = asyncio.get_running_loop().time()
+        view = await (rlmm.refresh(tip, now) if refresh is None else refresh())
+        done = [s for s in rlmm.list_remote_log_segments(tip) if s.is_finished]
+        held = Held(
+            segments=[*((s.start_offset, s.end_offset) for s in done), *also()],
+            uncertain=view.unreadable,
+            log_start_offset=view.raised_log_start,
+            newest_epoch=max((s.last_epoch for s in done), default=-1),
+        )
+        gaps = [(gap.first_offset, gap.last_offset) async for gap in records.list_archive_gaps(tip)]
+        return OffsetsLook(stated, damaged, not_held(held, stated, gaps))
+
+    found = await look()
+    if found.found.missing:
+        found = await look()  # truncated or deleted meanwhile? Then this one finds them in order
+    if found.found.missing:
         now = asyncio.get_running_loop().time()
         if await rlmm.partition_deletion(tip, now) is not None:
-            look = replace(look, found=replace(look.found, missing=()))
-    return look
+            found = replace(found, found=replace(found.found, missing=()))
+    return found
 
 
-async def _look(
-    records: PartitionRecords,
-    rlmm: RemoteLogMetadataManager,
-    tip: TopicIdPartition,
-    refresh: Callable[[], Awaitable[PartitionView]],
-    also: Callable[[], Iterable[Offsets]],
-) -> OffsetsLook:
-    """What must be there before what is, and its gaps last: a copy under way is no fault."""
-    stated, damaged = None, None
-    try:
-        stated = await read_finished_offsets(records, tip)
-    except CorruptSegment as error:
-        damaged = str(error)
-    view = await refresh()
-    done = [s for s in rlmm.list_remote_log_segments(tip) if s.state is FINISHED]
-    held = Held(
-        segments=[*((s.start_offset, s.end_offset) for s in done), *also()],
-        uncertain=view.unreadable,
-        log_start_offset=view.raised_log_start,
-        newest_epoch=max((e.epoch for s in done for e in s.segment_leader_epochs[-1:]), default=-1),
-    )
-    gaps = [(gap.first_offset, gap.last_offset) async for gap in records.list_archive_gaps(tip)]
-    return OffsetsLook(stated, damaged, not_held(held, stated, gaps))
+def in_no_segment(first: int, last: int) -> str:
+    return f"offsets {first} to {last} were archived and are in no segment"
 
 
 def offsets_in_words(tip: TopicIdPartition, found: NotHeld) -> list[Condition]:
+    def said(kind: Kind, offsets: Offsets, what: str) -> Condition:
+        return of_partition(kind, tip, f"{tip}: {what}", offsets)
+
+    recorded = "were lost before they could be copied (recorded gap)"
+    unknown = "are in no segment, and nothing says if they ever were"
     return [
-        *(lost(tip, *offsets) for offsets in found.gaps),
-        *(missing(tip, *offsets) for offsets in found.missing),
-        *(not_known(tip, *offsets) for offsets in found.not_known),
+        *(said(Kind.ARCHIVE_GAP, (a, b), f"offsets {a} to {b} {recorded}") for a, b in found.gaps),
+        *(said(Kind.ARCHIVED_OFFSETS_MISSING, o, in_no_segment(*o)) for o in found.missing),
+        *(
+            said(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, (a, b), f"offsets {a} to {b} {unknown}")
+            for a, b in found.not_known
+        ),
     ]
 
 
@@ -207,13 +195,23 @@ def metadata_in_words(
     segments: Callable[[], Iterable[RemoteLogSegmentMetadata]],
 ) -> list[Condition]:
     """What needs no look at the store. `segments` is asked only where something was put aside."""
-    found = [unreadable(view.tip, len(problems), problems[0].what)] if problems else []
+    tip, found = view.tip, []
+    if problems:
+        what = (
+            f"{tip}: metadata of {len(problems)} segments cannot be read, {problems[0].what}; run "
+            "fetchproxy verify"
+        )
+        found.append(of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tip, what))
     if view.history == FIRST_HISTORY:
         return found
-    aside = [s for s in segments() if s.state is FINISHED and not view.history.shows(s)]
+    aside = [s for s in segments() if s.is_finished and not view.history.shows(s)]
     if aside:
         first, last = min(s.start_offset for s in aside), max(s.end_offset for s in aside)
-        found.append(put_aside(view.tip, len(aside), first, last))
+        what = (
+            f"{tip}: {len(aside)} segments with offsets {first} to {last} are put aside, of "
+            f"another history of the log; fetchproxy resolve {tip} --keep shows them again"
+        )
+        found.append(of_partition(Kind.SEGMENTS_PUT_ASIDE, tip, what, (first, last)))
     return found
 
 
@@ -229,11 +227,7 @@ async def partition_health(
     records: PartitionRecords, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
 ) -> list[Condition]:
     """All that the store tells of a partition. Raises RemoteStorageError."""
-
-    async def refresh() -> PartitionView:
-        return await rlmm.refresh(tip, asyncio.get_running_loop().time())
-
-    look = await look_at_offsets(records, rlmm, tip, refresh)
+    look = await look_at_offsets(records, rlmm, tip)
     found = offsets_in_words(tip, look.found)
     view = rlmm.view(tip)
     if view is not None:

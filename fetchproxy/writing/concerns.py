@@ -25,7 +25,7 @@ from fetchproxy.observability.health import (
     in_order,
     of_partition,
 )
-from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.storage.archive_objects import ConcernObject, ConcernObjects
@@ -38,39 +38,6 @@ PUBLISH_MAX_S = 60.0
 READ_AT_ONCE = 16
 
 
-def lost(tip: TopicIdPartition, first: int, last: int) -> Condition:
-    what = f"{tip}: offsets {first} to {last} were lost before they could be copied (recorded gap)"
-    return of_partition(Kind.ARCHIVE_GAP, tip, what, (first, last))
-
-
-def missing(tip: TopicIdPartition, first: int, last: int) -> Condition:
-    what = f"{tip}: {in_no_segment(first, last)}"
-    return of_partition(Kind.ARCHIVED_OFFSETS_MISSING, tip, what, (first, last))
-
-
-def not_known(tip: TopicIdPartition, first: int, last: int) -> Condition:
-    what = f"{tip}: offsets {first} to {last} are in no segment, and nothing says if they ever were"
-    return of_partition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, tip, what, (first, last))
-
-
-def in_no_segment(first: int, last: int) -> str:
-    return f"offsets {first} to {last} were archived and are in no segment"
-
-
-def unreadable(tip: TopicIdPartition, objects: int, first: str) -> Condition:
-    """`first`: what is wrong with the first of them."""
-    what = f"{tip}: metadata of {objects} segments cannot be read, {first}; run fetchproxy verify"
-    return of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tip, what)
-
-
-def put_aside(tip: TopicIdPartition, segments: int, first: int, last: int) -> Condition:
-    what = (
-        f"{tip}: {segments} segments with offsets {first} to {last} are put aside, of another "
-        f"history of the log; fetchproxy resolve {tip} --keep shows them again"
-    )
-    return of_partition(Kind.SEGMENTS_PUT_ASIDE, tip, what, (first, last))
-
-
 class ArchiverConcerns:
     """What one archiver holds of partitions; it decides nothing, and `hold`, `release`, `forget`
     never block.
@@ -79,10 +46,10 @@ class ArchiverConcerns:
     Where this archiver has not looked yet, the store keeps what the archiver before it has said.
     """
 
-    def __init__(self, objects: ConcernObjects | None = None, health: Health | None = None) -> None:
+    def __init__(self, objects: ConcernObjects | None = None) -> None:
         """`objects` None: nothing is kept in a store."""
         self._objects = objects
-        self.health = health or Health()
+        self.health = Health()
         self._decided: defaultdict[str, set[Subject]] = defaultdict(set)
         self._unsaid: set[tuple[Kind, Subject]] = set()
         self._stored: list[StoredConcern] = []  # as last read
@@ -183,9 +150,7 @@ async def read_concerns(
     objects: ConcernObjects, known: Iterable[StoredConcern] = ()
 ) -> list[StoredConcern]:
     """Of the whole archive: a listing, and a small read for each that is not `known` as it is.
-
-    Raises RemoteStorageError.
-    """
+    Raises RemoteStorageError."""
     before = {(one.name, one.subject, one.version): one for one in known}
     listed = await objects.list_concerns()
     found = [before.get((one.name, one.tip, one.version)) for one in listed]
@@ -200,15 +165,7 @@ async def read_concerns(
         if said is not None:
             found[at] = StoredConcern(one.name, one.tip, said, one.version)
 
-    unread = [at for at, one in enumerate(found) if one is None]
-    for piece in pieces(unread, READ_AT_ONCE):
-        try:
-            async with asyncio.TaskGroup() as reads:
-                for at in piece:
-                    reads.create_task(read(at))
-        except ExceptionGroup as failures:
-            # They fail together when the store does: the first stands for all.
-            raise failures.exceptions[0] from failures
+    await for_each([at for at, one in enumerate(found) if one is None], read, READ_AT_ONCE)
     return [one for one in found if one is not None]
 
 

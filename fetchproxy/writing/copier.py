@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from uuid import UUID
 
 import structlog
@@ -31,11 +31,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.observability.metrics import (
-    REMOTE_COPY_BYTES,
-    REMOTE_COPY_ERRORS,
-    REMOTE_COPY_REQUESTS,
-)
+from fetchproxy.observability import metrics
 from fetchproxy.segments.contents import GatheredSegment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
@@ -44,6 +40,19 @@ from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStor
 log = structlog.get_logger(__name__)
 
 State = RemoteLogSegmentState
+
+
+async def delete_segment(
+    rsm: RemoteStorageManager,
+    rlmm: RemoteLogMetadataManager,
+    segment: RemoteLogSegmentMetadata,
+    wall_clock_ms: Callable[[], int],
+) -> None:
+    """At once, whoever may be reading it. Raises RemoteStorageError, ValueError."""
+    if segment.state is not State.DELETE_SEGMENT_STARTED:
+        await rlmm.put(segment.with_state(State.DELETE_SEGMENT_STARTED, wall_clock_ms()))
+    await rsm.delete_log_segment_data(segment)
+    await rlmm.put(segment.with_state(State.DELETE_SEGMENT_FINISHED, wall_clock_ms()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +65,18 @@ class CopyProgress:
     started_at: float
 
 
+@dataclass(eq=False, repr=False)
 class SegmentCopier:
     """`wall_clock_ms` stamps the metadata; `uuid_factory` makes segment ids."""
 
-    def __init__(
-        self,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        *,
-        copy_max_ms: int,
-        wall_clock_ms: Callable[[], int],
-        uuid_factory: Callable[[], UUID],
-    ) -> None:
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._copy_max_ms = copy_max_ms
-        self._wall_clock_ms = wall_clock_ms
-        self._uuid_factory = uuid_factory
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    _: KW_ONLY
+    copy_max_ms: int
+    wall_clock_ms: Callable[[], int]
+    uuid_factory: Callable[[], UUID]
+
+    def __post_init__(self) -> None:
         self._running: dict[TopicIdPartition, CopyProgress] = {}
 
     def running(self, tip: TopicIdPartition) -> CopyProgress | None:
@@ -97,9 +101,12 @@ class SegmentCopier:
         """
         await segment.check_size()  # a lost file must not look like a store that fails
         metadata = self._metadata(segment)
-        REMOTE_COPY_REQUESTS.labels(segment.tip.topic).inc()
-        self._running[segment.tip] = self._progress(segment, metadata)
-        deadline = asyncio.get_running_loop().time() + self._copy_max_ms / 1000
+        metrics.REMOTE_COPY_REQUESTS.labels(segment.tip.topic).inc()
+        now = asyncio.get_running_loop().time()
+        self._running[segment.tip] = CopyProgress(
+            metadata.segment_id.id, metadata.start_offset, segment.size_bytes, started_at=now
+        )
+        deadline = now + self.copy_max_ms / 1000
         try:
             async with self._in_time(segment, deadline):
                 await self._upload(segment, metadata, lineage, confirm)
@@ -119,10 +126,8 @@ class SegmentCopier:
         finished whose objects are gone.
         """
         try:
-            async with asyncio.timeout(self._copy_max_ms / 1000):
-                await self._put(metadata, State.DELETE_SEGMENT_STARTED)
-                await self._rsm.delete_log_segment_data(metadata)
-                await self._put(metadata, State.DELETE_SEGMENT_FINISHED)
+            async with asyncio.timeout(self.copy_max_ms / 1000):
+                await delete_segment(self.rsm, self.rlmm, metadata, self.wall_clock_ms)
         except (RemoteStorageError, TimeoutError) as error:
             self._note("segment_removal_failed", metadata, error)
             return False
@@ -143,7 +148,7 @@ class SegmentCopier:
         await self._record(metadata)
         # The index of a segment of 1 GiB takes long enough to be felt on the loop.
         data = await asyncio.to_thread(self._data, segment, metadata, lineage)
-        await self._rsm.copy_log_segment_data(metadata, data)
+        await self.rsm.copy_log_segment_data(metadata, data)
         # Now, as a file that is what it was before and after was so in between.
         await segment.check_log()
         await confirm()
@@ -152,7 +157,7 @@ class SegmentCopier:
         self, segment: GatheredSegment, metadata: RemoteLogSegmentMetadata, deadline: float
     ) -> RemoteLogSegmentMetadata:
         """From here on the copy may count, whatever is answered."""
-        finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, self._wall_clock_ms())
+        finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, self.wall_clock_ms())
         try:
             async with self._in_time(segment, deadline):
                 await self._record(finished)
@@ -163,22 +168,20 @@ class SegmentCopier:
         late = asyncio.get_running_loop().time() >= deadline
         if late and await self._has_taken_back(metadata):
             raise StorageUnavailable(f"copy of {segment.tip} was finished too late")
-        REMOTE_COPY_BYTES.labels(segment.tip.topic).inc(segment.size_bytes)
+        metrics.REMOTE_COPY_BYTES.labels(segment.tip.topic).inc(segment.size_bytes)
         return finished
 
     async def _has_taken_back(self, metadata: RemoteLogSegmentMetadata) -> bool:
         """Said too late, it may name what another archiver took for a dangling attempt and deleted.
-
-        Best effort: what stays is told by `verify`, and goes once others have its offsets.
-        """
+        Best effort: what stays is told by `verify`, and goes once others have its offsets."""
         try:
-            async with asyncio.timeout(self._copy_max_ms / 1000):
-                await self._rsm.fetch_log_segment(metadata, ByteRange(0, 1))
+            async with asyncio.timeout(self.copy_max_ms / 1000):
+                await self.rsm.fetch_log_segment(metadata, ByteRange(0, 1))
         except ObjectNotFound as error:
             self._note("segment_finished_too_late", metadata, error)
             with suppress(RemoteStorageError, TimeoutError):
-                async with asyncio.timeout(self._copy_max_ms / 1000):
-                    await self._rsm.delete_log_segment_data(metadata)
+                async with asyncio.timeout(self.copy_max_ms / 1000):
+                    await self.rsm.delete_log_segment_data(metadata)
             return True
         except (RemoteStorageError, TimeoutError) as error:
             self._note("segment_not_looked_at", metadata, error)
@@ -188,7 +191,7 @@ class SegmentCopier:
     async def _in_time(self, segment: GatheredSegment, deadline: float) -> AsyncIterator[None]:
         """Also for a process that was stopped meanwhile and has not heard of its timer yet."""
         late = StorageUnavailable(
-            f"copy of {segment.tip} at {segment.start_offset} took over {self._copy_max_ms} ms"
+            f"copy of {segment.tip} at {segment.start_offset} took over {self.copy_max_ms} ms"
         )
         if asyncio.get_running_loop().time() >= deadline:
             raise late
@@ -199,44 +202,30 @@ class SegmentCopier:
             raise late from None
 
     def _count_failure(self, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
-        REMOTE_COPY_ERRORS.labels(metadata.topic_id_partition.topic).inc()
+        metrics.REMOTE_COPY_ERRORS.labels(metadata.topic_id_partition.topic).inc()
         self._note("segment_copy_failed", metadata, error)
 
     async def _record(self, metadata: RemoteLogSegmentMetadata) -> None:
         """A copy that another archiver took for a dangling one and removed is one that failed."""
         try:
-            await self._rlmm.put(metadata)
+            await self.rlmm.put(metadata)
         except ValueError as error:
             raise StorageUnavailable(
                 f"copy of {metadata.topic_id_partition} at {metadata.start_offset}: {error}"
             ) from error
 
-    async def _put(
-        self, metadata: RemoteLogSegmentMetadata, state: RemoteLogSegmentState
-    ) -> RemoteLogSegmentMetadata:
-        changed = metadata.with_state(state, self._wall_clock_ms())
-        await self._rlmm.put(changed)
-        return changed
-
-    @staticmethod
-    def _progress(segment: GatheredSegment, metadata: RemoteLogSegmentMetadata) -> CopyProgress:
-        now = asyncio.get_running_loop().time()
-        return CopyProgress(
-            metadata.segment_id.id, metadata.start_offset, segment.size_bytes, started_at=now
-        )
-
     def _metadata(self, segment: GatheredSegment) -> RemoteLogSegmentMetadata:
         return RemoteLogSegmentMetadata(
-            segment_id=RemoteLogSegmentId(segment.tip, self._uuid_factory()),
+            segment_id=RemoteLogSegmentId(segment.tip, self.uuid_factory()),
             start_offset=segment.start_offset,
             end_offset=segment.end_offset,
             max_timestamp_ms=segment.max_timestamp_ms,
-            event_timestamp_ms=self._wall_clock_ms(),
+            event_timestamp_ms=self.wall_clock_ms(),
             segment_leader_epochs=segment.leader_epochs,
             segment_size_bytes=segment.size_bytes,
             state=State.COPY_SEGMENT_STARTED,
             has_aborted_txns=bool(segment.aborted),
-            packed=self._rsm.packs(compressible=segment.compressible),
+            packed=self.rsm.packs(compressible=segment.compressible),
         )
 
     def _data(
@@ -247,7 +236,7 @@ class SegmentCopier:
     ) -> LogSegmentData:
         return LogSegmentData(
             log=segment.log,
-            index=segment.index(self._rsm.object_key(metadata, SegmentFile.LOG)),
+            index=segment.index(self.rsm.object_key(metadata, SegmentFile.LOG)),
             txn=encode_aborted(segment.aborted) if segment.aborted else None,
             epochs=encode_epochs(extend_lineage(lineage, segment.leader_epochs)),
             offset_index=segment.kafka_files.offset_index,
@@ -261,8 +250,4 @@ class SegmentCopier:
     @staticmethod
     def _note(event: str, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
         """For who looks closely: whoever asked for the copy hears of its error and says it."""
-        log.debug(
-            event,
-            **metadata.logged,
-            error=str(error) or type(error).__name__,
-        )
+        log.debug(event, **metadata.logged, error=str(error) or type(error).__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from uuid import UUID
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
@@ -13,8 +12,6 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID, TopicIdPartition
 from fetchproxy.observability.health import Health, Kind, of_topic
 from fetchproxy.observability.metrics import ARCHIVE_REFUSED_TOPICS
-
-# Which topics are archived, and why one is not. Pure.
 
 _INTERNAL_PREFIX = "__"
 
@@ -49,24 +46,13 @@ def partitions_of(topic: TopicInfo) -> list[TopicIdPartition]:
     return [TopicIdPartition(topic.topic_id, topic.name, p) for p in sorted(topic.leaders)]
 
 
-# Which topics there are to archive now, and why others are not. Asks the brokers, starts nothing.
-#
-# `TopicDiscovery.look()` is called at an interval by the manager; between two looks the last
-# answer stands, as brokers that are away say nothing about topics.
-
-
-@dataclass(frozen=True, slots=True)
-class Discovered:
-    """Of the topics that these credentials may see; `refused`: name -> why."""
-
-    archived: tuple[TopicInfo, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
-
-    def partitions(self) -> list[TopicIdPartition]:
-        return sorted(tip for topic in self.archived for tip in partitions_of(topic))
+def partitions_of_all(topics: Iterable[TopicInfo]) -> list[TopicIdPartition]:
+    return sorted(tip for topic in topics for tip in partitions_of(topic))
 
 
 class TopicDiscovery:
+    """Between two looks the last answer stands: brokers that are away say nothing about topics."""
+
     def __init__(
         self, cluster: Cluster, pattern: str, interval_ms: int, health: Health | None = None
     ) -> None:
@@ -86,8 +72,9 @@ class TopicDiscovery:
         """An archived topic's settings as the last look found them; None: they cannot be read."""
         return self._configs.get(topic_id)
 
-    async def look(self) -> Discovered:
-        """Raises ClusterError: then nothing is known anew, and nothing has changed."""
+    async def look(self) -> list[TopicInfo]:
+        """The topics to archive, of those that these credentials may see. Raises ClusterError: then
+        nothing is known anew, and nothing has changed."""
         topics = await self._cluster.topics(self._interval_ms // 2)
         archived: list[TopicInfo] = []
         refused: dict[str, str] = {}
@@ -100,7 +87,7 @@ class TopicDiscovery:
                 refused[topic.name] = reason
         self._configs = configs
         self._publish(refused)
-        return Discovered(tuple(archived), refused)
+        return archived
 
     async def _judge(self, topic: TopicInfo, configs: dict[UUID, dict[str, str]]) -> str | None:
         try:

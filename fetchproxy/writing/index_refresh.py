@@ -11,19 +11,18 @@ request to the store, no more.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import NamedTuple
 from uuid import UUID
 
 import structlog
 
 from fetchproxy.config.schema import ArchiveConfig
-from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, DamagedObject
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.object_keys import SegmentFile, partition_folder
 from fetchproxy.storage.index_files import LocalIndexes, LocalRemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -53,33 +52,24 @@ def open_local_indexes(
     )
 
 
-class _Seen(NamedTuple):
-    """What tells one archive of a partition from another, without looking at every segment."""
-
-    segments: int
-    log_start_offset: int | None
-    log_end_offset: int | None
-    last_segment: UUID | None
-    losses: int  # of the local index
-
-
 class LocalIndexRefresher:
     """One for all partitions; a partition is refreshed by one task at a time."""
 
     def __init__(self, local_indexes: LocalIndexes, rsm: RemoteStorageManager) -> None:
         self._local = local_indexes
         self._rsm = rsm
-        self._done: dict[TopicIdPartition, _Seen] = {}
+        self._done: dict[TopicIdPartition, tuple[object, ...]] = {}
         # Segments whose index cannot be had or kept: left out, readers ask the store.
         self._left_out: dict[TopicIdPartition, set[UUID]] = {}
 
     async def refresh(self, tip: TopicIdPartition, view: PartitionView) -> bool:
-        """True: more segments wait. Returns at once where nothing is new.
-
-        Raises RemoteStorageError, OSError; then the next turn goes on from there.
-        """
+        """True: more segments wait. Returns at once where nothing is new. Raises
+        RemoteStorageError, OSError; then the next turn goes on from there."""
         index = self._local.partition(tip)
-        seen = self._seen(view, index.losses)
+        last = view.segments[-1].segment_id if view.segments else None
+        # What tells one archive of a partition from another, without looking at every segment.
+        ends = view.log_start_offset, view.log_end_offset
+        seen = (len(view.segments), ends, last, index.losses)
         if self._done.get(tip) == seen:
             return False
         missing = await self._local.in_thread(self._missing, index, view)
@@ -90,7 +80,8 @@ class LocalIndexRefresher:
                     raise raw
                 await self._local.in_thread(index.append, self._local.describe(metadata), raw)
             except (CorruptSegment, ValueError) as error:
-                self._leave_out(metadata, error)
+                self._left_out.setdefault(tip, set()).add(metadata.segment_id.id)
+                log.error("segment_not_indexed", **metadata.logged, error=str(error))
                 return True  # those behind it are appended once it is known to be left out
         if len(fetched) < len(missing):
             return True
@@ -119,35 +110,13 @@ class LocalIndexRefresher:
 
     async def _fetch(self, segments: list[RemoteLogSegmentMetadata]) -> list[bytes | DamagedObject]:
         fetched: dict[UUID, bytes | DamagedObject] = {}
-        failures: list[RemoteStorageError] = []
 
         async def fetch(metadata: RemoteLogSegmentMetadata) -> None:
-            # Raised in here, the TaskGroup would wrap it.
             try:
                 raw = await self._rsm.fetch_index(metadata, SegmentFile.INDEX)
                 fetched[metadata.segment_id.id] = raw
             except DamagedObject as damage:
                 fetched[metadata.segment_id.id] = damage
-            except RemoteStorageError as error:
-                failures.append(error)
 
-        async with asyncio.TaskGroup() as tasks:
-            for metadata in segments:
-                tasks.create_task(fetch(metadata))
-        if failures:
-            raise failures[0]
+        await for_each(segments, fetch, FETCHES_MAX)
         return [fetched[metadata.segment_id.id] for metadata in segments]
-
-    def _leave_out(self, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
-        tip = metadata.topic_id_partition
-        self._left_out.setdefault(tip, set()).add(metadata.segment_id.id)
-        log.error(
-            "segment_not_indexed",
-            **metadata.logged,
-            error=str(error),
-        )
-
-    @staticmethod
-    def _seen(view: PartitionView, losses: int) -> _Seen:
-        last = view.segments[len(view.segments) - 1].segment_id.id if view.segments else None
-        return _Seen(len(view.segments), view.log_start_offset, view.log_end_offset, last, losses)

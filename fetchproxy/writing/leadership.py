@@ -1,6 +1,5 @@
 """Which partitions an archiver leads: a leader copies and deletes, a follower only keeps
-current.
-"""
+current."""
 
 from __future__ import annotations
 
@@ -24,11 +23,7 @@ from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.group_member import GroupDuties, GroupMember, GroupSettings
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.metrics import (
-    ARCHIVE_GROUP_LOST,
-    ARCHIVE_GROUP_REBALANCES,
-    ARCHIVE_GROUP_STABLE,
-)
+from fetchproxy.observability import metrics
 
 # Leadership saves work, it is no lock: two leaders of one partition at once (one of them was
 # paused, or has not heard yet) do no harm, because segments have ids of their own and each copy
@@ -46,18 +41,18 @@ class LeadershipState:
 
 
 class Leadership(ABC):
-    """The manager owns `run()`, says what there is to lead, and hears of every change."""
+    """The manager owns `run()`, says what there is to lead, and hears of every change. `on_change`
+    is called on the loop whenever `leads` may answer differently than before."""
 
-    def __init__(self) -> None:
-        self._listeners: list[Callable[[], None]] = []
+    on_change: Callable[[], None] = staticmethod(lambda: None)
 
     @abstractmethod
     def leads(self, tip: TopicIdPartition) -> bool:
         """Now. Never blocks; asked again before each step that writes."""
 
-    @abstractmethod
     async def run(self) -> None:
         """Ends only by cancellation, and gives the leadership back then."""
+        await asyncio.Event().wait()
 
     @abstractmethod
     def state(self) -> LeadershipState:
@@ -67,23 +62,12 @@ class Leadership(ABC):
         """The topics that are archived, at each discovery. By default nobody needs to know."""
         del topics
 
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """`listener` is called on the loop whenever `leads` may answer differently than before."""
-        self._listeners.append(listener)
-
-    def _changed(self) -> None:
-        for listener in self._listeners:
-            listener()
-
 
 class SoleLeadership(Leadership):
     """The only archiver there is: everything is ours, from the start and for ever."""
 
     def leads(self, tip: TopicIdPartition) -> bool:
         return True
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
 
     def state(self) -> LeadershipState:
         return LeadershipState("sole", "stable", members=1)
@@ -186,7 +170,6 @@ _MEMBER_COUNT = struct.Struct(">I")  # in an assignment's user data, so that all
 
 class ConsumerGroupLeadership(Leadership, GroupDuties):
     def __init__(self, cluster: Cluster, settings: GroupSettings, rng: random.Random) -> None:
-        super().__init__()
         self._topics: dict[str, int] = {}  # -> number of partitions
         self._managed = asyncio.Event()
         self._owned: frozenset[Partition] = frozenset()
@@ -205,7 +188,7 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
             await self._member.run()
         finally:
             self._own(frozenset())
-            ARCHIVE_GROUP_STABLE.set(0)
+            metrics.ARCHIVE_GROUP_STABLE.set(0)
 
     def state(self) -> LeadershipState:
         member = self._member
@@ -267,22 +250,22 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
             given_back=len(before - now_owned),
             members=self._members,
         )
-        ARCHIVE_GROUP_REBALANCES.inc()
-        ARCHIVE_GROUP_STABLE.set(1)
+        metrics.ARCHIVE_GROUP_REBALANCES.inc()
+        metrics.ARCHIVE_GROUP_STABLE.set(1)
         self._own(now_owned)
         return bool(before - now_owned)
 
     def lost(self, reason: str) -> None:
         log.warning("archive_leadership_lost", reason=reason, led=len(self._owned))
-        ARCHIVE_GROUP_LOST.labels(reason).inc()
-        ARCHIVE_GROUP_STABLE.set(0)
+        metrics.ARCHIVE_GROUP_LOST.labels(reason).inc()
+        metrics.ARCHIVE_GROUP_STABLE.set(0)
         self._members = None
         self._own(frozenset())
 
     def _own(self, owned: frozenset[Partition]) -> None:
         before, self._owned = self._owned, owned
         if owned != before:
-            self._changed()
+            self.on_change()
 
 
 def _member(subscription: bytes) -> Member:
@@ -325,7 +308,6 @@ class LogDirsLeadership(Leadership):
     """`node_ids`: of the brokers whose log directories this instance has."""
 
     def __init__(self, node_ids: Collection[int]) -> None:
-        super().__init__()
         self._node_ids = frozenset(node_ids)
         self._led: frozenset[TopicIdPartition] = frozenset()
 
@@ -341,10 +323,7 @@ class LogDirsLeadership(Leadership):
         )
         if led != self._led:
             self._led = led
-            self._changed()
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()  # every discovery brings the leaders along
+            self.on_change()
 
     def state(self) -> LeadershipState:
         return LeadershipState("log-dirs", "stable")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
 
 import structlog
@@ -43,15 +43,11 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-# What has to happen to an archive whose log was cut by an unclean leader election. Pure.
-#
-# Where the archive parts from the leader's log says `lineage`. As a follower
-# truncates its log, so is the archive truncated: segments wholly at or above the place are
-# dropped, one that straddles it is clipped, its objects staying what they are (KIP-405, "log
-# truncation": the metadata get truncation offsets, nothing that somebody may be reading is
-# rewritten).
+# Where the archive parts from the leader's log says `lineage`. As a follower truncates its log, so
+# is the archive truncated: segments wholly at or above the place are dropped, one that straddles it
+# is clipped, its objects staying what they are (KIP-405, "log truncation": the metadata get
+# truncation offsets, nothing that somebody may be reading is rewritten). Planning is pure.
 
-_FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 Transaction = tuple[int, int]  # producer id, first offset
 
 
@@ -60,7 +56,8 @@ class TruncationPlan:
     """To be done in this order, so that readers see a shorter log each time and never a gap."""
 
     drop: tuple[RemoteLogSegmentMetadata, ...]  # the highest first
-    clip: tuple[RemoteLogSegmentMetadata, ...]  # as they were, the highest first
+    # As they were, the highest first -> their new end offsets.
+    clip: Mapping[RemoteLogSegmentMetadata, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.drop or self.clip)
@@ -68,27 +65,27 @@ class TruncationPlan:
 
 def plan_truncation(segments: Iterable[RemoteLogSegmentMetadata], offset: int) -> TruncationPlan:
     """Nothing that is finished may end at or above `offset`; copies under way see to themselves."""
-    above = [s for s in segments if s.state is _FINISHED and s.end_offset >= offset]
+    above = [s for s in segments if s.is_finished and s.end_offset >= offset]
     above.sort(key=lambda s: (s.start_offset, s.end_offset), reverse=True)
     return TruncationPlan(
         drop=tuple(s for s in above if s.start_offset >= offset),
-        clip=tuple(s for s in above if s.start_offset < offset),
+        clip={s: offset - 1 for s in above if s.start_offset < offset},
     )
 
 
 def buried_copies(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView
-) -> tuple[TruncationPlan, dict[RemoteLogSegmentMetadata, int]]:
+) -> TruncationPlan:
     """Finished copies of a dead log that lie below others of the log that lives (`overlaps`).
 
-    The view does not show them, or not all of them. The plan, and where each is to be clipped
-    (its new end offset): they must not come back when those above them go.
+    The view does not show them, or not all of them: they must not come back when those above them
+    go.
     """
     shown = {segment.segment_id.id: segment.end_offset for segment in view.segments}
     drop: list[RemoteLogSegmentMetadata] = []
     clip: dict[RemoteLogSegmentMetadata, int] = {}
     for segment in segments:
-        if segment.state is not _FINISHED or segment.end_offset < view.raised_log_start:
+        if not segment.is_finished or segment.end_offset < view.raised_log_start:
             continue
         if not view.history.shows(segment):
             continue  # a person has said so, and may say otherwise
@@ -104,16 +101,14 @@ def buried_copies(
         elif parted is not None:
             drop.append(segment)
     drop.reverse()
-    return TruncationPlan(tuple(drop), tuple(clip)), clip
+    return TruncationPlan(tuple(drop), clip)
 
 
 def joints_of(
     lineage: Sequence[EpochStart], archive_end: int | None, segment: GatheredSegment
 ) -> tuple[tuple[EpochStart, ...], tuple[Joint, ...]]:
-    """(the lineage with `segment` behind the archive, where its epochs meet).
-
-    What was read from several leaders hangs together only if these are where the leader has them.
-    """
+    """(the lineage with `segment` behind the archive, where its epochs meet). What was read from
+    several leaders hangs together only if these are where the leader has them."""
     joints = [
         Joint(one.epoch, other.start_offset, other.start_offset)
         for one, other in pairwise(segment.leader_epochs)
@@ -162,25 +157,19 @@ log = structlog.get_logger(__name__)
 _GONE = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
 
 
+@dataclass(eq=False, repr=False)
 class LogTruncation:
     """One for all partitions."""
 
-    def __init__(
-        self,
-        leader: LeaderLog,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        *,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._leader = leader
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._wall_clock_ms = wall_clock_ms
+    leader: LeaderLog
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    _: KW_ONLY
+    wall_clock_ms: Callable[[], int]
 
     def leader_epoch(self, tip: TopicIdPartition) -> int:
         """The last one heard of, -1: none. Whoever has read from a leader has heard of its."""
-        return self._leader.known_epoch(tip)
+        return self.leader.known_epoch(tip)
 
     async def confirm(
         self,
@@ -232,7 +221,7 @@ class LogTruncation:
         DeleteRecords asks the broker first: the leader's log begins no lower, or begins again.
         Raises LogBeginsAgain, ClusterError.
         """
-        edges = await self._leader.edges(tip)
+        edges = await self.leader.edges(tip)
         if edges.log_start_offset < raised_log_start:
             raise LogBeginsAgain(
                 f"the log of {tip} begins again: everything below offset {raised_log_start} was "
@@ -247,7 +236,7 @@ class LogTruncation:
         Raises LogBeginsAgain where that would be all, LogTruncated, ClusterError,
         RemoteStorageError.
         """
-        segments = self._rlmm.list_remote_log_segments(tip)  # as old as `view`: others may add
+        segments = self.rlmm.list_remote_log_segments(tip)  # as old as `view`: others may add
         end = view.log_end_offset
         if end is None:
             return
@@ -260,8 +249,7 @@ class LogTruncation:
         # Before it is done, so that what is done by half is on record.
         log.error(
             "archive_truncated",
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             truncation_offset=offset,
             shared_end=shared,
             archive_end=end,
@@ -269,43 +257,37 @@ class LogTruncation:
             segments_dropped=len(plan.drop),
             segments_clipped=len(plan.clip),
         )
-        await self._carry_out(plan, {segment: offset - 1 for segment in plan.clip})
+        await self._carry_out(plan)
         lost = end - max(offset, view.log_start_offset or 0)
         ARCHIVE_TRUNCATED_OFFSETS.labels(tip.topic, str(tip.partition)).inc(lost)
 
     async def drop(
         self, tip: TopicIdPartition, segments: Sequence[RemoteLogSegmentMetadata]
     ) -> None:
-        """Take them out of the archive, as a person has said; the highest first.
-
-        Raises RemoteStorageError.
-        """
+        """Take them out of the archive, as a person has said; the highest first. Raises
+        RemoteStorageError."""
         log.error(
             "archive_truncated",
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             truncation_offset=min(segment.start_offset for segment in segments),
             archive_end=max(segment.end_offset for segment in segments) + 1,
             segments_dropped=len(segments),
         )
-        await self._carry_out(TruncationPlan(tuple(segments), ()), {})
+        await self._carry_out(TruncationPlan(tuple(segments)))
 
     async def remove_buried(self, tip: TopicIdPartition, view: PartitionView) -> bool:
-        """Take out copies of a dead log that others lie over. False: there were none.
-
-        `view` must be the last one read. Raises RemoteStorageError.
-        """
-        plan, ends = buried_copies(self._rlmm.list_remote_log_segments(tip), view)
+        """Take out copies of a dead log that others lie over. False: there were none. `view` must
+        be the last one read. Raises RemoteStorageError."""
+        plan = buried_copies(self.rlmm.list_remote_log_segments(tip), view)
         if not plan:
             return False
         log.warning(
             "dead_copies_removed",
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             segments_dropped=len(plan.drop),
             segments_clipped=len(plan.clip),
         )
-        await self._carry_out(plan, ends)
+        await self._carry_out(plan)
         return True
 
     async def _compare(
@@ -316,7 +298,7 @@ class LogTruncation:
         joints: Sequence[Joint] = (),
     ) -> tuple[int, Compared]:
         """Where the leader's log ends to be the same, and all that was found."""
-        compared = await compare_with_leader(self._leader, tip, lineage, end_offset, joints)
+        compared = await compare_with_leader(self.leader, tip, lineage, end_offset, joints)
         if isinstance(compared.result, Undecided):
             raise LogTruncated(
                 f"{tip}, archived up to {end_offset}: {compared.result.what}; which log counts has "
@@ -344,60 +326,49 @@ class LogTruncation:
             )
 
     async def _decided_below(self, view: PartitionView, offset: int) -> int:
-        edges = await self._leader.edges(view.tip)
+        edges = await self.leader.edges(view.tip)
         below = view.segment_at_or_after(offset - 1) if view.covers(offset - 1) else None
         archived: tuple[AbortedTxn, ...] = ()
         if below is not None and below.has_aborted_txns:
-            archived = decode_aborted(await self._rsm.fetch_index(below, SegmentFile.TXN))
+            archived = decode_aborted(await self.rsm.fetch_index(below, SegmentFile.TXN))
         leader = None
         if offset >= edges.log_start_offset:
-            leader = await self._leader.aborted_from(view.tip, offset)
+            leader = await self.leader.aborted_from(view.tip, offset)
         return decided_below(offset, edges.last_stable_offset, below, archived, leader)
 
-    async def _carry_out(
-        self, plan: TruncationPlan, ends: dict[RemoteLogSegmentMetadata, int]
-    ) -> None:
+    async def _carry_out(self, plan: TruncationPlan) -> None:
         for segment in plan.drop:
-            await self._put(segment.with_state(_GONE, self._wall_clock_ms()))
-        for segment in plan.clip:
-            clipped = segment.clipped(ends[segment])
-            await self._put(await self._restamped(clipped))
+            await self._put(segment.with_state(_GONE, self.wall_clock_ms()))
+        for segment, end_offset in plan.clip.items():
+            await self._put(await self._restamped(segment.clipped(end_offset)))
 
     async def _put(self, metadata: RemoteLogSegmentMetadata) -> None:
         try:
-            await self._rlmm.put(metadata)
+            await self.rlmm.put(metadata)
         except ValueError as error:
             # Another archiver, or retention, has deleted it since it was listed.
-            log.warning(
-                "segment_not_truncated",
-                **metadata.logged,
-                error=str(error),
-            )
+            log.warning("segment_not_truncated", **metadata.logged, error=str(error))
 
     async def _restamped(self, clipped: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
         """With the largest timestamp of what is left; the old one where that cannot be read."""
         try:
             max_timestamp_ms = await self._max_timestamp(clipped)
         except (CorruptSegment, ObjectNotFound, WireError) as error:
-            log.warning(
-                "clipped_segment_unreadable",
-                **clipped.logged,
-                error=str(error),
-            )
+            log.warning("clipped_segment_unreadable", **clipped.logged, error=str(error))
             max_timestamp_ms = clipped.max_timestamp_ms
         return replace(
-            clipped, max_timestamp_ms=max_timestamp_ms, event_timestamp_ms=self._wall_clock_ms()
+            clipped, max_timestamp_ms=max_timestamp_ms, event_timestamp_ms=self.wall_clock_ms()
         )
 
     async def _max_timestamp(self, clipped: RemoteLogSegmentMetadata) -> int:
-        raw = await self._rsm.fetch_index(clipped, SegmentFile.INDEX)
+        raw = await self.rsm.fetch_index(clipped, SegmentFile.INDEX)
         latest = -1
         for span in RemoteLogIndex.parse(raw).spans():
             if span.last_offset <= clipped.end_offset:
                 latest = max(latest, span.max_timestamp_ms)
             elif span.first_offset <= clipped.end_offset:
                 where = ByteRange(span.position, span.end)
-                for header in walk(await self._rsm.fetch_log_segment(clipped, where)):
+                for header in walk(await self.rsm.fetch_log_segment(clipped, where)):
                     if header.last_offset <= clipped.end_offset:
                         latest = max(latest, header.max_timestamp)
         return latest

@@ -54,10 +54,8 @@ def broker_retention(topic_config: Mapping[str, str]) -> BrokerRetention:
 
 
 def deleted_in_ms(used: float, since: float, for_ms: int) -> int | None:
-    """When the brokers begin to delete what is not archived, if all goes on as it does.
-
-    The share was `since` so many ms ago, and nothing was copied in between. None: not under way.
-    """
+    """When the brokers begin to delete what is not archived, if all goes on as it does. The share
+    was `since` so many ms ago, and nothing was copied in between. None: not under way."""
     if used >= 1:
         return 0
     if used <= since or for_ms <= 0:
@@ -68,10 +66,8 @@ def deleted_in_ms(used: float, since: float, for_ms: int) -> int | None:
 def retention_used(
     retention: BrokerRetention, *, age_ms: int | None, unarchived_bytes: int | None
 ) -> float | None:
-    """The larger share of the two; None where there is no limit, or nothing is known.
-
-    `age_ms` of the oldest record that is not archived, `unarchived_bytes` from it to the log's end.
-    """
+    """The larger share of the two; None where there is no limit, or nothing is known. `age_ms` of
+    the oldest record that is not archived, `unarchived_bytes` from it to the log's end."""
     shares = [
         used / max(limit, 1)
         for used, limit in ((age_ms, retention.ms), (unarchived_bytes, retention.bytes))

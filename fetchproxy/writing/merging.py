@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import zip_longest
 
 import structlog
@@ -13,40 +13,26 @@ from fetchproxy.errors import CompactedLog, CopyOvertaken, CorruptSegment, Objec
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import (
-    AbortedTxn,
-    EpochStart,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
-    TopicIdPartition,
-)
+from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.segments import side_files
 from fetchproxy.segments.check import clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.side_files import (
-    decode_aborted,
-    decode_epochs,
-    joined_offset_index,
-    joined_time_index,
-    merged_aborted,
-)
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import checked_batches
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
 
-# Which adjacent segments become one. Pure: it reads and writes nothing.
-#
 # Merged are finished segments that follow each other without a gap, hold offsets that nobody else
 # holds, and are of one lineage whose epochs all stay known. Left alone are segments that an
 # unclean election has cut, those that DeleteRecords or retention reaches into, and any without
 # timestamps, whose age for retention is that of their copy.
 #
 # A merged segment is a further copy of the same offsets, so what becomes of the ones it replaces
-# is decided by the rule for copies of archivers that met (`orphans`): the longest
-# chain stays, and whatever lies below it goes once everything there is old. That rule, not this
-# plan, lets anything be deleted. To keep it settled nothing is merged that overlaps: a range
-# whose replaced segments are still there has its turn when they are gone.
+# is decided by the rule for copies of archivers that met (`orphans`): the longest chain stays, and
+# whatever lies below it goes once everything there is old. That rule, not this plan, lets anything
+# be deleted. To keep it settled nothing is merged that overlaps: a range whose replaced segments
+# are still there has its turn when they are gone.
 
 Segments = tuple[RemoteLogSegmentMetadata, ...]
 
@@ -55,8 +41,6 @@ MERGED_OFFSETS_MAX = 2**31 - 1
 # The largest of those merged holds at most this share of the bytes: so a byte at the archive's end
 # is copied again only when what it lies in grows by a third, a logarithm's number of times in all.
 LARGEST_SHARE_MAX = 0.75
-
-_FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 def plan_merges(
@@ -106,7 +90,7 @@ def _alone(
 ) -> list[RemoteLogSegmentMetadata]:
     """By offset, those that may be merged with a neighbour at all."""
     finished = sorted(
-        (s for s in segments if s.state is _FINISHED), key=lambda s: (s.start_offset, s.end_offset)
+        (s for s in segments if s.is_finished), key=lambda s: (s.start_offset, s.end_offset)
     )
     alone: list[RemoteLogSegmentMetadata] = []
     reached = -1
@@ -164,35 +148,29 @@ def _is_worth_it(group: Segments) -> bool:
 Sources = Sequence[RemoteLogSegmentMetadata]
 
 
-@dataclass(frozen=True, slots=True)
-class MergedLog:
-    """`lineage`: the log's epochs up to its end, also those that ended before it."""
-
-    segment: GatheredSegment
-    lineage: tuple[EpochStart, ...]
-
-
 async def merged_log(
     rsm: RemoteStorageManager, sources: Sources, writer: SegmentWriter, chunk_bytes: int
-) -> MergedLog:
-    """`writer` is new and at the first one's start; it is the caller's to discard.
+) -> tuple[GatheredSegment, tuple[EpochStart, ...]]:
+    """And the log's epochs up to its end, also those that ended before it.
+
+    `writer` is new and at the first one's start; it is the caller's to discard.
 
     Memory: two chunks, or the largest batch. Raises CorruptSegment or CompactedLog where segments
     are not what their metadata and indexes say; ObjectNotFound, RemoteStorageError; OSError.
     """
     aborted: list[tuple[AbortedTxn, ...]] = []
     for source in sources:
-        aborted.append(decode_aborted(await rsm.fetch_index(source, SegmentFile.TXN)))
+        aborted.append(side_files.decode_aborted(await rsm.fetch_index(source, SegmentFile.TXN)))
         await _append(rsm, source, aborted[-1], writer, chunk_bytes)
     gathered = writer.close()
-    if _ends(merged_aborted(aborted)) != _ends(gathered.aborted):
+    if _ends(side_files.merged_aborted(aborted)) != _ends(gathered.aborted):
         raise CorruptSegment(f"{_place(sources[0])}: transaction indexes and log disagree")
     epochs = merged_epochs(sources)
     if gathered.leader_epochs not in (epochs, ()):  # none: written without epochs
         raise CorruptSegment(
             f"{_place(sources[0])}: the log has {gathered.leader_epochs}, metadata have {epochs}"
         )
-    before = decode_epochs(await rsm.fetch_index(sources[0], SegmentFile.EPOCHS))
+    before = side_files.decode_epochs(await rsm.fetch_index(sources[0], SegmentFile.EPOCHS))
     lineage = extend_lineage(before, epochs)
     shown = clip_epochs(lineage, gathered.start_offset, gathered.end_offset)
     if epochs and shown != epochs:
@@ -200,7 +178,7 @@ async def merged_log(
             f"{_place(sources[0])}: the lineage has {shown}, metadata have {epochs}"
         )
     files = await _kafka_files(rsm, sources)
-    return MergedLog(replace(gathered, leader_epochs=epochs, kafka_files=files), lineage)
+    return replace(gathered, leader_epochs=epochs, kafka_files=files), lineage
 
 
 async def _append(
@@ -242,7 +220,9 @@ async def _kafka_files(rsm: RemoteStorageManager, sources: Sources) -> KafkaFile
         offsets.append((offset_index, relative, position))
         times.append((time_index, relative))
         position += source.segment_size_bytes
-    return KafkaFiles(joined_offset_index(offsets), joined_time_index(times), snapshot)
+    return KafkaFiles(
+        side_files.joined_offset_index(offsets), side_files.joined_time_index(times), snapshot
+    )
 
 
 async def _kafka_file(
@@ -291,40 +271,30 @@ class MergedPartition:
     refused: tuple[str, ...] = ()
 
 
+@dataclass(eq=False, repr=False)
 class PartitionMerger:
     """One for any number of partitions, one at a time each."""
 
-    def __init__(
-        self,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        copier: SegmentCopier,
-        spool: Spool,
-        *,
-        bytes_max: int = MERGED_BYTES_MAX,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._copier = copier
-        self._spool = spool
-        self._bytes_max = bytes_max
-        self._chunk_bytes = chunk_bytes
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    copier: SegmentCopier
+    spool: Spool
+    _: KW_ONLY
+    bytes_max: int = MERGED_BYTES_MAX
+    chunk_bytes: int = CHUNK_BYTES
 
     async def plan(self, tip: TopicIdPartition) -> list[Segments]:
         """None of a partition that is being deleted. Raises RemoteStorageError."""
         now = asyncio.get_running_loop().time()
-        if await self._rlmm.partition_deletion(tip, now) is not None:
+        if await self.rlmm.partition_deletion(tip, now) is not None:
             return []
-        view = await self._rlmm.refresh(tip, now)
-        segments = self._rlmm.list_remote_log_segments(tip)
-        return plan_merges(segments, view, bytes_max=self._bytes_max)
+        view = await self.rlmm.refresh(tip, now)
+        segments = self.rlmm.list_remote_log_segments(tip)
+        return plan_merges(segments, view, bytes_max=self.bytes_max)
 
     async def merge(self, tip: TopicIdPartition) -> MergedPartition:
-        """All that the plan has now. Raises RemoteStorageError, OSError of the spool's disk.
-
-        What was merged until then counts; a next run goes on from there.
-        """
+        """All that the plan has now. Raises RemoteStorageError, OSError of the spool's disk. What
+        was merged until then counts; a next run goes on from there."""
         merged = replaced = size_bytes = overtaken = 0
         refused: list[str] = []
         for sources in await self.plan(tip):
@@ -349,12 +319,10 @@ class PartitionMerger:
 
     async def _merge(self, sources: Segments) -> RemoteLogSegmentMetadata:
         tip = sources[0].topic_id_partition
-        writer = SegmentWriter(tip, sources[0].start_offset, self._spool)
+        writer = SegmentWriter(tip, sources[0].start_offset, self.spool)
         try:
-            whole = await merged_log(self._rsm, sources, writer, self._chunk_bytes)
-            finished = await self._copier.copy(
-                whole.segment, whole.lineage, lambda: self._confirm(sources)
-            )
+            whole, lineage = await merged_log(self.rsm, sources, writer, self.chunk_bytes)
+            finished = await self.copier.copy(whole, lineage, lambda: self._confirm(sources))
         finally:
             await writer.discard()
         log.info(
@@ -377,18 +345,17 @@ class PartitionMerger:
     async def _stand(self, sources: Segments) -> bool:
         tip = sources[0].topic_id_partition
         now = asyncio.get_running_loop().time()
-        if await self._rlmm.partition_deletion(tip, now) is not None:
+        if await self.rlmm.partition_deletion(tip, now) is not None:
             return False
-        view = await self._rlmm.refresh(tip, now)
-        return still_stand(sources, self._rlmm.list_remote_log_segments(tip), view)
+        view = await self.rlmm.refresh(tip, now)
+        return still_stand(sources, self.rlmm.list_remote_log_segments(tip), view)
 
     @staticmethod
     def _note(event: str, sources: Segments, error: Exception) -> None:
         tip = sources[0].topic_id_partition
         log.warning(
             event,
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             base_offset=sources[0].start_offset,
             end_offset=sources[-1].end_offset,
             error=str(error),

@@ -1,6 +1,5 @@
 """Whether the archive at `store.url` is there, and is that of this cluster and this
-configuration.
-"""
+configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
 
@@ -32,8 +31,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.retention import effective_retention
 from fetchproxy.writing.discovery import matching_topics, partitions_of
 
-# At which places this machine's archivers have seen an archive: one small file each, by the
-# spool.
+# At which places this machine's archivers have seen an archive: a small file each, by the spool.
 #
 # It tells a mount that is missing, or a bucket that was emptied, from a place where an archive is
 # yet to begin. A machine that forgets loses that warning and nothing else.
@@ -89,30 +87,22 @@ _OF_THE_ARCHIVE: Mapping[Kind, type[Exception]] = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class OwnArchive:
     """One for each process; `run` is its task. `archives`: this process writes to it."""
 
-    def __init__(
-        self,
-        config: Config,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        cluster: Cluster,
-        uuid_factory: Callable[[], UUID],
-        *,
-        archives: bool,
-        create: bool = False,
-        health: Health | None = None,
-    ) -> None:
-        self._health = health or Health()
-        self._config = config
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._cluster = cluster
-        self._uuid_factory = uuid_factory
-        self._place = config.store.url or ""
-        self._archives = archives
-        self._create = create
+    config: Config
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    cluster: Cluster
+    uuid_factory: Callable[[], UUID]
+    _: KW_ONLY
+    archives: bool
+    create: bool = False
+    health: Health = field(default_factory=Health)
+
+    def __post_init__(self) -> None:
+        self._place = self.config.store.url or ""
         self._failure: RemoteStorageError | ClusterError | None = None
         self.confirmed = asyncio.Event()
 
@@ -123,36 +113,38 @@ class OwnArchive:
         ArchiveMissing where there is none, and RemoteStorageError, ClusterError while store or
         brokers do not answer.
         """
-        said = await self._rsm.identity.look()
-        if said is None and not self._archives:
-            await self._rsm.identity.check()
+        said = await self.rsm.identity.look()
+        if said is None and not self.archives:
+            await self.rsm.identity.check()
             log.warning("archive_missing", error=f"there is no archive at {self._place}")
             self.confirmed.set()  # archive-only starts without
             return
-        by_cluster = not self._config.archive_only.enabled
-        cluster_id = await self._cluster.cluster_id() if by_cluster else None
-        own = ArchiveIdentity(self._uuid_factory(), cluster_id, self._config.metadata.ruling)
-        places = KnownPlaces(self._config.archive.spool_dir, cluster_id)
+        by_cluster = not self.config.archive_only.enabled
+        cluster_id = await self.cluster.cluster_id() if by_cluster else None
+        own = ArchiveIdentity(self.uuid_factory(), cluster_id, self.config.metadata.ruling)
+        places = KnownPlaces(self.config.archive.spool_dir, cluster_id)
         if said is None:
             await self._check_none_expected(places)
-            said = await self._rsm.identity.create(own)
+            said = await self.rsm.identity.create(own)
             if said == own:
                 log.info("archive_created", cluster_id=cluster_id, metadata_manager=own.manager)
-        _check_cluster(said.cluster_id, cluster_id)
-        if self._archives and not self._create and not places.knows(self._place):
+        if None not in (said.cluster_id, cluster_id) and said.cluster_id != cluster_id:
+            raise ArchiveMismatch(
+                f"cluster.bootstrap: the archive at store.url belongs to the cluster "
+                f"{said.cluster_id}, and the brokers are of the cluster {cluster_id}"
+            )
+        if self.archives and not self.create and not places.knows(self._place):
             await self._check_has_what_was_trimmed()
-        if self._archives and said.completed(own) != said:
-            await self._rsm.identity.state(said.completed(own))
+        if self.archives and said.completed(own) != said:
+            await self.rsm.identity.state(said.completed(own))
             log.info("archive_claimed", cluster_id=cluster_id, metadata_manager=own.manager)
-        if self._archives:
+        if self.archives:
             places.remember(self._place)
         self.confirmed.set()
 
     async def at_start(self) -> None:
-        """What may pass is left to `run`: an outage, or an archive that is yet to be made.
-
-        Raises ConfigError, ArchiveMismatch.
-        """
+        """What may pass is left to `run`: an outage, or an archive that is yet to be made. Raises
+        ConfigError, ArchiveMismatch."""
         try:
             async with asyncio.timeout(AT_START_MAX_S):
                 await self.confirm()
@@ -170,8 +162,8 @@ class OwnArchive:
         await self._try(self._tell)
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
-            await self._try(self._rsm.identity.check_still_there)
-            if self._health.reported(Kind.PARTITIONS_UNKNOWN):
+            await self._try(self.rsm.identity.check_still_there)
+            if self.health.reported(Kind.PARTITIONS_UNKNOWN):
                 await self._try(self._tell)
 
     async def _try(self, look: Callable[[], Awaitable[None]]) -> None:
@@ -188,7 +180,7 @@ class OwnArchive:
     def _note(self, error: RemoteStorageError | ClusterError | None) -> None:
         """That store or brokers do not answer whoever asks them reports; here it is logged."""
         for kind, of_it in _OF_THE_ARCHIVE.items():
-            self._health.keep(
+            self.health.keep(
                 kind, [Condition(kind, str(error))] if isinstance(error, of_it) else []
             )
         of_the_archive = isinstance(error, tuple(_OF_THE_ARCHIVE.values()))
@@ -201,13 +193,13 @@ class OwnArchive:
     async def _tell(self) -> None:
         """What else the first reader would find out."""
         # The store first: a copy that is begun meanwhile is in the topic before it is there.
-        by_topic = self._config.metadata.manager == "topic"
-        stored = await self._rsm.list_partitions() if by_topic else []
-        partitions = set(await self._rlmm.list_partitions())
+        by_topic = self.config.metadata.manager == "topic"
+        stored = await self.rsm.list_partitions() if by_topic else []
+        partitions = set(await self.rlmm.list_partitions())
         log.info("archive_found", partitions=len(partitions))
         unknown = [tip for tip in stored if tip not in partitions]
         if not unknown:
-            self._health.clear(Kind.PARTITIONS_UNKNOWN)
+            self.health.clear(Kind.PARTITIONS_UNKNOWN)
             return
         what = (
             f"the metadata topic does not know {len(unknown)} partitions of the store, such as "
@@ -216,16 +208,16 @@ class OwnArchive:
         )
         found = Condition(Kind.PARTITIONS_UNKNOWN, what)
         first = str(unknown[0])
-        self._health.report(found, partitions=len(unknown), first=first, remedy=found.remedy)
+        self.health.report(found, partitions=len(unknown), first=first, remedy=found.remedy)
 
     async def _check_none_expected(self, places: KnownPlaces) -> None:
-        if self._config.metadata.manager == "topic" and list(await self._rlmm.list_partitions()):
+        if self.config.metadata.manager == "topic" and list(await self.rlmm.list_partitions()):
             raise ConfigError(
                 f"store.url: there is no archive at {self._place}, and the metadata "
-                f"topic {self._config.metadata.topic_name} knows segments of one; give the right "
+                f"topic {self.config.metadata.topic_name} knows segments of one; give the right "
                 "place, or for a new archive another metadata.topic_name"
             )
-        if self._create:
+        if self.create:
             return
         if places.knows(self._place):
             raise ConfigError(
@@ -238,17 +230,17 @@ class OwnArchive:
     async def _check_has_what_was_trimmed(self) -> None:
         """At a place that is new here: it may be another archive of the same cluster."""
         topics = await self._topics_to_archive()
-        known = {tip.topic_id for tip in await self._rlmm.list_partitions()}
+        known = {tip.topic_id for tip in await self.rlmm.list_partitions()}
         if known.isdisjoint(topic.topic_id for topic in topics):
             there = f"the archive at {self._place} has none of the topics of archive.topics"
             await self._check_nothing_trimmed(topics, there)
 
     async def _topics_to_archive(self) -> list[TopicInfo]:
-        return matching_topics(self._config.archive.topics or "", await self._cluster.topics(0))
+        return matching_topics(self.config.archive.topics or "", await self.cluster.topics(0))
 
     async def _check_nothing_trimmed(self, topics: Sequence[TopicInfo], there: str) -> None:
         """What archivers trim has no retention of its own, so an archive has what is gone."""
-        archive = self._config.archive
+        archive = self.config.archive
         tips = [
             tip
             for topic in topics
@@ -256,7 +248,7 @@ class OwnArchive:
             for tip in partitions_of(topic)
         ]
         now = asyncio.get_running_loop().time()
-        edges = await self._cluster.log_edges_of(tips, not_older_than=now)
+        edges = await self.cluster.log_edges_of(tips, not_older_than=now)
         for tip, found in sorted(edges.items()):
             if isinstance(found, ClusterError):
                 raise found
@@ -269,19 +261,9 @@ class OwnArchive:
 
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
-    """From now on it rules: after it was rebuilt from all that the store has.
-
-    Raises ArchiveMismatch at a mirror.
-    """
+    """From now on it rules: after it was rebuilt from all that the store has. Raises
+    ArchiveMismatch at a mirror."""
     said = await rsm.identity.look()
     if said is not None:
         said.check_is_the_archive()
     await rsm.identity.state(replace(said or ArchiveIdentity(), manager=f"topic {topic_name}"))
-
-
-def _check_cluster(said: str | None, ours: str | None) -> None:
-    if None not in (said, ours) and said != ours:
-        raise ArchiveMismatch(
-            f"cluster.bootstrap: the archive at store.url belongs to the cluster {said}, and the "
-            f"brokers are of the cluster {ours}"
-        )

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -50,18 +50,16 @@ log = structlog.get_logger(__name__)
 
 
 class DiskTroubles:
-    """One per archiver; `spool_dir` as configured.
-
-    `deleted_in_ms`: when the brokers begin to delete what is not archived, None: not known.
-    """
+    """One per archiver; `spool_dir` as configured. `deleted_in_ms`: when the brokers begin to
+    delete what is not archived, None: not known."""
 
     def __init__(
         self,
         spool_dir: Path | None,
         deleted_in_ms: Callable[[TopicIdPartition], int | None],
-        health: Health | None = None,
+        health: Health,
     ) -> None:
-        self._health = health or Health()
+        self._health = health
         self._where = f"{socket.gethostname()}, {spool_dir or tempfile.gettempdir()}"
         self._deleted_in_ms = deleted_in_ms
         self._failing: dict[TopicIdPartition, str] = {}
@@ -69,19 +67,17 @@ class DiskTroubles:
 
     def failed(self, tip: TopicIdPartition, error: OSError) -> None:
         self._failing[tip] = error.strerror or str(error)
-        ARCHIVER_DISK_FAILING.set(len(self._failing))
         self.look()
 
     def over(self, tip: TopicIdPartition) -> None:
         """It was archived, or is archived here no more."""
-        if self._failing.pop(tip, None) is None:
-            return
-        ARCHIVER_DISK_FAILING.set(len(self._failing))
-        self.look()
+        if self._failing.pop(tip, None) is not None:
+            self.look()
 
     def look(self) -> None:
         """When the brokers begin to delete changes while nothing happens."""
         kind = Kind.ARCHIVER_DISK_FAILING
+        ARCHIVER_DISK_FAILING.set(len(self._failing))
         if not self._failing:
             self._health.clear(kind, self._where)
             return
@@ -187,27 +183,22 @@ class _Resumed:
         return self.archive_start, self.archive_end
 
 
+@dataclass(eq=False, repr=False)
 class PartitionArchiver:
-    def __init__(
-        self,
-        tip: TopicIdPartition,
-        *,
-        source: SegmentSource,
-        rlmm: RemoteLogMetadataManager,
-        copier: SegmentCopier,
-        truncation: LogTruncation,
-        records: ArchiveRecords,
-        spool: Spool,
-        may_go_on: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """`may_go_on` is asked before each copy; what runs by then may end."""
-        self.tip = tip
-        self._may_go_on = may_go_on
-        self._rlmm = rlmm
-        self._copier = copier
-        self._truncation = truncation
-        self._records = records
-        self._gatherer = source.gatherer(tip, spool)
+    """`may_go_on` is asked before each copy; what runs by then may end."""
+
+    tip: TopicIdPartition
+    _: KW_ONLY
+    source: SegmentSource
+    rlmm: RemoteLogMetadataManager
+    copier: SegmentCopier
+    truncation: LogTruncation
+    records: ArchiveRecords
+    spool: Spool
+    may_go_on: Callable[[], bool] = lambda: True
+
+    def __post_init__(self) -> None:
+        self._gatherer = self.source.gatherer(self.tip, self.spool)
         self._resumed: _Resumed | None = None
         self._closed: GatheredSegment | None = None
         # Where, and under which leader, that was done; since the last copy.
@@ -229,7 +220,7 @@ class PartitionArchiver:
             raised_log_start=resumed.raised_log_start if resumed else 0,
             closed_segments=1 if self._closed else 0,
             first_unarchived_ms=self._gatherer.first_timestamp_ms,
-            copy=self._copier.running(self.tip),
+            copy=self.copier.running(self.tip),
         )
 
     @property
@@ -248,21 +239,23 @@ class PartitionArchiver:
         """
         try:
             return await self._turn(close_short)
-        except (RemoteStorageError, ClusterError):
-            raise  # what is gathered stays; the copy begins with a new look at the archive
-        except BaseException:
-            self._resumed = None  # the gatherer may have taken a batch by half
+        except BaseException as error:
+            self._forget_after(error)
             raise
 
     async def compare_with_leader(self) -> None:
         """Hold the archive against the leader's log, unless that was done. Raises as `process`."""
         try:
             await self._has_parted(await self._resume())
-        except (RemoteStorageError, ClusterError):
+        except BaseException as error:
+            self._forget_after(error)
             raise
-        except BaseException:
+
+    def _forget_after(self, error: BaseException) -> None:
+        """The gatherer may have taken a batch by half. Where store or brokers are away, what is
+        gathered stays: the copy begins with a new look at the archive."""
+        if not isinstance(error, RemoteStorageError | ClusterError):
             self._resumed = None
-            raise
 
     async def release(self) -> None:
         """Forget all that is local, give the disk space back. The next turn resumes anew."""
@@ -283,7 +276,7 @@ class PartitionArchiver:
                 return await self._gather_anew(resumed, error)
         if self._closed is None:
             return self._resumed is None  # the archive has moved on: look at it again
-        if not self._may_go_on():
+        if not self.may_go_on():
             await self.release()
             return False
         await self._copy(resumed, self._closed)
@@ -297,13 +290,13 @@ class PartitionArchiver:
         return self._resumed
 
     async def _fresh_view(self) -> PartitionView:
-        return await self._rlmm.refresh(self.tip, asyncio.get_running_loop().time())
+        return await self.rlmm.refresh(self.tip, asyncio.get_running_loop().time())
 
     async def _look(self) -> _Resumed:
         view = await self._fresh_view()
-        if await self._truncation.remove_buried(self.tip, view):
+        if await self.truncation.remove_buried(self.tip, view):
             view = await self._fresh_view()
-        await self._records.read()
+        await self.records.read()
         end = view.log_end_offset
         return _Resumed(
             view.log_start_offset,
@@ -321,7 +314,7 @@ class PartitionArchiver:
         Then all that is known here is forgotten, too. What waits to be archived from a former
         leader is confirmed at the end of its copy.
         """
-        if resumed.leader_epoch == self._truncation.leader_epoch(self.tip):
+        if resumed.leader_epoch == self.truncation.leader_epoch(self.tip):
             return False
         return await self._truncate_if_parted(resumed)
 
@@ -329,16 +322,16 @@ class PartitionArchiver:
         archived = resumed.archived
         if archived is None:
             if resumed.raised_log_start > resumed.kept_below:
-                await self._truncation.check_log_start(self.tip, resumed.raised_log_start)
-            resumed.leader_epoch = self._truncation.leader_epoch(self.tip)
+                await self.truncation.check_log_start(self.tip, resumed.raised_log_start)
+            resumed.leader_epoch = self.truncation.leader_epoch(self.tip)
             return False
-        epoch = await self._truncation.agrees(
+        epoch = await self.truncation.agrees(
             self.tip, resumed.lineage, archived, resumed.kept_below
         )
         if epoch is None:
             await self.release()
-            await self._records.withdraw_end()
-            await self._truncation.truncate(self.tip, await self._fresh_view())
+            await self.records.withdraw_end()
+            await self.truncation.truncate(self.tip, await self._fresh_view())
             return True
         resumed.leader_epoch = epoch
         return False
@@ -359,10 +352,8 @@ class PartitionArchiver:
 
     async def _gather_anew(self, resumed: _Resumed, error: CorruptSegment) -> bool:
         """What does not continue what was gathered may be sound: a new leader's log is another one.
-
-        Raises `error` where it does not continue the archive either, or not by itself.
-        """
-        place = (resumed.position, self._truncation.leader_epoch(self.tip))
+        Raises `error` where it does not continue the archive either, or not by itself."""
+        place = (resumed.position, self.truncation.leader_epoch(self.tip))
         if self._gatherer.gathered_bytes == 0 or self._gathered_anew_at == place:
             raise error
         self._gathered_anew_at = place
@@ -372,11 +363,7 @@ class PartitionArchiver:
 
     def _note_dropped(self, base_offset: int | None, error: Exception) -> None:
         log.warning(
-            "gathered_segment_dropped",
-            topic=self.tip.topic,
-            partition=self.tip.partition,
-            base_offset=base_offset,
-            error=str(error),
+            "gathered_segment_dropped", **self.tip.logged, base_offset=base_offset, error=str(error)
         )
 
     # --- gather ---
@@ -404,8 +391,7 @@ class PartitionArchiver:
         ARCHIVE_GAPS.labels(self.tip.topic, str(self.tip.partition)).inc()
         log.error(
             "archive_gap",
-            topic=self.tip.topic,
-            partition=self.tip.partition,
+            **self.tip.logged,
             first_lost_offset=resumed.position,
             last_lost_offset=gap.log_start_offset - 1,
         )
@@ -418,7 +404,7 @@ class PartitionArchiver:
             await self._moved_on(resumed, view)
             return
         try:
-            finished = await self._copier.copy(
+            finished = await self.copier.copy(
                 segment, resumed.lineage, lambda: self._confirm(resumed, segment)
             )
         except CopyOvertaken:
@@ -429,7 +415,7 @@ class PartitionArchiver:
             if not await self._truncate_if_parted(resumed):
                 await self.release()
             return
-        await self._records.finished(finished)
+        await self.records.finished(finished)
         self._gathered_anew_at = None
         if resumed.archive_start is None:
             resumed.archive_start = finished.start_offset
@@ -448,8 +434,7 @@ class PartitionArchiver:
         """By another archiver, or by a copy of ours whose last answer was lost."""
         log.info(
             "archive_further_than_expected",
-            topic=self.tip.topic,
-            partition=self.tip.partition,
+            **self.tip.logged,
             expected_end=resumed.archive_end,
             archive_end=view.log_end_offset,
         )
@@ -461,21 +446,20 @@ class PartitionArchiver:
         That nobody has gone on from the same end is asked here again, within the time limit of the
         copy: what retention takes for spare (`orphans`) rests on that.
         """
-        resumed.leader_epoch = await self._truncation.confirm(
+        resumed.leader_epoch = await self.truncation.confirm(
             segment, resumed.lineage, resumed.archived, resumed.kept_below
         )
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
             raise CopyOvertaken(f"{self.tip} is archived up to {view.log_end_offset} by now")
-        await self._records.begin(view, segment.start_offset)
+        await self.records.begin(view, segment.start_offset)
 
 
 # What one turn does with a partition: the three steps of KIP-405's RemoteLogManager.
 #
 # Step 1, leader: delete what retention has passed, and stale temporaries. Step 2, leader: copy
 # what is not in the archive yet. Step 3, leader and follower: bring the remote information up to
-# date. It does not decide when a turn is due (`schedule`) nor what its errors mean for the next
-# (`manager`).
+# date. When a turn is due is decided elsewhere (`schedule`).
 
 
 class Step(StrEnum):
@@ -484,34 +468,36 @@ class Step(StrEnum):
     REFRESH = "refresh"
 
 
-class PartitionSteps:
-    """One partition's steps. A follower holds nothing local, so it takes over with a fresh look."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class ManagedPartition:
+    """One partition of an archiver: its turns, and what the last one has come to. A follower holds
+    nothing local, so it takes over with a fresh look."""
 
-    def __init__(
-        self,
-        archiver: PartitionArchiver,
-        *,
-        rlmm: RemoteLogMetadataManager,
-        leadership: Leadership,
-        expirer: Expirer,
-        local_retention: LocalRetention,
-        refresher: LocalIndexRefresher | None,
-        refresh_interval_ms: int,
-    ) -> None:
-        self.tip = archiver.tip
-        self.archiver = archiver
-        self.step: Step | None = None  # what the turn under way is at; None: no turn
-        self.view: PartitionView | None = None  # what step 3 has seen last
-        self._rlmm = rlmm
-        self._leadership = leadership
-        self._expirer = expirer
-        self._local_retention = local_retention
-        self._refresher = refresher
-        self._refresh_interval_s = refresh_interval_ms / 1000
+    archiver: PartitionArchiver
+    rlmm: RemoteLogMetadataManager
+    leadership: Leadership
+    expirer: Expirer
+    local_retention: LocalRetention
+    refresher: LocalIndexRefresher | None
+    refresh_interval_ms: int
+    concerns: ArchiverConcerns
+    warnings: SparingWarnings
+    disk: DiskTroubles
+    step: Step | None = None  # what the turn under way is at; None: no turn
+    view: PartitionView | None = None  # what step 3 has seen last
+    last_error: str | None = None
+    last_success_ms: int | None = None
+    stopped: bool = False
+    given_up: bool = False  # for good, until a restart
+    led: bool = False  # by us, when the leadership last changed
+
+    @property
+    def tip(self) -> TopicIdPartition:
+        return self.archiver.tip
 
     @property
     def leads(self) -> bool:
-        return self._leadership.leads(self.tip)
+        return self.leadership.leads(self.tip)
 
     async def process(self) -> bool:
         """One turn. True: more waits already. Raises what the steps raise.
@@ -536,8 +522,8 @@ class PartitionSteps:
 
     async def release(self) -> None:
         """The partition is led here no more."""
-        self._expirer.forget(self.tip)
-        self._local_retention.forget(self.tip)
+        self.expirer.forget(self.tip)
+        self.local_retention.forget(self.tip)
         await self.archiver.release()
 
     async def _compare(self) -> Exception | None:
@@ -554,7 +540,7 @@ class PartitionSteps:
     async def _delete(self) -> Exception | None:
         self.step = Step.DELETE
         failure: Exception | None = None
-        for delete in (self._expirer.expire, self._local_retention.trim):
+        for delete in (self.expirer.expire, self.local_retention.trim):
             try:
                 await delete(self.tip)
             except (FetchProxyError, OSError) as error:
@@ -568,31 +554,15 @@ class PartitionSteps:
     async def _refresh(self) -> bool:
         self.step = Step.REFRESH
         now = asyncio.get_running_loop().time()
-        self.view = await self._rlmm.refresh(self.tip, now - self._refresh_interval_s)
-        if self._refresher is None:
+        self.view = await self.rlmm.refresh(self.tip, now - self.refresh_interval_ms / 1000)
+        if self.refresher is None:
             return False
-        return await self._refresher.refresh(self.tip, self.view)
+        return await self.refresher.refresh(self.tip, self.view)
 
-
-# How one partition of an archiver stands: what its last turn has come to, said once.
-
-
-@dataclass(slots=True)
-class ManagedPartition:
-    tip: TopicIdPartition
-    steps: PartitionSteps
-    concerns: ArchiverConcerns
-    warnings: SparingWarnings
-    disk: DiskTroubles
-    last_error: str | None = None
-    last_success_ms: int | None = None
-    stopped: bool = False
-    given_up: bool = False  # for good, until a restart
-    led: bool = False  # by us, when the leadership last changed
-
+    # --- how it stands ---
     async def stop(self, error: FetchProxyError) -> None:
         """Nothing that was archived is overwritten: what is right only an operator can say."""
-        await self.steps.release()
+        await self.release()
         # From here on nothing is awaited until the turn is over.
         self.given_up = isinstance(error, CompactedLog)
         self.last_error = str(error)
@@ -608,13 +578,7 @@ class ManagedPartition:
             return  # that is what somebody must hear of, whatever keeps us from looking again
         # A store that fails does so for all: one line a minute, not one for each partition.
         about = "store" if isinstance(error, RemoteStorageError) else self.tip.topic
-        self.warnings.warn(
-            "partition_process_failed",
-            about,
-            topic=self.tip.topic,
-            partition=self.tip.partition,
-            error=message,
-        )
+        self.warnings.warn("partition_process_failed", about, **self.tip.logged, error=message)
         self.failed(message)
 
     def failed(self, message: str) -> None:
@@ -625,16 +589,11 @@ class ManagedPartition:
 
     def note_success(self, now_ms: int) -> None:
         if self.last_error is not None:
-            self.warnings.info(
-                "partition_recovered",
-                self.tip.topic,
-                topic=self.tip.topic,
-                partition=self.tip.partition,
-            )
+            self.warnings.info("partition_recovered", self.tip.topic, **self.tip.logged)
         self.stopped = False
         self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
         self.disk.over(self.tip)
-        if self.steps.leads:
+        if self.leads:
             self.concerns.release(Kind.PARTITION_STOPPED, self.tip)
         else:  # what its leader says of it stands
             self.concerns.forget(self.tip, Kind.PARTITION_STOPPED)
@@ -645,5 +604,5 @@ class ManagedPartition:
         """Another archiver's from now on, or nobody's."""
         self.concerns.forget(self.tip, Kind.PARTITION_STOPPED, Kind.PARTITION_FAILING)
         self.disk.over(self.tip)
-        log.info("partition_unassigned", topic=self.tip.topic, partition=self.tip.partition)
-        await self.steps.release()
+        log.info("partition_unassigned", **self.tip.logged)
+        await self.release()

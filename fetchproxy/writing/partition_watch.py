@@ -15,13 +15,8 @@ import structlog
 
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind, of_partition
-from fetchproxy.observability.metrics import (
-    ARCHIVE_LEADER_PARTITIONS,
-    ARCHIVE_OLDEST_COPY_SECONDS,
-    ARCHIVE_RETENTION_USED_SHARE,
-    ARCHIVE_STALLED_COPIES,
-)
 from fetchproxy.writing import margin
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.partition_archiver import DiskTroubles, deleted_at
@@ -87,17 +82,13 @@ class PartitionWatch:
             Kind.UNARCHIVED_RECORDS_DELETED,
             Kind.SEGMENT_COPY_STALLED,
         )
-        place = (tip.topic, str(tip.partition))
-        if place in ARCHIVE_RETENTION_USED_SHARE._metrics:
-            ARCHIVE_RETENTION_USED_SHARE.remove(*place)
+        metrics.ARCHIVE_RETENTION_USED_SHARE.remove(tip.topic, tip.partition)
 
     async def look(
         self, statuses: Iterable[PartitionArchiveStatus], now: float, now_ms: int
     ) -> None:
-        """`now` is loop time (s), `now_ms` epoch ms, as records' timestamps are.
-
-        Takes turns with the rest of the loop, as there may be very many partitions.
-        """
+        """`now` is loop time (s), `now_ms` epoch ms, as records' timestamps are. Takes turns with
+        the rest of the loop, as there may be very many partitions."""
         leading = 0
         ages: list[float] = []
         for number, status in enumerate(statuses, 1):
@@ -115,9 +106,9 @@ class PartitionWatch:
             self._look_at_margin(status, watched, now_ms)
             self._look_at_losses(status)
         self.disk.look()
-        ARCHIVE_LEADER_PARTITIONS.set(leading)
-        ARCHIVE_OLDEST_COPY_SECONDS.set(max(ages, default=0.0))
-        ARCHIVE_STALLED_COPIES.set(sum(age >= self._stalled_after_s for age in ages))
+        metrics.ARCHIVE_LEADER_PARTITIONS.set(leading)
+        metrics.ARCHIVE_OLDEST_COPY_SECONDS.set(max(ages, default=0.0))
+        metrics.ARCHIVE_STALLED_COPIES.set(sum(age >= self._stalled_after_s for age in ages))
 
     def _look_at_copy(
         self, status: PartitionArchiveStatus, watched: _Watched, age_s: float | None
@@ -159,12 +150,16 @@ class PartitionWatch:
         used = margin.retention_used(
             status.broker_retention, age_ms=age_ms, unarchived_bytes=status.unarchived_bytes
         )
-        watched.margin = margin.Margin(used, self._deleted_in_ms(watched, used, now_ms))
         tip, small = status.tip, Kind.ARCHIVE_MARGIN_SMALL
         if used is None:
+            watched.margin = margin.NOT_LOOKED_AT
             self._concerns.release(small, tip)
             return
-        ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
+        if watched.since is None or used < watched.since[1]:
+            watched.since = now_ms, used
+        at_ms, since = watched.since
+        watched.margin = margin.Margin(used, margin.deleted_in_ms(used, since, now_ms - at_ms))
+        metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
         if used >= self._warn_share:
             self._concerns.hold(
                 small,
@@ -177,15 +172,6 @@ class PartitionWatch:
             )
         elif used < self._warn_share * _MARGIN_CLEAR_SHARE:
             self._concerns.release(small, tip)
-
-    @staticmethod
-    def _deleted_in_ms(watched: _Watched, used: float | None, now_ms: int) -> int | None:
-        if used is None:
-            return None
-        if watched.since is None or used < watched.since[1]:
-            watched.since = now_ms, used
-        at_ms, since = watched.since
-        return margin.deleted_in_ms(used, since, now_ms - at_ms)
 
     def _look_at_losses(self, status: PartitionArchiveStatus) -> None:
         deleted = Kind.UNARCHIVED_RECORDS_DELETED

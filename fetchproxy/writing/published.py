@@ -1,12 +1,11 @@
-"""What an archiver tells others through the store: how far it gathers, and what an archive has
-to hold.
-"""
+"""What an archiver tells others through the store: how far it gathers, and what an archive has to
+hold."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import structlog
@@ -52,26 +51,19 @@ _REMOVAL_INTERVAL_S = 60.0
 _WITHDRAW_MAX_S = 2.0
 
 
+@dataclass(eq=False, repr=False)
 class PublishedPositions:
     """One per archiver. `tips` are its partitions; `gathered_from` as in ArchiverPositions.
+    `for_people`: what it says of itself, given the topics that it gathers."""
 
-    `for_people`: what it says of itself, given the topics that it gathers.
-    """
+    rsm: RemoteStorageManager
+    instance: UUID
+    tips: Callable[[], Iterable[TopicIdPartition]]
+    gathered_from: Callable[[TopicIdPartition], int | None]
+    for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople()
 
-    def __init__(
-        self,
-        rsm: RemoteStorageManager,
-        instance: UUID,
-        tips: Callable[[], Iterable[TopicIdPartition]],
-        gathered_from: Callable[[TopicIdPartition], int | None],
-        for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople(),
-    ) -> None:
-        self._rsm = rsm
-        self._instance = instance
-        self.key = rsm.archivers.key(instance)  # of what it says
-        self._tips = tips
-        self._gathered_from = gathered_from
-        self._for_people = for_people
+    def __post_init__(self) -> None:
+        self.key = self.rsm.archivers.key(self.instance)  # of what it says
         self._beat = 0
         self._failing = False
         self._others: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
@@ -92,24 +84,28 @@ class PublishedPositions:
                     await self._remove_abandoned()
                 await asyncio.sleep(_CHANGE_INTERVAL_S)
         finally:
-            await self._withdraw()
+            try:
+                async with asyncio.timeout(_WITHDRAW_MAX_S):
+                    await self.rsm.archivers.delete_archiver_positions(self.key)
+            except (RemoteStorageError, TimeoutError) as error:
+                log.info("archiver_positions_not_deleted", error=str(error) or "time-out")
 
     async def _current(self) -> tuple[Positions, ForPeople]:
         found: dict[tuple[UUID, int], int] = {}
-        for piece in pieces(list(self._tips())):
+        for piece in pieces(list(self.tips())):
             for tip in piece:
-                at = self._gathered_from(tip)
+                at = self.gathered_from(tip)
                 if at is not None:
                     found[tip.topic_id, tip.partition] = at
             await asyncio.sleep(0)
-        return found, self._for_people({topic_id for topic_id, _ in found})
+        return found, self.for_people({topic_id for topic_id, _ in found})
 
     async def _tell(self, positions: Positions, for_people: ForPeople) -> bool:
         self._beat += 1
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
                 content = await encode_positions(positions, self._beat, for_people)
-                await self._rsm.archivers.put_archiver_positions(self._instance, content)
+                await self.rsm.archivers.put_archiver_positions(self.instance, content)
         except (RemoteStorageError, TimeoutError) as error:
             if not self._failing:  # once per outage
                 log.warning("archiver_positions_not_written", error=str(error) or "time-out")
@@ -123,9 +119,9 @@ class PublishedPositions:
         now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
-                listed = [stored async for stored in self._rsm.archivers.list()]
+                listed = [stored async for stored in self.rsm.archivers.list()]
                 for stored in self._abandoned(listed, now):
-                    await self._rsm.archivers.delete_archiver_positions(stored.key)
+                    await self.rsm.archivers.delete_archiver_positions(stored.key)
         except (RemoteStorageError, TimeoutError) as error:
             log.info("abandoned_positions_not_deleted", error=str(error) or "time-out")
 
@@ -140,13 +136,6 @@ class PublishedPositions:
             for stored in listed
             if stored.key != self.key and now - seen[stored.key][1] >= _ABANDONED_AFTER_S
         ]
-
-    async def _withdraw(self) -> None:
-        try:
-            async with asyncio.timeout(_WITHDRAW_MAX_S):
-                await self._rsm.archivers.delete_archiver_positions(self.key)
-        except (RemoteStorageError, TimeoutError) as error:
-            log.info("archiver_positions_not_deleted", error=str(error) or "time-out")
 
 
 # Puts on record what a partition's archive has to hold, for `verify` to hold it against that.
@@ -170,12 +159,7 @@ class ArchiveRecords:
         try:
             self._stated = await read_finished_offsets(self._records, self._tip)
         except CorruptSegment as error:
-            log.error(
-                "finished_offsets_unreadable",
-                topic=self._tip.topic,
-                partition=self._tip.partition,
-                error=str(error),
-            )
+            log.error("finished_offsets_unreadable", **self._tip.logged, error=str(error))
             self._stated = None
 
     async def begin(self, view: PartitionView, start_offset: int) -> None:
@@ -195,12 +179,10 @@ class ArchiveRecords:
         """It counts now. Where that cannot be stated, the next segment's end says it too."""
         if self._stated is None:
             return
-        epochs = segment.segment_leader_epochs
-        epoch = epochs[-1].epoch if epochs else -1
         stated = replace(
             self._stated,
             end_offset=segment.end_offset,
-            leader_epoch=epoch,
+            leader_epoch=segment.last_epoch,
             log_start_offset=max(self._log_start_offset, self._stated.log_start_offset),
         )
         try:
@@ -208,8 +190,7 @@ class ArchiveRecords:
         except RemoteStorageError as error:
             log.warning(
                 "finished_offsets_not_written",
-                topic=self._tip.topic,
-                partition=self._tip.partition,
+                **self._tip.logged,
                 end_offset=segment.end_offset,
                 error=str(error),
             )

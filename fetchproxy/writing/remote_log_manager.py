@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from uuid import UUID
 
 import structlog
@@ -37,7 +37,7 @@ from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.deletion.partition_deletion import PartitionDeletion
-from fetchproxy.writing.discovery import TopicDiscovery
+from fetchproxy.writing.discovery import TopicDiscovery, partitions_of_all
 from fetchproxy.writing.index_refresh import LocalIndexRefresher
 from fetchproxy.writing.leadership import (
     ConsumerGroupLeadership,
@@ -48,12 +48,7 @@ from fetchproxy.writing.leadership import (
 )
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.log_truncation import LogTruncation
-from fetchproxy.writing.partition_archiver import (
-    ManagedPartition,
-    PartitionArchiver,
-    PartitionSteps,
-    for_people,
-)
+from fetchproxy.writing.partition_archiver import ManagedPartition, PartitionArchiver, for_people
 from fetchproxy.writing.partition_watch import WATCH_INTERVAL_S, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords, PublishedPositions
 from fetchproxy.writing.schedule import ProcessingSchedule
@@ -67,11 +62,9 @@ from fetchproxy.writing.status import (
     withdraw,
 )
 
-# From `archive.source` to the SegmentSource. Starts nothing; reads what log directories say.
-
 
 def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -> SegmentSource:
-    """Raises ConfigError as `open_log_dirs`."""
+    """Starts nothing; reads what log directories say. Raises ConfigError as `open_log_dirs`."""
     if config.source == "log-dirs":
         return LogDirsSegments(
             open_log_dirs(config), cluster, CopyPace(config.copy_bytes_per_s_max)
@@ -80,16 +73,11 @@ def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
-    """Those of `archive.log_dirs`, none with `archive.source` = broker. Blocks, briefly.
-
-    Raises ConfigError where one cannot be read or is none.
-    """
+    """Those of `archive.log_dirs`, none with `archive.source` = broker. Blocks, briefly. Raises
+    ConfigError where one cannot be read or is none."""
     if config.source != "log-dirs" or config.log_dirs is None:
         return []
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
-
-
-# From the configuration to the Leadership. Starts nothing.
 
 
 # A change in the group is noticed within this (heartbeat.interval.ms), or within a sixth of the
@@ -120,52 +108,50 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
 log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class _Means:
     """What all partitions of one archiver, or of one pass, are archived with."""
 
-    def __init__(
-        self,
-        config: ArchiveConfig,
-        cluster: Cluster,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        *,
-        topic_config: Callable[[UUID], Mapping[str, str] | None],
-        wall_clock_ms: Callable[[], int],
-        uuid_factory: Callable[[], UUID],
-        concerns: ArchiverConcerns,
-        limits: WritingLimits,
-    ) -> None:
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._source = open_source(config, cluster, limits.fetch_bytes_max)
-        leader_log = LeaderLog(cluster)
-        self.truncation = LogTruncation(leader_log, rsm, rlmm, wall_clock_ms=wall_clock_ms)
+    config: ArchiveConfig
+    cluster: Cluster
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    topic_config: Callable[[UUID], Mapping[str, str] | None]
+    wall_clock_ms: Callable[[], int]
+    uuid_factory: Callable[[], UUID]
+    concerns: ArchiverConcerns
+    limits: WritingLimits
+
+    def __post_init__(self) -> None:
+        config, cluster, rsm, rlmm = self.config, self.cluster, self.rsm, self.rlmm
+        clock = self.wall_clock_ms
+        self.source = open_source(config, cluster, self.limits.fetch_bytes_max)
+        self.truncation = LogTruncation(LeaderLog(cluster), rsm, rlmm, wall_clock_ms=clock)
         self.copier = SegmentCopier(
             rsm,
             rlmm,
             copy_max_ms=config.copy_max_ms,
-            wall_clock_ms=wall_clock_ms,
-            uuid_factory=uuid_factory,
+            wall_clock_ms=clock,
+            uuid_factory=self.uuid_factory,
         )
         self.expirer = Expirer(
             config,
             rsm,
             rlmm,
-            topic_config=topic_config,
-            wall_clock_ms=wall_clock_ms,
-            concerns=concerns,
-            limits=limits,
+            topic_config=self.topic_config,
+            wall_clock_ms=clock,
+            concerns=self.concerns,
+            limits=self.limits,
         )
         self.local_retention = LocalRetention(
             config,
             cluster,
             rsm,
             rlmm,
-            topic_config=topic_config,
-            wall_clock_ms=wall_clock_ms,
-            concerns=concerns,
-            limits=limits,
+            topic_config=self.topic_config,
+            wall_clock_ms=clock,
+            concerns=self.concerns,
+            limits=self.limits,
         )
 
     def archiver(
@@ -173,11 +159,11 @@ class _Means:
     ) -> PartitionArchiver:
         return PartitionArchiver(
             tip,
-            source=self._source,
-            rlmm=self._rlmm,
+            source=self.source,
+            rlmm=self.rlmm,
             copier=self.copier,
             truncation=self.truncation,
-            records=ArchiveRecords(self._rsm, tip),
+            records=ArchiveRecords(self.rsm, tip),
             spool=spool,
             may_go_on=may_go_on,
         )
@@ -189,77 +175,71 @@ _STALE_UPLOADS_INTERVAL_S = 3600.0
 _DISCOVERY_JITTER = 0.1
 
 
+@dataclass(eq=False, repr=False)
 class RemoteLogManager:
-    """`await manager.run()` inside a TaskGroup of the app; it ends only by cancellation."""
+    """`await manager.run()` inside a TaskGroup of the app; it ends only by cancellation.
+    `leadership`: None for what `config` says. Raises ValueError without archive.topics."""
 
-    _discovery_error: str | None = None
+    config: ArchiveConfig
+    cluster: Cluster
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    _: KW_ONLY
+    wall_clock_ms: Callable[[], int]
+    uuid_factory: Callable[[], UUID]
+    rng: random.Random
+    leadership: Leadership | None = None
+    local_indexes: LocalIndexes | None = None
+    limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
 
-    def __init__(
-        self,
-        config: ArchiveConfig,
-        cluster: Cluster,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        *,
-        wall_clock_ms: Callable[[], int],
-        uuid_factory: Callable[[], UUID],
-        rng: random.Random,
-        leadership: Leadership | None = None,
-        local_indexes: LocalIndexes | None = None,
-        limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
-    ) -> None:
-        """`leadership`: None for what `config` says. Raises ValueError without archive.topics."""
+    def __post_init__(self) -> None:
+        config, cluster, rsm, rlmm = self.config, self.cluster, self.rsm, self.rlmm
         if config.topics is None:
             raise ValueError("archive.topics is not set")
-        self._config = config
-        self._limits = limits
-        self._cluster = cluster
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._wall_clock_ms = wall_clock_ms
-        self._rng = rng
         self._schedule = ProcessingSchedule(
             config.rlm_process_interval_ms, config.rlm_retry_interval_ms
         )
         self._partitions: dict[TopicIdPartition, ManagedPartition] = {}
         self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it
         self._discovery = TopicDiscovery(
-            cluster, config.topics, limits.discovery_interval_ms, self.concerns.health
+            cluster, config.topics, self.limits.discovery_interval_ms, self.concerns.health
         )
         self._means = _Means(
             config,
             cluster,
             rsm,
             rlmm,
-            topic_config=self._discovery.topic_config,
-            wall_clock_ms=wall_clock_ms,
-            uuid_factory=uuid_factory,
-            concerns=self.concerns,
-            limits=limits,
+            self._discovery.topic_config,
+            self.wall_clock_ms,
+            self.uuid_factory,
+            self.concerns,
+            self.limits,
         )
         self._deletion = PartitionDeletion(
             config,
             cluster,
             rsm,
             rlmm,
-            wall_clock_ms=wall_clock_ms,
+            wall_clock_ms=self.wall_clock_ms,
             concerns=self.concerns,
-            limits=limits,
+            limits=self.limits,
         )
-        self._refresher = LocalIndexRefresher(local_indexes, rsm) if local_indexes else None
-        self._leadership = leadership or open_leadership(config, cluster, rng)
-        self._leadership.on_change(self._leadership_changed)
+        indexes = self.local_indexes
+        self._refresher = LocalIndexRefresher(indexes, rsm) if indexes else None
+        self._leadership = self.leadership or open_leadership(config, cluster, self.rng)
+        self._leadership.on_change = self._leadership_changed
         self._warnings = SparingWarnings(lambda: asyncio.get_running_loop().time())
         self.watch = PartitionWatch(config, self.concerns)
         self._wake = asyncio.Event()
         self._discovered = False
+        self._discovery_error: str | None = None
         self.told = PublishedPositions(
-            rsm, uuid_factory(), lambda: self._partitions, self.gathered_from, self._for_people
+            rsm, self.uuid_factory(), lambda: self._partitions, self.gathered_from, self._for_people
         )
 
     async def run(self) -> None:
         """Raises OSError where the spool folder cannot be made."""
-        opened = Spool(self._config.spool_dir, encrypted=self._rsm.encrypts)
+        opened = Spool(self.config.spool_dir, encrypted=self.rsm.encrypts)
         async with opened as spool, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._leadership.run(), name="archive leadership")
             tasks.create_task(self._discover_forever(spool), name="archive discovery")
@@ -267,7 +247,7 @@ class RemoteLogManager:
             tasks.create_task(self._deletion.run(), name="deleted topics")
             tasks.create_task(self.told.run(), name="archive positions")
             tasks.create_task(self.concerns.run(), name="archive concerns")
-            for number in range(self._config.workers_max):
+            for number in range(self.config.workers_max):
                 tasks.create_task(self._work_forever(), name=f"archive worker {number}")
 
     def status(self) -> list[PartitionArchiveStatus]:
@@ -290,15 +270,13 @@ class RemoteLogManager:
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
         """The offset from which on this archiver gathers the partition; None: it does not.
-
-        NOT_KNOWN at the start also where it is not known whether it does. Never blocks.
-        """
+        NOT_KNOWN at the start also where it is not known whether it does. Never blocks."""
         partition = self._partitions.get(tip)
         if partition is None:
             return None if self._discovered else NOT_KNOWN
-        if partition.stopped or not partition.steps.leads:
+        if partition.stopped or not partition.leads:
             return None
-        return partition.steps.archiver.position
+        return partition.archiver.position
 
     def _for_people(self, topics: Iterable[UUID]) -> ForPeople:
         return for_people(self.watch.disk, map(self._discovery.topic_config, topics))
@@ -309,14 +287,14 @@ class RemoteLogManager:
         return self._discovery.refused
 
     @property
-    def leadership(self) -> LeadershipState:
+    def leadership_state(self) -> LeadershipState:
         """How this instance stands to other archivers. Never blocks."""
         return self._leadership.state()
 
     # --- discovery ---
     async def _discover_forever(self, spool: Spool) -> None:
         loop = asyncio.get_running_loop()
-        interval_s = self._limits.discovery_interval_ms / 1000
+        interval_s = self.limits.discovery_interval_ms / 1000
         uploads_checked_at = float("-inf")
         while True:
             if loop.time() - uploads_checked_at >= _STALE_UPLOADS_INTERVAL_S:
@@ -329,13 +307,13 @@ class RemoteLogManager:
                 if self._discovery_error is None:  # once per outage
                     log.warning("archive_discovery_failed", error=str(error))
                 self._discovery_error = str(error)
-            await asyncio.sleep(interval_s * (1 + _DISCOVERY_JITTER * self._rng.random()))
+            await asyncio.sleep(interval_s * (1 + _DISCOVERY_JITTER * self.rng.random()))
 
     async def _abort_stale_uploads(self) -> None:
-        oldest_ms = self._wall_clock_ms() - 2 * self._config.copy_max_ms
+        oldest_ms = self.wall_clock_ms() - 2 * self.config.copy_max_ms
         try:
-            async with asyncio.timeout(self._config.copy_max_ms / 1000):
-                aborted = await self._rsm.abort_stale_uploads(oldest_ms)
+            async with asyncio.timeout(self.config.copy_max_ms / 1000):
+                aborted = await self.rsm.abort_stale_uploads(oldest_ms)
         except (RemoteStorageError, TimeoutError) as error:
             log.warning("stale_uploads_not_aborted", error=str(error) or type(error).__name__)
         else:
@@ -344,8 +322,8 @@ class RemoteLogManager:
 
     async def _discover(self, spool: Spool) -> None:
         found = await self._discovery.look()
-        self._leadership.manage(found.archived)
-        wanted = found.partitions()
+        self._leadership.manage(found)
+        wanted = partitions_of_all(found)
         for tip in wanted:
             self._assign(tip, spool)
         self._discovered = True
@@ -358,31 +336,31 @@ class RemoteLogManager:
         if tip in self._partitions and tip in self._schedule:
             return
         if tip not in self._partitions:
-            self._partitions[tip] = ManagedPartition(
-                tip, self._steps_for(tip, spool), self.concerns, self._warnings, self.watch.disk
-            )
-            log.info("partition_assigned", topic=tip.topic, partition=tip.partition)
+            self._partitions[tip] = self._managed(tip, spool)
+            log.info("partition_assigned", **tip.logged)
         if not self._partitions[tip].given_up:
             self._schedule.assign(tip)
             self._wake.set()
 
-    def _steps_for(self, tip: TopicIdPartition, spool: Spool) -> PartitionSteps:
-        archiver = self._means.archiver(tip, spool, lambda: self._leadership.leads(tip))
-        return PartitionSteps(
-            archiver,
-            rlmm=self._rlmm,
+    def _managed(self, tip: TopicIdPartition, spool: Spool) -> ManagedPartition:
+        return ManagedPartition(
+            archiver=self._means.archiver(tip, spool, lambda: self._leadership.leads(tip)),
+            rlmm=self.rlmm,
             leadership=self._leadership,
             expirer=self._means.expirer,
             local_retention=self._means.local_retention,
             refresher=self._refresher,
-            refresh_interval_ms=self._limits.remote_refresh_interval_ms,
+            refresh_interval_ms=self.limits.remote_refresh_interval_ms,
+            concerns=self.concerns,
+            warnings=self._warnings,
+            disk=self.watch.disk,
         )
 
     def _leadership_changed(self) -> None:
         """A partition that is newly led is due at once; one that is led no more gives back."""
         for tip, partition in self._partitions.items():
-            if partition.led != partition.steps.leads:
-                partition.led = partition.steps.leads
+            if partition.led != partition.leads:
+                partition.led = partition.leads
                 self._schedule.hasten(tip)
         self._wake.set()
 
@@ -401,7 +379,7 @@ class RemoteLogManager:
             await asyncio.sleep(WATCH_INTERVAL_S)
             await self._read_edges()
             now = asyncio.get_running_loop().time()
-            await self.watch.look(self._watched(), now, self._wall_clock_ms())
+            await self.watch.look(self._watched(), now, self.wall_clock_ms())
 
     async def _read_edges(self) -> None:
         """Where the brokers' logs begin and end: turns do not get that far while copies fail."""
@@ -410,7 +388,7 @@ class RemoteLogManager:
         try:
             async with asyncio.timeout(WATCH_INTERVAL_S):
                 oldest = loop.time() - WATCH_INTERVAL_S
-                await self._cluster.log_edges_of(led, not_older_than=oldest)
+                await self.cluster.log_edges_of(led, not_older_than=oldest)
         except TimeoutError:
             return  # what is known by then is looked at
 
@@ -458,11 +436,11 @@ class RemoteLogManager:
             kept = self._schedule.failed(tip, loop.time())
         except Exception as error:
             # The top of a background loop: one partition's defect must not end the others' archive.
-            log.exception("partition_process_crashed", topic=tip.topic, partition=tip.partition)
+            log.exception("partition_process_crashed", **tip.logged)
             partition.failed(repr(error))
             kept = self._schedule.failed(tip, loop.time())
         else:
-            partition.note_success(self._wall_clock_ms())
+            partition.note_success(self.wall_clock_ms())
             done = self._schedule.more_waits if more else self._schedule.succeeded
             kept = done(tip, loop.time())
         self._publish(tip)
@@ -472,10 +450,10 @@ class RemoteLogManager:
     async def _turn(self, partition: ManagedPartition) -> bool:
         """Bounded as a whole too: a broker or a disk may be silent in ways nobody has foreseen."""
         # A copy may take copy_max_ms, and as long again to be taken back when it has failed.
-        limit_ms = self._limits.turn_max_ms + 2 * self._config.copy_max_ms
+        limit_ms = self.limits.turn_max_ms + 2 * self.config.copy_max_ms
         try:
             async with asyncio.timeout(limit_ms / 1000) as limit:
-                return await partition.steps.process()
+                return await partition.process()
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -487,7 +465,7 @@ class RemoteLogManager:
     def _publish(self, tip: TopicIdPartition) -> None:
         """Only a leader's figures are of use: others scraped beside it would contradict it."""
         partition = self._partitions[tip]
-        if partition.steps.leads:
+        if partition.leads:
             publish(self._status(tip))
         else:
             withdraw(tip)
@@ -495,13 +473,10 @@ class RemoteLogManager:
     def _status(self, tip: TopicIdPartition) -> PartitionArchiveStatus:
         partition = self._partitions[tip]
         return partition_archive_status(
-            partition.steps,
+            partition,
             topic_config=self._discovery.topic_config(tip.topic_id),
-            last_error=partition.last_error or self._means.local_retention.refusal(tip.topic),
-            last_success_ms=partition.last_success_ms,
-            stopped=partition.stopped,
             margin=self.watch.margin(tip),
-            edges=self._cluster.cached_log_edges(tip),
+            edges=self.cluster.cached_log_edges(tip),
         )
 
 
@@ -537,7 +512,7 @@ async def archive_once(
     if config.topics is None:
         raise ValueError("archive.topics is not set")
     discovery = TopicDiscovery(cluster, config.topics, limits.discovery_interval_ms)
-    tips = (await discovery.look()).partitions()
+    tips = partitions_of_all(await discovery.look())
     await archive_partitions(
         config,
         cluster,
@@ -570,17 +545,10 @@ async def archive_partitions(
     whose log was cut or begins again (LogTruncated) is raised when all others are archived.
     """
     concerns = ArchiverConcerns(rsm.concerns)
+    # A pass is too short to watch the clock.
+    limits = replace(limits, retention_clock_settle_ms=0)
     means = _Means(
-        config,
-        cluster,
-        rsm,
-        rlmm,
-        topic_config=topic_config,
-        wall_clock_ms=wall_clock_ms,
-        uuid_factory=uuid_factory,
-        concerns=concerns,
-        # A pass is too short to watch the clock.
-        limits=replace(limits, retention_clock_settle_ms=0),
+        config, cluster, rsm, rlmm, topic_config, wall_clock_ms, uuid_factory, concerns, limits
     )
     places = asyncio.Semaphore(config.workers_max)
     at_work: dict[TopicIdPartition, PartitionArchiver] = {}
@@ -593,13 +561,20 @@ async def archive_partitions(
     told = PublishedPositions(rsm, uuid_factory(), lambda: at_work, gathered_from)
     opened = Spool(config.spool_dir, encrypted=rsm.encrypts)
     async with opened as spool, asyncio.TaskGroup() as workers:
+
+        async def archive_one(tip: TopicIdPartition) -> None:
+            """One partition that waits for a person holds up no other."""
+            try:
+                async with places:
+                    await _archive(means.archiver(tip, spool), at_work, means)
+            except LogTruncated as error:
+                concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
+                stopped.append(error)
+            else:
+                concerns.release(Kind.PARTITION_STOPPED, tip)
+
         telling = workers.create_task(told.run(), name="archive positions")
-        passes = []
-        for tip in tips:
-            work = _archive(means.archiver(tip, spool), at_work, cluster, places, means)
-            passes.append(
-                workers.create_task(_or_stop(tip, work, stopped, concerns), name=f"archive {tip}")
-            )
+        passes = [workers.create_task(archive_one(tip), name=f"archive {tip}") for tip in tips]
         if passes:
             await asyncio.wait(passes)
         telling.cancel()
@@ -608,53 +583,31 @@ async def archive_partitions(
         raise ExceptionGroup("partitions were stopped", stopped)
 
 
-async def _or_stop(
-    tip: TopicIdPartition,
-    work: Awaitable[None],
-    stopped: list[LogTruncated],
-    concerns: ArchiverConcerns,
-) -> None:
-    """One partition that waits for a person holds up no other."""
-    try:
-        await work
-    except LogTruncated as error:
-        concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
-        stopped.append(error)
-    else:
-        concerns.release(Kind.PARTITION_STOPPED, tip)
-
-
 async def _archive(
-    archiver: PartitionArchiver,
-    at_work: dict[TopicIdPartition, PartitionArchiver],
-    cluster: Cluster,
-    places: asyncio.Semaphore,
-    means: _Means,
+    archiver: PartitionArchiver, at_work: dict[TopicIdPartition, PartitionArchiver], means: _Means
 ) -> None:
     """Until the archive ends where the stable log ended at the beginning, or nothing more is.
 
     Then what retention has passed goes; what it hides now loses its objects in a later pass.
     """
-    async with places:
-        at_work[archiver.tip] = archiver
-        edges = await cluster.log_edges(archiver.tip, max_age_ms=0)
-        end: int | None = None
-        try:
-            while await archiver.process(close_short=True):
-                end = archiver.progress.archive_end
-                if end is not None and end >= edges.last_stable_offset:
-                    break
+    at_work[archiver.tip] = archiver
+    edges = await means.cluster.log_edges(archiver.tip, max_age_ms=0)
+    end: int | None = None
+    try:
+        while await archiver.process(close_short=True):
             end = archiver.progress.archive_end
-        finally:
-            del at_work[archiver.tip]
-            await archiver.release()
-        while await means.expirer.expire(archiver.tip):
-            continue
-        await means.local_retention.trim(archiver.tip)
+            if end is not None and end >= edges.last_stable_offset:
+                break
+        end = archiver.progress.archive_end
+    finally:
+        del at_work[archiver.tip]
+        await archiver.release()
+    while await means.expirer.expire(archiver.tip):
+        continue
+    await means.local_retention.trim(archiver.tip)
     log.info(
         "partition_archived",
-        topic=archiver.tip.topic,
-        partition=archiver.tip.partition,
+        **archiver.tip.logged,
         archive_end=end,
         last_stable_offset=edges.last_stable_offset,
     )

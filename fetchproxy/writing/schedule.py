@@ -39,9 +39,6 @@ class ProcessingSchedule:
         entry = self._entries.get(tip)
         return entry is not None and not entry.deleted
 
-    def partitions(self) -> list[TopicIdPartition]:
-        return [tip for tip, entry in self._entries.items() if not entry.deleted]
-
     def assign(self, tip: TopicIdPartition) -> None:
         """New ones are due since ever. Known ones keep their time."""
         entry = self._entries.get(tip)
@@ -100,10 +97,8 @@ class ProcessingSchedule:
         return self._bring_back(tip, now + self._retry_s * intervals)
 
     def more_waits(self, tip: TopicIdPartition, now: float) -> bool:
-        """Back from its worker and due again, after those that are due already.
-
-        False: it was unassigned meanwhile and is gone now.
-        """
+        """Back from its worker and due again, after those that are due already. False: it was
+        unassigned meanwhile and is gone now."""
         self._entries[tip].failures = 0
         return self._bring_back(tip, now)
 

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.observability.metrics import (
-    ARCHIVE_END_OFFSET,
-    ARCHIVE_GAPS,
-    ARCHIVE_LAG_OFFSETS,
-    ARCHIVE_MARGIN_OFFSETS,
-    ARCHIVE_START_OFFSET,
-    ARCHIVE_TRUNCATED_OFFSETS,
-    REMOTE_COPY_BYTES,
-    REMOTE_COPY_ERRORS,
-    REMOTE_COPY_LAG_BYTES,
-    REMOTE_COPY_LAG_SEGMENTS,
-    REMOTE_COPY_REQUESTS,
-)
-from fetchproxy.writing.copier import CopyProgress
+from fetchproxy.observability import metrics
 from fetchproxy.writing.margin import UNLIMITED, BrokerRetention, Margin, broker_retention
-from fetchproxy.writing.partition_archiver import PartitionSteps, Progress, Step
+from fetchproxy.writing.partition_archiver import ManagedPartition, Progress, Step
 
+_GAUGES = (
+    metrics.ARCHIVE_START_OFFSET,
+    metrics.ARCHIVE_END_OFFSET,
+    metrics.ARCHIVE_LAG_OFFSETS,
+    metrics.ARCHIVE_MARGIN_OFFSETS,
+    metrics.REMOTE_COPY_LAG_BYTES,
+    metrics.REMOTE_COPY_LAG_SEGMENTS,
+)
 # A copy that has used up this share of its time is worth a look while there is one to look at.
 STALLED_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionArchiveStatus:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionArchiveStatus(Progress):
     """Offsets as last known, None where not known; ends are exclusive.
 
     `lag_offsets`: on the brokers below the last stable offset, and not archived yet.
@@ -39,32 +34,19 @@ class PartitionArchiveStatus:
     """
 
     tip: TopicIdPartition
-    archive_start: int | None
-    archive_end: int | None
-    log_start_offset: int | None
-    last_stable_offset: int | None
-    gathered_bytes: int
     last_error: str | None
     last_success_ms: int | None
     stopped: bool
     leads: bool = True
-    closed_segments: int = 0
     step: Step | None = None  # of the turn under way
-    copy: CopyProgress | None = None  # under way now
-    first_unarchived_ms: int | None = None
-    bytes_per_offset: float | None = None  # in the last segment of the archive, or the next one
     broker_retention: BrokerRetention = UNLIMITED
     retention_used: float | None = None  # see `margin`
     deleted_in_ms: int | None = None  # see `margin`
-    gathered_end: int | None = None  # of what lies in the spool, so that no broker can delete it
-    raised_log_start: int = 0  # below it everything was deleted on purpose
 
     @property
     def lost(self) -> tuple[int, int] | None:
-        """First and last offset that the brokers have deleted and nobody has copied.
-
-        As long as the archive has not gone on behind them; then it has a recorded gap.
-        """
+        """First and last offset that the brokers have deleted and nobody has copied. As long as the
+        archive has not gone on behind them; then it has a recorded gap."""
         if self.archive_end is None or self.log_start_offset is None:
             return None
         first = max(self.archive_end, self.gathered_end or 0, self.raised_log_start)
@@ -105,46 +87,37 @@ class PartitionArchiveStatus:
 
 
 def partition_archive_status(
-    steps: PartitionSteps,
+    partition: ManagedPartition,
     *,
     topic_config: Mapping[str, str] | None,
-    last_error: str | None,
-    last_success_ms: int | None,
-    stopped: bool,
     margin: Margin,
     edges: LogEdges | None,
 ) -> PartitionArchiveStatus:
     """The range is what step 3 has seen; its end, of a leader, what its own copies made of it.
-
-    `edges` of the brokers' log, as they said whether or not a turn got as far as to read it.
-    """
-    progress, view = steps.archiver.progress, steps.view
+    `edges` of the brokers' log, as they said whether or not a turn got as far as to read it."""
+    progress, view, tip = partition.archiver.progress, partition.view, partition.tip
     start, end = progress.archive_start, progress.archive_end
     if view is not None:
         start = start if view.log_start_offset is None else view.log_start_offset
         end = view.log_end_offset if end is None else end
-    log_start, stable = _newest_edges(progress, edges if steps.leads else None, stopped)
+    if not partition.leads:
+        edges = None
+    log_start, stable = _newest_edges(progress, edges, partition.stopped)
+    known = {each.name: getattr(progress, each.name) for each in fields(progress)}
+    known |= {"archive_start": start, "archive_end": end}
+    known |= {"log_start_offset": log_start, "last_stable_offset": stable}
+    known |= {"bytes_per_offset": _bytes_per_offset(view) or progress.bytes_per_offset}
     return PartitionArchiveStatus(
-        tip=steps.tip,
-        archive_start=start,
-        archive_end=end,
-        log_start_offset=log_start,
-        last_stable_offset=stable,
-        gathered_bytes=progress.gathered_bytes,
-        last_error=last_error,
-        last_success_ms=last_success_ms,
-        stopped=stopped,
-        leads=steps.leads,
-        closed_segments=progress.closed_segments,
-        step=steps.step,
-        copy=progress.copy,
-        first_unarchived_ms=progress.first_unarchived_ms,
+        **known,
+        tip=tip,
+        last_error=partition.last_error or partition.local_retention.refusal(tip.topic),
+        last_success_ms=partition.last_success_ms,
+        stopped=partition.stopped,
+        leads=partition.leads,
+        step=partition.step,
         broker_retention=broker_retention(topic_config or {}),
         retention_used=margin.used,
         deleted_in_ms=margin.deleted_in_ms,
-        bytes_per_offset=_bytes_per_offset(view) or progress.bytes_per_offset,
-        gathered_end=progress.gathered_end,
-        raised_log_start=progress.raised_log_start,
     )
 
 
@@ -170,37 +143,32 @@ def _bytes_per_offset(view: PartitionView | None) -> float | None:
 
 
 def publish(status: PartitionArchiveStatus) -> None:
-    """Set the partition's gauges; what is not known is left as it was.
-
-    Its counters begin at 0 when it is led here: `increase()` does not see a first gap otherwise.
-    """
-    place = (status.topic, str(status.partition))
-    if place not in ARCHIVE_GAPS._metrics:
-        for counter in (ARCHIVE_GAPS, ARCHIVE_TRUNCATED_OFFSETS):
+    """Set the partition's gauges; what is not known is left as it was. Its counters begin at 0 when
+    it is led here: `increase()` does not see a first gap otherwise."""
+    place = (status.tip.topic, str(status.tip.partition))
+    if place not in metrics.ARCHIVE_GAPS._metrics:
+        for counter in (metrics.ARCHIVE_GAPS, metrics.ARCHIVE_TRUNCATED_OFFSETS):
             counter.labels(*place)
-        for counter in (REMOTE_COPY_REQUESTS, REMOTE_COPY_BYTES, REMOTE_COPY_ERRORS):
-            counter.labels(status.topic)
-    for gauge, value in (
-        (ARCHIVE_START_OFFSET, status.archive_start),
-        (ARCHIVE_END_OFFSET, status.archive_end),
-        (ARCHIVE_LAG_OFFSETS, status.lag_offsets),
-        (ARCHIVE_MARGIN_OFFSETS, status.margin_offsets),
-        (REMOTE_COPY_LAG_BYTES, status.gathered_bytes),
-        (REMOTE_COPY_LAG_SEGMENTS, status.closed_segments),
-    ):
+        for counter in (
+            metrics.REMOTE_COPY_REQUESTS,
+            metrics.REMOTE_COPY_BYTES,
+            metrics.REMOTE_COPY_ERRORS,
+        ):
+            counter.labels(status.tip.topic)
+    values = (
+        status.archive_start,
+        status.archive_end,
+        status.lag_offsets,
+        status.margin_offsets,
+        status.gathered_bytes,
+        status.closed_segments,
+    )
+    for gauge, value in zip(_GAUGES, values, strict=True):
         if value is not None:
             gauge.labels(*place).set(value)
 
 
 def withdraw(tip: TopicIdPartition) -> None:
     """The partition is archived here no more: its gauges go."""
-    for gauge in (
-        ARCHIVE_START_OFFSET,
-        ARCHIVE_END_OFFSET,
-        ARCHIVE_LAG_OFFSETS,
-        ARCHIVE_MARGIN_OFFSETS,
-        REMOTE_COPY_LAG_BYTES,
-        REMOTE_COPY_LAG_SEGMENTS,
-    ):
-        if (tip.topic, str(tip.partition)) in gauge._metrics:
-            gauge.remove(tip.topic, str(tip.partition))
+    for gauge in _GAUGES:
+        gauge.remove(tip.topic, tip.partition)

@@ -389,7 +389,7 @@ async def test_metadata_with_epochs_outweigh_a_log_without_them() -> None:
     alone = await archive.add([batch(0, epoch=-1)])
     before = await contents(archive)
     found, done = await repair(archive)
-    assert found.faults == ()  # a log without epochs contradicts nobody
+    assert found.faults == []  # a log without epochs contradicts nobody
     await archive.restate(replace(alone, max_timestamp_ms=77))
     before = await contents(archive)
     _, done = await repair(archive)

@@ -37,7 +37,7 @@ async def test_a_plain_archive(mock_cluster: MockCluster, tmp_path: Path) -> Non
         assert report.clean, report.faults
         assert report.partitions == 4
         assert report.segments > 12
-        assert report.gaps == ()
+        assert report.gaps == []
 
 
 @pytest.mark.kafka

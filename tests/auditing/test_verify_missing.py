@@ -49,13 +49,13 @@ async def test_segments_that_are_gone_are_a_fault(
     numbers: list[int], first: int, last: int
 ) -> None:
     archive = await four_segments()
-    assert (await archive.verify()).not_known == ()
+    assert (await archive.verify()).not_known == []
     await lose(archive, numbers)
     report = await archive.verify()
     folder = archive.rsm.records.folder(TIP)
     what = f"offsets {first} to {last} were archived and are in no segment"
     assert told(report) == [(folder, first, what)]
-    assert report.gaps == ()
+    assert report.gaps == []
 
 
 async def test_a_gap_is_one_only_where_it_is_on_record() -> None:
@@ -64,7 +64,7 @@ async def test_a_gap_is_one_only_where_it_is_on_record() -> None:
         await archive.add([batch(start), batch(start + 10)])
     await archive.record_gap(20, 49)
     report = await archive.verify()
-    assert report.gaps == (RecordedGap("orders", 0, 20, 49),)
+    assert report.gaps == [RecordedGap("orders", 0, 20, 49)]
     assert [offset for _, offset, _ in told(report)] == [70]
     await archive.record_gap(70, 89)
     assert (await archive.verify()).clean
@@ -74,7 +74,7 @@ async def test_a_gap_that_another_archiver_has_filled_is_none() -> None:
     archive = await four_segments()
     await archive.record_gap(30, 59)
     report = await archive.verify()
-    assert (report.clean, report.gaps) == (True, ())
+    assert (report.clean, report.gaps) == (True, [])
 
 
 async def test_what_was_deleted_is_not_missed() -> None:
@@ -93,7 +93,7 @@ async def test_of_an_archive_from_before_there_were_records_nothing_is_made_up()
     archive = await four_segments(recorded=False)
     await lose(archive, [0, 2])
     report = await archive.verify()
-    assert (report.clean, report.gaps) == (True, ())
+    assert (report.clean, report.gaps) == (True, [])
     assert [str(what) for what in report.not_known] == [
         "orders-0: where the archive began and up to where it was finished",
         "orders-0: whether offsets 60 to 89, which are in no segment, were archived",

@@ -28,7 +28,7 @@ from fetchproxy.observability.health import (
     worst_first,
 )
 from fetchproxy.serving.appetite import ClientStatus
-from fetchproxy.writing.concerns import lost
+from fetchproxy.writing.archive_health import NotHeld, offsets_in_words
 
 PARTITIONS = (
     PartitionStatus(
@@ -88,7 +88,7 @@ FAILING = of_partition(
     "copy of 9113…9399 is impossible: the broker has deleted them",
     since=900.0,
 )
-GAP = lost(ORDERS_1, 420_001, 500_000)
+GAP = offsets_in_words(ORDERS_1, NotHeld(gaps=((420_001, 500_000),)))[0]
 NOW = 1_000.0
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from fetchproxy.console.status import Asked, PartitionStatus, PartitionTable, TopicStatus
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind, of_partition, of_topic
-from fetchproxy.writing.concerns import lost
+from fetchproxy.writing.archive_health import NotHeld, offsets_in_words
 
 
 def tip(topic: str, partition: int) -> TopicIdPartition:
@@ -17,7 +17,7 @@ def tip(topic: str, partition: int) -> TopicIdPartition:
 CONDITIONS = (
     of_partition(Kind.PARTITION_STOPPED, tip("orders", 7), "it begins again"),
     of_partition(Kind.PARTITION_FAILING, tip("orders", 4_999), "the store is away"),
-    lost(tip("orders", 3), 0, 9),  # on record: nobody has to act
+    *offsets_in_words(tip("orders", 3), NotHeld(gaps=((0, 9),))),  # on record: nobody has to act
 )
 
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from retention_segments import TIP, archives, segment
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.jobs.backfill_plan import BackfillRange, Plan, cut_offsets, next_plan, without
+from fetchproxy.jobs.backfill_plan import BackfillRange, Plan, cut_offsets, next_plan
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remotelog.planning import OffsetSpan
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex, RemoteLogIndexBuilder
+from fetchproxy.writing.archive_health import uncovered
 
 SETTINGS = {"isolationLevel": "read_committed"}
 ID = str(TIP.topic_id)
@@ -124,10 +125,11 @@ def test_a_plan_is_read_back_and_damage_is_named() -> None:
     st.tuples(st.integers(0, 30), st.integers(0, 30)),
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=5),
 )
-def test_what_is_left_of_a_span(span: tuple[int, int], taken: list[tuple[int, int]]) -> None:
-    spans = [OffsetSpan(*sorted(one)) for one in taken]
-    left = without(OffsetSpan(*span), spans)
-    found = [o for one in left for o in range(one.start, one.end)]
+def test_what_is_left_of_a_span(span: tuple[int, int], ranges: list[tuple[int, int]]) -> None:
+    spans = [OffsetSpan(*sorted(one)) for one in ranges]
+    taken = sorted((one.start, one.end - 1) for one in spans)
+    left = uncovered(span[0], span[1] - 1, taken)
+    found = [o for first, last in left for o in range(first, last + 1)]
     wanted = set(range(*span)) - {o for one in spans for o in range(one.start, one.end)}
     assert found == sorted(wanted)
 

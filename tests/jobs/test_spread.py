@@ -176,7 +176,7 @@ def test_a_worker_process_that_dies_is_named_by_what_it_had() -> None:
 def test_a_defect_in_a_worker_process_is_raised_with_its_place() -> None:
     with pytest.raises(KeyError) as raised:
         Here().spread([1], Work("break", broken))
-    assert "in broken" in raised.value.__notes__[0]
+    assert "in broken" in str(raised.value.__cause__)
     assert not [child for child in active_children() if child.is_alive()]
 
 

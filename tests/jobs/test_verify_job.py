@@ -46,7 +46,7 @@ def test_partition_by_partition_finds_what_the_whole_run_finds(
     config = config_of(tmp_path)
     found = together(map(verify_work(config), (TIP, OTHER)))
     # The archive is opened at its folder here, there as a prefix of the store.
-    faults = tuple(replace(f, object_key=f"{PREFIX}/{f.object_key}") for f in found.faults)
+    faults = [replace(f, object_key=f"{PREFIX}/{f.object_key}") for f in found.faults]
     assert replace(found, faults=faults) == whole
 
 

@@ -24,7 +24,7 @@ from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.sources.broker import BatchSegments, BrokerSource
-from fetchproxy.writing.sources.segment_source import LogGap, LogRead, LogSource, Spool
+from fetchproxy.writing.sources.segment_source import LogGap, LogRead, Spool
 
 # Small chunks, so that small segments have several; quick answers where nothing comes.
 SETTINGS: dict[str, object] = {
@@ -35,7 +35,7 @@ SETTINGS: dict[str, object] = {
 LIMITS = app.Limits(serving=StandaloneLimits(log_start_max_age_ms=1_000))
 
 
-class BorderedSource(LogSource):
+class BorderedSource:
     """The broker's log as if it ended at `border`."""
 
     def __init__(self, source: BrokerSource) -> None:

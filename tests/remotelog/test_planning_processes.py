@@ -9,13 +9,13 @@ import pytest
 from made_batches import Record, made_batch
 from written_archive import TIP, WrittenArchive
 
-from fetchproxy.errors import RemoteStorageError
+from fetchproxy.errors import RemoteStorageError, leaves
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog import planning_processes
 from fetchproxy.remotelog.archive_reading import plan_input
 from fetchproxy.remotelog.options import SourceOptions, parse_options
-from fetchproxy.remotelog.planning_processes import PARTITIONS_EACH, PlanningProcesses, first_of
+from fetchproxy.remotelog.planning_processes import PARTITIONS_EACH, PlanningProcesses
 from fetchproxy.segments.object_keys import SegmentFile
 
 Views = dict[TopicIdPartition, PartitionView]
@@ -73,7 +73,7 @@ def test_an_error_of_theirs_is_raised_here(
     )
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(read_elsewhere(gone, [TIP]))
-    assert isinstance(first_of(raised.value), RemoteStorageError)
+    assert isinstance(next(leaves(raised.value)), RemoteStorageError)
 
 
 def test_processes_that_do_not_start_cost_time_alone(

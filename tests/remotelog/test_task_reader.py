@@ -19,9 +19,10 @@ from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.model import AbortedTxn, TopicIdPartition
 from fetchproxy.remotelog import task_reader
 from fetchproxy.remotelog.archive_reading import plan_input
+from fetchproxy.remotelog.decoder.arrow_batches import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import DataLoss, ReadTask, plan_tasks
-from fetchproxy.remotelog.task_reader import PassedOver, RowFilter, read_task
+from fetchproxy.remotelog.task_reader import PassedOver, read_task
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
@@ -179,7 +180,7 @@ def test_read_committed(tmp_path: Path) -> None:
 def test_rows_are_filtered_by_timestamp(archive: WrittenArchive) -> None:
     options = options_of(archive)
     [task] = tasks_of(options)
-    batches = read_task(options, task, ["offset"], RowFilter(50, 61))
+    batches = read_task(options, task, ["offset"], RowLimits(timestamp_min=50, timestamp_max=61))
     assert [o for b in batches for o in b.column(0).to_pylist()] == list(range(50, 62))
 
 

@@ -62,11 +62,11 @@ class ScriptedLeadership(SoleLeadership):
 
     def change(self, tip: TopicIdPartition, leads: bool) -> None:
         (self._led.add if leads else self._led.discard)(tip)
-        self._changed()
+        self.on_change()
 
     def lead(self, tips: Iterable[TopicIdPartition]) -> None:
         self._led = set(tips)
-        self._changed()
+        self.on_change()
 
 
 def draw_world(rng: Random, folder: Path) -> ArchiveWorld:

@@ -87,7 +87,7 @@ async def test_what_is_archived_is_what_the_broker_has(
         expected = await broker_batches(cluster, tip, 0, 1_500)
         assert await archive.batches(tip) == expected
         report = await verify_archive(archive.rsm, archive.rlmm)
-        assert (report.faults, report.segments, report.orphans) == ((), len(segments), ())
+        assert (report.faults, report.segments, report.orphans) == ([], len(segments), [])
     lying = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
     stored = b"".join(path.read_bytes() for path in lying)
     if encrypted:
@@ -179,7 +179,7 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
         expected = b"".join(batch(base) for base in range(0, 80, 10))
         assert await archive.batches(TIP) == expected
         report = await verify_archive(archive.rsm, archive.rlmm)
-        assert (report.faults, report.segments_not_encrypted) == ((), 2)
+        assert (report.faults, report.segments_not_encrypted) == ([], 2)
         merger = PartitionMerger(
             archive.rsm, archive.rlmm, copier_of(archive), spool, bytes_max=10_000
         )
@@ -189,7 +189,7 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
         assert (whole.packed, whole.end_offset) == (True, 79)
         assert await archive.object(whole, SegmentFile.LOG) == expected
         report = await verify_archive(archive.rsm, archive.rlmm)
-        assert (report.faults, report.segments_not_encrypted) == ((), 2)  # the replaced ones stay
+        assert (report.faults, report.segments_not_encrypted) == ([], 2)  # the replaced ones stay
 
 
 Damage = Callable[[RemoteStorageManager, RemoteLogSegmentMetadata, Path], None]
@@ -244,7 +244,7 @@ async def test_verify_finds_damage_and_repair_mends_what_can_be_derived(
         assert archive.rsm.object_key(segments[1], named) in keys
         await repair_archive(archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms)
         after = await verify_archive(archive.rsm, archive.rlmm)
-        assert (after.faults == ()) is mended
+        assert (after.faults == []) is mended
         if mended:
             assert await archive.batches(TIP) == expected
 
@@ -281,7 +281,7 @@ async def test_verify_finds_metadata_that_somebody_has_changed_and_repair_puts_t
         assert "is not what the segment was encrypted with" in fault.what
         await repair_archive(archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms)
         assert (store / key).read_bytes() == as_it_was
-        assert (await verify_archive(archive.rsm, archive.rlmm)).faults == ()
+        assert (await verify_archive(archive.rsm, archive.rlmm)).faults == []
         assert await archive.batches(TIP) == expected
 
 
@@ -308,7 +308,7 @@ async def test_aborted_records_cannot_be_made_committed_ones(ring: Path, tmp_pat
         assert [fault.object_key for fault in report.faults] == [key]
         await repair_archive(archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms)
         assert (store / key).read_bytes() == as_it_was
-        assert (await verify_archive(archive.rsm, archive.rlmm)).faults == ()
+        assert (await verify_archive(archive.rsm, archive.rlmm)).faults == []
 
 
 async def test_a_copy_that_ends_at_any_write_leaves_nothing_that_counts(
@@ -331,7 +331,7 @@ async def test_a_copy_that_ends_at_any_write_leaves_nothing_that_counts(
                 await written.add(20)
             assert await written.read() == _four()
             report = await verify_archive(archive.rsm, archive.rlmm)
-            assert report.faults == ()
+            assert report.faults == []
             if not store.failed:
                 break
         number += 1

@@ -37,7 +37,7 @@ async def test_a_new_partition_is_on_record_from_its_first_offset() -> None:
     report = await archive.verify()
     assert not [f for f in report.faults if f.object_key.endswith("/0/")]
     assert [(gap.first_offset, gap.last_offset) for gap in report.gaps] == [(50, 69)]
-    assert report.not_known == ()
+    assert report.not_known == []
 
 
 async def test_an_archive_of_before_is_on_record_from_its_end() -> None:

@@ -43,7 +43,7 @@ def test_log_start_then_grace_then_objects(manager: str) -> None:
         assert world.bases() == [30, 40]
         assert REGISTRY.get_sample_value(lag, place) == 0
         report = await world.planted.verify()
-        assert report.faults == ()
+        assert report.faults == []
         expirer.forget(TIP)
         assert REGISTRY.get_sample_value(lag, place) is None
 
@@ -157,7 +157,7 @@ def test_attempts_and_second_copies_that_nobody_works_on(manager: str) -> None:
         await turns(expirer, 20 + 60)
         assert world.bases() == [0, 10]
         assert len(world.store.objects()) == 2 * 4 + 1
-        assert (await world.planted.verify()).faults == ()
+        assert (await world.planted.verify()).faults == []
 
     virtually(life, manager)
 
@@ -185,7 +185,7 @@ def test_every_write_may_be_the_last(manager: str) -> None:
             assert world.bases() == [20]
             view = await rlmm.refresh(TIP, asyncio.get_running_loop().time())
             assert (view.log_start_offset, view.log_end_offset, view.unfinished) == (20, 30, ())
-            assert (await world.planted.verify()).faults == ()
+            assert (await world.planted.verify()).faults == []
         return failed
 
     writes = 0
@@ -216,7 +216,7 @@ def test_a_store_that_fails_now_and_then(seed: int, manager: str) -> None:
         await turns(expirer, 80)
         assert failures > 5
         assert world.bases() == [70, 80, 90, 100, 110]
-        assert (await world.planted.verify()).faults == ()
+        assert (await world.planted.verify()).faults == []
 
     virtually(life, manager)
 
@@ -238,7 +238,7 @@ def test_two_expirers_at_once(manager: str) -> None:
             for expirer, _ in both:
                 tasks.create_task(turns(expirer, 200))
         assert world.bases() == [70]
-        assert (await world.planted.verify()).faults == ()
+        assert (await world.planted.verify()).faults == []
 
     virtually(life, manager)
 

@@ -82,16 +82,16 @@ async def test_two_share_the_partitions_and_one_takes_over_from_the_killed(
         running_archiver(kafka.bootstrap, archive, topic, **group(topic)) as (manager, cluster),
     ):
         await until_true(lambda: led(manager) == everything)
-        assert (manager.leadership.kind, manager.leadership.members) == ("group", 1)
+        assert (manager.leadership_state.kind, manager.leadership_state.members) == ("group", 1)
         with archiver_process(kafka.bootstrap, tmp_path, topic, **group(topic)) as other:
             await until_true(lambda: len(led(manager)) == PARTITIONS // 2)
-            await until_true(lambda: manager.leadership.members == 2)
+            await until_true(lambda: manager.leadership_state.members == 2)
             mine = led(manager)
             await asyncio.to_thread(produce, kafka.bootstrap, topic, PARTITIONS, COUNT)
             # Of what it only follows this one knows the archive as well, from the other's copies.
             await until(manager, archived_up_to(topic, dict.fromkeys(everything, COUNT)))
             assert led(manager) == mine
-            assert manager.leadership.state == "stable"
+            assert manager.leadership_state.state == "stable"
             assert ARCHIVE_GROUP_STABLE._value.get() == 1
             assert mine in await asyncio.to_thread(parts_of_members, kafka, topic)
             other.send(signal.SIGKILL)
@@ -118,7 +118,8 @@ async def test_a_restart_moves_little(kafka: KafkaServer, tmp_path: Path) -> Non
                 second, _ = await start(second_exits, kafka, topic, archive, **changes)
                 await until_true(lambda: len(led(second)) == half)
                 await until_true(lambda: len(led(first)) == half)
-                first._leadership.on_change(lambda: seen.append(led(first)))
+                told = first._leadership.on_change
+                first._leadership.on_change = lambda: (told(), seen.append(led(first)))
                 return led(second), led(first)
 
         await until_true(lambda: len(led(first)) == PARTITIONS)
@@ -171,7 +172,7 @@ async def test_the_same_instance_id_twice(kafka: KafkaServer, tmp_path: Path) ->
         late, _ = await start(exits, kafka, topic, archive, group_instance_id="me")
         await until_true(lambda: len(led(late)) == 2)
         await until_true(lambda: led(early) == set())
-        error = early.leadership.error
+        error = early.leadership_state.error
         assert error is not None
         assert "instance id 'me'" in error
         await asyncio.sleep(4)  # longer than a session
@@ -194,7 +195,7 @@ async def test_a_broker_that_is_paused(kafka: KafkaServer, tmp_path: Path) -> No
         await asyncio.to_thread(produce, kafka.bootstrap, topic, 2, COUNT)
         await until(manager, archived_up_to(topic, {0: COUNT, 1: COUNT}))
         # A machine that starves this loop for a session costs it the lead once more; it recovers.
-        await until_true(lambda: manager.leadership.error is None)
+        await until_true(lambda: manager.leadership_state.error is None)
 
 
 async def test_one_that_was_replaced_in_its_group(kafka: KafkaServer, tmp_path: Path) -> None:

@@ -81,8 +81,8 @@ async def test_each_partition_is_copied_beside_its_leader(
                 assert await archive.batches(tip) == await broker_batches(client, tip, 0, end)
                 assert len((await archive.view(tip)).segments[-1].segment_leader_epochs) >= 1
             report = await verify_archive(archive.rsm, archive.rlmm)
-            assert report.faults == ()
-            assert report.gaps == ()
+            assert report.faults == []
+            assert report.gaps == []
     finally:
         cluster.stop()
 

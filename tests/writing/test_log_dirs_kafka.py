@@ -109,8 +109,8 @@ async def segments(archive: Archive, tip: TopicIdPartition) -> list[RemoteLogSeg
 
 async def sound(archive: Archive) -> None:
     report = await verify_archive(archive.rsm, archive.rlmm)
-    assert report.faults == ()
-    assert report.gaps == ()
+    assert report.faults == []
+    assert report.gaps == []
 
 
 async def test_rolled_segments_are_copied_as_they_are(

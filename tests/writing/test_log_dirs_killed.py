@@ -233,8 +233,8 @@ async def finish(
                 while (await archive.view(tip)).unfinished:  # noqa: ASYNC110 - knows no events
                     await asyncio.sleep(0.1)
         report = await verify_archive(archive.rsm, archive.rlmm)
-        assert report.faults == ()
-        assert report.gaps == ()
+        assert report.faults == []
+        assert report.gaps == []
         named = {
             archive.rsm.object_key(segment, file)
             for segment in (await archive.view(tip)).segments

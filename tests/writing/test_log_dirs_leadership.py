@@ -23,7 +23,7 @@ def test_it_follows_the_brokers_leaders() -> None:
     def led() -> frozenset[int]:
         return frozenset(tip.partition for tip in of if leadership.leads(tip))
 
-    leadership.on_change(lambda: changes.append(led()))
+    leadership.on_change = lambda: changes.append(led())
     assert led() == set()
     leadership.manage([topic(1, 2, 3, -1)])
     leadership.manage([topic(1, 2, 3, -1)])

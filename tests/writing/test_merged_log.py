@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from struct import pack
+from typing import Any
 
 import pytest
 from derivable_archive import GeneratedLog, archived, logs
@@ -24,17 +25,18 @@ from fetchproxy.segments.side_files import (
     offset_index_fault,
     time_index_fault,
 )
-from fetchproxy.writing.merging import MergedLog, merged_log
+from fetchproxy.writing.merging import merged_log
 from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
 
 
-async def merged(archive: PlantedArchive, chunk_bytes: int = 700) -> tuple[MergedLog, bytes]:
+async def merged(archive: PlantedArchive, chunk_bytes: int = 700) -> tuple[Any, Any, bytes]:
+    """The segment, its lineage, its log."""
     with tempfile.TemporaryDirectory() as folder:
         async with Spool(Path(folder)) as spool:
             sources = archive.segments
             writer = SegmentWriter(TIP, sources[0].start_offset, spool)
-            whole = await merged_log(archive.rsm, sources, writer, chunk_bytes)
-            return whole, whole.segment.log.read_bytes()
+            segment, lineage = await merged_log(archive.rsm, sources, writer, chunk_bytes)
+            return segment, lineage, segment.log.read_bytes()
 
 
 @settings(max_examples=30)
@@ -43,8 +45,7 @@ def test_any_log_cut_anywhere(log: GeneratedLog) -> None:
     async def check() -> None:
         cut, whole = await archived(log), await archived(replace(log, cuts=()))
         (uncut,) = whole.segments
-        made, content = await merged(cut)
-        segment = made.segment
+        segment, lineage, content = await merged(cut)
         assert content == b"".join(log.batches)
         assert segment.aborted == decode_aborted(
             await whole.rsm.fetch_index(uncut, SegmentFile.TXN)
@@ -53,7 +54,7 @@ def test_any_log_cut_anywhere(log: GeneratedLog) -> None:
             uncut, SegmentFile.INDEX
         )
         epochs = await whole.rsm.fetch_index(uncut, SegmentFile.EPOCHS)
-        assert made.lineage == decode_epochs(epochs)
+        assert lineage == decode_epochs(epochs)
         assert segment.leader_epochs == uncut.segment_leader_epochs
         assert (segment.start_offset, segment.end_offset, segment.max_timestamp_ms) == (
             uncut.start_offset,
@@ -119,8 +120,8 @@ async def test_a_lineage_that_the_metadata_contradict() -> None:
 async def test_a_lineage_that_begins_with_the_segment_is_enough(archive: PlantedArchive) -> None:
     """As after segments before it were lost."""
     await archive.add([batch(40, epoch=2)], lineage=(EpochStart(2, 40),))
-    made, _ = await merged(archive)
-    assert made.lineage == (EpochStart(0, 0), EpochStart(2, 40))
+    _, lineage, _ = await merged(archive)
+    assert lineage == (EpochStart(0, 0), EpochStart(2, 40))
 
 
 def test_kafkas_own_indexes_are_joined() -> None:
@@ -147,8 +148,8 @@ async def test_a_brokers_own_files_go_along(
         await archive.store.put(archive.key(s, SegmentFile.PRODUCER_SNAPSHOT), snapshot)
     if lacking is not None:
         await archive.store.delete(archive.key(archive.segments[0], lacking))
-    made, _ = await merged(archive)
-    files = made.segment.kafka_files
+    segment, _, _ = await merged(archive)
+    files = segment.kafka_files
     assert files.producer_snapshot == b"snapshot at 39"
     if lacking is None:
         first = archive.segments[0]

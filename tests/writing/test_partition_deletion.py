@@ -107,7 +107,12 @@ class Life:
                     )
                 )
             yield PartitionDeletion(
-                config, self.cluster, rsm, rlmm, wall_clock_ms=lambda: 1_000, concerns=concerns
+                config,
+                self.cluster,
+                rsm,
+                rlmm,
+                wall_clock_ms=lambda: 1_000,
+                concerns=concerns or ArchiverConcerns(),
             )
 
     async def look(self) -> None:

@@ -21,7 +21,6 @@ from fetchproxy.writing.sources import segment_source as segment_writer
 from fetchproxy.writing.sources.broker import BatchSegments
 from fetchproxy.writing.sources.segment_source import (
     LogRead,
-    LogSource,
     SegmentWriter,
     Spool,
     SpoolFull,
@@ -135,7 +134,7 @@ async def test_a_disk_without_any_room(tmp_path: Path, monkeypatch: pytest.Monke
         assert (writer.size_bytes, spool.size_bytes, writer.began_at) == (0, 0, None)
 
 
-class Answers(LogSource):
+class Answers:
     """All of a log in each answer."""
 
     def __init__(self, records: bytes) -> None:

@@ -88,11 +88,11 @@ def test_dead_copies_below_others_are_found_and_shown_ones_are_not() -> None:
     alive = [segment(4, 500, 599, epoch=2), segment(5, 600, 1000, epoch=2)]
     double = segment(6, 600, 800, epoch=2)
     every = [*dead, *alive, double]
-    plan, ends = buried_copies(every, build_view(TIP, every, 0.0))
+    plan = buried_copies(every, build_view(TIP, every, 0.0))
     assert [s.segment_id.id.int for s in plan.drop] == [3, 2]
-    assert {s.segment_id.id.int: end for s, end in ends.items()} == {1: 499}
+    assert {s.segment_id.id.int: end for s, end in plan.clip.items()} == {1: 499}
     left = [dead[0].clipped(499), *alive, double]
-    plan, _ = buried_copies(left, build_view(TIP, left, 0.0))
+    plan = buried_copies(left, build_view(TIP, left, 0.0))
     assert not plan
     assert build_view(TIP, every, 0.0).segments == build_view(TIP, left, 0.0).segments
 

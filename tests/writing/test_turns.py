@@ -54,7 +54,7 @@ class GivenLeadership(Leadership):
 
     def give(self, *partitions: int) -> None:
         self.partitions = set(partitions)
-        self._changed()
+        self.on_change()
 
     def leads(self, tip: TopicIdPartition) -> bool:
         return tip.partition in self.partitions

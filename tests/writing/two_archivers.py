@@ -143,5 +143,5 @@ async def meet(
                 assert await readable(archive, tip) == expected
             report = await verify_archive(archive.rsm, archive.rlmm, chunk_bytes=10_000)
             assert report.clean, report.faults
-            assert report.gaps == ()
+            assert report.gaps == []
             return finished, seen

@@ -16,7 +16,7 @@ from fetchproxy.errors import ClusterUnavailable, LogTruncated
 from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.metadata.lineage import end_offset_for, from_log_start
 from fetchproxy.model import EpochEnd, EpochStart, LogEdges, TopicIdPartition
-from fetchproxy.writing.sources.segment_source import LogGap, LogRead, LogSource
+from fetchproxy.writing.sources.segment_source import LogGap, LogRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Replica:
         self.log_start = min(leader.log_start, self.end)
 
 
-class UncleanCluster(LeaderLog, LogSource):
+class UncleanCluster(LeaderLog):
     """`after_question`: called when the leader has answered, so that a test may elect another."""
 
     def __init__(self, rng: Random) -> None:

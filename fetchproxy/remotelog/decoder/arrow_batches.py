@@ -20,17 +20,6 @@ import pyarrow as pa
 from fetchproxy.remotelog.decoder import record_rows as rows
 from fetchproxy.remotelog.decoder.row_buffers import RowBuffers
 
-COLUMNS: tuple[str, ...] = (
-    "key",
-    "value",
-    "topic",
-    "partition",
-    "offset",
-    "timestamp",
-    "timestampType",
-    "headers",
-)
-
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _TYPES: dict[str, Any] = {
     "key": pa.binary(),
@@ -42,6 +31,7 @@ _TYPES: dict[str, Any] = {
     "timestampType": pa.int32(),
     "headers": pa.list_(pa.field("element", _HEADER)),
 }
+COLUMNS = tuple(_TYPES)
 
 # Spark's own measure (spark.sql.execution.arrow.maxRecordsPerBatch) is 10,000; more rows make the
 # pipe to the JVM no faster from 10,000 to 50,000 on, and larger batches make it slower.
@@ -109,9 +99,7 @@ class ArrowBatches:
 
     def of(self, data: Any, batches: Any, limits: RowLimits) -> Iterator[Any]:
         """pyarrow.RecordBatches of the records of `batches` (rows of `record_rows`) in `data`.
-
-        Raises BrokenRecords, naming the batch by its place in `batches`.
-        """
+        Raises BrokenRecords, naming the batch by its place in `batches`."""
         cursor = np.zeros(3, np.int64)
         room_bytes = self._batch_bytes_max
         while cursor[rows.AT_BATCH] < len(batches):
@@ -123,7 +111,9 @@ class ArrowBatches:
             if tally[rows.FAULT]:
                 raise BrokenRecords(int(cursor[rows.AT_BATCH]), rows.FAULTS[tally[rows.FAULT]])
             if tally[rows.ROWS]:
-                yield self._record_batch(buffers, tally)
+                count = int(tally[rows.ROWS])
+                arrays = [self._array(name, count, buffers, tally) for name in self._columns]
+                yield self._made(arrays, count)
                 room_bytes = self._batch_bytes_max
             elif tally[rows.NEEDED]:
                 room_bytes = int(tally[rows.NEEDED])  # one record that is larger than a batch
@@ -167,12 +157,6 @@ class ArrowBatches:
             np.int64,
         )
 
-    def _record_batch(self, buffers: RowBuffers, tally: Any) -> Any:
-        count = int(tally[rows.ROWS])
-        return self._made(
-            [self._array(each, count, buffers, tally) for each in self._columns], count
-        )
-
     def _made(self, arrays: list[Any], count: int) -> Any:
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
@@ -185,12 +169,7 @@ class ArrowBatches:
             return buffers.values(count, tally)
         if name == "headers":
             return buffers.headers(_TYPES[name], count, tally)
-        numbers = {
-            "offset": buffers.offsets,
-            "timestamp": buffers.timestamps,
-            "timestampType": buffers.timestamp_types,
-        }
-        return self._simple(name, count, numbers)
+        return self._simple(name, count, buffers.numbers)
 
     def _simple(self, name: str, count: int, numbers: dict[str, Any]) -> Any:
         """A column whose rows all have the same size, and the topic's; `numbers`: their buffers."""
@@ -220,9 +199,7 @@ class ArrowBatches:
 
 class BrokenRecords(Exception):
     """Records that cannot be read, although their batch's checksum is right or was not looked at.
-
-    `index` is the batch's place among those that were given.
-    """
+    `index` is the batch's place among those that were given."""
 
     def __init__(self, index: int, what: str) -> None:
         super().__init__(what)

@@ -22,10 +22,8 @@ def compiled(function: F) -> F:
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
 def copy_bytes(typing_context: Any, to: Any, origin: Any, size: Any) -> Any:
-    """memcpy between two addresses: a loop over bytes takes several times as long.
-
-    As with `byte_at`, nothing is checked: whoever calls it has to know that the bytes are there.
-    """
+    """memcpy between two addresses: a loop over bytes takes several times as long. As with
+    `byte_at`, nothing is checked: whoever calls it has to know that the bytes are there."""
     signature = types.void(types.int64, types.int64, types.int64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 from fetchproxy_protocol.record_batch import (
     COMPRESSION_MASK,
-    CONTROL_MASK,
     HEADER_BYTES,
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MAGIC_POSITION,
-    TIMESTAMP_TYPE_MASK,
-    TRANSACTIONAL_MASK,
 )
 
 from fetchproxy.remotelog.decoder.compiled import compiled
@@ -50,17 +47,9 @@ class ScannedHeaders:
     def codec(self) -> Any:
         return self.table[:, ATTRIBUTES] & COMPRESSION_MASK
 
-    @property
-    def is_control(self) -> Any:
-        return (self.table[:, ATTRIBUTES] & CONTROL_MASK) != 0
-
-    @property
-    def is_transactional(self) -> Any:
-        return (self.table[:, ATTRIBUTES] & TRANSACTIONAL_MASK) != 0
-
-    @property
-    def is_log_append_time(self) -> Any:
-        return (self.table[:, ATTRIBUTES] & TIMESTAMP_TYPE_MASK) != 0
+    def has(self, attribute: int) -> Any:
+        """A boolean for each batch; `attribute`: its mask."""
+        return (self.table[:, ATTRIBUTES] & attribute) != 0
 
 
 def scan_headers(data: Any, start: int, end: int) -> ScannedHeaders:

@@ -12,9 +12,12 @@ import numpy as np
 from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import MalformedMessage
 from fetchproxy_protocol.record_batch import (
+    CONTROL_MASK,
     CRC_COVERS_FROM,
     HEADER_BYTES,
     RECORDS_BYTES_MAX,
+    TIMESTAMP_TYPE_MASK,
+    TRANSACTIONAL_MASK,
     CompressionType,
     decompress,
 )
@@ -70,7 +73,7 @@ class AbortedBatches:
                 of_it = np.flatnonzero(producers == producer)
                 place = np.searchsorted(firsts, bases[of_it], side="right") - 1
                 aborted[of_it] = (place >= 0) & (bases[of_it] <= lasts[place])
-        return aborted & headers.is_transactional
+        return aborted & headers.has(TRANSACTIONAL_MASK)
 
 
 # Compressed records into one buffer that is used again and again.
@@ -113,10 +116,8 @@ class Arena:
             self._bytes = np.empty(ARENA_BYTES, np.uint8)
 
     def add(self, codec: int, stored: memoryview) -> tuple[int, int]:
-        """Where the records of a batch lie now: (start, end) in `data`.
-
-        Raises MalformedMessage for an unknown codec, damaged data or an absurd size.
-        """
+        """Where the records of a batch lie now: (start, end) in `data`. Raises MalformedMessage for
+        an unknown codec, damaged data or an absurd size."""
         start = self._used
         unpack_into = _UNPACK_INTO.get(codec)
         if unpack_into is None:
@@ -219,11 +220,7 @@ class LogDecoder:
             self.records_skipped += self.next_offset - first_offset
 
     def _rows_of(
-        self,
-        scanned: _Scanned,
-        placed: Any,
-        limits: RowLimits,
-        aborted: AbortedBatches | None,
+        self, scanned: _Scanned, placed: Any, limits: RowLimits, aborted: AbortedBatches | None
     ) -> Iterator[Any]:
         headers, table = scanned.headers, scanned.headers.table
         in_range = (
@@ -235,7 +232,7 @@ class LogDecoder:
         # A batch without any timestamp has -1, which is also that of its records.
         gives_rows = (
             in_range
-            & ~headers.is_control
+            & ~headers.has(CONTROL_MASK)
             & (table[:, header_scan.MAX_TIMESTAMP] >= limits.timestamp_min)
             & (table[:, header_scan.COUNT] > 0)
         )
@@ -246,17 +243,15 @@ class LogDecoder:
             yield from self._rows.of_headers(
                 table[chosen, header_scan.BASE_OFFSET],
                 table[chosen, header_scan.COUNT],
-                headers.is_log_append_time[chosen],
+                headers.has(TIMESTAMP_TYPE_MASK)[chosen],
                 limits,
             )
         else:
             yield from self._rows_of_records(scanned, chosen, limits)
 
     def _headers_suffice(self, chosen: Any, limits: RowLimits) -> bool:
-        """Nothing is asked for that a look at records would tell, so they stay compressed.
-
-        Offsets rise within a batch: it lacks none if it has as many records as it spans.
-        """
+        """Nothing is asked for that a look at records would tell, so they stay compressed. Offsets
+        rise within a batch: it lacks none if it has as many records as it spans."""
         counts = chosen[:, header_scan.COUNT]
         spans = chosen[:, header_scan.LAST_OFFSET] - chosen[:, header_scan.BASE_OFFSET] + 1
         return (
@@ -363,6 +358,6 @@ def _record_places(headers: ScannedHeaders) -> Any:
     batches[:, record_rows.COUNT] = table[:, header_scan.COUNT]
     batches[:, record_rows.BASE_OFFSET] = table[:, header_scan.BASE_OFFSET]
     batches[:, record_rows.BASE_TIMESTAMP] = table[:, header_scan.BASE_TIMESTAMP]
-    batches[:, record_rows.LOG_APPEND] = headers.is_log_append_time
+    batches[:, record_rows.LOG_APPEND] = headers.has(TIMESTAMP_TYPE_MASK)
     batches[:, record_rows.APPEND_TIMESTAMP] = table[:, header_scan.MAX_TIMESTAMP]
     return batches

@@ -220,9 +220,7 @@ def _put_field(
 @compiled
 def fill_rows(data: Any, batches: Any, cursor: Any, limits: Any, to: Any, tally: Any) -> None:
     """As many rows as fit into `to` (Buffers) and the limits, from `cursor` on, which is moved.
-
-    Ends early at a fault; the cursor then stands in the batch that has it.
-    """
+    Ends early at a fault; the cursor then stands in the batch that has it."""
     base = np.int64(data.ctypes.data)
     wanted, room = limits[WANTED], limits[ROOM_BYTES]
     offset_from, offset_end = limits[OFFSET_FROM], limits[OFFSET_END]
@@ -281,10 +279,8 @@ def fill_rows(data: Any, batches: Any, cursor: Any, limits: Any, to: Any, tally:
 
 @compiled
 def first_fault(data: Any, batch: Any) -> Any:
-    """What `fill_rows` would find wrong in a batch's records, headers included; SOUND: nothing.
-
-    For whoever goes on without a damaged batch and must not have given out rows of it.
-    """
+    """What `fill_rows` would find wrong in a batch's records, headers included; SOUND: nothing. For
+    whoever goes on without a damaged batch and must not have given out rows of it."""
     base = np.int64(data.ctypes.data)
     at, end = base + batch[START], base + batch[END]
     for _ in range(batch[COUNT]):

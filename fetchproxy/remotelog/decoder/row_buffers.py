@@ -58,16 +58,10 @@ class RowBuffers:
         self.arrays = rows.Buffers(**arrays)
 
     @property
-    def offsets(self) -> Any:
-        return self._buffers["offsets"]
-
-    @property
-    def timestamps(self) -> Any:
-        return self._buffers["timestamps"]
-
-    @property
-    def timestamp_types(self) -> Any:
-        return self._buffers["timestamp_types"]
+    def numbers(self) -> dict[str, Any]:
+        """By column."""
+        names = {"offset": "offsets", "timestamp": "timestamps", "timestampType": "timestamp_types"}
+        return {column: self._buffers[name] for column, name in names.items()}
 
     def keys(self, count: int, tally: Any) -> Any:
         there = self._validity(self.arrays.key_there, count, tally[rows.NULL_KEYS])

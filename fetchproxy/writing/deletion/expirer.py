@@ -1,12 +1,10 @@
-"""Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for the leader of a
-partition.
-"""
+"""Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for the leader of a partition."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -28,15 +26,8 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind
-from fetchproxy.observability.metrics import (
-    REMOTE_DELETE_ERRORS,
-    REMOTE_DELETE_LAG_BYTES,
-    REMOTE_DELETE_LAG_SEGMENTS,
-    REMOTE_DELETE_REQUESTS,
-    REMOTE_LOG_METADATA_COUNT,
-    REMOTE_LOG_SIZE_BYTES,
-)
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.segments.object_keys import SegmentFile
@@ -47,7 +38,6 @@ from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.orphans import (
     Objects,
     OrphanWatch,
-    Segments,
     delete_orphans,
     find_orphans,
     held_by_others,
@@ -119,9 +109,7 @@ def plan_step(
     doubtful: bool = False,
 ) -> Step:
     """`start`: the first offset that retention, computed now, keeps; None: it deletes nothing.
-
-    `doubtful`: the step is announced however small it is.
-    """
+    `doubtful`: the step is announced however small it is."""
     if start is None:
         return Step(None, None)
     small = hidden_share(view, start) <= STEP_SHARE_MAX and not doubtful
@@ -139,15 +127,15 @@ def plan_step(
     return Step(announced.offset, None)
 
 
+@dataclass(eq=False, repr=False)
 class RetentionBrake:
     """One for all partitions. Each method raises RemoteStorageError."""
 
-    def __init__(
-        self, objects: RetentionObjects, concerns: ArchiverConcerns, grace_ms: int
-    ) -> None:
-        self._objects = objects
-        self._concerns = concerns
-        self._grace_ms = grace_ms
+    objects: RetentionObjects
+    concerns: ArchiverConcerns
+    grace_ms: int
+
+    def __post_init__(self) -> None:
         # Only the partition's leader writes it, so what was read or written last is what is there.
         self._known: dict[TopicIdPartition, Announcement | None] = {}
 
@@ -160,12 +148,10 @@ class RetentionBrake:
         *,
         doubtful: bool,
     ) -> int | None:
-        """To where the log start may be raised now; None: it stays. `done` has to follow.
-
-        As `plan_step`.
-        """
+        """To where the log start may be raised now; None: it stays. `done` has to follow. As
+        `plan_step`."""
         announced = await self._announced(tip)
-        step = plan_step(view, start, announced, now_ms, self._grace_ms, doubtful=doubtful)
+        step = plan_step(view, start, announced, now_ms, self.grace_ms, doubtful=doubtful)
         if step.announced is not None:
             await self._announce(tip, view, step.announced)
         elif step.raise_to is None:
@@ -175,34 +161,36 @@ class RetentionBrake:
     async def done(self, tip: TopicIdPartition) -> None:
         """The step was made, or is taken back: nothing is announced any more."""
         if self._known.get(tip) is not None:
-            await self._objects.delete_retention_step(tip)
+            await self.objects.delete_retention_step(tip)
         self._known[tip] = None
-        self._concerns.release(Kind.RETENTION_STEP_ANNOUNCED, tip)
+        self.concerns.release(Kind.RETENTION_STEP_ANNOUNCED, tip)
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
         self._known.pop(tip, None)
-        self._concerns.forget(tip, Kind.RETENTION_STEP_ANNOUNCED)
+        self.concerns.forget(tip, Kind.RETENTION_STEP_ANNOUNCED)
 
     async def _announced(self, tip: TopicIdPartition) -> Announcement | None:
         if tip not in self._known:
-            raw = await self._objects.get_retention_step(tip)
+            raw = await self.objects.get_retention_step(tip)
+            self._known[tip] = None
             try:
-                self._known[tip] = None if raw is None else decode_announcement(raw)
+                if raw is not None:
+                    said = decode_document(raw, "retention-step", VERSION, _announcement)
+                    self._known[tip] = said
             except CorruptSegment as error:  # then it is announced anew
                 log.warning("announced_retention_unreadable", topic=tip.topic, error=str(error))
-                self._known[tip] = None
         return self._known[tip]
 
     async def _announce(
         self, tip: TopicIdPartition, view: PartitionView, announced: Announcement
     ) -> None:
         if self._known.get(tip) != announced:
-            await self._objects.put_retention_step(tip, encode_announcement(tip, announced))
+            await self.objects.put_retention_step(tip, encode_announcement(tip, announced))
             self._known[tip] = announced
         percent = round(100 * hidden_share(view, announced.offset))
-        due = _utc(announced.at_ms + self._grace_ms)
-        self._concerns.hold(
+        due = _utc(announced.at_ms + self.grace_ms)
+        self.concerns.hold(
             Kind.RETENTION_STEP_ANNOUNCED,
             tip,
             f"{tip}: retention will hide {percent} % of the archive, all below offset "
@@ -225,11 +213,6 @@ def encode_announcement(tip: TopicIdPartition, announced: Announcement) -> bytes
         "announced_at_ms": announced.at_ms,
     }
     return json_document(fields)
-
-
-def decode_announcement(raw: bytes) -> Announcement:
-    """Raises CorruptSegment, which names the field; NewerMetadataVersion."""
-    return decode_document(raw, "retention-step", VERSION, _announcement)
 
 
 def _announcement(fields: Fields) -> Announcement:
@@ -268,10 +251,8 @@ class SegmentLooks:
         self._sound_at: dict[UUID, float] = {}  # loop time
 
     async def damage(self, segments: Iterable[RemoteLogSegmentMetadata]) -> str | None:
-        """What is wrong with the first that is not whole, in words; None: all are there.
-
-        Raises RemoteStorageError: nobody knows.
-        """
+        """What is wrong with the first that is not whole, in words; None: all are there. Raises
+        RemoteStorageError: nobody knows."""
         for segment in segments:
             now = asyncio.get_running_loop().time()
             seen_at = self._sound_at.get(segment.segment_id.id)
@@ -341,8 +322,7 @@ class SegmentLooks:
 
 
 # The order keeps every reader safe, and every step may be the last before a crash:
-# 0. what retention would hide of it at once is announced before, if it is much
-#   (`expirer`);
+# 0. what retention would hide of it at once is announced before, if it is much;
 # 1. the log start is raised and published: from then on nobody begins to read below it;
 # 2. what lies below it, and what nobody can be working on, becomes DELETE_SEGMENT_STARTED;
 # 3. `retention_grace_ms` after that, by the time stored with it, its objects go, then its
@@ -358,10 +338,10 @@ _Step = Callable[[RemoteLogSegmentMetadata], Coroutine[Any, Any, None]]
 _TURN_ENOUGH_S = 5.0
 
 _GAUGES = (
-    REMOTE_DELETE_LAG_BYTES,
-    REMOTE_DELETE_LAG_SEGMENTS,
-    REMOTE_LOG_METADATA_COUNT,
-    REMOTE_LOG_SIZE_BYTES,
+    metrics.REMOTE_DELETE_LAG_BYTES,
+    metrics.REMOTE_DELETE_LAG_SEGMENTS,
+    metrics.REMOTE_LOG_METADATA_COUNT,
+    metrics.REMOTE_LOG_SIZE_BYTES,
 )
 
 
@@ -380,31 +360,26 @@ class _Turn:
     kept: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class Expirer:
     """One for all partitions. `topic_config`: a topic's settings as last read; None: not known."""
 
-    def __init__(
-        self,
-        config: ArchiveConfig,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        *,
-        topic_config: Callable[[UUID], Mapping[str, str] | None],
-        wall_clock_ms: Callable[[], int],
-        concerns: ArchiverConcerns | None = None,
-        limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
-    ) -> None:
-        self._config = config
-        self._limits = limits
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._topic_config = topic_config
-        self._wall_clock_ms = wall_clock_ms
-        self._concerns = concerns or ArchiverConcerns()
-        self._looks = SegmentLooks(rsm)
-        self._brake = RetentionBrake(rsm.retention, self._concerns, config.retention_step_grace_ms)
+    config: ArchiveConfig
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    _: KW_ONLY
+    topic_config: Callable[[UUID], Mapping[str, str] | None]
+    wall_clock_ms: Callable[[], int]
+    concerns: ArchiverConcerns = field(default_factory=ArchiverConcerns)
+    limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        self._looks = SegmentLooks(self.rsm)
+        self._brake = RetentionBrake(
+            self.rsm.retention, self.concerns, self.config.retention_step_grace_ms
+        )
         self._witness = ClockWitness()
-        self._clock = SteadyClock(wall_clock_ms, limits.retention_clock_settle_ms)
+        self._clock = SteadyClock(self.wall_clock_ms, self.limits.retention_clock_settle_ms)
         self._partitions: dict[TopicIdPartition, _Partition] = {}
 
     async def expire(self, tip: TopicIdPartition) -> bool:
@@ -426,83 +401,83 @@ class Expirer:
 
     async def tidy(self, tip: TopicIdPartition) -> None:
         """All that may go now whatever the retention is: copies that others replace, attempts that
-        nobody works on, what was hidden before. Raises RemoteStorageError.
-        """
+        nobody works on, what was hidden before. Raises RemoteStorageError."""
         loop = asyncio.get_running_loop()
         while (now_ms := self._clock.now_ms(loop.time())) is not None:
-            view = await self._rlmm.refresh(tip, loop.time())
+            view = await self.rlmm.refresh(tip, loop.time())
             if await self._remove(tip, view, now_ms) > 0:
                 return
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
-        self._concerns.forget(tip, Kind.REPLACED_SEGMENT_KEPT, Kind.RETENTION_CLOCK_DOUBTED)
+        self.concerns.forget(tip, Kind.REPLACED_SEGMENT_KEPT, Kind.RETENTION_CLOCK_DOUBTED)
         self._brake.forget(tip)
         if self._partitions.pop(tip, None) is not None:
             for gauge in _GAUGES:
-                if (tip.topic, str(tip.partition)) in gauge._metrics:
-                    gauge.remove(tip.topic, str(tip.partition))
+                gauge.remove(tip.topic, tip.partition)
 
     async def _turn(self, tip: TopicIdPartition, now_ms: int) -> float:
         """How long until the next one (s)."""
-        view = await self._rlmm.refresh(tip, asyncio.get_running_loop().time())
-        retention = effective_retention(self._config, tip.topic, self._topic_config(tip.topic_id))
+        view = await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
+        retention = effective_retention(self.config, tip.topic, self.topic_config(tip.topic_id))
         start, doubtful = await self._retained_from(view, retention, now_ms)
         start = await self._brake.released(tip, view, start, now_ms, doubtful=doubtful)
         if start is not None:
-            view = await self._rlmm.raise_log_start_offset(tip, start)
-            log.info(
-                "log_start_raised", topic=tip.topic, partition=tip.partition, log_start_offset=start
-            )
+            view = await self.rlmm.raise_log_start_offset(tip, start)
+            log.info("log_start_raised", **tip.logged, log_start_offset=start)
             await self._brake.done(tip)
         return await self._remove(tip, view, now_ms)
 
     async def _retained_from(
         self, view: PartitionView, retention: Retention, now_ms: int
     ) -> tuple[int | None, bool]:
-        """The first offset that retention keeps, None: all; and whether the clock is in doubt.
-
-        By a clock that is wrong for sure nothing goes; by bytes it does.
-        """
+        """The first offset that retention keeps, None: all; and whether the clock is in doubt. By a
+        clock that is wrong for sure nothing goes; by bytes it does."""
         self._witness.saw(view)
         start = retained_from(view, retention, now_ms)
         by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)
         doubt = None
-        if start != by_bytes and self._config.retention_step_grace_ms > 0:
-            doubt = self._witness.doubt(now_ms, await self._rsm.retention.store_clock_ms())
+        if start != by_bytes and self.config.retention_step_grace_ms > 0:
+            doubt = self._witness.doubt(now_ms, await self.rsm.retention.store_clock_ms())
         if doubt is None or not doubt.sure:
-            self._concerns.release(Kind.RETENTION_CLOCK_DOUBTED, view.tip)
+            self.concerns.release(Kind.RETENTION_CLOCK_DOUBTED, view.tip)
             return start, doubt is not None
         sentence = f"{view.tip}: retention by time waits, as {doubt.what}; set the clock right"
-        self._concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
+        self.concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
         return by_bytes, False
 
     async def _remove(self, tip: TopicIdPartition, view: PartitionView, now_ms: int) -> float:
         """Some of what may go. `view` was just read. How long until more may (s)."""
-        segments = self._rlmm.list_remote_log_segments(tip)
-        REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
+        segments = self.rlmm.list_remote_log_segments(tip)
+        metrics.REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
         removals = plan_removals(
             segments,
             view,
             now_ms=now_ms,
-            grace_ms=self._config.retention_grace_ms,
+            grace_ms=self.config.retention_grace_ms,
             # The longest copy, twice: another archiver may be at it, by a clock of its own.
-            attempt_age_max_ms=2 * self._config.copy_max_ms,
+            attempt_age_max_ms=2 * self.config.copy_max_ms,
         )
         to_do = [
             *((self._hide, segment) for segment in removals.hide),
             *((self._delete, segment) for segment in removals.delete),
         ]
         turn = await self._do(tip, to_do, removals)
-        if turn.looked_at == len(to_do) and not turn.kept:
-            self._settle_kept(tip)
+        known = self._partitions.get(tip)
+        if turn.looked_at == len(to_do) and not turn.kept and not (known and known.orphan_kept):
+            # All that may go was looked at: what was wrong before is mended.
+            self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
         undeleted = removals.delete[max(0, turn.looked_at - len(removals.hide)) :]
         to_go = (*removals.hide, *removals.waiting, *undeleted)
         self._publish(tip, view, to_go)
         if turn.done and turn.looked_at < len(to_do):
             return 0.0
-        hidden = turn.done > 0 and bool(removals.hide)
-        return self._wait_s(removals, now_ms, hidden=hidden)
+        waits_ms = [self.limits.retention_check_interval_ms]
+        if turn.done and removals.hide:
+            waits_ms.append(self.config.retention_grace_ms)
+        if removals.next_at_ms is not None:
+            waits_ms.append(removals.next_at_ms - now_ms)
+        return min(waits_ms) / 1000
 
     async def _do(
         self,
@@ -515,14 +490,14 @@ class Expirer:
         enough_at = loop.time() + _TURN_ENOUGH_S
         turn = _Turn()
         for step, segment in to_do:
-            if turn.done >= self._limits.retention_deletes_per_turn_max or loop.time() > enough_at:
+            if turn.done >= self.limits.retention_deletes_per_turn_max or loop.time() > enough_at:
                 break
             try:
                 done = await self._within(
                     self._do_one(step, segment, removals), f"{step.__name__} of a segment of {tip}"
                 )
             except RemoteStorageError:
-                REMOTE_DELETE_ERRORS.labels(tip.topic).inc()
+                metrics.REMOTE_DELETE_ERRORS.labels(tip.topic).inc()
                 raise
             turn.looked_at += 1
             turn.done += done
@@ -534,7 +509,11 @@ class Expirer:
     ) -> bool:
         """Unless it is the last that has its offsets; then it stays, and that is told."""
         stand_ins = removals.stand_ins.get(segment.segment_id.id, ())
-        why = await self._why_kept(segment, stand_ins)
+        damage = await self._looks.damage([segment] if stand_ins is None else stand_ins)
+        if stand_ins is None:
+            why = "it is whole, and no other has all of its offsets" if damage is None else None
+        else:
+            why = None if damage is None else f"of what replaces it {damage}"
         if why is None:
             await step(segment)
             return True
@@ -543,7 +522,7 @@ class Expirer:
                 await self._hide(other)
                 return True
         tip = segment.topic_id_partition
-        self._concerns.hold(
+        self.concerns.hold(
             Kind.REPLACED_SEGMENT_KEPT,
             tip,
             f"{tip}: the segment {segment.segment_id.id} with offsets {segment.start_offset} to "
@@ -552,41 +531,18 @@ class Expirer:
         )
         return False
 
-    async def _why_kept(
-        self, segment: RemoteLogSegmentMetadata, stand_ins: Segments | None
-    ) -> str | None:
-        if stand_ins is None:
-            whole = await self._looks.damage([segment]) is None
-            return "it is whole, and no other has all of its offsets" if whole else None
-        damage = await self._looks.damage(stand_ins)
-        return None if damage is None else f"of what replaces it {damage}"
-
     async def _is_word_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Readers get a segment whose objects are gone, though others hold all of its offsets."""
         tip = segment.topic_id_partition
-        view = self._rlmm.view(tip)
+        view = self.rlmm.view(tip)
         if view is None or not await self._looks.only_metadata_left(segment):
             return False
-        others = held_by_others(segment, self._rlmm.list_remote_log_segments(tip), view)
+        others = held_by_others(segment, self.rlmm.list_remote_log_segments(tip), view)
         return others is not None and await self._looks.damage(others) is None
-
-    def _settle_kept(self, tip: TopicIdPartition) -> None:
-        """All that may go was looked at: what was wrong before is mended."""
-        partition = self._partitions.get(tip)
-        if partition is None or not partition.orphan_kept:
-            self._concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
-
-    def _wait_s(self, removals: Removals, now_ms: int, *, hidden: bool) -> float:
-        waits_ms = [self._limits.retention_check_interval_ms]
-        if hidden:
-            waits_ms.append(self._config.retention_grace_ms)
-        if removals.next_at_ms is not None:
-            waits_ms.append(removals.next_at_ms - now_ms)
-        return min(waits_ms) / 1000
 
     async def _within(self, work: Awaitable[T], what: str) -> T:
         """A store that hangs must not hold up the partition's copies for ever."""
-        async with within(self._config.copy_max_ms / 1000, what):
+        async with within(self.config.copy_max_ms / 1000, what):
             return await work
 
     async def _hide(self, segment: RemoteLogSegmentMetadata) -> None:
@@ -600,8 +556,8 @@ class Expirer:
 
     async def _delete(self, segment: RemoteLogSegmentMetadata) -> None:
         tip = segment.topic_id_partition
-        REMOTE_DELETE_REQUESTS.labels(tip.topic).inc()
-        await self._rsm.delete_log_segment_data(segment)
+        metrics.REMOTE_DELETE_REQUESTS.labels(tip.topic).inc()
+        await self.rsm.delete_log_segment_data(segment)
         await self._put(segment, State.DELETE_SEGMENT_FINISHED)
         log.info(
             "segment_deleted",
@@ -612,13 +568,12 @@ class Expirer:
 
     async def _put(self, segment: RemoteLogSegmentMetadata, state: State) -> None:
         try:
-            await self._rlmm.put(segment.with_state(state, self._wall_clock_ms()))
+            await self.rlmm.put(segment.with_state(state, self.wall_clock_ms()))
         except ValueError as error:
             # Another archiver that leads, or has led until now, was faster: the next look tells.
             log.info(
                 "segment_deleted_by_another",
-                topic=segment.topic_id_partition.topic,
-                partition=segment.topic_id_partition.partition,
+                **segment.topic_id_partition.logged,
                 segment_id=str(segment.segment_id.id),
                 error=str(error),
             )
@@ -626,21 +581,21 @@ class Expirer:
     async def _sweep(self, tip: TopicIdPartition, partition: _Partition) -> None:
         """Orphans; their age is known only from a second look on."""
         now = asyncio.get_running_loop().time()
-        unnamed = await find_orphans(self._rsm, self._rlmm, tip)
-        view = await self._rlmm.refresh(tip, now)
-        found = {i: o for i, o in unnamed.items() if is_worthless(self._rsm, view, o)}
-        age_min_s = self._limits.orphan_age_min_ms / 1000
+        unnamed = await find_orphans(self.rsm, self.rlmm, tip)
+        view = await self.rlmm.refresh(tip, now)
+        found = {i: o for i, o in unnamed.items() if is_worthless(self.rsm, view, o)}
+        age_min_s = self.limits.orphan_age_min_ms / 1000
         old = partition.orphans.old_enough(found, now, age_min_s)
         partition.orphan_kept = False
         gone = [i for i in old if await self._may_go(view, found[i], partition)]
-        await delete_orphans(self._rsm, tip, [found[segment_id] for segment_id in gone])
-        interval_s = self._limits.orphan_check_interval_ms / 1000
+        await delete_orphans(self.rsm, tip, [found[segment_id] for segment_id in gone])
+        interval_s = self.limits.orphan_check_interval_ms / 1000
         waits = age_min_s if len(old) < len(found) else interval_s
         partition.orphans_due_at = now + min(waits, interval_s)
 
     async def _may_go(self, view: PartitionView, objects: Objects, partition: _Partition) -> bool:
         """Not the only log that has its offsets, nor while the other one is not whole."""
-        offsets = await offsets_held(self._rsm, objects)
+        offsets = await offsets_held(self.rsm, objects)
         if offsets is None:
             return True
         found = holders(*offsets, view)
@@ -652,7 +607,7 @@ class Expirer:
         damage = await self._looks.damage(found or ())
         if damage is not None:
             partition.orphan_kept = True
-            self._concerns.hold(
+            self.concerns.hold(
                 Kind.REPLACED_SEGMENT_KEPT,
                 view.tip,
                 f"{view.tip}: no metadata name {objects[SegmentFile.LOG].key}, but it is not "
@@ -667,6 +622,8 @@ class Expirer:
         tip: TopicIdPartition, view: PartitionView, to_go: tuple[RemoteLogSegmentMetadata, ...]
     ) -> None:
         place = (tip.topic, str(tip.partition))
-        REMOTE_DELETE_LAG_SEGMENTS.labels(*place).set(len(to_go))
-        REMOTE_DELETE_LAG_BYTES.labels(*place).set(sum(s.segment_size_bytes for s in to_go))
-        REMOTE_LOG_SIZE_BYTES.labels(*place).set(sum(size for _, size in counted_bytes(view)))
+        metrics.REMOTE_DELETE_LAG_SEGMENTS.labels(*place).set(len(to_go))
+        metrics.REMOTE_DELETE_LAG_BYTES.labels(*place).set(sum(s.segment_size_bytes for s in to_go))
+        metrics.REMOTE_LOG_SIZE_BYTES.labels(*place).set(
+            sum(size for _, size in counted_bytes(view))
+        )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from uuid import UUID
 
 import structlog
@@ -31,7 +32,7 @@ from fetchproxy.writing.deletion.retention import (
     Retention,
     SteadyClock,
     effective_retention,
-    newest_timestamp_ms,
+    passed_up_to,
     trimming_refusal,
 )
 from fetchproxy.writing.limits import WritingLimits
@@ -57,14 +58,7 @@ def trim_target(
         return None  # the log ends below the archive: another lineage, or an answer of before
     sizes = [_bytes_above(segment, edges.log_start_offset) for segment in run]
     surplus = sum(sizes) - retention.local_bytes if retention.local_bytes >= 0 else 0
-    target = None
-    for segment, size in zip(run, sizes, strict=True):
-        passed = 0 <= retention.local_ms <= now_ms - newest_timestamp_ms(segment)
-        if not passed and not 0 < size <= surplus:
-            break
-        surplus -= size
-        target = segment.end_offset + 1
-    return target
+    return passed_up_to(zip(run, sizes, strict=True), retention.local_ms, surplus, now_ms)
 
 
 def _archived_from(view: PartitionView, offset: int) -> list[RemoteLogSegmentMetadata]:
@@ -85,35 +79,30 @@ def _archived_from(view: PartitionView, offset: int) -> list[RemoteLogSegmentMet
 
 def _bytes_above(segment: RemoteLogSegmentMetadata, offset: int) -> int:
     """About how many of its bytes the broker still has."""
-    copied = segment.end_offset if segment.copied_end_offset is None else segment.copied_end_offset
     kept = segment.end_offset - max(segment.start_offset, offset) + 1
-    return segment.segment_size_bytes * kept // (copied - segment.start_offset + 1)
+    return (
+        segment.segment_size_bytes * kept // (segment.stored_end_offset - segment.start_offset + 1)
+    )
 
 
+@dataclass(eq=False, repr=False)
 class LocalRetention:
     """One for all partitions. `topic_config`: a topic's settings as last read; None: not known."""
 
-    def __init__(
-        self,
-        config: ArchiveConfig,
-        cluster: Cluster,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        *,
-        topic_config: Callable[[UUID], Mapping[str, str] | None],
-        wall_clock_ms: Callable[[], int],
-        concerns: ArchiverConcerns,
-        limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
-    ) -> None:
-        self._config = config
-        self._limits = limits
-        self._cluster = cluster
-        self._leader = LeaderLog(cluster)
-        self._rlmm = rlmm
-        self._looks = SegmentLooks(rsm)
-        self._concerns = concerns
-        self._topic_config = topic_config
-        self._clock = SteadyClock(wall_clock_ms, limits.retention_clock_settle_ms)
+    config: ArchiveConfig
+    cluster: Cluster
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    _: KW_ONLY
+    topic_config: Callable[[UUID], Mapping[str, str] | None]
+    wall_clock_ms: Callable[[], int]
+    concerns: ArchiverConcerns
+    limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        self._leader = LeaderLog(self.cluster)
+        self._looks = SegmentLooks(self.rsm)
+        self._clock = SteadyClock(self.wall_clock_ms, self.limits.retention_clock_settle_ms)
         self._due_at: dict[TopicIdPartition, float] = {}  # loop time
         self._refused: dict[str, str] = {}
 
@@ -124,7 +113,7 @@ class LocalRetention:
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
-        self._concerns.forget(tip, Kind.LOCAL_TRIMMING_STOPPED)
+        self.concerns.forget(tip, Kind.LOCAL_TRIMMING_STOPPED)
         if self._due_at.pop(tip, None) is None:
             return
         if all(other.topic != tip.topic for other in self._due_at):
@@ -140,26 +129,26 @@ class LocalRetention:
         now_ms = self._clock.now_ms(loop_s)
         if now_ms is None or loop_s < self._due_at.get(tip, 0.0):
             return
-        topic_config = self._topic_config(tip.topic_id)
-        retention = effective_retention(self._config, tip.topic, topic_config)
+        topic_config = self.topic_config(tip.topic_id)
+        retention = effective_retention(self.config, tip.topic, topic_config)
         reason = trimming_refusal(topic_config) if retention.trims_locally else None
         if reason is not None:
             self._refuse(tip.topic, reason)
         else:
             self._allow(tip.topic)
             if not retention.trims_locally:
-                self._concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
+                self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
             if retention.trims_locally and await self._trim(tip, retention, loop_s, now_ms):
                 self._due_at[tip] = loop_s
                 return
-        self._due_at[tip] = loop_s + self._limits.retention_check_interval_ms / 1000
+        self._due_at[tip] = loop_s + self.limits.retention_check_interval_ms / 1000
 
     async def _trim(
         self, tip: TopicIdPartition, retention: Retention, not_older_than: float, now_ms: int
     ) -> bool:
         """True: more may be trimmed, which is still to be looked at."""
-        view = await self._rlmm.refresh(tip, not_older_than)
-        edges = await self._cluster.log_edges(tip, not_older_than=not_older_than)
+        view = await self.rlmm.refresh(tip, not_older_than)
+        edges = await self.cluster.log_edges(tip, not_older_than=not_older_than)
         target = trim_target(view, edges, retention, now_ms)
         if target is None or target <= edges.log_start_offset:
             return False
@@ -170,18 +159,16 @@ class LocalRetention:
         if not await self._is_same_log(tip, view, target):
             log.warning(
                 "local_log_not_trimmed",
-                topic=tip.topic,
-                partition=tip.partition,
+                **tip.logged,
                 offset=target,
                 error="the leader's log below this offset is not the one that was archived",
             )
             return False
-        low_watermark = await delete_records(self._cluster, tip, target)
+        low_watermark = await delete_records(self.cluster, tip, target)
         LOCAL_LOG_TRIMMED.labels(tip.topic).inc()
         log.info(
             "local_log_trimmed",
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             log_start_offset=low_watermark,
             archive_end=view.log_end_offset,
         )
@@ -199,7 +186,7 @@ class LocalRetention:
                 break
             damage = await self._looks.damage([segment])
             if damage is not None:
-                self._concerns.hold(
+                self.concerns.hold(
                     Kind.LOCAL_TRIMMING_STOPPED,
                     tip,
                     f"the brokers keep their records of {tip}: the archive should have them and "
@@ -209,7 +196,7 @@ class LocalRetention:
                 return None
             if loop.time() > enough_at:
                 return segment.end_offset + 1
-        self._concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
+        self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
         return target
 
     async def _is_same_log(self, tip: TopicIdPartition, view: PartitionView, target: int) -> bool:
@@ -225,10 +212,10 @@ class LocalRetention:
     def _refuse(self, topic: str, reason: str) -> None:
         self._refused[topic] = reason
         refused = of_topic(Kind.LOCAL_RETENTION_REFUSED, topic, self.refusal(topic) or "")
-        self._concerns.health.report(refused)
+        self.concerns.health.report(refused)
         LOCAL_TRIMMING_REFUSED.set(len(self._refused))
 
     def _allow(self, topic: str) -> None:
         self._refused.pop(topic, None)
-        self._concerns.health.clear(Kind.LOCAL_RETENTION_REFUSED, topic)
+        self.concerns.health.clear(Kind.LOCAL_RETENTION_REFUSED, topic)
         LOCAL_TRIMMING_REFUSED.set(len(self._refused))

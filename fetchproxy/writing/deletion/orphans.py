@@ -14,11 +14,7 @@ from fetchproxy.errors import CorruptSegment, ObjectNotFound, SegmentLocked
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import (
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
-    TopicIdPartition,
-)
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import ORPHAN_OBJECTS_DELETED
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import SegmentFile
@@ -46,12 +42,7 @@ def spare_copies(
     A copy of another lineage is none of the same log: which of the two is dead is decided elsewhere
     (`truncation`).
     """
-    finished = [
-        s
-        for s in segments
-        if s.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        and s.end_offset >= view.raised_log_start
-    ]
+    finished = [s for s in segments if s.is_finished and s.end_offset >= view.raised_log_start]
     spare: dict[UUID, Segments] = {}
     for together in _overlapping(finished):
         chain = _chain(together)
@@ -69,9 +60,7 @@ def spare_copies(
 
 def stand_ins(segment: RemoteLogSegmentMetadata, view: PartitionView) -> Segments | None:
     """Those of `view` that hold what a hidden segment, or an attempt, may hold of the same log.
-
-    None: as `holders`. Of a log that is dead (its epochs differ) nobody stands in for anything.
-    """
+    None: as `holders`. Of a log that is dead (its epochs differ) nobody stands in for anything."""
     found = holders(segment.start_offset, segment.end_offset, view)
     if found and any(first_difference(other, segment) is not None for other in found):
         return ()
@@ -84,9 +73,7 @@ def held_by_others(
     view: PartitionView,
 ) -> Segments | None:
     """Finished ones of `segments` that hold all of its offsets of the same log; None: they do not.
-
-    `segments` are all that the metadata name, as old as `view`.
-    """
+    `segments` are all that the metadata name, as old as `view`."""
     others = build_view(
         view.tip,
         [s for s in segments if s.segment_id != segment.segment_id],
@@ -227,20 +214,14 @@ def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Object
     if key.base_offset < view.raised_log_start or view.covers(key.base_offset):
         return True
     log.warning(
-        "log_without_metadata_kept",
-        topic=view.tip.topic,
-        partition=view.tip.partition,
-        key=stored.key,
-        base_offset=key.base_offset,
+        "log_without_metadata_kept", **view.tip.logged, key=stored.key, base_offset=key.base_offset
     )
     return False
 
 
 async def offsets_held(rsm: RemoteStorageManager, objects: Objects) -> tuple[int, int] | None:
     """First and last offset that its log may hold, by its key and its index; None: it has no log.
-
-    Without a whole index the first one alone is known. Raises RemoteStorageError.
-    """
+    Without a whole index the first one alone is known. Raises RemoteStorageError."""
     stored = objects.get(SegmentFile.LOG)
     key = None if stored is None else rsm.parse_key(stored.key)
     if stored is None or key is None:
@@ -281,13 +262,10 @@ async def _is_orphan(
         return False  # being deleted: the next look tells
     except CorruptSegment:
         return False  # `verify` reports it
-    if metadata.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+    if metadata.is_finished:
         if len(objects) == 1 and held_by_others(metadata, segments, view) is not None:
             return True
-        log.warning(
-            "finished_segment_not_in_metadata",
-            **metadata.logged,
-        )
+        log.warning("finished_segment_not_in_metadata", **metadata.logged)
         return False
     return True
 
@@ -302,8 +280,7 @@ async def delete_orphans(
             ORPHAN_OBJECTS_DELETED.labels(tip.topic).inc()
             log.info(
                 "orphan_object_deleted",
-                topic=tip.topic,
-                partition=tip.partition,
+                **tip.logged,
                 key=stored.key,
                 size_bytes=stored.size_bytes,
                 kind=file.value,

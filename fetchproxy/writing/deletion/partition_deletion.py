@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Set
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from uuid import UUID
 
 import structlog
@@ -15,8 +15,6 @@ from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import ClusterError, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
     TopicIdPartition,
@@ -27,6 +25,7 @@ from fetchproxy.segments.description import Fields, decode_document, json_docume
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns
+from fetchproxy.writing.copier import delete_segment
 from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
 from fetchproxy.writing.limits import WritingLimits
 
@@ -45,9 +44,7 @@ GONE_SHARE_MAX = 0.5
 @dataclass(frozen=True, slots=True)
 class ClusterTopics:
     """Ids. `alive`: all of the cluster's topics, archived or not, at the last look that counted.
-
-    `gone`: archived topics that were deleted since, while others stayed: their archive may go.
-    """
+    `gone`: archived topics that were deleted since, while others stayed: their archive may go."""
 
     alive: frozenset[UUID] = frozenset()
     gone: frozenset[UUID] = frozenset()
@@ -73,10 +70,8 @@ def doubt_of_cluster(
 def moved_on(
     before: ClusterTopics, alive: Set[UUID], denied: Set[UUID], archived: Set[UUID]
 ) -> ClusterTopics:
-    """After a look that counts; as `doubt_of_cluster`.
-
-    What is missing and not denied may be out of sight for a while: it stays what it was.
-    """
+    """After a look that counts; as `doubt_of_cluster`. What is missing and not denied may be out of
+    sight for a while: it stays what it was."""
     unseen = (before.alive & archived) - alive - denied
     gone = ((before.gone | (before.alive & denied)) & archived) - alive
     return ClusterTopics(frozenset(alive | unseen), frozenset(gone))
@@ -118,41 +113,33 @@ def _topics(fields: Fields) -> ClusterTopics:
 
 log = structlog.get_logger(__name__)
 
-State = RemoteLogSegmentState
 Deletion = RemotePartitionDeleteState
 
 
+@dataclass(eq=False, repr=False)
 class PartitionDeletion:
     """`await deletion.run()` inside a TaskGroup; it ends only by cancellation."""
 
-    def __init__(
-        self,
-        config: ArchiveConfig,
-        cluster: Cluster,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        *,
-        wall_clock_ms: Callable[[], int],
-        concerns: ArchiverConcerns | None = None,
-        limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
-    ) -> None:
-        self._config = config
-        self._check_interval_s = limits.topic_deletion_check_interval_ms / 1000
-        self._cluster = cluster
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._wall_clock_ms = wall_clock_ms
+    config: ArchiveConfig
+    cluster: Cluster
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    _: KW_ONLY
+    wall_clock_ms: Callable[[], int]
+    concerns: ArchiverConcerns = field(default_factory=ArchiverConcerns)
+    limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
         self._owned: dict[UUID, str] = {}  # topic id -> cluster id, as the store says it
         self._absent_since: dict[UUID, float] = {}  # loop time
         self._kept: set[UUID] = set()  # denied, and nobody has noted that it went alone
-        self._concerns = concerns or ArchiverConcerns()
         self._failing = False
 
     async def run(self) -> None:
         """Looks at an interval; what fails is logged once per outage and tried again."""
         while True:
             try:
-                if self._config.topic_deletion == "keep":
+                if self.config.topic_deletion == "keep":
                     await self.keep()
                 else:
                     await self.look()
@@ -161,17 +148,17 @@ class PartitionDeletion:
                 if not self._failing:
                     log.warning("deleted_topics_check_failed", error=str(error))
                 self._failing = True
-            await asyncio.sleep(self._check_interval_s)
+            await asyncio.sleep(self.limits.topic_deletion_check_interval_ms / 1000)
 
     async def look(self) -> None:
         """And the deletions that it finds due. Raises ClusterError, RemoteStorageError."""
         archived: dict[tuple[UUID, str], list[TopicIdPartition]] = {}
-        for tip in await self._rlmm.list_partitions():
+        for tip in await self.rlmm.list_partitions():
             archived.setdefault((tip.topic_id, tip.topic), []).append(tip)
         if not archived:
             return
-        alive = {topic.topic_id for topic in await self._cluster.topics(max_age_ms=0)}
-        cluster_id = await self._cluster.cluster_id()
+        alive = {topic.topic_id for topic in await self.cluster.topics(max_age_ms=0)}
+        cluster_id = await self.cluster.cluster_id()
         if not cluster_id:
             return
         denied: set[UUID] = set()
@@ -194,10 +181,10 @@ class PartitionDeletion:
 
     async def keep(self) -> None:
         """Topics that are gone by now keep their archive for good. Raises as `look`."""
-        if not list(await self._rlmm.list_partitions()):
+        if not list(await self.rlmm.list_partitions()):
             return
-        alive = {topic.topic_id for topic in await self._cluster.topics(max_age_ms=0)}
-        cluster_id = await self._cluster.cluster_id()
+        alive = {topic.topic_id for topic in await self.cluster.topics(max_age_ms=0)}
+        cluster_id = await self.cluster.cluster_id()
         if cluster_id:
             await self._note(
                 cluster_id, await self._noted(cluster_id), ClusterTopics(frozenset(alive))
@@ -209,10 +196,10 @@ class PartitionDeletion:
     ) -> frozenset[UUID]:
         """Those of `denied` that were deleted one by one, or that a person gives up."""
         before = await self._noted(cluster_id)
-        if self._config.topic_deletion == "delete-all":
+        if self.config.topic_deletion == "delete-all":
             before = replace(before, alive=before.alive | denied)
         elif doubt := doubt_of_cluster(before, alive, denied, archived):
-            self._concerns.hold(
+            self.concerns.hold(
                 Kind.TOPIC_DELETION_STOPPED,
                 None,
                 f"the archive of deleted topics stays: {doubt}, so this may be another cluster "
@@ -222,7 +209,7 @@ class PartitionDeletion:
             )
             return frozenset()
         after = moved_on(before, alive, denied, archived)
-        self._concerns.release(Kind.TOPIC_DELETION_STOPPED, None)
+        self.concerns.release(Kind.TOPIC_DELETION_STOPPED, None)
         await self._note(cluster_id, before, after)
         for topic_id in denied - after.gone - self._kept:
             log.warning("archived_topic_kept", topic_id=str(topic_id))
@@ -230,7 +217,7 @@ class PartitionDeletion:
         return after.gone & denied
 
     async def _noted(self, cluster_id: str) -> ClusterTopics:
-        raw = await self._rsm.retention.get_cluster_topics(cluster_id)
+        raw = await self.rsm.retention.get_cluster_topics(cluster_id)
         try:
             return ClusterTopics() if raw is None else decode_cluster_topics(raw)
         except CorruptSegment as error:
@@ -239,13 +226,13 @@ class PartitionDeletion:
     async def _note(self, cluster_id: str, before: ClusterTopics, after: ClusterTopics) -> None:
         if after != before:
             content = encode_cluster_topics(cluster_id, after)
-            await self._rsm.retention.put_cluster_topics(cluster_id, content)
+            await self.rsm.retention.put_cluster_topics(cluster_id, content)
 
     # --- whose it is ---
     async def _own(self, topic_id: UUID, topic: str, cluster_id: str) -> None:
         if self._owned.get(topic_id) != cluster_id:
-            if await self._rsm.retention.get_topic_cluster(topic, topic_id) != cluster_id:
-                await self._rsm.retention.put_topic_cluster(topic, topic_id, cluster_id)
+            if await self.rsm.retention.get_topic_cluster(topic, topic_id) != cluster_id:
+                await self.rsm.retention.put_topic_cluster(topic, topic_id, cluster_id)
             self._owned[topic_id] = cluster_id
 
     async def _is_owned(
@@ -253,7 +240,7 @@ class PartitionDeletion:
     ) -> bool:
         """This cluster has had the topic."""
         if topic_id not in self._owned:
-            owner = await self._rsm.retention.get_topic_cluster(topic, topic_id)
+            owner = await self.rsm.retention.get_topic_cluster(topic, topic_id)
             if owner is None:
                 # Or this is the end of a deletion, from which the word has gone already.
                 return await self._is_any_started(partitions)
@@ -264,11 +251,11 @@ class PartitionDeletion:
         """It says now that it has no such topic."""
         denied = await self._denied_by_name(topic_id, topic) and await self._denied_by_id(topic_id)
         # The answers may have come from elsewhere: addresses are given to other clusters.
-        return denied and await self._cluster.cluster_id() == cluster_id
+        return denied and await self.cluster.cluster_id() == cluster_id
 
     async def _denied_by_name(self, topic_id: UUID, topic: str) -> bool:
         try:
-            return (await self._cluster.topic_by_name(topic, max_age_ms=0)).topic_id != topic_id
+            return (await self.cluster.topic_by_name(topic, max_age_ms=0)).topic_id != topic_id
         except ClusterError as error:
             if error.retriable or error.error_code is None:
                 raise
@@ -276,7 +263,7 @@ class PartitionDeletion:
 
     async def _denied_by_id(self, topic_id: UUID) -> bool:
         try:
-            await self._cluster.topic_by_id(topic_id, max_age_ms=0)
+            await self.cluster.topic_by_id(topic_id, max_age_ms=0)
         except ClusterError as error:
             if error.retriable or error.error_code is None:
                 raise
@@ -291,12 +278,12 @@ class PartitionDeletion:
         if topic_id not in self._absent_since:
             self._absent_since[topic_id] = now
             log.warning("archived_topic_is_gone", topic=topic, topic_id=str(topic_id))
-        grace_s = self._config.topic_deletion_grace_ms / 1000
+        grace_s = self.config.topic_deletion_grace_ms / 1000
         due = now - self._absent_since[topic_id] >= grace_s
         try:
             emptied = [tip for tip in partitions if await self._empty(tip, due)]
             if len(emptied) == len(partitions):
-                await self._rsm.retention.forget_topic(topic, topic_id)
+                await self.rsm.retention.forget_topic(topic, topic_id)
                 self._absent_since.pop(topic_id)
                 self._owned.pop(topic_id, None)
             for tip in emptied:
@@ -319,31 +306,21 @@ class PartitionDeletion:
         return any([await self._is_started(tip) for tip in partitions])
 
     async def _is_started(self, tip: TopicIdPartition) -> bool:
-        known = await self._rlmm.partition_deletion(tip, asyncio.get_running_loop().time())
+        known = await self.rlmm.partition_deletion(tip, asyncio.get_running_loop().time())
         return known is not None and known.state is not Deletion.DELETE_PARTITION_MARKED
 
     async def _delete_all(self, tip: TopicIdPartition) -> None:
-        await self._rlmm.refresh(tip, asyncio.get_running_loop().time())
-        for segment in self._rlmm.list_remote_log_segments(tip):
-            await self._delete_segment(segment)
+        await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
+        for segment in self.rlmm.list_remote_log_segments(tip):
+            await delete_segment(self.rsm, self.rlmm, segment, self.wall_clock_ms)
         # Orphans, and segments whose metadata cannot be read.
         rest: list[Objects] = []
-        async for key, stored in self._rsm.list_segment_objects(tip):
+        async for key, stored in self.rsm.list_segment_objects(tip):
             rest.append({key.file: stored})
-        await delete_orphans(self._rsm, tip, rest)
-
-    async def _delete_segment(self, segment: RemoteLogSegmentMetadata) -> None:
-        if segment.state is not State.DELETE_SEGMENT_STARTED:
-            await self._rlmm.put(
-                segment.with_state(State.DELETE_SEGMENT_STARTED, self._wall_clock_ms())
-            )
-        await self._rsm.delete_log_segment_data(segment)
-        await self._rlmm.put(
-            segment.with_state(State.DELETE_SEGMENT_FINISHED, self._wall_clock_ms())
-        )
+        await delete_orphans(self.rsm, tip, rest)
 
     async def _put(self, tip: TopicIdPartition, state: Deletion) -> None:
-        await self._rlmm.put_partition_deletion(
-            RemotePartitionDeleteMetadata(tip, state, self._wall_clock_ms())
+        await self.rlmm.put_partition_deletion(
+            RemotePartitionDeleteMetadata(tip, state, self.wall_clock_ms())
         )
-        log.info("partition_deletion", topic=tip.topic, partition=tip.partition, state=state.name)
+        log.info("partition_deletion", **tip.logged, state=state.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from uuid import UUID
 
 import structlog
@@ -46,11 +47,8 @@ class Retention:
 def effective_retention(
     config: ArchiveConfig, topic: str, topic_config: Mapping[str, str] | None
 ) -> Retention:
-    """`topic_config`: as the brokers say; None: not known.
-
-    Where the topic's own settings are to count and are not known, what they might say is unlimited:
-    nothing is deleted on a guess.
-    """
+    """`topic_config`: as the brokers say; None: not known. Where the topic's own settings are to
+    count and are not known, what they might say is unlimited: nothing is deleted on a guess."""
     overrides = parse_retention_overrides(config.retention_overrides or "")
     override = next((o for o in overrides if o.matches(topic)), RetentionOverride(""))
     own = _own(topic_config) if config.follow_topic_retention else RetentionOverride("")
@@ -176,8 +174,6 @@ def _ahead(ahead_ms: int, limit_ms: int, of: str, *, sure: bool) -> Doubt | None
     return Doubt(f"this machine's clock is {hours} hours ahead of {of}", sure)
 
 
-# Whether the wall clock can be believed: retention by time deletes what a wrong one says.
-
 log = structlog.get_logger(__name__)
 
 # What time synchronisation does without a jump is far below this, in any interval between looks.
@@ -185,7 +181,8 @@ JUMP_MIN_MS = 10_000
 
 
 class SteadyClock:
-    """Compares the wall clock with the loop's, which no one can set."""
+    """Compares the wall clock with the loop's, which no one can set: retention by time deletes what
+    a wrong one says."""
 
     def __init__(self, wall_clock_ms: Callable[[], int], settle_ms: int) -> None:
         """`settle_ms`: how long both must have run evenly. 0: it is believed at once."""
@@ -207,8 +204,6 @@ class SteadyClock:
         return now_ms if loop_s - self._even[1] >= self._settle_s else None
 
 
-# What retention has passed, and which segments may go. Pure: it reads and deletes nothing.
-#
 # As Kafka's RemoteLogManager (RetentionSizeData, RetentionTimeData) does it: oldest first, ending
 # at the first segment that is to stay, by its newest record's timestamp and by the bytes above
 # the limit. Bytes count once: those of finished segments, without what two of them both hold.
@@ -229,16 +224,26 @@ def retained_from(view: PartitionView, retention: Retention, now_ms: int) -> int
     surplus = 0
     if retention.remote_bytes >= 0:
         surplus = sum(size for _, size in counted_bytes(view)) - retention.remote_bytes
-    start = None
-    for segment, size in counted_bytes(view):
-        if segment.end_offset >= first_to_stay:
-            break
-        passed = 0 <= retention.remote_ms <= now_ms - newest_timestamp_ms(segment)
+    may_go = takewhile(lambda each: each[0].end_offset < first_to_stay, counted_bytes(view))
+    return passed_up_to(may_go, retention.remote_ms, surplus, now_ms)
+
+
+def passed_up_to(
+    sized: Iterable[tuple[RemoteLogSegmentMetadata, int]],
+    age_max_ms: int,
+    surplus: int,
+    now_ms: int,
+) -> int | None:
+    """Behind the last segment that is older, or of the `surplus` bytes; None: the first one stays.
+    `sized`: oldest first, each with its bytes."""
+    end = None
+    for segment, size in sized:
+        passed = 0 <= age_max_ms <= now_ms - newest_timestamp_ms(segment)
         if not passed and not 0 < size <= surplus:
             break
         surplus -= size
-        start = segment.end_offset + 1
-    return start
+        end = segment.end_offset + 1
+    return end
 
 
 def newest_timestamp_ms(segment: RemoteLogSegmentMetadata) -> int:
@@ -249,16 +254,13 @@ def newest_timestamp_ms(segment: RemoteLogSegmentMetadata) -> int:
 
 
 def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadata, int]]:
-    """Every segment of the view with the bytes that no segment before it has.
-
-    Of one that overlaps, or was cut by an election, its share by offsets.
-    """
+    """Every segment of the view with the bytes that no segment before it has. Of one that overlaps,
+    or was cut by an election, its share by offsets."""
     counted_to = view.raised_log_start
     for segment in view.segments:
         last = segment.end_offset
-        copied = last if segment.copied_end_offset is None else segment.copied_end_offset
         first = max(segment.start_offset, counted_to)
-        whole = copied - segment.start_offset + 1
+        whole = segment.stored_end_offset - segment.start_offset + 1
         yield segment, segment.segment_size_bytes * (last - first + 1) // whole
         counted_to = last + 1
 
@@ -293,9 +295,7 @@ def plan_removals(
     works on them any more, and copies as old all of whose offsets others hold (two archivers met).
     """
     # What is of another history of the log stays until a person says otherwise (`LogHistory`).
-    segments = tuple(
-        s for s in segments if s.state is not State.COPY_SEGMENT_FINISHED or view.history.shows(s)
-    )
+    segments = tuple(s for s in segments if not s.is_finished or view.history.shows(s))
     spare = spare_copies(segments, view, now_ms - attempt_age_max_ms)
     hide: list[RemoteLogSegmentMetadata] = []
     delete: list[RemoteLogSegmentMetadata] = []
@@ -311,7 +311,7 @@ def plan_removals(
                 hide.append(segment)
         elif segment.end_offset < view.raised_log_start or segment.segment_id.id in spare:
             hide.append(segment)
-        if now_ms < due_ms and segment.state is not State.COPY_SEGMENT_FINISHED:
+        if now_ms < due_ms and not segment.is_finished:
             later.append(due_ms)
     standing = {
         s.segment_id.id: spare.get(s.segment_id.id) or stand_ins(s, view)

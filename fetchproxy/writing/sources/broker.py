@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import structlog
 from fetchproxy_protocol.apis import WireError
@@ -18,7 +19,6 @@ from fetchproxy.writing.sources.segment_source import (
     CopyPace,
     LogGap,
     LogRead,
-    LogSource,
     SegmentGatherer,
     SegmentSource,
     SegmentWriter,
@@ -27,181 +27,7 @@ from fetchproxy.writing.sources.segment_source import (
     gather_until,
 )
 
-# Gathers a segment from batches that a `LogSource` reads: the `broker` source's own segments.
-#
-# The archiver decides where they end (`contents`), as a broker does not tell where its own do.
-
 log = structlog.get_logger(__name__)
-
-
-class BatchSegments(SegmentSource):
-    def __init__(
-        self,
-        source: LogSource,
-        config: ArchiveConfig,
-        fetch_bytes_max: int = FETCH_BYTES_MAX,
-    ) -> None:
-        self._source = source
-        self._config = config
-        self._fetch_bytes_max = fetch_bytes_max
-        self._pace = CopyPace(config.copy_bytes_per_s_max)
-
-    def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
-        return BatchGatherer(
-            tip, self._config, self._source, spool, self._pace, self._fetch_bytes_max
-        )
-
-
-class BatchGatherer(SegmentGatherer):
-    def __init__(
-        self,
-        tip: TopicIdPartition,
-        config: ArchiveConfig,
-        source: LogSource,
-        spool: Spool,
-        pace: CopyPace,
-        fetch_bytes_max: int,
-    ) -> None:
-        self._tip = tip
-        self._fetch_bytes_max = fetch_bytes_max
-        self._config = config
-        self._source = source
-        self._spool = spool
-        self._pace = pace
-        self._writer: SegmentWriter | None = None
-        self._was_cut_short = False  # for want of room on the spool's disk
-
-    @property
-    def gathered_bytes(self) -> int:
-        return self._writer.size_bytes if self._writer else 0
-
-    @property
-    def gathered_end(self) -> int | None:
-        return self._writer.position if self._writer and self._writer.size_bytes else None
-
-    @property
-    def first_timestamp_ms(self) -> int | None:
-        return self._writer.first_timestamp_ms if self._writer else None
-
-    async def find_log_start(self) -> int:
-        self.log_start_offset = await self._source.log_start_offset(self._tip)
-        return self.log_start_offset
-
-    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
-        writer = self._writer
-        if writer is None or writer.start_offset != position:
-            await self.discard()
-            writer = self._writer = SegmentWriter(self._tip, position, self._spool)
-        # Who closes what is there, however short, waits for as long as the rate demands.
-        reason = await self._read_on(writer, None if close_short else gather_until())
-        if isinstance(reason, LogGap):
-            return reason
-        if reason is None and close_short and writer.size_bytes > 0:
-            reason = CutReason.SHORT
-        return None if reason is None else self._close(writer, reason)
-
-    async def discard(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            await writer.discard()
-
-    async def _read_on(
-        self, writer: SegmentWriter, until: float | None
-    ) -> CutReason | LogGap | None:
-        """Read until the segment is to be closed (the reason) or nothing more is there (None).
-
-        None also where the rate allows nothing more before `until` (loop time).
-        """
-        while True:
-            reason = self._cut_anyway(writer)
-            if reason is not None:
-                return reason
-            room = max(self._config.segment_bytes_max - writer.size_bytes, 1)
-            if not await self._pace.turn(until):
-                return None
-            read = await self._source.read(
-                self._tip,
-                writer.position,
-                self._pace.step(min(room, self._fetch_bytes_max)),
-            )
-            if isinstance(read, LogGap):
-                self.log_start_offset = read.log_start_offset
-                if writer.size_bytes > 0:
-                    return CutReason.GAP  # met again, and recorded, by the next segment
-                return read
-            self._pace.spend(len(read.records))
-            try:
-                taken, full = await self._take(writer, read)
-            except SpoolFull as error:
-                if writer.size_bytes == 0:
-                    raise
-                self._note_cut_short(writer, error)
-                return CutReason.SPOOL
-            if full:
-                return CutReason.BYTES
-            if not taken:
-                return None
-
-    def _cut_anyway(self, writer: SegmentWriter) -> CutReason | None:
-        if writer.began_at is None:
-            return None
-        age_s = asyncio.get_running_loop().time() - writer.began_at
-        return cut_reason(
-            age_ms=1000 * age_s,
-            spool_bytes=self._spool.size_bytes,
-            segment_age_max_ms=self._config.segment_age_max_ms,
-            spool_bytes_max=self._config.spool_bytes_max,
-        )
-
-    async def _take(self, writer: SegmentWriter, read: LogRead) -> tuple[bool, bool]:
-        """(something was taken, the segment is full). Raises SpoolFull: there is no room for more,
-        in an empty segment not for one batch."""
-        self.log_start_offset = read.log_start_offset
-        self.last_stable_offset = read.last_stable_offset
-        take = plan_take(
-            read.headers,
-            position=writer.position,
-            last_stable_offset=read.last_stable_offset,
-            gathered_bytes=writer.size_bytes,
-            segment_bytes_max=self._config.segment_bytes_max,
-        )
-        headers = read.headers[take.start : take.end]
-        while True:
-            try:
-                await writer.append(read.records, headers, read.aborted)
-            except SpoolFull:
-                if writer.size_bytes > 0 or len(headers) <= 1:
-                    raise
-                headers = headers[: len(headers) // 2]  # the disk has less room than one answer
-            else:
-                return bool(headers), take.full
-
-    def _note_cut_short(self, writer: SegmentWriter, error: SpoolFull) -> None:
-        if self._was_cut_short:
-            return  # it was said
-        self._was_cut_short = True
-        log.warning(
-            "segment_cut_short",
-            topic=self._tip.topic,
-            partition=self._tip.partition,
-            base_offset=writer.start_offset,
-            size_bytes=writer.size_bytes,
-            error=str(error),
-        )
-
-    def _close(self, writer: SegmentWriter, reason: CutReason) -> GatheredSegment:
-        segment = writer.close()
-        log.debug(
-            "segment_closed",
-            topic=self._tip.topic,
-            partition=self._tip.partition,
-            base_offset=segment.start_offset,
-            end_offset=segment.end_offset,
-            size_bytes=segment.size_bytes,
-            reason=reason.value,
-        )
-        return segment
-
 
 # Reads the log through the Fetch protocol, read_committed, so that the aborted list comes along.
 #
@@ -210,16 +36,22 @@ class BatchGatherer(SegmentGatherer):
 # loop.
 
 
-class BrokerSource(LogSource):
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+@dataclass(frozen=True, eq=False, repr=False)
+class BrokerSource:
+    cluster: Cluster
 
     async def log_start_offset(self, tip: TopicIdPartition) -> int:
+        """As it is now. Raises ClusterError."""
         now = asyncio.get_running_loop().time()
-        return (await self._cluster.log_edges(tip, not_older_than=now)).log_start_offset
+        return (await self.cluster.log_edges(tip, not_older_than=now)).log_start_offset
 
     async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead | LogGap:
-        fetched = await self._cluster.fetch(
+        """At least one batch if there is one, more while they fit into `bytes_max` bytes.
+
+        Raises LogTruncated where the log ends below `position`, CorruptSegment for a batch that
+        fails its CRC-32C or is none, ClusterError.
+        """
+        fetched = await self.cluster.fetch(
             tip,
             position,
             bytes_max=bytes_max,
@@ -233,7 +65,7 @@ class BrokerSource(LogSource):
     async def _out_of_range(self, tip: TopicIdPartition, position: int) -> LogGap:
         """Below or above? The error does not say, so ask, and never judge by an older answer."""
         now = asyncio.get_running_loop().time()
-        edges = await self._cluster.log_edges(tip, not_older_than=now)
+        edges = await self.cluster.log_edges(tip, not_older_than=now)
         if position < edges.log_start_offset:
             return LogGap(edges.log_start_offset)
         if position > edges.high_watermark:
@@ -266,3 +98,155 @@ def _checked(tip: TopicIdPartition, fetched: FetchedPartition) -> LogRead:
         log_start_offset=fetched.log_start_offset,
         last_stable_offset=stable,
     )
+
+
+# Gathers a segment from batches that a `BrokerSource` reads: the `broker` source's own segments.
+#
+# The archiver decides where they end (`contents`), as a broker does not tell where its own do.
+
+
+@dataclass(eq=False, repr=False)
+class BatchSegments(SegmentSource):
+    source: BrokerSource
+    config: ArchiveConfig
+    fetch_bytes_max: int = FETCH_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        self.pace = CopyPace(self.config.copy_bytes_per_s_max)
+
+    def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
+        return BatchGatherer(tip, self, spool)
+
+
+@dataclass(eq=False, repr=False)
+class BatchGatherer(SegmentGatherer):
+    tip: TopicIdPartition
+    segments: BatchSegments
+    spool: Spool
+
+    def __post_init__(self) -> None:
+        self._writer: SegmentWriter | None = None
+        self._was_cut_short = False  # for want of room on the self.spool's disk
+
+    @property
+    def gathered_bytes(self) -> int:
+        return self._writer.size_bytes if self._writer else 0
+
+    @property
+    def gathered_end(self) -> int | None:
+        return self._writer.position if self._writer and self._writer.size_bytes else None
+
+    @property
+    def first_timestamp_ms(self) -> int | None:
+        return self._writer.first_timestamp_ms if self._writer else None
+
+    async def find_log_start(self) -> int:
+        self.log_start_offset = await self.segments.source.log_start_offset(self.tip)
+        return self.log_start_offset
+
+    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
+        writer = self._writer
+        if writer is None or writer.start_offset != position:
+            await self.discard()
+            writer = self._writer = SegmentWriter(self.tip, position, self.spool)
+        # Who closes what is there, however short, waits for as long as the rate demands.
+        reason = await self._read_on(writer, None if close_short else gather_until())
+        if isinstance(reason, LogGap):
+            return reason
+        if reason is None and close_short and writer.size_bytes > 0:
+            reason = CutReason.SHORT
+        return None if reason is None else self._close(writer, reason)
+
+    async def discard(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.discard()
+
+    async def _read_on(
+        self, writer: SegmentWriter, until: float | None
+    ) -> CutReason | LogGap | None:
+        """Read until the segment is to be closed (the reason) or nothing more is there (None). None
+        also where the rate allows nothing more before `until` (loop time)."""
+        while True:
+            reason = self._cut_anyway(writer)
+            if reason is not None:
+                return reason
+            room = max(self.segments.config.segment_bytes_max - writer.size_bytes, 1)
+            if not await self.segments.pace.turn(until):
+                return None
+            read = await self.segments.source.read(
+                self.tip,
+                writer.position,
+                self.segments.pace.step(min(room, self.segments.fetch_bytes_max)),
+            )
+            if isinstance(read, LogGap):
+                self.log_start_offset = read.log_start_offset
+                if writer.size_bytes > 0:
+                    return CutReason.GAP  # met again, and recorded, by the next segment
+                return read
+            self.segments.pace.spend(len(read.records))
+            try:
+                taken, full = await self._take(writer, read)
+            except SpoolFull as error:
+                if writer.size_bytes == 0:
+                    raise
+                if not self._was_cut_short:  # said once
+                    self._was_cut_short = True
+                    log.warning(
+                        "segment_cut_short",
+                        **self.tip.logged,
+                        base_offset=writer.start_offset,
+                        size_bytes=writer.size_bytes,
+                        error=str(error),
+                    )
+                return CutReason.SPOOL
+            if full:
+                return CutReason.BYTES
+            if not taken:
+                return None
+
+    def _cut_anyway(self, writer: SegmentWriter) -> CutReason | None:
+        if writer.began_at is None:
+            return None
+        age_s = asyncio.get_running_loop().time() - writer.began_at
+        return cut_reason(
+            age_ms=1000 * age_s,
+            spool_bytes=self.spool.size_bytes,
+            segment_age_max_ms=self.segments.config.segment_age_max_ms,
+            spool_bytes_max=self.segments.config.spool_bytes_max,
+        )
+
+    async def _take(self, writer: SegmentWriter, read: LogRead) -> tuple[bool, bool]:
+        """(something was taken, the segment is full). Raises SpoolFull: there is no room for more,
+        in an empty segment not for one batch."""
+        self.log_start_offset = read.log_start_offset
+        self.last_stable_offset = read.last_stable_offset
+        take = plan_take(
+            read.headers,
+            position=writer.position,
+            last_stable_offset=read.last_stable_offset,
+            gathered_bytes=writer.size_bytes,
+            segment_bytes_max=self.segments.config.segment_bytes_max,
+        )
+        headers = read.headers[take.start : take.end]
+        while True:
+            try:
+                await writer.append(read.records, headers, read.aborted)
+            except SpoolFull:
+                if writer.size_bytes > 0 or len(headers) <= 1:
+                    raise
+                headers = headers[: len(headers) // 2]  # the disk has less room than one answer
+            else:
+                return bool(headers), take.full
+
+    def _close(self, writer: SegmentWriter, reason: CutReason) -> GatheredSegment:
+        segment = writer.close()
+        log.debug(
+            "segment_closed",
+            **self.tip.logged,
+            base_offset=segment.start_offset,
+            end_offset=segment.end_offset,
+            size_bytes=segment.size_bytes,
+            reason=reason.value,
+        )
+        return segment

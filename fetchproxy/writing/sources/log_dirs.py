@@ -30,17 +30,10 @@ from fetchproxy_protocol.record_batch import (
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ConfigError, CorruptSegment, LogDirUnusable, LogTruncated
 from fetchproxy.model import AbortedTxn, EpochStart, LogEdges, TopicIdPartition
+from fetchproxy.segments import side_files
 from fetchproxy.segments.check import TxnCheck, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import parse_uuid
-from fetchproxy.segments.side_files import (
-    ENTRY_BYTES,
-    decode_aborted,
-    decode_epochs,
-    offset_index_fault,
-    snapshot_fault,
-    time_index_fault,
-)
 from fetchproxy.storage.key_rings import stream_at
 from fetchproxy.writing.sources.segment_source import (
     CopyPace,
@@ -150,13 +143,11 @@ def read_file(folder: Path, offset: int, suffix: str) -> bytes | None:
 
 
 def read_epochs(folder: Path) -> tuple[EpochStart, ...] | None:
-    """The leader epochs of the log as its broker knows them; None: there is no checkpoint.
-
-    Raises LogDirUnusable for one that cannot be understood.
-    """
+    """The leader epochs of the log as its broker knows them; None: there is no checkpoint. Raises
+    LogDirUnusable for one that cannot be understood."""
     path = folder / "leader-epoch-checkpoint"
     try:
-        return decode_epochs(path.read_bytes())
+        return side_files.decode_epochs(path.read_bytes())
     except FileNotFoundError:
         return None
     except CorruptSegment as error:
@@ -194,9 +185,7 @@ class SegmentGone(Exception):
 @dataclass(frozen=True, slots=True)
 class RolledSegment:
     """Offsets `base_offset` up to but not including `next_base_offset`, all of them decided.
-
-    `position` is the first one that is wanted; `listing` was made after the LSO was asked for.
-    """
+    `position` is the first one that is wanted; `listing` was made after the LSO was asked for."""
 
     tip: TopicIdPartition
     folder: Path
@@ -221,9 +210,7 @@ class Taken:
 
 def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
     """(base offset, the next segment's) of the inactive segment that holds `position`. Pure.
-
-    `segments` are base offsets, rising; the last one is active. None: none of the inactive does.
-    """
+    `segments` are base offsets, rising; the last one is active. None: none of the inactive does."""
     for base_offset, next_base_offset in pairwise(segments):
         if base_offset <= position < next_base_offset:
             return base_offset, next_base_offset
@@ -231,10 +218,7 @@ def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
 
 
 def take_segment(
-    rolled: RolledSegment,
-    path: Path,
-    go_on: Callable[[], bool],
-    stream_key: bytes | None = None,
+    rolled: RolledSegment, path: Path, go_on: Callable[[], bool], stream_key: bytes | None = None
 ) -> Taken:
     """Check the segment's file and put it, from the batch that holds the position on, at `path`.
 
@@ -282,7 +266,9 @@ class _Reading:
         self.summary.report((entry.producer_id, entry.first_offset) for entry in aborted)
         end_offset = rolled.next_base_offset - 1
         self._txns = TxnCheck()
-        self._txns.begin(_clipped(aborted, end_offset), "", rolled.position, end_offset)
+        self._txns.begin(
+            side_files.clip_aborted(aborted, end_offset), "", rolled.position, end_offset
+        )
 
     def step(self) -> bool:
         """The next block; False: the file has been read."""
@@ -394,20 +380,12 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
         if raw is None:  # without it aborted records would pass for committed ones
             raise SegmentGone
         # The active segment's may be caught while an entry is being appended.
-        for entry in decode_aborted(raw[: len(raw) - len(raw) % ENTRY_BYTES]):
+        for entry in side_files.decode_aborted(raw[: len(raw) - len(raw) % side_files.ENTRY_BYTES]):
             if entry.first_offset <= end_offset and entry.last_offset >= rolled.position:
                 found.append(entry)
             if entry.last_stable_offset > end_offset:
                 return found
     return found
-
-
-def _clipped(aborted: Sequence[AbortedTxn], end_offset: int) -> tuple[AbortedTxn, ...]:
-    """As the segment's own index will list them, see `side_files`."""
-    return tuple(
-        AbortedTxn(e.first_offset, min(e.last_offset, end_offset), e.producer_id, -1)
-        for e in aborted
-    )
 
 
 def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool) -> KafkaFiles:
@@ -418,18 +396,16 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
     times = read_file(rolled.folder, base, TIME_INDEX) if whole else None
     snapshot = read_file(rolled.folder, rolled.next_base_offset, SNAPSHOT)
     faults = (
-        "" if offsets is None else offset_index_fault(offsets, base, end, segment.size_bytes),
-        "" if times is None else time_index_fault(times, base, end, segment.max_timestamp_ms),
-        "" if snapshot is None else snapshot_fault(snapshot),
+        ""
+        if offsets is None
+        else side_files.offset_index_fault(offsets, base, end, segment.size_bytes),
+        ""
+        if times is None
+        else side_files.time_index_fault(times, base, end, segment.max_timestamp_ms),
+        "" if snapshot is None else side_files.snapshot_fault(snapshot),
     )
     for fault in filter(None, faults):
-        log.warning(
-            "kafka_file_left_out",
-            topic=rolled.tip.topic,
-            partition=rolled.tip.partition,
-            base_offset=base,
-            error=fault,
-        )
+        log.warning("kafka_file_left_out", **rolled.tip.logged, base_offset=base, error=fault)
     return KafkaFiles(
         offset_index=None if faults[0] else offsets,
         time_index=None if faults[1] else times,
@@ -470,41 +446,36 @@ def _link(file: IO[bytes], name: Path, path: Path) -> bool:
 # not count.
 
 
+@dataclass(eq=False, repr=False)
 class LogDirsSegments(SegmentSource):
     """`log_dirs` may be those of several brokers of the cluster."""
 
-    def __init__(self, log_dirs: Sequence[LogDir], cluster: Cluster, pace: CopyPace) -> None:
-        self.pace = pace
-        self._log_dirs = tuple(log_dirs)
-        self._cluster = cluster
+    log_dirs: Sequence[LogDir]
+    cluster: Cluster
+    pace: CopyPace
 
     def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
-        return LogDirsGatherer(tip, self, self._cluster, spool)
+        return LogDirsGatherer(tip, self, spool)
 
     async def of_leader(self, tip: TopicIdPartition) -> list[LogDir]:
         """The log directories of the broker that leads it; none where that is another host's.
-
-        Raises ConfigError where a directory belongs to another cluster, ClusterError.
-        """
-        cluster_id = await self._cluster.cluster_id()
-        for log_dir in self._log_dirs:
+        Raises ConfigError where a directory belongs to another cluster, ClusterError."""
+        cluster_id = await self.cluster.cluster_id()
+        for log_dir in self.log_dirs:
             if log_dir.cluster_id != cluster_id:
                 raise ConfigError(
                     f"archive.log_dirs: {log_dir.path} belongs to cluster {log_dir.cluster_id}, "
                     f"the brokers are of cluster {cluster_id}"
                 )
-        topic = await self._cluster.topic_by_id(tip.topic_id)
+        topic = await self.cluster.topic_by_id(tip.topic_id)
         leader = topic.leaders.get(tip.partition, (-1, -1))[0]
-        return [log_dir for log_dir in self._log_dirs if log_dir.node_id == leader]
+        return [log_dir for log_dir in self.log_dirs if log_dir.node_id == leader]
 
 
 class LogDirsGatherer(SegmentGatherer):
-    def __init__(
-        self, tip: TopicIdPartition, source: LogDirsSegments, cluster: Cluster, spool: Spool
-    ) -> None:
+    def __init__(self, tip: TopicIdPartition, source: LogDirsSegments, spool: Spool) -> None:
         self._tip = tip
         self._source = source
-        self._cluster = cluster
         self._spool = spool
         self._taken: Taken | None = None
 
@@ -554,7 +525,7 @@ class LogDirsGatherer(SegmentGatherer):
 
     async def _edges(self) -> LogEdges:
         now = asyncio.get_running_loop().time()
-        edges = await self._cluster.log_edges(self._tip, not_older_than=now)
+        edges = await self._source.cluster.log_edges(self._tip, not_older_than=now)
         self.log_start_offset = edges.log_start_offset
         self.last_stable_offset = edges.last_stable_offset
         return edges
@@ -587,8 +558,7 @@ class LogDirsGatherer(SegmentGatherer):
         self._spool.size_bytes += taken.copied_bytes
         log.debug(
             "segment_taken",
-            topic=self._tip.topic,
-            partition=self._tip.partition,
+            **self._tip.logged,
             base_offset=taken.segment.start_offset,
             end_offset=taken.segment.end_offset,
             size_bytes=taken.segment.size_bytes,

@@ -1,6 +1,5 @@
 """Where the archiver gets segments from, as it sees it, and the spool in which they are
-gathered.
-"""
+gathered."""
 
 from __future__ import annotations
 
@@ -39,9 +38,7 @@ _LOCK = "lock"
 
 class Spool:
     """`async with`: creates the folder, removes leftovers; on exit the folder and all in it go.
-
-    `encrypted`: each file is, with a key of its own that never leaves the memory.
-    """
+    `encrypted`: each file is, with a key of its own that never leaves the memory."""
 
     def __init__(self, spool_dir: Path | None, *, encrypted: bool = False) -> None:
         self._encrypted = encrypted
@@ -53,7 +50,7 @@ class Spool:
 
     async def __aenter__(self) -> Self:
         """Raises OSError where the folder cannot be made."""
-        await asyncio.to_thread(self._make_way)
+        await asyncio.to_thread(self._remove_leftovers)
         # Not in the thread, which goes on after a cancelled start: nobody would remove its folder.
         self._take_folder()
         return self
@@ -74,10 +71,6 @@ class Spool:
         """Of a new file; None: it is not to be encrypted."""
         return os.urandom(KEY_BYTES) if self._encrypted else None
 
-    def _make_way(self) -> None:
-        self._parent.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()
-
     def _take_folder(self) -> None:
         while True:
             self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
@@ -89,6 +82,7 @@ class Spool:
             self._lock.close()
 
     def _remove_leftovers(self) -> None:
+        self._parent.mkdir(parents=True, exist_ok=True)
         for folder in self._parent.glob(f"{_PREFIX}*"):
             try:
                 if os.lstat(folder).st_uid != os.geteuid():
@@ -105,16 +99,10 @@ class Spool:
                 log.warning("spool_leftover_not_deleted", path=os.fspath(folder), error=str(error))
 
 
-# `broker` gathers a segment from fetched batches (over a `LogSource`),
-# `log-dirs` takes a broker's rolled segment file (`log_dirs`).
-
-
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """Whole batches from a position on, none above the LSO that the source knew of.
-
-    `headers` point into `records`. Empty headers: nothing more can be read now.
-    """
+    """Whole batches from a position on, none above the LSO that the source knew of. `headers` point
+    into `records`. Empty headers: nothing more can be read now."""
 
     records: memoryview
     headers: tuple[BatchHeader, ...]
@@ -130,25 +118,9 @@ class LogGap:
     log_start_offset: int
 
 
-class LogSource(ABC):
-    @abstractmethod
-    async def log_start_offset(self, tip: TopicIdPartition) -> int:
-        """As it is now. Raises ClusterError."""
-
-    @abstractmethod
-    async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead | LogGap:
-        """At least one batch if there is one, more while they fit into `bytes_max` bytes.
-
-        Raises LogTruncated where the log ends below `position`, CorruptSegment for a batch that
-        fails its CRC-32C or is none, ClusterError.
-        """
-
-
 class SegmentGatherer(ABC):
     """One partition's next segment, for one PartitionArchiver, which calls one method at a time.
-
-    `log_start_offset` and `last_stable_offset` are those that it last heard of; None: not yet.
-    """
+    `log_start_offset` and `last_stable_offset` are those that it last heard of; None: not yet."""
 
     log_start_offset: int | None = None
     last_stable_offset: int | None = None
@@ -180,8 +152,8 @@ class SegmentGatherer(ABC):
         segment's file stays until `discard`. `close_short`: nobody waits for more, so what is there
         makes a segment, however short; a source whose segments others close pays no heed to it.
 
-        Raises as `LogSource.read`, OSError of the disk. After any error but a ClusterError what was
-        gathered is of no use: call `discard`.
+        Raises as `BrokerSource.read`, and OSError of the disk. After any error but a ClusterError
+        what was gathered is of no use: call `discard`.
         """
 
     @abstractmethod
