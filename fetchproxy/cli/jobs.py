@@ -65,7 +65,7 @@ def ask_store(config: Config, topics: Iterable[str | None] = ()) -> None:
 
 async def _look(config: Config, topics: Iterable[str]) -> bool:
     """Raises RemoteStorageError, ConfigError."""
-    max_s = config.metadata.metadata_read_max_ms / 1000
+    max_s = config.store.metadata_read_max_ms / 1000
     async with stored_archive(config) as archive:
         try:
             async with asyncio.timeout(max_s):

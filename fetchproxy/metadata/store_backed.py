@@ -37,6 +37,7 @@ from fetchproxy.metadata.collected import (
 )
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
+    READ_MAX_MS,
     READS_AT_ONCE_MAX,
     MetadataProblem,
     RemoteLogMetadataManager,
@@ -427,6 +428,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         collects: bool = False,
         plans: bool = False,
         reads_max: int = READS_AT_ONCE_MAX,
+        read_max_ms: int = READ_MAX_MS,
     ) -> None:
         """`collects`: reads and leaves what is collected of topics (`collected`).
         `plans`: reads it too, for partitions that are seen for the first time; leaves nothing."""
@@ -435,13 +437,14 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._collected_once = CollectedOnce(rsm) if plans else None
         self._config = config
         self._reads_max = reads_max
+        self._read_max_ms = read_max_ms
         self._partitions: dict[TopicIdPartition, StoredPartition] = {}
         self._views = FreshReads(self._read_partition)
         self._topic_views = FreshReads(self._read_topic_views)
         self._top_level = FreshReads(self._read_top_level)
         self._put_topics: set[tuple[str, UUID]] = set()  # by this process, ever
         self._archive = FreshReads(self._read_archive)
-        self._deletions = StoredPartitionDeletions(rsm, config.metadata_read_max_ms)
+        self._deletions = StoredPartitionDeletions(rsm, read_max_ms)
         self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -463,7 +466,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
         """As the interface says; `read_at` is when the listing *began*.
 
-        Raises StorageUnavailable where nothing comes for `metadata_read_max_ms`. What it had got by
+        Raises StorageUnavailable where nothing comes for `read_max_ms`. What it had got by
         then is kept, so the next attempt is shorter.
         """
         # A later listing of the whole topic counts: a partition that it lacks is empty.
@@ -477,7 +480,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def refresh_topic(
         self, topic_id: UUID, not_older_than: float
     ) -> Mapping[int, PartitionView]:
-        """As the interface says. It is given up when nothing is found for `metadata_read_max_ms`.
+        """As the interface says. It is given up when nothing is found for `read_max_ms`.
 
         A partition's own `refresh` does not wait for it: of one partition less is to be listed.
         """
@@ -511,7 +514,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if metadata.state is not RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
         now = asyncio.get_running_loop().time()
-        partition.put(metadata, now, 2 * self._config.metadata_read_max_ms / 1000)
+        partition.put(metadata, now, 2 * self._read_max_ms / 1000)
         shown = self._views.cached(tip)
         if shown is not None:
             self._views.replace(tip, partition.view(shown.read_at))
@@ -604,7 +607,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return partition
 
     async def _read_top_level(self, _: None, began_at: float) -> _TopLevel:
-        async with within(self._config.metadata_read_max_ms / 1000, "list of topics"):
+        async with within(self._read_max_ms / 1000, "list of topics"):
             listed = await self._rsm.list_topics()
         return _TopLevel.of([*listed, *self._put_topics])
 
@@ -706,9 +709,9 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _while_it_comes(self, what: str) -> AsyncIterator[Callable[[], None]]:
         """A read that may take as long as it likes, while something comes: that is to be called.
 
-        Raises StorageUnavailable where nothing does for `metadata_read_max_ms`.
+        Raises StorageUnavailable where nothing does for `read_max_ms`.
         """
-        loop, silence_max_s = asyncio.get_running_loop(), self._config.metadata_read_max_ms / 1000
+        loop, silence_max_s = asyncio.get_running_loop(), self._read_max_ms / 1000
         async with within(silence_max_s, what) as limit:
 
             def it_came() -> None:

@@ -363,7 +363,13 @@ class RemoteFetchPurgatory:
             self._on_read_done,
         )
         self._read_ahead = ReadAheadLoads(
-            self._config, self._reader, self._memory, self._pool, self._loads, self._unasked_max_s
+            self._limits.read_ahead_chunks_max,
+            self._config.chunk_cache_bytes_max,
+            self._reader,
+            self._memory,
+            self._pool,
+            self._loads,
+            self._unasked_max_s,
         )
         self._by_time = TimestampLookup(self._rlmm, self._memory, self._loads, self._unasked_max_s)
         self._closed = False

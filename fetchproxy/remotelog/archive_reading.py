@@ -74,9 +74,12 @@ class ArchiveReading:
         self._once = once
         self._options = options
         self.rsm = opened_store(options)
-        config = MetadataConfig(metadata_read_max_ms=options.plan_max_ms)
         self._rlmm = StoreBackedRemoteLogMetadataManager(
-            self.rsm, config, plans=True, reads_max=METADATA_READS_MAX
+            self.rsm,
+            MetadataConfig(),
+            plans=True,
+            reads_max=METADATA_READS_MAX,
+            read_max_ms=options.plan_max_ms,
         )
         self._opened = AsyncExitStack()
         self._known: Known = frozenset()

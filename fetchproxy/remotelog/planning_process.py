@@ -35,11 +35,14 @@ async def _answer(answers: int) -> None:
     options: SourceOptions | None = await received_or_none(asked)
     if options is None:
         return
-    config = MetadataConfig(metadata_read_max_ms=options.plan_max_ms)
     async with (
         opened_store(options) as rsm,
         StoreBackedRemoteLogMetadataManager(
-            rsm, config, plans=True, reads_max=METADATA_READS_MAX
+            rsm,
+            MetadataConfig(),
+            plans=True,
+            reads_max=METADATA_READS_MAX,
+            read_max_ms=options.plan_max_ms,
         ) as rlmm,
     ):
         while (tips := await received_or_none(asked)) is not None:

@@ -67,12 +67,12 @@ from fetchproxy.writing.status import (
     withdraw,
 )
 
-# From `archive.source` to the SegmentSource. Starts nothing; reads what log directories say.
+# From `archive.log_dirs` to the SegmentSource. Starts nothing; reads what log directories say.
 
 
 def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -> SegmentSource:
     """Raises ConfigError as `open_log_dirs`."""
-    if config.source == "log-dirs":
+    if config.log_dirs is not None:
         return LogDirsSegments(
             open_log_dirs(config), cluster, CopyPace(config.copy_bytes_per_s_max)
         )
@@ -80,11 +80,11 @@ def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
-    """Those of `archive.log_dirs`, none with `archive.source` = broker. Blocks, briefly.
+    """Those of `archive.log_dirs`. Blocks, briefly.
 
     Raises ConfigError where one cannot be read or is none.
     """
-    if config.source != "log-dirs" or config.log_dirs is None:
+    if config.log_dirs is None:
         return []
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
 
@@ -99,7 +99,7 @@ HEARTBEATS_PER_SESSION = 6
 
 
 def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random) -> Leadership:
-    if config.source == "log-dirs":
+    if config.log_dirs is not None:
         return LogDirsLeadership({log_dir.node_id for log_dir in open_log_dirs(config)})
     if config.group_id is None:
         return SoleLeadership()
@@ -219,7 +219,7 @@ class RemoteLogManager:
         self._wall_clock_ms = wall_clock_ms
         self._rng = rng
         self._schedule = ProcessingSchedule(
-            config.rlm_process_interval_ms, config.rlm_retry_interval_ms
+            limits.rlm_process_interval_ms, limits.rlm_retry_interval_ms
         )
         self._partitions: dict[TopicIdPartition, ManagedPartition] = {}
         self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it

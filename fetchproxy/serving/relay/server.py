@@ -146,7 +146,7 @@ async def open_gateway(
         starts=ArchiveStarts(cluster, rlmm, views),
         positions=positions,
         is_archiving=is_archiving,
-        reads_at_once=config.remote_fetch.fetcher_tasks_max,
+        reads_at_once=config.store.connections_max,
         clock=listener.clock,
     )
     fetches = _shared_by_fetches(config, archive, cluster, listener, rng or random.Random())
@@ -182,11 +182,12 @@ def _shared_by_fetches(
     rng: random.Random,
 ) -> SharedByFetches:
     gateway, limits = config.gateway, listener.limits
+    held_max_ms = max(limits.held_max_ms, 3 * config.archive.segment_age_max_ms)
     return SharedByFetches(
         archive=archive,
         cluster=cluster,
         judge=Judge(archive, cluster, listener.warnings, gateway.gap_policy == "error"),
-        held=HeldReaders(archive.clock, gateway.held_max_ms),
+        held=HeldReaders(archive.clock, held_max_ms),
         skipped=SkippedOffsets(),
         topics=ArchivedTopics(
             *(cluster, archive.rlmm, archive.knowledge, archive.clock),
@@ -194,7 +195,7 @@ def _shared_by_fetches(
         ),
         admission=admission_of(config, limits, archive.clock),
         limits=FetchLimits(
-            wait_max_s=config.remote_fetch.remote_fetch_max_wait_ms / 1000,
+            wait_max_s=limits.remote_fetch_max_wait_ms / 1000,
             answer_bytes_max=limits.remote_answer_bytes_max,
             permit_ttl_s=gateway.permit_ttl_ms / 1000,
         ),
