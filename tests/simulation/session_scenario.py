@@ -75,7 +75,6 @@ def draw_config(rng: Random, cluster: SimulatedCluster, folder: Path) -> tuple[C
     )
     remote_fetch, reading = section_and_limits(
         RemoteFetchConfig,
-        StoreConfig,
         ReadingLimits,
         fetcher_tasks_max=rng.choice([1, 2, 16]),
         purgatory_entries_max=rng.choice([1, 2, 100]),

@@ -44,7 +44,7 @@ def test_a_client_gets_its_rate_over_all_its_connections_and_is_told_to_wait() -
             for told_ms, waited_s in zip(reader.throttles_ms, reader.pauses_s, strict=False):
                 assert waited_s >= 0.9 * told_ms / 1000 - 0.01
 
-    run_replay(PACED, main, partitions=3, batches=3_000)
+    run_replay(PACED, main, partitions=3, batches=3_000, reading=SMALL_CHUNKS)
 
 
 def test_the_tail_of_a_client_that_owes_does_not_wait() -> None:
@@ -77,7 +77,7 @@ def test_the_tail_of_a_client_that_owes_does_not_wait() -> None:
         assert 0.6 * RATE * 20 <= sum(t.size for t in archived) <= RATE * 21 + RATE
         assert not reader.throttles_ms  # or it would leave its tail alone, too
 
-    run_replay(PACED, main, partitions=2, batches=3_000, tail_batches=60)
+    run_replay(PACED, main, partitions=2, batches=3_000, tail_batches=60, reading=SMALL_CHUNKS)
 
 
 def test_without_a_rate_nobody_is_throttled() -> None:
