@@ -136,16 +136,14 @@ def section_docstrings() -> dict[str, str]:
 
 def all_keys() -> dict[str, Key]:
     """Every key by its dotted name, in declaration order."""
-    return {key.dotted: key for key in _walk()}
-
-
-def _walk() -> Iterator[Key]:
+    keys: dict[str, Key] = {}
     for section, field in Config.model_fields.items():
         model = field.annotation
         assert isinstance(model, type)
         assert issubclass(model, Section)
         for name, key_field in model.model_fields.items():
-            yield Key(section, name, key_field)
+            keys[f"{section}.{name}"] = Key(section, name, key_field)
+    return keys
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:  # Any: typing offers no type of types

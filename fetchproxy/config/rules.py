@@ -158,17 +158,13 @@ def sasl_fault(cluster: ClusterConfig) -> str | None:
     )
 
 
-def _sasl_keys_set(cluster: ClusterConfig, names: tuple[str, ...]) -> list[str]:
-    return [f"cluster.{name}" for name in names if getattr(cluster, name) is not None]
-
-
 def _must_not(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str | None:
-    found = _sasl_keys_set(cluster, names)
+    found = _set("cluster", cluster, names)
     return f"{', '.join(found)} must not be set with {because}" if found else None
 
 
 def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str | None:
-    found = _sasl_keys_set(cluster, names)
+    found = _set("cluster", cluster, names)
     if len(found) > 1:
         return f"only one of {' and '.join(found)} may be set"
     wanted = " or ".join(f"cluster.{name}" for name in names)
