@@ -70,7 +70,7 @@ SETTINGS: dict[str, object] = {
     "limits.writing.orphan_check_interval_ms": 20_000,
     "limits.writing.orphan_age_min_ms": 60_000,
     # Smaller than what is retained, so that they are full soon and readers need the store.
-    "remote_fetch.chunk_bytes": 256 * 1024,
+    "limits.reading.chunk_bytes": 256 * 1024,
     "remote_fetch.chunk_cache_bytes_max": 16 * _MIB,
     "remote_fetch.index_cache_bytes_max": _MIB,
     # A pool of connections keeps the most that were ever needed at once for as long as there is

@@ -25,7 +25,7 @@ from benchmarks.fault_relay import NO_FAULT, Fault, FaultRelay
 from chaos.ledger import Log
 from chaos.plan import ARCHIVERS, BROKERS, PROXIES
 from fetchproxy.cli.segments import SegmentRow, read_archive
-from fetchproxy.config.schema import Config, MetadataConfig, StoreConfig
+from fetchproxy.config.schema import Config, StoreConfig
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.observability.health import Kind
 from lab import limited
@@ -47,7 +47,7 @@ _LOSSES = ("archive_gap", "lost_offsets_skipped")
 _START_S = 90.0
 _CALL_S = 20.0
 _WHOLE_S = 1_200.0  # verify of all that has come together, on a busy machine
-_PATIENCE_MS = 60_000  # of who only asks what is there, with all parts up, on a busy machine
+_PATIENCE_MS = 120_000  # of who only asks what is there, with all parts up, on a busy machine
 
 # Small segments and quick turns, so that a round of acts meets all of an archiver's work. Retention
 # by time is there for the wrong clock: nothing becomes a day old.
@@ -56,8 +56,8 @@ SETTINGS: dict[str, object] = {
     "limits.console.refresh_interval_ms": 2_000,
     "archive.segment_bytes_max": SEGMENT_BYTES,
     "archive.segment_age_max_ms": 5_000,
-    "archive.rlm_process_interval_ms": 500,
-    "archive.rlm_retry_interval_ms": 1_000,
+    "limits.writing.rlm_process_interval_ms": 500,
+    "limits.writing.rlm_retry_interval_ms": 1_000,
     "limits.writing.discovery_interval_ms": 2_000,
     "limits.writing.remote_refresh_interval_ms": 5_000,
     "archive.copy_max_ms": 30_000,
@@ -75,7 +75,7 @@ SETTINGS: dict[str, object] = {
     "limits.writing.orphan_check_interval_ms": 20_000,
     "limits.writing.orphan_age_min_ms": 60_000,
     # Smaller than what is archived, so that readers need the store.
-    "remote_fetch.chunk_bytes": 32 * 1024,
+    "limits.reading.chunk_bytes": 32 * 1024,
     "remote_fetch.chunk_cache_bytes_max": 1024 * 1024,
     "remote_fetch.index_cache_bytes_max": 1024 * 1024,
     "store.timeout_ms": 5_000,
@@ -273,7 +273,6 @@ class Parts:
         """`fetchproxy segments`, and who waits for `fetchproxy resolve`."""
         config = Config(
             store=StoreConfig(url=self.store_url(), timeout_ms=_PATIENCE_MS),
-            metadata=MetadataConfig(metadata_read_max_ms=_PATIENCE_MS),
         )
         deadline = time.monotonic() + _START_S
         while True:
@@ -324,8 +323,7 @@ class Parts:
     def _command(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [*_FETCHPROXY, *words, "--store", self.store_url()]
         command += ["--bootstrap", self.cluster.bootstrap]
-        for key in ("store.timeout_ms", "metadata.metadata_read_max_ms"):
-            command += ["--set", f"{key}={_PATIENCE_MS}"]
+        command += ["--set", f"store.timeout_ms={_PATIENCE_MS}"]
         for key, value in self.metadata_settings.items():
             command += ["--set", f"{key}={value}"]
         try:

@@ -3,19 +3,18 @@ that is killed."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from lab.clouds import AzureServer, GcsServer
 from lab.hdfs import HdfsServer
+from lab.process import StartedServer
 from lab.s3 import VERSITYGW_VERSION, S3Server
 from lab.store_server import StoreServer
 
 
-class ArchiveStore(ABC):
+class ArchiveStore(StartedServer):
     """`with FolderStore(folder) as store: … store.url`."""
 
     name: str
@@ -38,16 +37,11 @@ class ArchiveStore(ABC):
     def bring_back(self) -> str:
         """End the outage; says in a sentence what was done."""
 
-    def __enter__(self) -> Self:
-        return self
+    def start(self) -> None:
+        """A folder is there."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
+    def stop(self) -> None:
+        """A folder stays."""
 
 
 class FolderStore(ArchiveStore):
@@ -95,17 +89,11 @@ class ServerStore(ArchiveStore):
         self._server.start()
         return f"The store's server runs again, as process {self._server.pid}."
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         self._server.start()
         self._server.create_bucket(self._BUCKET)
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def stop(self) -> None:
         self._server.stop()
 
 
@@ -127,16 +115,10 @@ class HdfsStore(ArchiveStore):
         self._server.start()
         return "HDFS runs again."
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         self._server.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def stop(self) -> None:
         self._server.stop()
 
 

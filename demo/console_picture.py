@@ -20,6 +20,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from lab import limited
 from lab.browser import Browser
 from lab.kafka import KafkaServer
 from lab.process import ServerProcess, free_port
@@ -31,8 +32,8 @@ _MARGIN_BELOW = 24  # px below the table of partitions
 _SETTINGS = {
     "archive.segment_bytes_max": 1024 * 1024,
     "archive.segment_age_max_ms": 1_000,
-    "archive.rlm_process_interval_ms": 100,
-    "metadata.refresh_interval_ms": 500,
+    "limits.writing.rlm_process_interval_ms": 100,
+    "limits.console.refresh_interval_ms": 500,
 }
 
 
@@ -45,11 +46,10 @@ def main(arguments: list[str]) -> None:
             kafka.create_topic(topic, partitions)
         _produce(kafka.bootstrap)
         listen, console = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-        command = [sys.executable, "-m", "fetchproxy", "serve", "--bootstrap", kafka.bootstrap]
+        command = [*limited.command(_SETTINGS), "serve", "--bootstrap", kafka.bootstrap]
         command += ["--store", f"file://{store}", "--listen", listen]
         command += ["--archive", "|".join(_TOPICS), "--console", console]
-        for key, value in _SETTINGS.items():
-            command += ["--set", f"{key}={value}"]
+        command += limited.options(_SETTINGS)
         proxy, done = ServerProcess("fetchproxy", command, Path(folder) / "log"), threading.Event()
         with Browser() as page:
             try:

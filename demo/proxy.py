@@ -23,13 +23,13 @@ from lab.process import ServerProcess, free_port
 _SETTINGS = {
     "archive.segment_bytes_max": 1024 * 1024,  # dozens of segments of 50 MB
     "archive.segment_age_max_ms": 1_000,  # the last, unfilled segment is copied soon, too
-    "archive.rlm_process_interval_ms": 100,
-    "archive.rlm_retry_interval_ms": 1_000,
+    "limits.writing.rlm_process_interval_ms": 100,
+    "limits.writing.rlm_retry_interval_ms": 1_000,
     "limits.console.refresh_interval_ms": 500,  # the console's figures follow production
     # Less memory than the archive has bytes: readers depend on the store, as with years of data.
-    "remote_fetch.chunk_bytes": 512 * 1024,
+    "limits.reading.chunk_bytes": 512 * 1024,
     "remote_fetch.chunk_cache_bytes_max": 8 * 1024 * 1024,
-    "remote_fetch.read_ahead_chunks_max": 2,
+    "limits.reading.read_ahead_chunks_max": 2,
     "limits.reading.backoff_max_ms": 1_000,  # how long the outage is felt after its end
 }
 _FETCHPROXY = [sys.executable, "-m", "fetchproxy"]

@@ -3,10 +3,8 @@ Apache Kafka broker, which forgets on request."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
 
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Position
@@ -16,12 +14,13 @@ from demo import records
 from lab.kafka import KafkaServer
 from lab.kafka_versions import KAFKA_VERSION
 from lab.mock_cluster import MockCluster
+from lab.process import StartedServer
 
 # What a trimmed broker still has of each partition: about what the mock cluster keeps.
 _RECORDS_KEPT = 17_000
 
 
-class Upstream(ABC):
+class Upstream(StartedServer):
     """`with MockUpstream() as upstream: … upstream.bootstrap`."""
 
     name: str
@@ -30,9 +29,17 @@ class Upstream(ABC):
     # How far production may be ahead of the archive without losing anything.
     lead_records_max: int
 
+    _server: MockCluster | KafkaServer
+
     @property
-    @abstractmethod
-    def bootstrap(self) -> str: ...
+    def bootstrap(self) -> str:
+        return self._server.bootstrap
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
 
     @abstractmethod
     def create_topics(self) -> None: ...
@@ -41,17 +48,6 @@ class Upstream(ABC):
     def forget(self, archived_ends: Mapping[int, int]) -> str:
         """Let the broker lose the topic's beginning; says in a sentence how that happened."""
 
-    @abstractmethod
-    def __enter__(self) -> Self: ...
-
-    @abstractmethod
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
 
 class MockUpstream(Upstream):
     name = "librdkafka's mock cluster"
@@ -59,11 +55,7 @@ class MockUpstream(Upstream):
     lead_records_max = 10_000  # at ~270 B this is about half of the 5 MiB that it keeps
 
     def __init__(self) -> None:
-        self._cluster = MockCluster()
-
-    @property
-    def bootstrap(self) -> str:
-        return self._cluster.bootstrap
+        self._server = MockCluster()
 
     def create_topics(self) -> None:
         asking = Producer({"bootstrap.servers": self.bootstrap, "log_level": 0})
@@ -73,18 +65,6 @@ class MockUpstream(Upstream):
     def forget(self, archived_ends: Mapping[int, int]) -> str:
         return "This broker keeps the last 5 MiB of each partition, so it has dropped the rest."
 
-    def __enter__(self) -> Self:
-        self._cluster.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._cluster.stop()
-
 
 class KafkaUpstream(Upstream):
     name = f"Apache Kafka {KAFKA_VERSION}"
@@ -92,11 +72,7 @@ class KafkaUpstream(Upstream):
     lead_records_max = records.RECORDS_PER_PARTITION
 
     def __init__(self) -> None:
-        self._server = KafkaServer()
-
-    @property
-    def bootstrap(self) -> str:
-        return self._server.bootstrap
+        self._server: KafkaServer = KafkaServer()
 
     def create_topics(self) -> None:
         for topic in (records.TOPIC, records.LIVE_TOPIC):
@@ -114,18 +90,6 @@ class KafkaUpstream(Upstream):
             f"DeleteRecords, sent to the broker directly, has removed all but the last "
             f"{_RECORDS_KEPT:,} records of each partition."
         )
-
-    def __enter__(self) -> Self:
-        self._server.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.stop()
 
 
 def open_upstream(kind: str) -> Upstream:

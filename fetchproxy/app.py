@@ -288,8 +288,12 @@ def _keep_up(
 
 def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
     config, reading = parts.config, parts.limits.reading
-    # A range read outlasts the store's own time-out, whatever that is.
-    chunk_read_max_ms = max(reading.chunk_read_max_ms, 3 * config.store.timeout_ms // 2)
+    limits = replace(
+        reading,
+        fetcher_tasks_max=config.store.connections_max,
+        # A range read outlasts the store's own time-out, whatever that is.
+        chunk_read_max_ms=max(reading.chunk_read_max_ms, 3 * config.store.timeout_ms // 2),
+    )
     return RemoteFetchPurgatory(
         config.remote_fetch,
         views,
@@ -297,7 +301,7 @@ def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
         parts.random,
         parts.local_indexes,
         skips_gaps=config.gateway.gap_policy == "skip",
-        limits=replace(reading, chunk_read_max_ms=chunk_read_max_ms),
+        limits=limits,
     )
 
 
@@ -306,7 +310,7 @@ def _positions(
 ) -> ArchiverPositions:
     return ArchiverPositions(
         parts.rsm,
-        parts.config.metadata.metadata_read_max_ms,
+        parts.config.store.metadata_read_max_ms,
         asyncio.get_running_loop().time,
         gathered_from,
         parts.health,

@@ -36,12 +36,16 @@ def metadata_manager(
     """To be entered while `rsm` and `cluster` are open. Without a cluster it is the store."""
     if config.metadata.manager == "store" or config.archive_only.enabled:
         collects = not config.archive_only.enabled
-        return StoreBackedRemoteLogMetadataManager(rsm, config.metadata, collects=collects)
+        return StoreBackedRemoteLogMetadataManager(
+            rsm, config.metadata, collects=collects, read_max_ms=config.store.metadata_read_max_ms
+        )
     writers = MetadataTopicWriters(cluster, config)
     metadata_log = KafkaMetadataLog(
         cluster, config.cluster, config.metadata, wall_clock_ms, writers
     )
-    return TopicBasedRemoteLogMetadataManager(metadata_log, rsm, config.metadata, wall_clock_ms)
+    return TopicBasedRemoteLogMetadataManager(
+        metadata_log, rsm, config.metadata, wall_clock_ms, config.store.metadata_read_max_ms
+    )
 
 
 # An archive, opened for one task: on the driver for planning, on an executor for the work.
@@ -107,7 +111,10 @@ async def stored_archive(config: Config, *, writes: bool = False) -> AsyncIterat
     Raises ConfigError, RemoteStorageError.
     """
     rsm = open_archive(config) if writes else open_store(store_url(config), config.store)
-    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm:
+    rlmm = StoreBackedRemoteLogMetadataManager(
+        rsm, config.metadata, read_max_ms=config.store.metadata_read_max_ms
+    )
+    async with rsm, rlmm:
         yield StoredArchive(rsm, rlmm)
 
 

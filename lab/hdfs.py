@@ -13,10 +13,9 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from lab import jars
-from lab.errors import PartFailed
 from lab.jars import Artifact
 from lab.java import find_java
-from lab.process import ServerProcess, StartedServer, free_ports
+from lab.process import OneProcess, ServerProcess, free_ports
 
 HADOOP_VERSION = "3.4.3"
 HDFS_ENTRY = f"hdfs-{HADOOP_VERSION}"
@@ -37,18 +36,16 @@ def hdfs_jars() -> Path:
     )
 
 
-class HdfsServer(StartedServer):
+class HdfsServer(OneProcess):
     """`with HdfsServer() as hdfs: hdfs.store_url("archive")`; whoever runs it is the superuser.
 
-    `kill()` and `start()` are an outage: data and ports of the NameNode stay. `pause()` and
-    `resume()` are the other kind, where connections are accepted and nobody answers.
+    After `kill()` data and ports of the NameNode stay.
     """
 
     def __init__(self, heap: str = "384m", start_timeout_s: float = 120.0) -> None:
         self._heap = heap
         self._start_timeout_s = start_timeout_s
         self._folder = Path(tempfile.mkdtemp(prefix="lab-hdfs-"))
-        self._process: ServerProcess | None = None
         self._port = 0  # of the NameNode's WebHDFS; the next two are its RPC and the manager's
 
     @property
@@ -81,16 +78,6 @@ class HdfsServer(StartedServer):
         if self._process is not None:
             self._process.kill()  # asked to end, it takes its time over data that go anyway
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def kill(self) -> None:
-        """SIGKILL: connections are refused from now on."""
-        self._server().kill()
-
-    def pause(self) -> None:
-        self._server().pause()
-
-    def resume(self) -> None:
-        self._server().resume()
 
     def admin(self, *arguments: str) -> None:
         """`hdfs dfsadmin`, as in `admin("-safemode", "enter")`. Raises CalledProcessError."""
@@ -126,8 +113,3 @@ class HdfsServer(StartedServer):
         except (URLError, OSError, ValueError):
             return False
         return bool(state["FSState"] == "Operational" and state["NumLiveDataNodes"] == 1)
-
-    def _server(self) -> ServerProcess:
-        if self._process is None:
-            raise PartFailed("HDFS has not been started")
-        return self._process

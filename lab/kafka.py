@@ -15,7 +15,7 @@ from pathlib import Path
 from lab.errors import PartFailed
 from lab.java import find_java
 from lab.kafka_versions import KAFKA_VERSION, kafka_jars
-from lab.process import ServerProcess, StartedServer, free_port, port_answers
+from lab.process import OneProcess, ServerProcess, free_port, port_answers
 
 _START_ATTEMPTS_MAX = 3
 
@@ -100,12 +100,13 @@ def tool_command(
     )
 
 
-class KafkaServer(StartedServer):
+class KafkaServer(OneProcess):
     """One broker and controller in one JVM on loopback. `with KafkaServer() as kafka: …`.
 
     `properties` are server.properties on top of the lab's own (`listeners` may use `{port}` and
     `{controller_port}`). Without `data_dir` data lives in a temporary folder that `stop()` removes;
-    with it, data and log stay, and a later server continues from them. `port` 0 takes a free one.
+    with it, data and log stay, and a later server continues from them; so they do after `kill()`,
+    for a broker after a crash. `port` 0 takes a free one.
     `jars_behind` is a folder for the end of the class path (a plugin).
     """
 
@@ -132,7 +133,6 @@ class KafkaServer(StartedServer):
         self._chosen_port = port
         self._cluster_id = cluster_id or new_cluster_id()
         self._port = port
-        self._process: ServerProcess | None = None
 
     @property
     def port(self) -> int:
@@ -141,15 +141,6 @@ class KafkaServer(StartedServer):
     @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        return self._server().pid
-
-    @property
-    def running(self) -> bool:
-        """Also while it is paused."""
-        return self._process is not None and self._process.running
 
     @property
     def data_dir(self) -> Path:
@@ -207,22 +198,6 @@ class KafkaServer(StartedServer):
         """An orderly shutdown and a start, with port and data."""
         self._server().stop(timeout_s=60.0)
         self.start()
-
-    def kill(self) -> None:
-        """SIGKILL; data stay, so that `start()` shows a broker after a crash."""
-        self._server().kill()
-
-    def pause(self) -> None:
-        """SIGSTOP: connections stay open, nothing answers."""
-        self._server().pause()
-
-    def resume(self) -> None:
-        self._server().resume()
-
-    def _server(self) -> ServerProcess:
-        if self._process is None:
-            raise PartFailed("Kafka has not been started")
-        return self._process
 
     def _prepare(self) -> None:
         """Chooses ports, writes the configuration and formats the log directory."""

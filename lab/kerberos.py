@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lab import cache
 from lab.errors import PartFailed, PartMissing
-from lab.process import ServerProcess, StartedServer, free_port, port_answers
+from lab.process import OneProcess, ServerProcess, free_port, port_answers
 
 KERBEROS_ENTRY = f"kerberos-debian-py{sys.version_info.major}{sys.version_info.minor}"
 _HOW = "It needs Debian's packages (apt-get download), a C compiler and pip."
@@ -82,7 +82,7 @@ def _run(command: list[str], folder: Path, environment: dict[str, str] | None = 
         raise PartMissing("kerberos", f"`{' '.join(command[:4])} …` failed ({output})", _HOW)
 
 
-class Kdc(StartedServer):
+class Kdc(OneProcess):
     """`with Kdc() as kdc: kdc.keytab("me", "me")`. Its principals survive `kill()`.
 
     Hosts are named as they are called: `HTTP/localhost`, no look-up of names.
@@ -94,7 +94,6 @@ class Kdc(StartedServer):
         self.folder = Path(tempfile.mkdtemp(prefix="lab-kdc-"))
         self._port = free_port()
         self._numbers = count()
-        self._process: ServerProcess | None = None
         self.config = self.folder / "krb5.conf"
 
     @property
@@ -119,16 +118,6 @@ class Kdc(StartedServer):
             self._process = ServerProcess("KDC", command, log, env=self._server_environment())
         self._process.start()
         self._process.wait_until(lambda: port_answers(self._port), 30.0)
-
-    def kill(self) -> None:
-        """Connections are refused from now on; `start()` brings it back."""
-        self._server().kill()
-
-    def pause(self) -> None:
-        self._server().pause()
-
-    def resume(self) -> None:
-        self._server().resume()
 
     def stop(self) -> None:
         if self._process is not None:
@@ -200,8 +189,3 @@ class Kdc(StartedServer):
             "max_life = 10h\n}\n"
             f"[logging]\nkdc = FILE:{self.folder}/kdc.log\n"
         )
-
-    def _server(self) -> ServerProcess:
-        if self._process is None:
-            raise PartFailed("the KDC has not been started")
-        return self._process

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 
 from lab import cache, jars
-from lab.errors import PartFailed, PartMissing
+from lab.errors import PartMissing
 from lab.jars import Artifact
 from lab.java import find_java
-from lab.process import ServerProcess, StartedServer, free_ports, port_answers
+from lab.process import OneProcess, ServerProcess, free_ports, port_answers
 
 KROXYLICIOUS_VERSION = "0.12.0"
 KROXYLICIOUS_ENTRY = f"kroxylicious-{KROXYLICIOUS_VERSION}"
@@ -64,25 +64,18 @@ def kroxylicious_classes() -> Path:
     return cache.build_once(KROXYLICIOUS_ENTRY, build)
 
 
-class KroxyliciousProxy(StartedServer):
+class KroxyliciousProxy(OneProcess):
     """`with KroxyliciousProxy(kafka.bootstrap) as proxy: … proxy.bootstrap` (node ids 0 to 3)."""
 
     def __init__(self, upstream: str, heap: str = "512m") -> None:
         self._upstream = upstream
         self._heap = heap
         self._folder = Path(tempfile.mkdtemp(prefix="lab-kroxylicious-"))
-        self._process: ServerProcess | None = None
         self._port = 0
 
     @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise PartFailed("Kroxylicious has not been started")
-        return self._process.pid
 
     def start(self) -> None:
         """Returns when the proxy accepts connections. Raises PartMissing and PartFailed."""

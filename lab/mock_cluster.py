@@ -16,7 +16,7 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from lab.errors import PartFailed
-from lab.process import ServerProcess, StartedServer
+from lab.process import OneProcess, ServerProcess
 
 # The owner of the cluster is a producer that must stay alive; its metadata names the addresses.
 _OWNER = """
@@ -34,7 +34,7 @@ threading.Event().wait()
 """
 
 
-class MockCluster(StartedServer):
+class MockCluster(OneProcess):
     """`with MockCluster(broker_count=3) as cluster: … cluster.bootstrap`."""
 
     def __init__(self, broker_count: int = 1) -> None:
@@ -55,14 +55,10 @@ class MockCluster(StartedServer):
     def bootstrap(self) -> str:
         return ",".join(self.addresses.values())
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def start(self) -> None:
         """Raises PartFailed. A killed cluster does not come back: its log was in its memory."""
-        self._process.start()
-        self._process.wait_until(self._answer.exists, timeout_s=60.0)
+        self._server().start()
+        self._server().wait_until(self._answer.exists, timeout_s=60.0)
         found = json.loads(self._answer.read_text())
         self._addresses = {int(broker_id): address for broker_id, address in found.items()}
 
@@ -82,15 +78,5 @@ class MockCluster(StartedServer):
         raise PartFailed("no topic has its partitions on several brokers")
 
     def stop(self) -> None:
-        self._process.stop(timeout_s=2.0)
+        self._server().stop(timeout_s=2.0)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def pause(self) -> None:
-        """SIGSTOP: connections stay open, nothing answers."""
-        self._process.pause()
-
-    def resume(self) -> None:
-        self._process.resume()

@@ -203,3 +203,35 @@ class StartedServer(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class OneProcess(StartedServer):
+    """`kill()` and `start()` are an outage. `pause()` and `resume()` are the other kind, where
+    connections are accepted and nobody answers. Each raises PartFailed before the first start."""
+
+    _process: ServerProcess | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._server().pid
+
+    @property
+    def running(self) -> bool:
+        """Also while it is paused."""
+        return self._process is not None and self._process.running
+
+    def kill(self) -> None:
+        """SIGKILL: connections are refused from now on."""
+        self._server().kill()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, nothing answers."""
+        self._server().pause()
+
+    def resume(self) -> None:
+        self._server().resume()
+
+    def _server(self) -> ServerProcess:
+        if self._process is None:
+            raise PartFailed(f"{type(self).__name__} has not been started")
+        return self._process

@@ -9,21 +9,19 @@ from abc import abstractmethod
 from pathlib import Path
 
 from lab.errors import PartFailed
-from lab.process import ServerProcess, StartedServer, free_port, port_answers
+from lab.process import OneProcess, ServerProcess, free_port, port_answers
 
 _START_ATTEMPTS_MAX = 3
 
 
-class StoreServer(StartedServer):
+class StoreServer(OneProcess):
     """A server process over a folder of its own.
 
-    `kill()` and `start()` are an outage: the server comes back on the same port. `pause()` and
-    `resume()` are the other kind, where connections are accepted and nobody answers.
+    After `kill()` the server comes back on the same port.
     """
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="lab-store-"))
-        self._process: ServerProcess | None = None
         self._port = 0
 
     @property
@@ -54,10 +52,6 @@ class StoreServer(StartedServer):
     def endpoint_url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    @property
-    def pid(self) -> int:
-        return self._server().pid
-
     def start(self) -> None:
         """Returns when the server accepts connections; after `kill()`, on the same port."""
         if self._process is not None:
@@ -83,23 +77,8 @@ class StoreServer(StartedServer):
             self._process.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def kill(self) -> None:
-        """SIGKILL: connections are refused from now on."""
-        self._server().kill()
-
-    def pause(self) -> None:
-        self._server().pause()
-
-    def resume(self) -> None:
-        self._server().resume()
-
     def _env(self) -> dict[str, str]:
         return {}
-
-    def _server(self) -> ServerProcess:
-        if self._process is None:
-            raise PartFailed(f"{self.name} has not been started")
-        return self._process
 
     def _start_once(self, process: ServerProcess) -> None:
         process.start()

@@ -78,7 +78,10 @@ async def open_place(
     store, prefix = open_object_store(url, store_config, create=create)
     at_rest = partial(at_rest_of, store_config)
     rsm = RemoteStorageManager(store, prefix, must_exist=True, at_rest=at_rest())
-    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, metadata) as rlmm:
+    rlmm = StoreBackedRemoteLogMetadataManager(
+        rsm, metadata, read_max_ms=store_config.metadata_read_max_ms
+    )
+    async with rsm, rlmm:
         yield Place(store, prefix, rsm, rlmm, at_rest)
 
 

@@ -26,7 +26,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fetchproxy.archive import store_url, stored_archive
+from fetchproxy.archive import stored_archive
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, run, users_errors
 from fetchproxy.config.schema import Config
@@ -34,7 +34,6 @@ from fetchproxy.config.values import mask_text
 from fetchproxy.errors import FetchProxyError, StorageUnavailable
 from fetchproxy.jobs.runner import Failure, Here, OnProgress, OnSpark, Runner
 from fetchproxy.jobs.runner import Progress as Done
-from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remotelog.session import open_session, require_extra
 
 log = structlog.get_logger(__name__)
@@ -49,10 +48,8 @@ def read_job(context: typer.Context, *needs: str) -> Config:
     the command line is wrong. `needs`: packages of the extra that it needs here."""
     with users_errors():
         require_extra(*(("pyspark",) if context.params["spark"] else needs))
-        config = options.read_config(context)
-        store_url(config)
+        config = options.read_logged(context)
         options.spark_settings(context)
-        configure_logging(config.log, sys.stderr)
         return config
 
 
@@ -65,7 +62,7 @@ def ask_store(config: Config, topics: Iterable[str | None] = ()) -> None:
 
 async def _look(config: Config, topics: Iterable[str]) -> bool:
     """Raises RemoteStorageError, ConfigError."""
-    max_s = config.metadata.metadata_read_max_ms / 1000
+    max_s = config.store.metadata_read_max_ms / 1000
     async with stored_archive(config) as archive:
         try:
             async with asyncio.timeout(max_s):

@@ -9,6 +9,7 @@ the key's own, so it is left to `load`, where the environment yields to `--set`.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, signature
@@ -19,9 +20,10 @@ import typer
 
 from fetchproxy.app import LIMITS, Limits
 from fetchproxy.archive import store_url
-from fetchproxy.config.load import Loaded, Setting, load, parse_assignment
+from fetchproxy.config.load import Loaded, Setting, load, parse_assignment, variable_of
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
+from fetchproxy.observability.logs import configure_logging
 
 NAMED_KEYS = {
     "bootstrap": "cluster.bootstrap",
@@ -34,68 +36,35 @@ NAMED_KEYS = {
     "archive_only": "archive_only.enabled",
 }
 
+
+def _of_key(name: str, metavar: str, meaning: str, *flags: str) -> Any:
+    """A text that sets the key of `NAMED_KEYS`; without `flags` the option has the same name."""
+    variable = variable_of(NAMED_KEYS[name])
+    option = typer.Option(*flags, envvar=variable, metavar=metavar, help=meaning)
+    return Annotated[str | None, option]
+
+
 # Those that `shares` gives to a command.
 SHARED: dict[str, Any] = {
-    "bootstrap": Annotated[
-        str | None,
-        typer.Option(
-            envvar="FETCHPROXY_CLUSTER_BOOTSTRAP",
-            metavar="HOST:PORT[,…]",
-            help="Brokers of the cluster.",
-        ),
-    ],
-    "store": Annotated[
-        str | None,
-        typer.Option(
-            envvar="FETCHPROXY_STORE_URL",
-            metavar="URL",
-            help="The archive: file:///path, s3://bucket/prefix?endpoint_url=…&region=… or "
-            "webhdfs://host:port/path.",
-        ),
-    ],
-    "source": Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            envvar="FETCHPROXY_STORE_URL",
-            metavar="URL",
-            help="The archive; as --store of other commands.",
-        ),
-    ],
-    "listen": Annotated[
-        str | None,
-        typer.Option(
-            envvar="FETCHPROXY_GATEWAY_LISTEN",
-            metavar="HOST:PORT",
-            help="Where clients connect: their bootstrap.servers.",
-        ),
-    ],
-    "advertise": Annotated[
-        str | None,
-        typer.Option(
-            envvar="FETCHPROXY_GATEWAY_ADVERTISE_HOST",
-            metavar="HOST",
-            help="Host that clients are told, without a port; by default the listener's.",
-        ),
-    ],
-    "archive": Annotated[
-        str | None,
-        typer.Option(
-            "--archive",
-            "--topics",
-            envvar="FETCHPROXY_ARCHIVE_TOPICS",
-            metavar="REGEX",
-            help="Topics to copy to the store; whole names match.",
-        ),
-    ],
-    "console": Annotated[
-        str | None,
-        typer.Option(
-            envvar="FETCHPROXY_CONSOLE_LISTEN",
-            metavar="HOST:PORT",
-            help="Web page, /metrics, /healthz and /readyz.",
-        ),
-    ],
+    "bootstrap": _of_key("bootstrap", "HOST:PORT[,…]", "Brokers of the cluster."),
+    "store": _of_key(
+        "store",
+        "URL",
+        "The archive: file:///path, s3://bucket/prefix?endpoint_url=…&region=… or "
+        "webhdfs://host:port/path.",
+    ),
+    "source": _of_key("source", "URL", "The archive; as --store of other commands.", "--from"),
+    "listen": _of_key("listen", "HOST:PORT", "Where clients connect: their bootstrap.servers."),
+    "advertise": _of_key(
+        "advertise",
+        "HOST",
+        "Host that clients are told, without a port; by default the listener's.",
+    ),
+    "archive": _of_key(
+        *("archive", "REGEX", "Topics to copy to the store; whole names match."),
+        *("--archive", "--topics"),
+    ),
+    "console": _of_key("console", "HOST:PORT", "Web page, /metrics, /healthz and /readyz."),
     "archive_only": Annotated[
         bool,
         typer.Option(
@@ -207,6 +176,14 @@ def _shared(name: str) -> Parameter:
 def read_config(context: typer.Context) -> Config:
     """The configuration with this command line on top. Raises ConfigError."""
     return read_settings(context, context.params.get("config_file")).config
+
+
+def read_logged(context: typer.Context) -> Config:
+    """As `read_config`, where the store is named; the log is as it says from now on."""
+    config = read_config(context)
+    store_url(config)
+    configure_logging(config.log, sys.stderr)
+    return config
 
 
 def read_settings(context: typer.Context, file: Path | None) -> Loaded:

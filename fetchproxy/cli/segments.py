@@ -6,7 +6,6 @@ Needs no broker.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from typing import Annotated, TypedDict
 
@@ -15,14 +14,13 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from fetchproxy.archive import store_url, stored_archive
+from fetchproxy.archive import stored_archive
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.observability.health import Condition
-from fetchproxy.observability.logs import configure_logging
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.writing.archive_health import partition_health, with_stored
 from fetchproxy.writing.concerns import read_concerns
@@ -69,9 +67,7 @@ def segments(
     interrupted.
     """
     with users_errors():
-        config = options.read_config(context)
-        store_url(config)
-        configure_logging(config.log, sys.stderr)
+        config = options.read_logged(context)
     found = run(read_archive(config, topic))
     if found is None:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from fetchproxy.app import run_archive_only, run_server
-from fetchproxy.archive import store_url
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
-from fetchproxy.observability.logs import configure_logging
 from fetchproxy.runtime.loop import raise_open_files_max
 
 
@@ -25,9 +21,7 @@ def serve(
     no broker at all. Ends on SIGINT or SIGTERM.
     """
     with users_errors():
-        config = options.read_config(context)
-        store_url(config)
-        configure_logging(config.log, sys.stderr)
+        config = options.read_logged(context)
     raise_open_files_max(config.gateway.connections_max)
     run(
         run_archive_only(config, limits=options.limits(context))

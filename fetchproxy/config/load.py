@@ -21,7 +21,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from fetchproxy.config.memory_plan import within_ceiling
+from fetchproxy.config.memory_plan import CHUNK_BYTES, within_ceiling
 from fetchproxy.config.rules import (
     GONE,
     archive_only_fault,
@@ -136,16 +136,14 @@ def section_docstrings() -> dict[str, str]:
 
 def all_keys() -> dict[str, Key]:
     """Every key by its dotted name, in declaration order."""
-    return {key.dotted: key for key in _walk()}
-
-
-def _walk() -> Iterator[Key]:
+    keys: dict[str, Key] = {}
     for section, field in Config.model_fields.items():
         model = field.annotation
         assert isinstance(model, type)
         assert issubclass(model, Section)
         for name, key_field in model.model_fields.items():
-            yield Key(section, name, key_field)
+            keys[f"{section}.{name}"] = Key(section, name, key_field)
+    return keys
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:  # Any: typing offers no type of types
@@ -403,18 +401,11 @@ def _relation_faults(config: Config, chosen: Mapping[str, Setting]) -> list[str]
         metadata_topic_fault(config.archive, config.metadata),
         *_port_faults(config),
     ]
-    remote = config.remote_fetch
-    pairs = [
-        # A chunk above the bound on bytes in flight could never be admitted.
-        ("chunk_bytes", "inflight_bytes_max"),
-    ]
-    for low, high in pairs:
-        if getattr(remote, low) > getattr(remote, high):
-            setting = chosen.get(f"remote_fetch.{low}") or chosen[f"remote_fetch.{high}"]
-            faults.append(
-                f"remote_fetch.{low} = {getattr(remote, low)} ({setting.place}): "
-                f"expected at most remote_fetch.{high} = {getattr(remote, high)}"
-            )
+    key, in_flight = "remote_fetch.inflight_bytes_max", config.remote_fetch.inflight_bytes_max
+    if in_flight < CHUNK_BYTES:  # a chunk could never be read
+        faults.append(
+            f"{key} = {in_flight} ({places[key]}): expected at least {CHUNK_BYTES}, a chunk"
+        )
     return [fault for fault in faults if fault is not None]
 
 

@@ -18,6 +18,8 @@ from fetchproxy.errors import ConfigError
 
 # The interpreter, its libraries and what is too small to count: a proxy without clients has 70 MiB.
 PROCESS_BYTES = 96 * MiB
+# Unit of a range read and of the cache.
+CHUNK_BYTES = 4 * MiB
 # Chunks that wait to be written to the disk cache.
 DISK_CACHE_WRITES_MAX = 8
 # What an archiver asks of a broker at once.
@@ -49,20 +51,21 @@ class Budget:
 def memory_budgets(config: Config) -> dict[str, Budget]:
     """By key, those that can shrink."""
     gateway, remote = config.gateway, config.remote_fetch
-    chunk = remote.chunk_bytes
     budgets = {
         "gateway.connections_max": Budget(gateway.connections_max, CONNECTION_BYTES, 100),
         "gateway.connection_buffers_bytes_max": Budget(
             gateway.connection_buffers_bytes_max, 1, 8 * MiB
         ),
         "gateway.remote_answers_bytes_max": Budget(
-            gateway.remote_answers_bytes_max, 1, min(4 * chunk, gateway.remote_answers_bytes_max)
+            gateway.remote_answers_bytes_max,
+            1,
+            min(4 * CHUNK_BYTES, gateway.remote_answers_bytes_max),
         ),
         "remote_fetch.chunk_cache_bytes_max": Budget(
-            remote.chunk_cache_bytes_max, 1, min(2 * chunk, remote.chunk_cache_bytes_max)
+            remote.chunk_cache_bytes_max, 1, min(2 * CHUNK_BYTES, remote.chunk_cache_bytes_max)
         ),
         # What comes in pieces is joined: for a moment it is there twice.
-        "remote_fetch.inflight_bytes_max": Budget(remote.inflight_bytes_max, 2, max(chunk, MiB)),
+        "remote_fetch.inflight_bytes_max": Budget(remote.inflight_bytes_max, 2, CHUNK_BYTES),
         "remote_fetch.index_cache_bytes_max": Budget(remote.index_cache_bytes_max, 1, MiB),
     }
     if config.archive_only.enabled:
@@ -78,7 +81,7 @@ def fixed_parts(config: Config) -> dict[str, int]:
     parts["freed memory"] = FREED_BYTES_MAX
     remote, archive = config.remote_fetch, config.archive
     if remote.disk_cache_dir is not None:
-        parts["remote_fetch.disk_cache_dir"] = DISK_CACHE_WRITES_MAX * remote.chunk_bytes
+        parts["remote_fetch.disk_cache_dir"] = DISK_CACHE_WRITES_MAX * CHUNK_BYTES
     if archive.topics is not None:
         # The client of uploads has one part more than are in flight, and gathers the next.
         a_worker = 2 * FETCH_BYTES_MAX + (PARTS_IN_FLIGHT_MAX + 2) * PART_BYTES

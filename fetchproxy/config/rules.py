@@ -85,8 +85,6 @@ def encryption_fault(config: Config) -> str | None:
 
 def log_dirs_fault(archive: ArchiveConfig) -> str | None:
     """What is wrong, as a sentence that names the keys; None: nothing."""
-    if archive.source == "log-dirs" and archive.log_dirs is None:
-        return "archive.source = log-dirs needs archive.log_dirs: the broker's log.dirs"
     spool = archive.spool_dir
     for path in () if archive.log_dirs is None else parse_paths(archive.log_dirs):
         if spool is not None and spool.absolute().is_relative_to(path):
@@ -101,10 +99,10 @@ def group_fault(archive: ArchiveConfig) -> str | None:
         if archive.group_instance_id is not None:
             return "archive.group_instance_id is set and archive.group_id is not"
         return None
-    if archive.source == "log-dirs":
+    if archive.log_dirs is not None:
         return (
-            "archive.group_id is set and archive.source = log-dirs: there the leader is the "
-            "archiver beside the broker that leads the partition"
+            "archive.group_id is set and archive.log_dirs too: there the leader is the archiver "
+            "beside the broker that leads the partition"
         )
     return None
 
@@ -160,17 +158,13 @@ def sasl_fault(cluster: ClusterConfig) -> str | None:
     )
 
 
-def _sasl_keys_set(cluster: ClusterConfig, names: tuple[str, ...]) -> list[str]:
-    return [f"cluster.{name}" for name in names if getattr(cluster, name) is not None]
-
-
 def _must_not(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str | None:
-    found = _sasl_keys_set(cluster, names)
+    found = _set("cluster", cluster, names)
     return f"{', '.join(found)} must not be set with {because}" if found else None
 
 
 def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str | None:
-    found = _sasl_keys_set(cluster, names)
+    found = _set("cluster", cluster, names)
     if len(found) > 1:
         return f"only one of {' and '.join(found)} may be set"
     wanted = " or ".join(f"cluster.{name}" for name in names)
@@ -266,6 +260,14 @@ class Renamed:
         return f"set {self.key} instead"
 
 
+@dataclass(frozen=True, slots=True)
+class Follows:
+    key: str
+
+    def __str__(self) -> str:
+        return f"it follows from {self.key} now"
+
+
 _SERVING = "serving.limits.ServingLimits"
 _STANDALONE = "serving.limits.StandaloneLimits"
 _READING = "reading.limits.ReadingLimits"
@@ -273,7 +275,7 @@ _WRITING = "writing.limits.WritingLimits"
 _CONSOLE = "console.collect.ConsoleLimits"
 _MEMORY = "config.memory_plan"
 
-GONE: Mapping[str, Constant | Renamed] = {
+GONE: Mapping[str, Constant | Renamed | Follows] = {
     "gateway.tls_key_password_file": Renamed("gateway.tls_key_password.file"),
     "cluster.tls_key_password_file": Renamed("cluster.tls_key_password.file"),
     "cluster.sasl_password_file": Renamed("cluster.sasl_password.file"),
@@ -284,7 +286,13 @@ GONE: Mapping[str, Constant | Renamed] = {
     "store.read_max_ms": Renamed("store.timeout_ms"),
     "store.write_max_ms": Renamed("store.timeout_ms"),
     "remote_fetch.chunk_read_max_ms": Renamed("store.timeout_ms"),
-    "gateway.upstream_connect_max_ms": Renamed("cluster.connect_max_ms"),
+    "remote_fetch.fetcher_tasks_max": Renamed("store.connections_max"),
+    "gateway.sni_port_advertised": Renamed("gateway.sni_node_pattern"),
+    "archive.source": Follows("archive.log_dirs"),
+    "gateway.held_max_ms": Follows("archive.segment_age_max_ms"),
+    "gateway.upstream_connect_max_ms": Follows("cluster.request_max_ms"),
+    "cluster.connect_max_ms": Follows("cluster.request_max_ms"),
+    "metadata.metadata_read_max_ms": Follows("store.timeout_ms"),
     "gateway.half_frame_max_ms": Constant("30s", f"{_SERVING}.half_frame_max_ms"),
     "gateway.bootstrap_stagger_ms": Constant("250ms", f"{_SERVING}.bootstrap_stagger_ms"),
     "gateway.inflight_requests_max": Constant("64", f"{_SERVING}.inflight_requests_max"),
@@ -297,6 +305,11 @@ GONE: Mapping[str, Constant | Renamed] = {
     "gateway.log_start_max_age_ms": Constant("5m", f"{_SERVING}.log_start_max_age_ms"),
     "gateway.tls_handshake_max_ms": Constant("10s", f"{_SERVING}.tls_handshake_max_ms"),
     "gateway.held_request_bytes_max": Constant("2MiB", f"{_SERVING}.held_request_bytes_max"),
+    "remote_fetch.remote_fetch_max_wait_ms": Constant(
+        "30s", f"{_SERVING}.remote_fetch_max_wait_ms"
+    ),
+    "remote_fetch.chunk_bytes": Constant("4MiB", f"{_MEMORY}.CHUNK_BYTES"),
+    "remote_fetch.read_ahead_chunks_max": Constant("16", f"{_READING}.read_ahead_chunks_max"),
     "remote_fetch.backoff_initial_ms": Constant("100ms", f"{_READING}.backoff_initial_ms"),
     "remote_fetch.backoff_max_ms": Constant("5s", f"{_READING}.backoff_max_ms"),
     "remote_fetch.backoff_jitter": Constant("0.2", f"{_READING}.backoff_jitter"),
@@ -309,6 +322,9 @@ GONE: Mapping[str, Constant | Renamed] = {
     "remote_fetch.hedge_after_min_ms": Constant("20ms", f"{_READING}.hedge_after_min_ms"),
     "remote_fetch.hedge_after_max_ms": Constant("2s", f"{_READING}.hedge_after_max_ms"),
     "remote_fetch.purgatory_entries_max": Constant("10000", f"{_READING}.purgatory_entries_max"),
+    "archive.rlm_process_interval_ms": Constant("1s", f"{_WRITING}.rlm_process_interval_ms"),
+    "archive.rlm_retry_interval_ms": Constant("5s", f"{_WRITING}.rlm_retry_interval_ms"),
+    "archive.margin_warn_share": Constant("0.5", "writing.partition_watch.MARGIN_WARN_SHARE"),
     "archive.turn_max_ms": Constant("5m", f"{_WRITING}.turn_max_ms"),
     "archive.remote_refresh_interval_ms": Constant("1m", f"{_WRITING}.remote_refresh_interval_ms"),
     "archive.fetch_bytes_max": Constant("8MiB", f"{_WRITING}.fetch_bytes_max"),

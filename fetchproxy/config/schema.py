@@ -48,14 +48,11 @@ class ArchiveConfig(Section):
     """The archiver (RemoteLogManager)."""
 
     topics: OptionalPattern = Field(None, description="regular expression; whole topic names match")
-    source: Literal["broker", "log-dirs"] = Field(
-        "broker",
-        description="where segments come from: `broker` fetches from any broker over the network; "
-        "`log-dirs` copies rolled segment files from the directories of a broker on this host",
-    )
     log_dirs: OptionalPaths = Field(
         None,
-        description="that broker's log.dirs, all of them; only partitions that it leads are copied",
+        description="log.dirs of a broker on this host, all of them: its rolled segment files are "
+        "copied, of partitions that it leads; not set: segments are fetched from the brokers over "
+        "the network",
     )
     # A batch more must stay below the largest segment that anybody reads (`SEGMENT_BYTES_MAX`).
     segment_bytes_max: Size = Field(
@@ -63,14 +60,10 @@ class ArchiveConfig(Section):
     )
     segment_age_max_ms: Duration = Field(
         600_000,
-        description="a segment is also cut when its first batch was read this long ago",
+        description="a segment is also cut when its first batch was read this long ago. Where this "
+        "is above 10 minutes, a proxy that serves must know it: its readers wait three times as "
+        "long for an offset that an archiver is gathering, and skip it then",
         ge=1,
-    )
-    rlm_process_interval_ms: Duration = Field(
-        1_000, description="time between two turns of a partition", ge=1
-    )
-    rlm_retry_interval_ms: Duration = Field(
-        5_000, description="time until a partition's next turn after a remote error", ge=1
     )
     workers_max: int = Field(4, description="partitions processed at once", ge=1)
     # No longer than objects without metadata are left alone (`WritingLimits.orphan_age_min_ms`): an
@@ -87,9 +80,9 @@ class ArchiveConfig(Section):
     )
     spool_dir: Path | None = Field(
         None,
-        description="where a segment is gathered before its copy; default: a temporary folder; for "
-        "`log-dirs` on the file system of the log directories, but not inside one: then segments "
-        "are hard links and take no space",
+        description="where a segment is gathered before its copy; default: a temporary folder. "
+        "With `log_dirs` on their file system, but not inside one: then segments are hard links "
+        "and take no space",
     )
     spool_bytes_max: Size = Field(
         8 * 1024 * MiB,
@@ -103,13 +96,6 @@ class ArchiveConfig(Section):
         "archive's size and one request for each segment, and is rebuilt from the "
         "store if it is lost. Use it only in a lasting folder, one for each process; "
         "not set: no local indexes",
-    )
-    margin_warn_share: float = Field(
-        0.5,
-        description="warn when the oldest record that is not archived has used up this share of "
-        "the broker's retention, by time or by bytes: at 1 the broker deletes it uncopied",
-        gt=0,
-        le=1,
     )
 
     # --- leadership ---
@@ -292,12 +278,6 @@ class MetadataConfig(Section):
         "still be served",
         ge=1,
     )
-    metadata_read_max_ms: Duration = Field(
-        10_000,
-        description="a listing or a read of metadata ends with an error when nothing has come for "
-        "this long",
-        ge=1,
-    )
 
     @property
     def ruling(self) -> str:
@@ -311,33 +291,15 @@ class MetadataConfig(Section):
 class RemoteFetchConfig(Section):
     """Reads from the archive."""
 
-    remote_fetch_max_wait_ms: Duration = Field(
-        30_000,
-        description="longest a fetch waits for remote data, where its own max_wait is longer still "
-        "(remote.fetch.max.wait.ms, which Kafka has instead of the client's); as long as clients "
-        "wait for an answer",
-        ge=1,
-    )
     remote_error_after_ms: Duration = Field(
         60_000,
         description="a store failing for longer is shown to clients as KAFKA_STORAGE_ERROR",
         ge=0,
     )
-    fetcher_tasks_max: int = Field(
-        32, description="range reads in flight (remote.log.reader.threads)", ge=1
-    )
     inflight_bytes_max: Size = Field(
         256 * MiB, description="bytes of chunks being read at once; further reads wait", ge=MiB
     )
-    chunk_bytes: Size = Field(4 * MiB, description="unit of a range read and of the cache", ge=KiB)
     chunk_cache_bytes_max: Size = Field(256 * MiB, description="memory of the chunk cache", ge=0)
-    read_ahead_chunks_max: int = Field(
-        16,
-        description="most chunks that are read ahead of a sequential reader, also across "
-        "segments. A reader gets so many only if fewer make it wait; all readers "
-        "together get at most half of the cache. 0: none",
-        ge=0,
-    )
     client_bytes_per_s_max: Size = Field(
         0,
         description="archived bytes a second for one client over all its connections. A client is "
@@ -389,7 +351,8 @@ class StoreConfig(Section):
     )
     connections_max: int = Field(
         32,
-        description="to the store; range reads and uploads of S3 have as many of their own each",
+        description="to the store, and range reads in flight (remote.log.reader.threads); range "
+        "reads and uploads of S3 have as many of their own each",
         ge=1,
     )
     timeout_ms: Duration = Field(
@@ -397,7 +360,7 @@ class StoreConfig(Section):
         description="how long the store may be silent within an answer; raise it for a slow store "
         "or link. Sending a part of 8 MiB may take three times this (140 KiB/s by "
         "default), and a connection at most 3 s of it. Then the request is tried "
-        "again",
+        "again. A listing or a read of metadata is given up when nothing has come for half of it",
         ge=100,
     )
 
@@ -427,6 +390,11 @@ class StoreConfig(Section):
     @property
     def write_max_ms(self) -> int:
         return 3 * self.timeout_ms
+
+    # Somebody waits for what is made of it, so he is told before the store's own time is over.
+    @property
+    def metadata_read_max_ms(self) -> int:
+        return self.timeout_ms // 2
 
 
 # TLS, of the section `tls` and of the keys that the listener and the brokers' side have alike.
@@ -514,14 +482,6 @@ class GatewayConfig(Section):
         "skip: the first records behind them, as at a hole that compaction left. "
         "error: INVALID_RECORD, which stops consumers; aiokafka waits there",
     )
-    held_max_ms: Duration = Field(
-        1_800_000,
-        description="how long a reader waits for an offset that an archiver is gathering; after "
-        "that it continues behind it. Keep it longer than archive.segment_age_max_ms, "
-        "or readers skip records that would have been archived; the default is three "
-        "times the default of that key",
-        ge=1_000,
-    )
     permit_ttl_ms: Duration = Field(
         60_000,
         description="how long the broker's own OffsetOutOfRange lets a connection read a topic's "
@@ -549,14 +509,9 @@ class GatewayConfig(Section):
     )
     sni_node_pattern: OptionalNodeNames = Field(
         None,
-        description="with it: the name of each broker, such as broker-{node_id}.kafka.example.com",
-    )
-    sni_port_advertised: int = Field(
-        0,
-        description="port that clients are told with these names, if a load balancer is in front; "
-        "0: the listener's own",
-        ge=0,
-        le=65535,
+        description="with it: the name of each broker, such as broker-{node_id}.kafka.example.com,"
+        " and :PORT behind it where clients are told another port than the listener's, that of a "
+        "load balancer in front",
     )
 
 
@@ -603,15 +558,12 @@ class ClusterConfig(Section):
         "127.0.0.1:9092", description="host:port[,host:port…] of the brokers"
     )
     request_max_ms: Duration = Field(
-        10_000, description="how long a broker may take for an answer", ge=1
-    )
-    client_id: str = Field("fetchproxy", description="client.id of the proxy's own requests")
-    connect_max_ms: Duration = Field(
-        3_000,
-        description="how long connecting to a broker may take, for the proxy's own requests and "
-        "for clients; keep it far below request_max_ms, or a dead broker uses that up",
+        10_000,
+        description="how long a broker may take for an answer; connecting to one, for the proxy's "
+        "own requests and for clients, may take three tenths of it",
         ge=1,
     )
+    client_id: str = Field("fetchproxy", description="client.id of the proxy's own requests")
     frame_bytes_max: Size = Field(
         128 * MiB,
         description="largest answer of a broker; above 8 MiB plus one batch "
@@ -663,6 +615,11 @@ class ClusterConfig(Section):
         None, description="for the token endpoint; a file is read for each token"
     )
     sasl_oauthbearer_scope: str | None = Field(None, description="asked of the token endpoint")
+
+    # Far below the time for an answer, or a dead broker would use that up.
+    @property
+    def connect_max_ms(self) -> int:
+        return 3 * self.request_max_ms // 10
 
 
 class Config(Section):

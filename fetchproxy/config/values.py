@@ -430,11 +430,15 @@ def _parse_host_name(text: str) -> object:
     return text
 
 
-def _parse_node_names(text: str) -> object:
-    before, separator, after = text.partition("{node_id}")
+def parse_node_names(text: str) -> tuple[str, int]:
+    """`gateway.sni_node_pattern`: the names, and the port that clients are told with them; 0: the
+    listener's own. Raises ValueError."""
+    names, colon, port = text.partition(":")
+    before, separator, after = names.partition("{node_id}")
     if not separator or "{node_id}" in after:
         raise ValueError("expected {node_id} once")
-    return _parse_host_name(f"{before}2147483647{after}")
+    _parse_host_name(f"{before}2147483647{after}")
+    return names, _port(port) if colon else 0
 
 
 def _read_host(text: str | None) -> str | None:
@@ -454,7 +458,7 @@ OptionalAdvertisedHost = Annotated[
     TextForm(
         "a host name or an IP address that clients can dial (0.0.0.0 and :: are none), without a "
         "port: each broker has one of its own (see gateway.node_map, or, under TLS, "
-        "gateway.sni_port_advertised)"
+        "gateway.sni_node_pattern)"
     ),
 ]
 OptionalNodeMap = Annotated[
@@ -498,7 +502,9 @@ OptionalHostName = Annotated[
     str | None, _checked_by(_parse_host_name), TextForm("a host name, not an address")
 ]
 OptionalNodeNames = Annotated[
-    str | None, _checked_by(_parse_node_names), TextForm("a host name with {node_id} in it, once")
+    str | None,
+    _checked_by(parse_node_names),
+    TextForm("a host name with {node_id} in it, once, or it and :PORT"),
 ]
 OptionalRetentionOverrides = Annotated[
     str | None,

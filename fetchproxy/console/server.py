@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, fields, is_dataclass
+from functools import partial
 from importlib import resources
 from ipaddress import ip_address
 from itertools import islice
@@ -122,22 +123,13 @@ CONSOLE_REQUEST_MAX_S = 30.0
 _HEADERS_END = b"\r\n\r\n"
 
 
-class LimitedConnections:
-    """A protocol factory around another one."""
-
-    def __init__(self, inner: Callable[[], asyncio.Protocol]) -> None:
-        self._inner = inner
-        self.open: set[LimitedConnection] = set()
-
-    def __call__(self) -> LimitedConnection:
-        return LimitedConnection(self._inner, self.open)
-
-
 class LimitedConnection(asyncio.Protocol):
+    """Around a protocol of `make_inner`; `connections` are all that are open."""
+
     def __init__(
-        self, inner: Callable[[], asyncio.Protocol], connections: set[LimitedConnection]
+        self, make_inner: Callable[[], asyncio.Protocol], connections: set[LimitedConnection]
     ) -> None:
-        self._make_inner = inner
+        self._make_inner = make_inner
         self._inner: asyncio.Protocol | None = None  # None: refused
         self._open = connections
         self._transport: asyncio.Transport | None = None
@@ -226,19 +218,12 @@ def build_console(
     static = resources.files("fetchproxy.console") / "static"
     for path, (name, content_type) in _PAGE_FILES.items():
         content = (static / name).read_text(encoding="utf-8")
-        app.router.add_get(path, _PageFile(content, content_type).answer)
+        app.router.add_get(path, partial(_page_file, content, content_type))
     return app
 
 
-class _PageFile:
-    """One file of the page, held in memory; there are three."""
-
-    def __init__(self, content: str, content_type: str) -> None:
-        self._content = content
-        self._content_type = content_type
-
-    async def answer(self, _request: web.Request) -> web.Response:
-        return web.Response(text=self._content, content_type=self._content_type)
+async def _page_file(content: str, content_type: str, _request: web.Request) -> web.Response:
+    return web.Response(text=content, content_type=content_type)
 
 
 class _Answers:
@@ -363,9 +348,9 @@ class ConsoleServer:
 
     async def _listen_at(self, address: HostPort) -> None:
         assert self._runner.server is not None  # it is set up
-        connections = LimitedConnections(self._runner.server)
+        connected = partial(LimitedConnection, self._runner.server, set())
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(connections, address.host, address.port)
+        self._server = await loop.create_server(connected, address.host, address.port)
 
     async def __aexit__(self, *_: object) -> None:
         if self._server is not None:

@@ -277,18 +277,6 @@ def _values(metric: MetricWrapperBase, labels: dict[str, str]) -> Iterator[float
 # Pure. Lines come one by one, by topic and partition, so that whoever makes them can breathe.
 
 
-@dataclass(slots=True)
-class _Rows:
-    """At most `rows_max` of those that were added."""
-
-    rows_max: int | None
-    lines: list[PartitionStatus]
-
-    def add(self, line: PartitionStatus) -> None:
-        if self.rows_max is None or len(self.lines) < self.rows_max:
-            self.lines.append(line)
-
-
 class PartitionTable:
     def __init__(self, asked: Asked, conditions: Iterable[Condition]) -> None:
         self._name_part = asked.name_part.lower()
@@ -296,8 +284,8 @@ class PartitionTable:
         self._told = {
             (one.topic, one.partition) for one in conditions if one.level != Level.ON_RECORD
         }
-        self._faulty = _Rows(asked.rows_max, [])
-        self._others = _Rows(asked.rows_max, [])
+        self._faulty: list[PartitionStatus] = []  # each at most `rows_max`
+        self._others: list[PartitionStatus] = []
         self._topics: dict[str, TopicStatus] = {}
         self.total = 0
         self.matching = 0
@@ -308,11 +296,13 @@ class PartitionTable:
         self.total += 1
         if self._name_part in f"{line.topic}-{line.partition}".lower():
             self.matching += 1
-            (self._faulty if faulty else self._others).add(line)
+            rows = self._faulty if faulty else self._others
+            if self._rows_max is None or len(rows) < self._rows_max:
+                rows.append(line)
 
     def rows(self) -> tuple[PartitionStatus, ...]:
         """Those with a fault first."""
-        return tuple([*self._faulty.lines, *self._others.lines][: self._rows_max])
+        return tuple([*self._faulty, *self._others][: self._rows_max])
 
     def conditions_shown(self, conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
         """Of the partitions that are shown and of all else, and the first of each kind."""

@@ -105,10 +105,10 @@ def archive(runner: Runner, config: Config, *, create: bool = False) -> Archived
 
 def check_source(config: Config) -> None:
     """Raises ConfigError where an executor cannot reach what is copied."""
-    if config.archive.source != "broker":
+    if config.archive.log_dirs is not None:
         raise ConfigError(
-            "archive.source = log-dirs: on Spark only the brokers are a source that every executor "
-            "reaches; set archive.source=broker"
+            "archive.log_dirs is set: on Spark only the brokers are a source that every executor "
+            "reaches"
         )
 
 

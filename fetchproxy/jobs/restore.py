@@ -104,7 +104,11 @@ async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToR
         follower = None
         if topic_is_there:
             cluster = await opened.enter_async_context(open_cluster(config))
-            followed = TopicFollower(_metadata_log(config, cluster), config.metadata)
+            followed = TopicFollower(
+                _metadata_log(config, cluster),
+                config.metadata.cache_dir,
+                config.store.metadata_read_max_ms,
+            )
             follower = await opened.enter_async_context(followed)
         yield archive, follower
 

@@ -96,7 +96,8 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
                 "`fetchproxy restore`, or verify with metadata.manager=store"
             )
         metadata_topic = TopicBasedRemoteLogMetadataManager(
-            metadata_log, archive.rsm, config.metadata, wall_clock_ms
+            *(metadata_log, archive.rsm, config.metadata, wall_clock_ms),
+            config.store.metadata_read_max_ms,
         )
         yield archive, await opened.enter_async_context(metadata_topic)
 

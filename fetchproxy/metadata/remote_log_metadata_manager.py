@@ -32,6 +32,9 @@ PARTITIONS_ALONE_MAX = 8
 # Metadata objects that are read at once per topic, or partitions of the metadata topic: as many as
 # there are connections to a store, since they wait for its latency.
 READS_AT_ONCE_MAX = 32
+# A listing or a read of metadata ends with an error when nothing has come for this long. A process
+# has half of `store.timeout_ms`.
+READ_MAX_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from fetchproxy.metadata.collected import (
 )
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
+    READ_MAX_MS,
     READS_AT_ONCE_MAX,
     MetadataProblem,
     RemoteLogMetadataManager,
@@ -316,6 +317,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         collects: bool = False,
         plans: bool = False,
         reads_max: int = READS_AT_ONCE_MAX,
+        read_max_ms: int = READ_MAX_MS,
     ) -> None:
         """`collects`: reads and leaves what is collected of topics (`collected`).
         `plans`: reads it too, for partitions that are seen for the first time; leaves nothing."""
@@ -324,6 +326,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._collected_once = CollectedOnce(rsm) if plans else None
         self._config = config
         self._reads_max = reads_max
+        self._read_max_ms = read_max_ms
         self._partitions: dict[TopicIdPartition, StoredPartition] = {}
         self._views = FreshReads(self._read_partition)
         self._topic_views = FreshReads(self._read_topic_views)
@@ -355,7 +358,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
         """`read_at` is when the listing *began*. Raises StorageUnavailable where nothing comes for
-        `metadata_read_max_ms`. What it had got by then is kept, so the next attempt is shorter."""
+        `read_max_ms`. What it had got by then is kept, so the next attempt is shorter."""
         # A later listing of the whole topic counts: a partition that it lacks is empty.
         topic = self._topic_views.entry(tip.topic_id)
         if topic is not None and tip.partition not in topic[1]:
@@ -399,7 +402,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if metadata.state is not RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
         now = asyncio.get_running_loop().time()
-        partition.put(metadata, now, 2 * self._config.metadata_read_max_ms / 1000)
+        partition.put(metadata, now, 2 * self._read_max_ms / 1000)
         shown = self._views.cached(tip)
         if shown is not None:
             self._views.replace(tip, partition.view(shown.read_at))
@@ -475,7 +478,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _read_deletion(
         self, tip: TopicIdPartition, _: float
     ) -> RemotePartitionDeleteMetadata | None:
-        async with within(self._config.metadata_read_max_ms / 1000, f"deletion of {tip}"):
+        async with within(self._read_max_ms / 1000, f"deletion of {tip}"):
             raw = await self._rsm.get_partition_deletion(tip)
         if raw is None:
             return None
@@ -486,7 +489,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             raise RemoteStorageError(str(error)) from error
 
     async def _read_top_level(self, _: None, began_at: float) -> _TopLevel:
-        async with within(self._config.metadata_read_max_ms / 1000, "list of topics"):
+        async with within(self._read_max_ms / 1000, "list of topics"):
             listed = await self._rsm.list_topics()
         return _TopLevel.of([*listed, *self._put_topics])
 
@@ -607,8 +610,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     @asynccontextmanager
     async def _while_it_comes(self, what: str) -> AsyncIterator[Callable[[], None]]:
         """A read that may take as long as it likes, while something comes: that is to be called.
-        Raises StorageUnavailable where nothing does for `metadata_read_max_ms`."""
-        loop, silence_max_s = asyncio.get_running_loop(), self._config.metadata_read_max_ms / 1000
+        Raises StorageUnavailable where nothing does for `read_max_ms`."""
+        loop, silence_max_s = asyncio.get_running_loop(), self._read_max_ms / 1000
         async with within(silence_max_s, what) as limit:
 
             def it_came() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self, TypeVar
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from fetchproxy.metadata.flat_files import KeptEvents
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog, LogIdentity
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
+    READ_MAX_MS,
     READS_AT_ONCE_MAX,
     MetadataProblem,
     RemoteLogMetadataManager,
@@ -111,13 +113,15 @@ class TopicFollower:
     `async with` owns the reads. Raises RemoteStorageError where the log cannot be read.
     """
 
-    def __init__(self, metadata_log: KafkaMetadataLog, config: MetadataConfig) -> None:
+    def __init__(
+        self, metadata_log: KafkaMetadataLog, cache_dir: Path | None, read_max_ms: int = READ_MAX_MS
+    ) -> None:
         self._log = metadata_log
-        self._config = config
+        self._read_max_ms = read_max_ms
         self._identity: LogIdentity | None = None
         self._partitions: list[_LogPartition] = []
         self._changes: dict[TopicIdPartition, int] = {}
-        self._kept = KeptEvents(config.cache_dir)
+        self._kept = KeptEvents(cache_dir)
         self._opening = FreshReads(self._open)
         self._reads = FreshReads(self._read)
         self._loading = asyncio.Lock()
@@ -243,7 +247,7 @@ class TopicFollower:
         return began_at
 
     async def _within(self, what: str, work: Awaitable[T]) -> T:
-        async with within(self._config.metadata_read_max_ms / 1000, what):
+        async with within(self._read_max_ms / 1000, what):
             return await work
 
     async def _read_to_end(self, number: int) -> None:
@@ -388,11 +392,13 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         rsm: RemoteStorageManager,
         config: MetadataConfig,
         wall_clock_ms: Callable[[], int],
+        read_max_ms: int = READ_MAX_MS,
     ) -> None:
         self._rsm = rsm
+        self._read_max_ms = read_max_ms
         self._config = config
         self._wall_clock_ms = wall_clock_ms
-        self._follower = TopicFollower(metadata_log, config)
+        self._follower = TopicFollower(metadata_log, config.cache_dir, read_max_ms)
         self._shown: dict[TopicIdPartition, _Shown] = {}
         self._in_store_checked: set[TopicIdPartition] = set()
         self._archived = FreshReads(self._read_archived_topics)
@@ -536,7 +542,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def _is_in_store(self, tip: TopicIdPartition) -> bool:
         what = f"list of the segments of {tip} in the store"
-        async with within(self._config.metadata_read_max_ms / 1000, what):
+        async with within(self._read_max_ms / 1000, what):
             async for found in self._rsm.list_partition(tip):
                 if isinstance(found, SegmentMetadataObject):
                     return True

@@ -399,7 +399,7 @@ class FetcherPool:
         self._backoff = Backoff(
             limits.backoff_initial_ms, limits.backoff_max_ms, limits.backoff_jitter
         )
-        self.budget = ReadBudget(config.fetcher_tasks_max, config.inflight_bytes_max)
+        self.budget = ReadBudget(limits.fetcher_tasks_max, config.inflight_bytes_max)
         self._loads: dict[Hashable, tuple[Load, asyncio.Task[None]]] = {}
         self.ahead_bytes = 0  # of loads that were begun ahead and are not asked for yet
 

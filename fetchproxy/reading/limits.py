@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fetchproxy.config.memory_plan import DISK_CACHE_WRITES_MAX
+from fetchproxy.config.memory_plan import CHUNK_BYTES, DISK_CACHE_WRITES_MAX
 from fetchproxy.config.schema import MiB
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingLimits:
+    # Range reads in flight; a process has `store.connections_max`.
+    fetcher_tasks_max: int = 32
+    # Unit of a range read and of the cache. `process.memory_bytes_max` counts with the default.
+    chunk_bytes: int = CHUNK_BYTES
+    # Read ahead of a sequential reader, also across segments. A reader gets so many only if fewer
+    # make it wait; all readers together get at most half of the cache. 0: none.
+    read_ahead_chunks_max: int = 16
     # Pauses after a storage error: short enough for a hiccup, then no load for a store that is down
     # for long. A part of each is random, so that many readers do not come back at once.
     backoff_initial_ms: int = 100

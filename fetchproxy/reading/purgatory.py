@@ -318,7 +318,15 @@ class RemoteFetchPurgatory:
             limits.purgatory_entries_max,
             self._on_read_done,
         )
-        self._read_ahead = ReadAheadLoads(config, reader, memory, pool, loads, self._unasked_max_s)
+        self._read_ahead = ReadAheadLoads(
+            limits.read_ahead_chunks_max,
+            config.chunk_cache_bytes_max,
+            reader,
+            memory,
+            pool,
+            loads,
+            self._unasked_max_s,
+        )
         self._by_time = TimestampLookup(rlmm, memory, loads, self._unasked_max_s)
 
     async def __aenter__(self) -> Self:

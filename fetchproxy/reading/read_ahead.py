@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 
-from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import READ_AHEAD_CHUNKS
 from fetchproxy.reading.fetcher_pool import FetcherPool
@@ -144,15 +143,16 @@ class ReadAhead:
 class ReadAheadLoads:
     def __init__(
         self,
-        config: RemoteFetchConfig,
+        chunks_max: int,
+        cache_bytes_max: int,
         reader: SegmentReader,
         memory: ArchiveMemory,
         pool: FetcherPool,
         loads: SegmentLoads,
         wanted_for_s: float,
     ) -> None:
-        self._streams = ReadAhead(config.read_ahead_chunks_max)
-        self._room_bytes = config.chunk_cache_bytes_max // 2
+        self._streams = ReadAhead(chunks_max)
+        self._room_bytes = cache_bytes_max // 2
         self._wanted_for_s = wanted_for_s
         self._reader = reader
         self._memory = memory

@@ -167,7 +167,7 @@ Need = NeedView | NeedLayout | NeedAborted | NeedChunk
 
 class ArchiveMemory:
     def __init__(self, config: RemoteFetchConfig, limits: ReadingLimits) -> None:
-        self.chunk_bytes = config.chunk_bytes
+        self.chunk_bytes = limits.chunk_bytes
         self.chunks = ChunkCache(config.chunk_cache_bytes_max)
         # One limit for both kinds, as both come from small objects beside the segment.
         self._indexes: LRUCache[Hashable, SegmentLayout | tuple[AbortedTxn, ...]] = LRUCache(

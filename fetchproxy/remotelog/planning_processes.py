@@ -49,9 +49,12 @@ def metadata_of(
     options: SourceOptions, rsm: RemoteStorageManager
 ) -> StoreBackedRemoteLogMetadataManager:
     """To be entered while `rsm` is open."""
-    config = MetadataConfig(metadata_read_max_ms=options.plan_max_ms)
     return StoreBackedRemoteLogMetadataManager(
-        rsm, config, plans=True, reads_max=METADATA_READS_MAX
+        rsm,
+        MetadataConfig(),
+        plans=True,
+        reads_max=METADATA_READS_MAX,
+        read_max_ms=options.plan_max_ms,
     )
 
 

@@ -37,6 +37,13 @@ class ServingLimits:
     # OffsetForLeaderEpoch, DeleteRecords): room for 50,000 partitions, which is the most there may
     # be. All others pass as they arrive.
     held_request_bytes_max: int = 2 * MiB
+    # Longest a fetch waits for remote data, where its own max_wait is longer still: as long as
+    # clients wait for an answer (request.timeout.ms). Kafka has remote.fetch.max.wait.ms instead of
+    # the client's own.
+    remote_fetch_max_wait_ms: int = 30_000
+    # A reader waits so long for an offset that an archiver is gathering, and then continues behind
+    # it. Where segments may become older than a third of this, it is three times their age.
+    held_max_ms: int = 1_800_000
     # Archived records in one answer, whatever the client's max_bytes. Its next fetch goes on there.
     remote_answer_bytes_max: int = 16 * MiB
     # Answers with archived records that are made and written at once. Further fetches wait, and the

@@ -10,6 +10,9 @@ from fetchproxy.config.schema import MiB
 
 @dataclass(frozen=True, kw_only=True)
 class WritingLimits:
+    # Between two turns of a partition, and until its next turn after a remote error.
+    rlm_process_interval_ms: int = 1_000
+    rlm_retry_interval_ms: int = 5_000
     # A partition's turn besides its copy. It is then ended and tried again, so that a silent broker
     # or disk does not hold a worker for ever.
     turn_max_ms: int = 300_000

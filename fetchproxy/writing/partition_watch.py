@@ -24,6 +24,10 @@ from fetchproxy.writing.status import STALLED_SHARE, PartitionArchiveStatus
 
 log = structlog.get_logger(__name__)
 
+# Of the brokers' retention, by time or by bytes, that the oldest record which is not archived has
+# used up: from here on it is a concern. At 1 the broker deletes it uncopied.
+MARGIN_WARN_SHARE = 0.5
+
 WATCH_INTERVAL_S = 5.0
 _IN_A_ROW = 50
 # An alarm that rises at 0.5 and falls at 0.49 would flap.
@@ -62,7 +66,6 @@ class PartitionWatch:
     def __init__(self, config: ArchiveConfig, concerns: ArchiverConcerns) -> None:
         self._concerns = concerns
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
-        self._warn_share = config.margin_warn_share
         self._watched: dict[TopicIdPartition, _Watched] = {}
         self.disk = DiskTroubles(
             config.spool_dir, lambda tip: self.margin(tip).deleted_in_ms, concerns.health
@@ -160,7 +163,7 @@ class PartitionWatch:
         at_ms, since = watched.since
         watched.margin = margin.Margin(used, margin.deleted_in_ms(used, since, now_ms - at_ms))
         metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
-        if used >= self._warn_share:
+        if used >= MARGIN_WARN_SHARE:
             self._concerns.hold(
                 small,
                 tip,
@@ -170,7 +173,7 @@ class PartitionWatch:
                 lag_offsets=status.lag_offsets,
                 margin_offsets=status.margin_offsets,
             )
-        elif used < self._warn_share * _MARGIN_CLEAR_SHARE:
+        elif used < MARGIN_WARN_SHARE * _MARGIN_CLEAR_SHARE:
             self._concerns.release(small, tip)
 
     def _look_at_losses(self, status: PartitionArchiveStatus) -> None:

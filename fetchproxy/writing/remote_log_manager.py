@@ -65,7 +65,7 @@ from fetchproxy.writing.status import (
 
 def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -> SegmentSource:
     """Starts nothing; reads what log directories say. Raises ConfigError as `open_log_dirs`."""
-    if config.source == "log-dirs":
+    if config.log_dirs is not None:
         return LogDirsSegments(
             open_log_dirs(config), cluster, CopyPace(config.copy_bytes_per_s_max)
         )
@@ -73,9 +73,9 @@ def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
-    """Those of `archive.log_dirs`, none with `archive.source` = broker. Blocks, briefly. Raises
-    ConfigError where one cannot be read or is none."""
-    if config.source != "log-dirs" or config.log_dirs is None:
+    """Those of `archive.log_dirs`. Blocks, briefly. Raises ConfigError where one cannot be read or
+    is none."""
+    if config.log_dirs is None:
         return []
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
 
@@ -87,7 +87,7 @@ HEARTBEATS_PER_SESSION = 6
 
 
 def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random) -> Leadership:
-    if config.source == "log-dirs":
+    if config.log_dirs is not None:
         return LogDirsLeadership({log_dir.node_id for log_dir in open_log_dirs(config)})
     if config.group_id is None:
         return SoleLeadership()
@@ -197,7 +197,7 @@ class RemoteLogManager:
         if config.topics is None:
             raise ValueError("archive.topics is not set")
         self._schedule = ProcessingSchedule(
-            config.rlm_process_interval_ms, config.rlm_retry_interval_ms
+            self.limits.rlm_process_interval_ms, self.limits.rlm_retry_interval_ms
         )
         self._partitions: dict[TopicIdPartition, ManagedPartition] = {}
         self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it

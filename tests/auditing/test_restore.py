@@ -59,7 +59,7 @@ async def restore(
 ) -> list[RestoredPartition]:
     async with (
         StoreBackedRemoteLogMetadataManager(archive.rsm, CONFIG) as stored,
-        TopicFollower(log, CONFIG) as follower,
+        TopicFollower(log, CONFIG.cache_dir) as follower,
     ):
         return await restore_archive(
             stored, follower if exists else None, wall_clock_ms=lambda: 1, dry_run=dry_run

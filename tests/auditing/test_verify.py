@@ -520,8 +520,9 @@ async def test_many_metadata_objects_take_several_reads() -> None:
             return content
 
     archive.store.__class__ = Slow
-    limits = MetadataConfig(metadata_read_max_ms=50)
-    async with StoreBackedRemoteLogMetadataManager(archive.rsm, limits, reads_max=1) as rlmm:
+    async with StoreBackedRemoteLogMetadataManager(
+        archive.rsm, MetadataConfig(), reads_max=1, read_max_ms=50
+    ) as rlmm:
         report = await verify_archive(archive.rsm, rlmm)
     assert report.clean
     assert report.segments == 3

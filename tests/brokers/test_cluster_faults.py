@@ -21,7 +21,6 @@ def config(bootstrap: str, request_max_ms: int = 1_000) -> ClusterConfig:
     return ClusterConfig(
         bootstrap=bootstrap,
         request_max_ms=request_max_ms,
-        connect_max_ms=500,
         frame_bytes_max=4_096,
     )
 

@@ -18,7 +18,7 @@ async def test_metadata_comes_from_another_broker() -> None:
     hanging, alive = ScriptedBroker(node_id=1), ScriptedBroker(node_id=2)
     async with serving(hanging) as bootstrap, serving(alive):
         hanging.peers, alive.peers = {2: alive.port}, {1: hanging.port}
-        config = ClusterConfig(bootstrap=bootstrap, request_max_ms=PATIENT_MS, connect_max_ms=2_000)
+        config = ClusterConfig(bootstrap=bootstrap, request_max_ms=PATIENT_MS)
         async with Cluster(config) as cluster:
             assert [topic.name for topic in await cluster.topics()] == [TOPIC]
             hang(hanging)  # on a connection that is open, and was good

@@ -55,12 +55,13 @@ def test_what_is_set_stands_without_a_comment(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text(
         '[archive]\ntopics = "a|\\"b\\"\\u007f\\\\d"\nsegment_bytes_max = 33554432\n'
-        "follow_topic_retention = true\nmargin_warn_share = 0.25\n"
+        "follow_topic_retention = true\n"
         '[archive.retention_overrides]\n"t.*" = { local_retention_ms = "7d" }\n'
+        "[remote_fetch]\nhedged_reads_share_max = 0.25\n"
     )
     text = printed("--config", str(file), "--set", "gateway.idle_max_ms=90s")
-    for line in ('segment_bytes_max = "32MiB"', 'idle_max_ms = "90s"', "margin_warn_share = 0.25",
-                 "follow_topic_retention = true"):  # fmt: skip
+    for line in ('segment_bytes_max = "32MiB"', 'idle_max_ms = "90s"',
+                 "hedged_reads_share_max = 0.25", "follow_topic_retention = true"):  # fmt: skip
         assert f"\n{line}\n" in text
     before = load_config(file, {})
     after = read(text, tmp_path)

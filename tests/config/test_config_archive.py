@@ -16,10 +16,8 @@ def loaded(*assignments: str) -> Config:
 
 
 def test_log_dirs_are_named_like_kafkas() -> None:
-    archive = loaded(
-        "archive.source=log-dirs", "archive.log_dirs=/a/b, /c", "archive.spool_dir=/a/spool"
-    ).archive
-    assert (archive.source, archive.log_dirs) == ("log-dirs", "/a/b, /c")
+    archive = loaded("archive.log_dirs=/a/b, /c", "archive.spool_dir=/a/spool").archive
+    assert archive.log_dirs == "/a/b, /c"
     assert archive.spool_dir == Path("/a/spool")
 
 
@@ -31,12 +29,10 @@ def test_a_member_of_a_group() -> None:
 @pytest.mark.parametrize(
     ("assignments", "said"),
     [
-        (["archive.source=log-dirs"], "needs archive.log_dirs"),
-        (["archive.source=disk"], "expected one of broker, log-dirs"),
         (["archive.log_dirs=data,/c"], "expected absolute paths"),
         (["archive.log_dirs=/c,"], "expected absolute paths"),
         (
-            ["archive.log_dirs=/a,/c", "archive.source=log-dirs", "archive.spool_dir=/c/spool"],
+            ["archive.log_dirs=/a,/c", "archive.spool_dir=/c/spool"],
             "archive.spool_dir = /c/spool: expected a folder outside of /c",
         ),
         (
@@ -45,8 +41,8 @@ def test_a_member_of_a_group() -> None:
         ),
         (["archive.group_instance_id=a"], "archive.group_id is not"),
         (
-            ["archive.group_id=g", "archive.source=log-dirs", "archive.log_dirs=/a"],
-            "archive.group_id is set and archive.source = log-dirs",
+            ["archive.group_id=g", "archive.log_dirs=/a"],
+            "archive.group_id is set and archive.log_dirs too",
         ),
     ],
 )

@@ -15,16 +15,16 @@ MakeReplayed = Callable[..., TopicData]  # (codec, partition_count=1)
 SETTINGS: dict[str, object] = {
     "archive.segment_bytes_max": 40_000,
     "archive.segment_age_max_ms": 300,
-    "archive.rlm_process_interval_ms": 100,
-    "archive.rlm_retry_interval_ms": 200,
+    "limits.writing.rlm_process_interval_ms": 100,
+    "limits.writing.rlm_retry_interval_ms": 200,
     "limits.writing.discovery_interval_ms": 200,
-    "remote_fetch.chunk_bytes": 16_384,
+    "limits.reading.chunk_bytes": 16_384,
 }
 
 # Nothing that was read is kept and nothing is read ahead: a reader needs the store all the time.
 NO_MEMORY: dict[str, object] = {
     "remote_fetch.chunk_cache_bytes_max": 20_000,
-    "remote_fetch.read_ahead_chunks_max": 0,
+    "limits.reading.read_ahead_chunks_max": 0,
 }
 
 

@@ -28,16 +28,15 @@ pytestmark = [pytest.mark.kafka, pytest.mark.hdfs]
 READ_MAX_MS = 60_000
 PATIENT = {
     **SETTINGS,
-    "archive.rlm_process_interval_ms": 1_000,
-    "metadata.metadata_read_max_ms": READ_MAX_MS,
+    "limits.writing.rlm_process_interval_ms": 1_000,
+    "store.timeout_ms": 2 * READ_MAX_MS,
 }
 
 
 async def verified(store: str) -> VerifyReport:
-    config = MetadataConfig(metadata_read_max_ms=READ_MAX_MS)
     async with (
         open_store(store, StoreConfig()) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, config) as rlmm,
+        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig(), read_max_ms=READ_MAX_MS) as rlmm,
     ):
         return await verify_archive(rsm, rlmm)
 

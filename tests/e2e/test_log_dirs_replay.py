@@ -26,7 +26,7 @@ def archive(
         [
             *(sys.executable, "-m", "fetchproxy", "archive", "--once"),
             *("--bootstrap", kafka.bootstrap, "--store", store, "--topics", topic),
-            *("--set", "archive.source=log-dirs", "--set", f"archive.log_dirs={log_dirs}"),
+            *("--set", f"archive.log_dirs={log_dirs}"),
         ],
         cwd=PROJECT,
         capture_output=True,

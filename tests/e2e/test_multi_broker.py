@@ -18,7 +18,7 @@ PARTITIONS = 4  # the mock cluster's choice
 ARCHIVE: dict[str, object] = {
     "archive.segment_bytes_max": 200_000,
     "archive.segment_age_max_ms": 300,
-    "archive.rlm_process_interval_ms": 50,
+    "limits.writing.rlm_process_interval_ms": 50,
     "limits.writing.discovery_interval_ms": 200,
 }
 

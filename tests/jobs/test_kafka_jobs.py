@@ -125,7 +125,7 @@ def test_beside_a_running_archiver(
     settings = {
         "archive.segment_bytes_max": 20_000,
         "archive.segment_age_max_ms": 200,
-        "archive.rlm_process_interval_ms": 50,
+        "limits.writing.rlm_process_interval_ms": 50,
     }
     store = config.store.url or ""
     (tmp_path / "store").mkdir()
@@ -150,9 +150,8 @@ def test_what_cannot_be_planned_is_said_before_anything_starts(
     with pytest.raises(ConfigError, match="matches no topic"):
         plan_archive(config_for(bootstrap, "no-such-topic", tmp_path))
     logs = str(tmp_path / "logs")
-    by_files = {"archive__source": "log-dirs", "archive__log_dirs": logs}
-    with pytest.raises(ConfigError, match="log-dirs"):
-        check_source(config_for(bootstrap, data.topic, tmp_path, **by_files))
+    with pytest.raises(ConfigError, match=r"archive\.log_dirs"):
+        check_source(config_for(bootstrap, data.topic, tmp_path, archive__log_dirs=logs))
     with pytest.raises(ClusterError):
         plan_archive(config_for("127.0.0.1:1", data.topic, tmp_path))
 

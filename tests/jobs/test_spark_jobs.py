@@ -217,7 +217,7 @@ def test_a_store_that_does_not_answer_is_said_to(runs: Runs, archive: WrittenArc
     """It takes connections and is silent."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"s3://bucket/prefix?endpoint_url=http://127.0.0.1:{silent.getsockname()[1]}"
-        more = ["--set", "store.timeout_ms=200", "--set", "metadata.metadata_read_max_ms=1000"]
+        more = ["--set", "store.timeout_ms=2000"]
         done = runs("verify", "--store", f"{url}&region=us-east-1", *more)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "fetchproxy: " in done.stderr.splitlines()[-1]

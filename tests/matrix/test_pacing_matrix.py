@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kafka
 
 FindPart = Callable[[str, Callable[[], object]], object]
 TOPIC, PARTITIONS, RECORDS = "pacing", 4, 1_000_000
-SETTINGS = {"archive.segment_age_max_ms": 300, "archive.rlm_process_interval_ms": 100}
+SETTINGS = {"archive.segment_age_max_ms": 300, "limits.writing.rlm_process_interval_ms": 100}
 METRICS = (
     "fetchproxy_client_pauses_total",
     "fetchproxy_paced_answers_total",

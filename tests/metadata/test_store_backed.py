@@ -25,7 +25,7 @@ from scripted_store import ScriptedStore
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.metadata.remote_log_metadata_manager import READS_AT_ONCE_MAX
+from fetchproxy.metadata.remote_log_metadata_manager import READ_MAX_MS, READS_AT_ONCE_MAX
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import METADATA_UNREADABLE
@@ -41,10 +41,13 @@ class StoreBacking(Backing):
         self.rsm = RemoteStorageManager(store, "archive")
 
     def manager(
-        self, config: MetadataConfig | None = None, reads_max: int = READS_AT_ONCE_MAX
+        self,
+        config: MetadataConfig | None = None,
+        reads_max: int = READS_AT_ONCE_MAX,
+        read_max_ms: int = READ_MAX_MS,
     ) -> AbstractAsyncContextManager[StoreBackedRemoteLogMetadataManager]:
         return StoreBackedRemoteLogMetadataManager(
-            self.rsm, config or MetadataConfig(), reads_max=reads_max
+            self.rsm, config or MetadataConfig(), reads_max=reads_max, read_max_ms=read_max_ms
         )
 
     def reads(self, tip: TopicIdPartition) -> int:
@@ -163,8 +166,7 @@ async def test_a_read_that_takes_too_long_is_an_outage_and_keeps_what_it_got(
         for i in range(10):
             await copied(writer, segment(i, 10 * i, 10 * i + 9))
     memory.store.gets_let_through = 7
-    config = MetadataConfig(metadata_read_max_ms=50)
-    async with memory.manager(config, reads_max=1) as reader:
+    async with memory.manager(reads_max=1, read_max_ms=50) as reader:
         with pytest.raises(StorageUnavailable, match=r"not done within 0\.05 s"):
             await reader.refresh(TIP, now())
         assert reader.view(TIP) is None
@@ -181,8 +183,7 @@ async def test_what_a_failed_read_has_got_is_in_the_view_of_the_next(
 ) -> None:
     """All that is new was read by one that failed behind it: there is nothing left to read."""
     neighbour = TopicIdPartition(TIP.topic_id, TIP.topic, TIP.partition + 1)
-    config = MetadataConfig(metadata_read_max_ms=50)
-    async with memory.manager() as writer, memory.manager(config, reads_max=1) as reader:
+    async with memory.manager() as writer, memory.manager(reads_max=1, read_max_ms=50) as reader:
         await copied(writer, segment(0, 0, 9))
         await copied(writer, segment(1, 0, 9, tip=neighbour))
         await reader.refresh_topic(TIP.topic_id, now())
@@ -213,8 +214,7 @@ async def test_a_read_that_takes_long_but_goes_on_is_not_given_up(whole_topic: b
     async with StoreBacking(ScriptedStore(inner)).manager() as writer:
         for i in range(20):
             await copied(writer, segment(i, 10 * i, 10 * i + 9))
-    config = MetadataConfig(metadata_read_max_ms=200)
-    async with StoreBacking(SlowStore(inner)).manager(config, reads_max=1) as reader:
+    async with StoreBacking(SlowStore(inner)).manager(reads_max=1, read_max_ms=200) as reader:
         begun = now()
         if whole_topic:
             await reader.refresh_topic(TIP.topic_id, begun)

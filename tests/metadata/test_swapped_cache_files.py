@@ -18,13 +18,13 @@ OTHER = replace(TIP, partition=TIP.partition + 1)
 
 async def known(config: MetadataConfig, log: MemoryMetadataLog) -> list[list[object]]:
     now = asyncio.get_running_loop().time()
-    async with TopicFollower(log, config) as follower:
+    async with TopicFollower(log, config.cache_dir) as follower:
         return [list((await follower.table(tip, now)).segments()) for tip in (TIP, OTHER)]
 
 
 async def test_swapped_files_are_made_anew(tmp_path: Path) -> None:
     config, log = MetadataConfig(cache_dir=tmp_path), MemoryMetadataLog(partitions=1)
-    async with TopicFollower(log, config) as follower:
+    async with TopicFollower(log, config.cache_dir) as follower:
         for tip, number in ((TIP, 1), (TIP, 2), (OTHER, 3)):
             assert await follower.append(segment(number, 0, 9, STARTED, tip=tip)) is None
     right = await known(config, log)

@@ -352,13 +352,11 @@ async def test_brokers_that_are_away_at_the_start_are_asked_again(backing: Topic
 
 
 async def test_a_log_that_never_answers_is_one_that_is_away(backing: TopicBacking) -> None:
-    config = MetadataConfig(metadata_read_max_ms=50)
-
     async def hang() -> None:
         await asyncio.Event().wait()
 
     backing.script.before_open = hang
-    async with backing.manager(config) as manager:  # it does not wait for ever either
+    async with backing.manager(read_max_ms=50) as manager:  # it does not wait for ever either
         backing.script.before_append = hang
         with pytest.raises(StorageUnavailable, match=r"append for orders-0: not done within 0\.05"):
             await manager.put(segment(1, 0, 9))

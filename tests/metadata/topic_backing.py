@@ -12,6 +12,7 @@ from scripted_store import ScriptedStore
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import StorageUnavailable
+from fetchproxy.metadata.remote_log_metadata_manager import READ_MAX_MS
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager, metadata_partition
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
@@ -32,13 +33,17 @@ class TopicBacking(Backing):
         self.rsm = RemoteStorageManager(store, "archive")
 
     def manager(
-        self, config: MetadataConfig | None = None, rsm: RemoteStorageManager | None = None
+        self,
+        config: MetadataConfig | None = None,
+        rsm: RemoteStorageManager | None = None,
+        read_max_ms: int = READ_MAX_MS,
     ) -> AbstractAsyncContextManager[Manager]:
         return Manager(
             ScriptedMetadataLog(self.log, self.script),
             rsm or self.rsm,
             config or MetadataConfig(),
             wall_clock_ms=lambda: 17,
+            read_max_ms=read_max_ms,
         )
 
     def cached(self, cache_dir: Path) -> AbstractAsyncContextManager[Manager]:

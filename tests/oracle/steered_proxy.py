@@ -19,6 +19,7 @@ from fetchproxy import app
 from fetchproxy.config.schema import Config, LogConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.serving.limits import StandaloneLimits
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
@@ -26,13 +27,11 @@ from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.sources.broker import BatchSegments, BrokerSource
 from fetchproxy.writing.sources.segment_source import LogGap, LogRead, Spool
 
-# Small chunks, so that small segments have several; quick answers where nothing comes.
-SETTINGS: dict[str, object] = {
-    "archive.topics": "oracle-.*",
-    "remote_fetch.chunk_bytes": 4096,
-}
-# So soon do answers of the tail show where the archive begins.
-LIMITS = app.Limits(serving=StandaloneLimits(log_start_max_age_ms=1_000))
+# Small chunks, so that small segments have several. So soon do answers of the tail show where the
+# archive begins.
+LIMITS = app.Limits(
+    serving=StandaloneLimits(log_start_max_age_ms=1_000), reading=ReadingLimits(chunk_bytes=4096)
+)
 
 
 class BorderedSource:
@@ -106,7 +105,7 @@ def configuration(bootstrap: str, store: str, port: str) -> Config:
         "store.url": store,
         "gateway.listen": f"127.0.0.1:{port}",
         "log.format": "json",
-        **SETTINGS,
+        "archive.topics": "oracle-.*",
     }
     sections: dict[str, dict[str, object]] = {}
     for key, value in assigned.items():

@@ -26,13 +26,8 @@ BATCH_BYTES = 1000
 BATCH_OFFSETS = 10
 
 # One batch is an index span, four are a chunk.
-SMALL = RemoteFetchConfig(
-    chunk_bytes=4 * KiB,
-    chunk_cache_bytes_max=1024 * KiB,
-    read_ahead_chunks_max=0,
-    hedged_reads_share_max=0,
-)
-QUICK = ReadingLimits(backoff_max_ms=1_000)
+SMALL = RemoteFetchConfig(chunk_cache_bytes_max=1024 * KiB, hedged_reads_share_max=0)
+QUICK = ReadingLimits(chunk_bytes=4 * KiB, read_ahead_chunks_max=0, backoff_max_ms=1_000)
 
 
 def now() -> float:

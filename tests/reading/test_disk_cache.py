@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 from faulty_store import HANG
-from read_side import BATCH_BYTES, batches, changed, fetched, read_side
+from read_side import BATCH_BYTES, QUICK, batches, changed, fetched, read_side
 
 from fetchproxy.config.schema import KiB, MiB, RemoteFetchConfig
 from fetchproxy.errors import ConfigError
@@ -61,7 +61,7 @@ def config(folder: Path, **options: object) -> RemoteFetchConfig:
     )
 
 
-ROOMY = ReadingLimits(disk_cache_free_bytes_min=0, disk_cache_writes_max=100, backoff_max_ms=1_000)
+ROOMY = replace(QUICK, disk_cache_free_bytes_min=0, disk_cache_writes_max=100)
 
 
 @asynccontextmanager
@@ -363,8 +363,8 @@ async def test_a_replay_after_a_restart_costs_the_store_nothing_but_indexes(tmp_
 
 async def test_while_the_store_is_away_the_disk_still_serves(tmp_path: Path) -> None:
     options = config(tmp_path).model_dump(include={*config(tmp_path).model_fields_set})
-    config_of = changed(**options, chunk_cache_bytes_max=0, fetcher_tasks_max=1)
-    async with read_side(config_of, limits=ROOMY) as side:
+    limits = replace(ROOMY, fetcher_tasks_max=1)
+    async with read_side(changed(**options, chunk_cache_bytes_max=0), limits=limits) as side:
         await side.segment(batches(side.rng, 0, 40))
         await fetched(side, 0, wait_s=30)
         await until(lambda: len(files(tmp_path)) == 1)

@@ -244,8 +244,7 @@ def test_a_few_reads_that_hang_do_not_hold_up_a_replay() -> None:
     """In the whole read side: one read in fifty never answers, and none is waited for."""
 
     async def main() -> None:
-        config = changed(hedged_reads_share_max=0.05, read_ahead_chunks_max=0)
-        async with read_side(config) as side:
+        async with read_side(changed(hedged_reads_share_max=0.05)) as side:
             await side.history(1_200)
             await fetched(side, 0)
             side.store.faults = Faults(latency_s_min=0.01, latency_s_max=0.015, hanging_share=0.02)

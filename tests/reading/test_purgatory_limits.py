@@ -129,7 +129,7 @@ def test_a_cache_that_holds_nothing_still_serves() -> None:
 
 def test_a_sequential_reader_finds_its_chunks_read_ahead_across_segments() -> None:
     async def main() -> None:
-        async with read_side(changed(read_ahead_chunks_max=2)) as side:
+        async with read_side(limits=replace(QUICK, read_ahead_chunks_max=2)) as side:
             stored = batches(side.rng, 0, 40)
             for n in range(4):
                 await side.segment(stored[10 * n : 10 * n + 10])
@@ -149,8 +149,8 @@ def test_a_sequential_reader_finds_its_chunks_read_ahead_across_segments() -> No
 
 def test_read_ahead_leaves_half_of_the_cache_to_others() -> None:
     async def main() -> None:
-        config = changed(read_ahead_chunks_max=50, chunk_cache_bytes_max=40 * KiB)
-        async with read_side(config) as side:
+        limits = replace(QUICK, read_ahead_chunks_max=50)
+        async with read_side(changed(chunk_cache_bytes_max=40 * KiB), limits=limits) as side:
             await side.segment(batches(side.rng, 0, 200))
             for n in range(6):
                 await fetched(side, 40 * n)
@@ -165,8 +165,8 @@ def test_read_ahead_leaves_half_of_the_cache_to_others() -> None:
 
 def test_several_readers_share_the_room_for_reading_ahead() -> None:
     async def main() -> None:
-        config = changed(read_ahead_chunks_max=4, chunk_cache_bytes_max=40 * KiB)
-        async with read_side(config) as side:
+        limits = replace(QUICK, read_ahead_chunks_max=4)
+        async with read_side(changed(chunk_cache_bytes_max=40 * KiB), limits=limits) as side:
             await side.segment(batches(side.rng, 0, 400))
             for step in range(2):
                 for reader in range(4):

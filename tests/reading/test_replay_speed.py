@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from faulty_store import Faults
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from read_side import BATCH_BYTES, BATCH_OFFSETS, ReadSide, batches, changed, now, read_side
+from read_side import BATCH_BYTES, BATCH_OFFSETS, QUICK, ReadSide, batches, changed, now, read_side
 from virtual_loop import run_virtual
 
-from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.model import IsolationLevel
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.read_ahead import BESIDE_OTHERS_MAX
 from fetchproxy.reading.segment_reader import CompletionReason
@@ -21,7 +22,7 @@ ROUND_TRIP_S = 0.05
 FAR = Faults(latency_s_min=ROUND_TRIP_S, latency_s_max=ROUND_TRIP_S)
 CHUNK_OFFSETS = 4 * BATCH_OFFSETS
 # Reads ahead may take half of the places for reads.
-IN_FLIGHT = RemoteFetchConfig().fetcher_tasks_max // 2
+IN_FLIGHT = ReadingLimits().fetcher_tasks_max // 2
 
 
 async def replay(side: ReadSide, chunks: int, pause_s: float = 0.0, offset: int = 0) -> list[float]:
@@ -45,8 +46,7 @@ def test_a_sequential_reader_soon_has_the_bandwidth_of_parallel_reads(
     """Within ten chunks, whatever the segments' size and the reader's own pace."""
 
     async def main() -> None:
-        config = changed(read_ahead_chunks_max=16)
-        async with read_side(config) as side:
+        async with read_side(limits=replace(QUICK, read_ahead_chunks_max=16)) as side:
             await side.history(480, 4 * chunks_each)
             side.store.faults = FAR
             at = await replay(side, 120, pause_ms / 1000)
@@ -63,10 +63,8 @@ def test_the_room_for_reading_ahead_is_shared_by_streams() -> None:
     """Sixteen replays with room for twenty chunks: none is without, and none waits much longer."""
 
     async def main() -> None:
-        config = changed(
-            read_ahead_chunks_max=16, chunk_cache_bytes_max=40 * 4_700, fetcher_tasks_max=16
-        )
-        async with read_side(config) as side:
+        limits = replace(QUICK, read_ahead_chunks_max=16, fetcher_tasks_max=16)
+        async with read_side(changed(chunk_cache_bytes_max=40 * 4_700), limits=limits) as side:
             await side.history(16 * 80)
             side.store.faults = FAR
             began_at = now()
@@ -86,7 +84,7 @@ def test_a_reader_whose_fetches_others_answer_gets_its_window_too() -> None:
     """No fetch waits for the second partition, as the first is in memory; its reader does."""
 
     async def main() -> None:
-        async with read_side(changed(read_ahead_chunks_max=16)) as side:
+        async with read_side(limits=replace(QUICK, read_ahead_chunks_max=16)) as side:
             await side.history(480)
             await side.watch(side.request(0, 4 * BATCH_BYTES)).wait()
             side.store.faults = FAR
@@ -109,7 +107,7 @@ def test_the_first_record_after_a_cold_seek_takes_two_round_trips_and_one_with_t
     cached: bool,
 ) -> None:
     async def main() -> None:
-        async with read_side(changed(read_ahead_chunks_max=16)) as side:
+        async with read_side(limits=replace(QUICK, read_ahead_chunks_max=16)) as side:
             await side.segment(batches(side.rng, 0, 400))
             if cached:
                 await side.watch(side.request(3_000)).wait()
@@ -142,7 +140,7 @@ def test_a_warm_seek_takes_none() -> None:
 
 def test_a_hundred_readers_of_one_history_cost_one_download() -> None:
     async def main() -> None:
-        async with read_side(changed(read_ahead_chunks_max=16)) as side:
+        async with read_side(limits=replace(QUICK, read_ahead_chunks_max=16)) as side:
             await side.segment(batches(side.rng, 0, 400))
             side.store.faults = FAR
             async with asyncio.TaskGroup() as tasks:
@@ -156,7 +154,7 @@ def test_a_hundred_readers_of_one_history_cost_one_download() -> None:
 
 def test_a_random_reader_reads_little_that_it_does_not_ask_for() -> None:
     async def main() -> None:
-        async with read_side(changed(read_ahead_chunks_max=16)) as side:
+        async with read_side(limits=replace(QUICK, read_ahead_chunks_max=16)) as side:
             await side.history(2_000)
             side.store.faults = FAR
             for _ in range(200):
@@ -170,7 +168,7 @@ def test_a_random_reader_reads_little_that_it_does_not_ask_for() -> None:
 
 def test_the_next_segments_aborted_list_is_there_before_its_reader() -> None:
     async def main() -> None:
-        async with read_side(changed(read_ahead_chunks_max=4)) as side:
+        async with read_side(limits=replace(QUICK, read_ahead_chunks_max=4)) as side:
             await side.segment(batches(side.rng, 0, 40))
             second = batches(side.rng, 400, 40)
             await side.segment(second, aborted=[(7, 410, 450)])
@@ -189,7 +187,7 @@ def test_the_next_segments_aborted_list_is_there_before_its_reader() -> None:
 
 def test_nothing_is_read_ahead_when_the_read_side_is_closed() -> None:
     async def main() -> None:
-        async with read_side(changed(read_ahead_chunks_max=4)) as side:
+        async with read_side(limits=replace(QUICK, read_ahead_chunks_max=4)) as side:
             await side.segment(batches(side.rng, 0, 40))
             await side.watch(side.request(0, BATCH_BYTES)).wait()
             purgatory: RemoteFetchPurgatory = side.purgatory

@@ -16,7 +16,7 @@ from lab.kafka import KafkaServer
 pytestmark = pytest.mark.kafka
 
 TOPIC, PARTITIONS, RECORDS, RECORD_BYTES = "ap-groups", 4, 600_000, 20
-SETTINGS = {"archive.segment_age_max_ms": 300, "archive.rlm_process_interval_ms": 100}
+SETTINGS = {"archive.segment_age_max_ms": 300, "limits.writing.rlm_process_interval_ms": 100}
 # On a busy machine an application may be slower than any pace.
 READS_MAX = 5
 # Real figures: `python -m benchmarks.applications`. A busy machine blurs them.

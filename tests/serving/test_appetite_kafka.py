@@ -29,7 +29,7 @@ RECORDS = 500_000
 CYCLE_RECORDS = 150_000  # a queue, and what an application takes meanwhile
 # On a busy machine a reader may be slower than any pace.
 READS_MAX = 5
-SETTINGS = {"archive.segment_age_max_ms": 300, "archive.rlm_process_interval_ms": 100}
+SETTINGS = {"archive.segment_age_max_ms": 300, "limits.writing.rlm_process_interval_ms": 100}
 
 
 @pytest.fixture(scope="module")

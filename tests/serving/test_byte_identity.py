@@ -22,9 +22,9 @@ TOPIC = "identity"
 SETTINGS: dict[str, object] = {
     "archive.segment_bytes_max": 30_000,
     "archive.segment_age_max_ms": 300,
-    "archive.rlm_process_interval_ms": 100,
+    "limits.writing.rlm_process_interval_ms": 100,
     "limits.writing.discovery_interval_ms": 200,
-    "remote_fetch.chunk_bytes": 9_000,
+    "limits.reading.chunk_bytes": 9_000,
 }
 
 

@@ -33,7 +33,7 @@ SETTINGS: dict[str, object] = {
     "limits.serving.remote_answer_turns_max": 1,
     "remote_fetch.chunk_cache_bytes_max": 64 * MiB,
     "archive.segment_age_max_ms": 5_000,  # one segment each: what follows is only read ahead
-    "archive.rlm_process_interval_ms": 100,
+    "limits.writing.rlm_process_interval_ms": 100,
     "limits.writing.discovery_interval_ms": 200,
 }
 KEPT = ("fetchproxy_memory_used_bytes", "connection_buffers_bytes_max")

@@ -22,7 +22,7 @@ SESSION_NOT_FOUND, WRONG_EPOCH, TOPIC_ID_ERROR = 70, 71, 106
 SETTINGS: dict[str, object] = {
     "archive.segment_bytes_max": 20_000,
     "archive.segment_age_max_ms": 300,
-    "archive.rlm_process_interval_ms": 100,
+    "limits.writing.rlm_process_interval_ms": 100,
     "limits.writing.discovery_interval_ms": 200,
     "limits.serving.log_start_max_age_ms": 1_000,
 }

@@ -28,7 +28,7 @@ SETTINGS: dict[str, object] = {
     "limits.serving.client_stall_max_ms": STALL_MS,
     "limits.serving.half_frame_max_ms": HALF_FRAME_MS,
     "archive.segment_age_max_ms": 1_000,
-    "archive.rlm_process_interval_ms": 100,
+    "limits.writing.rlm_process_interval_ms": 100,
     "limits.writing.discovery_interval_ms": 200,
 }
 

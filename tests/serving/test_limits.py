@@ -25,9 +25,9 @@ SETTINGS: dict[str, object] = {
     "gateway.permit_ttl_ms": 200,
     "archive.segment_bytes_max": 200_000,
     "archive.segment_age_max_ms": 300,
-    "archive.rlm_process_interval_ms": 100,
+    "limits.writing.rlm_process_interval_ms": 100,
     "limits.writing.discovery_interval_ms": 200,
-    "remote_fetch.chunk_bytes": 20_000,
+    "limits.reading.chunk_bytes": 20_000,
 }
 
 

@@ -27,7 +27,7 @@ from structlog.testing import capture_logs
 from test_leader_views import Leader
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
-from fetchproxy.config.schema import MetadataConfig, RemoteFetchConfig
+from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable, StorageUnavailable
 from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.partition_view import PartitionView
@@ -291,7 +291,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             starts=ArchiveStarts(cast("Cluster", cluster), rlmm, views),
             positions=positions,
             is_archiving=lambda tip: tip.topic == NEVER,
-            reads_at_once=RemoteFetchConfig().fetcher_tasks_max,
+            reads_at_once=StoreConfig().connections_max,
             warnings=warnings,
             clock=clock,
         )

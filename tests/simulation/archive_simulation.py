@@ -109,9 +109,14 @@ class _Simulation:
                     rsm,
                     world.config.metadata,
                     wall_clock_ms=lambda: int(loop.time() * 1000),
+                    read_max_ms=world.config.store.metadata_read_max_ms,
                 )
             else:
-                rlmm = StoreBackedRemoteLogMetadataManager(rsm, world.config.metadata)
+                rlmm = StoreBackedRemoteLogMetadataManager(
+                    rsm,
+                    world.config.metadata,
+                    read_max_ms=world.config.store.metadata_read_max_ms,
+                )
             yield rsm, await opened.enter_async_context(rlmm)
 
     async def _process_forever(self, name: str) -> None:

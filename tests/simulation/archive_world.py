@@ -14,7 +14,7 @@ from memory_object_store import MemoryObjectStore
 from network import SimulatedNetwork
 from session_scenario import draw_conditions, draw_logs
 
-from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, Config, KiB, MetadataConfig
+from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, Config, KiB, StoreConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.leadership import LeadershipState, SoleLeadership
 from fetchproxy.writing.limits import WritingLimits
@@ -75,7 +75,7 @@ def draw_world(rng: Random, folder: Path) -> ArchiveWorld:
     for log in cluster.logs.values():
         log.write(rng.randint(1, len(log.batches) // 2))
         log.replicate(0.0)
-    metadata = MetadataConfig(metadata_read_max_ms=rng.choice([1_000, 5_000]))
+    store = StoreConfig(timeout_ms=2 * rng.choice([1_000, 5_000]))
     archive, limits = section_and_limits(
         ArchiveConfig,
         WritingLimits,
@@ -100,7 +100,7 @@ def draw_world(rng: Random, folder: Path) -> ArchiveWorld:
     )
     config = Config(
         cluster=ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=2_000),
-        metadata=metadata,
+        store=store,
         archive=archive,
     )
     return ArchiveWorld(network, cluster, config, limits, rng.random() < 0.5, rng.uniform(5, 25))

@@ -30,6 +30,7 @@ from fetchproxy.metadata.leader_views import LeaderLog, LeaderViews
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener
@@ -65,6 +66,7 @@ def run_replay(
     latency_s: float = 0.0,
     gateway: GatewayConfig = GATEWAY,
     limits: ServingLimits = ServingLimits(),  # noqa: B008 - frozen
+    reading: ReadingLimits = ReadingLimits(),  # noqa: B008 - frozen
     conditions: Conditions = JITTERY,
 ) -> None:
     """All but the last `tail_batches` are archived and trimmed; the tail is not produced yet.
@@ -86,7 +88,10 @@ def run_replay(
         for log in logs:
             await _archive(rng, store, log, tail_batches and log is logs[-1])
         store.faults = Faults(latency_s, latency_s) if latency_s else NO_FAULTS
-        async with cluster.serving(), _gateway(cluster, store, remote_fetch, gateway, limits):
+        async with (
+            cluster.serving(),
+            _gateway(cluster, store, remote_fetch, gateway, limits, reading),
+        ):
             await main(Replay(cluster, logs, store))
 
     run_virtual(whole, new_loop)
@@ -121,6 +126,7 @@ async def _gateway(
     remote_fetch: RemoteFetchConfig,
     gateway_config: GatewayConfig,
     limits: ServingLimits,
+    reading: ReadingLimits,
 ) -> AsyncIterator[Listener]:
     config = Config(
         cluster=ClusterConfig(bootstrap=cluster.bootstrap),
@@ -137,9 +143,10 @@ async def _gateway(
             views := LeaderViews(rlmm, LeaderLog(own), warnings),
             rsm,
             Random(5),
+            limits=reading,
         ) as purgatory,
         ArchiverPositions(
-            rsm, config.metadata.metadata_read_max_ms, asyncio.get_running_loop().time
+            rsm, config.store.metadata_read_max_ms, asyncio.get_running_loop().time
         ) as positions,
         open_gateway(
             config, own, rlmm, views, purgatory, positions, rng=Random(6), limits=limits

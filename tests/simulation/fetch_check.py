@@ -91,7 +91,7 @@ class FetchCheck:
         habits, answered = self.consumer.habits, self.answered
         wait_s = habits.max_wait_ms / 1000
         if not self.tail:
-            read_max_s = self.consumer.world.config.remote_fetch.remote_fetch_max_wait_ms / 1000
+            read_max_s = self.consumer.world.limits.serving.remote_fetch_max_wait_ms / 1000
             wait_s = max(wait_s, min(READ_WAIT_MIN_S, read_max_s))
         due = answered.began_at + wait_s
         if ready_at is not None:
@@ -108,8 +108,8 @@ class FetchCheck:
         That needs a cache: without one, who comes second has his data thrown away each time.
         """
         consumer, world = self.consumer, self.consumer.world
-        config = world.config.remote_fetch
-        if config.chunk_cache_bytes_max < 8 * config.chunk_bytes:
+        cache_bytes_max = world.config.remote_fetch.chunk_cache_bytes_max
+        if cache_bytes_max < 8 * world.limits.reading.chunk_bytes:
             return
         passed_over = consumer.passed_over
         served = [tip for tip, part in found.items() if part.records]
@@ -119,7 +119,7 @@ class FetchCheck:
             if asked.offset < min(world.archived_end[tip], world.log_of(tip).start_offset)
         }
         # What is not judged yet may wait for a read of metadata that hangs from before.
-        judged_s = world.config.metadata.metadata_read_max_ms / 1000
+        judged_s = world.config.store.metadata_read_max_ms / 1000
         well = self.answered.began_at > world.fair_since + world.recovery_s + judged_s
         if not well or not archived.intersection(served):
             return
@@ -184,9 +184,7 @@ class FetchCheck:
         assert excused, f"{where} without an outage"
         others = self.tail - {tip}
         assert not others, f"{where} beside the tail of {sorted(map(str, others))}"
-        wait_ms = min(
-            consumer.habits.max_wait_ms, world.config.remote_fetch.remote_fetch_max_wait_ms
-        )
+        wait_ms = min(consumer.habits.max_wait_ms, world.limits.serving.remote_fetch_max_wait_ms)
         assert now - self.answered.began_at >= wait_ms / 1000 - CLOCK_SLACK_S, f"{where} too early"
 
     def _check_data(self, tip: TopicIdPartition, part: Any) -> None:

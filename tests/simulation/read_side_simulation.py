@@ -64,9 +64,10 @@ async def _main(rng: Random) -> list[tuple[object, ...]]:
     store = FaultyObjectStore(MemoryObjectStore(), rng)
     partitions = [await _generate(rng, store, number) for number in range(3)]
     config, limits = _config(rng)
-    metadata = MetadataConfig(metadata_read_max_ms=5_000)
     async with (
-        StoreBackedRemoteLogMetadataManager(RemoteStorageManager(store), metadata) as rlmm,
+        StoreBackedRemoteLogMetadataManager(
+            RemoteStorageManager(store), MetadataConfig(), read_max_ms=5_000
+        ) as rlmm,
         RemoteFetchPurgatory(
             config, rlmm, RemoteStorageManager(store), rng, limits=limits
         ) as purgatory,
@@ -308,7 +309,7 @@ async def _check_that_all_comes_to_rest(world: World) -> None:
     assert under_way(world.purgatory) == NOTHING
     assert cached_bytes(world.purgatory) <= world.config.chunk_cache_bytes_max
     assert world.store.in_flight == 0
-    assert world.store.in_flight_max <= world.config.fetcher_tasks_max + _metadata_reads()
+    assert world.store.in_flight_max <= world.limits.fetcher_tasks_max + _metadata_reads()
     for (key, _), most in world.store.same_in_flight_max.items():
         hedged = key.endswith(".log") and world.config.hedged_reads_share_max > 0
         assert most <= 1 + hedged or not key.endswith((".log", ".index", ".txn")), key

@@ -18,9 +18,9 @@ from fetchproxy.config.schema import (
     Config,
     GatewayConfig,
     KiB,
-    MetadataConfig,
     MiB,
     RemoteFetchConfig,
+    StoreConfig,
 )
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.reading.limits import ReadingLimits
@@ -71,11 +71,11 @@ def draw_config(rng: Random, cluster: SimulatedCluster, folder: Path) -> tuple[C
         inflight_requests_max=rng.choice([1, 2, 64]),
         buffer_bytes_max=rng.choice([KiB, 64 * KiB, MiB]),
         permit_ttl_ms=rng.choice([300, 5_000, 60_000]),
+        remote_fetch_max_wait_ms=rng.choice([100, 500]),
     )
     remote_fetch, reading = section_and_limits(
         RemoteFetchConfig,
         ReadingLimits,
-        remote_fetch_max_wait_ms=rng.choice([100, 500]),
         fetcher_tasks_max=rng.choice([1, 2, 16]),
         purgatory_entries_max=rng.choice([1, 2, 100]),
         inflight_bytes_max=MiB,
@@ -89,7 +89,9 @@ def draw_config(rng: Random, cluster: SimulatedCluster, folder: Path) -> tuple[C
         unasked_read_max_ms=rng.choice([100, 5_000]),
         corrupt_retry_ms=1_000,
     )
-    metadata = MetadataConfig(metadata_read_max_ms=rng.choice([1_000, 5_000]))
+    store = StoreConfig(
+        connections_max=reading.fetcher_tasks_max, timeout_ms=2 * rng.choice([1_000, 5_000])
+    )
     archive, writing = section_and_limits(
         ArchiveConfig,
         WritingLimits,
@@ -106,7 +108,7 @@ def draw_config(rng: Random, cluster: SimulatedCluster, folder: Path) -> tuple[C
         cluster=ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=5_000),
         gateway=gateway,
         remote_fetch=remote_fetch,
-        metadata=metadata,
+        store=store,
         archive=archive,
     )
     return config, Limits(serving=serving, reading=reading, writing=writing)

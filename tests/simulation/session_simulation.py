@@ -134,7 +134,9 @@ class _Simulation:
         for log in world.logs:
             await self._begin(log)
         async with (
-            StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm,
+            StoreBackedRemoteLogMetadataManager(
+                rsm, config.metadata, read_max_ms=config.store.metadata_read_max_ms
+            ) as rlmm,
             Cluster(config.cluster, Random(rng.random())) as cluster,
             RemoteFetchPurgatory(
                 config.remote_fetch,
@@ -145,7 +147,7 @@ class _Simulation:
             ) as self._purgatory,
             ArchiverPositions(
                 rsm,
-                config.metadata.metadata_read_max_ms,
+                config.store.metadata_read_max_ms,
                 asyncio.get_running_loop().time,
                 self._gathered_from,
             ) as positions,

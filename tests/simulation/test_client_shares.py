@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 
 from calm_replay import BATCH_BYTES, BATCH_OFFSETS, PlainReader, Replay, now, run_replay
 
 from fetchproxy.config.schema import KiB, RemoteFetchConfig
+from fetchproxy.reading.limits import ReadingLimits
 
 RATE = 40_000
 
 
-def paced(**options: object) -> RemoteFetchConfig:
-    return RemoteFetchConfig(
-        chunk_bytes=16 * KiB,
-        client_bytes_per_s_max=RATE,
-        **options,  # type: ignore[arg-type]
-    )
+PACED = RemoteFetchConfig(client_bytes_per_s_max=RATE)
+SMALL_CHUNKS = ReadingLimits(chunk_bytes=16 * KiB)
 
 
 def test_a_client_gets_its_rate_over_all_its_connections_and_is_told_to_wait() -> None:
@@ -46,7 +44,7 @@ def test_a_client_gets_its_rate_over_all_its_connections_and_is_told_to_wait() -
             for told_ms, waited_s in zip(reader.throttles_ms, reader.pauses_s, strict=False):
                 assert waited_s >= 0.9 * told_ms / 1000 - 0.01
 
-    run_replay(paced(), main, partitions=3, batches=3_000)
+    run_replay(PACED, main, partitions=3, batches=3_000, reading=SMALL_CHUNKS)
 
 
 def test_the_tail_of_a_client_that_owes_does_not_wait() -> None:
@@ -79,7 +77,7 @@ def test_the_tail_of_a_client_that_owes_does_not_wait() -> None:
         assert 0.6 * RATE * 20 <= sum(t.size for t in archived) <= RATE * 21 + RATE
         assert not reader.throttles_ms  # or it would leave its tail alone, too
 
-    run_replay(paced(), main, partitions=2, batches=3_000, tail_batches=60)
+    run_replay(PACED, main, partitions=2, batches=3_000, tail_batches=60, reading=SMALL_CHUNKS)
 
 
 def test_without_a_rate_nobody_is_throttled() -> None:
@@ -91,7 +89,7 @@ def test_without_a_rate_nobody_is_throttled() -> None:
         assert now() < began + 5
         assert not reader.throttles_ms
 
-    run_replay(RemoteFetchConfig(chunk_bytes=16 * KiB), main, partitions=1, batches=3_000)
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=3_000, reading=SMALL_CHUNKS)
 
 
 def test_a_client_with_many_partitions_leaves_one_with_one_its_share() -> None:
@@ -112,7 +110,6 @@ def test_a_client_with_many_partitions_leaves_one_with_one_its_share() -> None:
         # A turn of another's, a turn of its own, and what the network takes.
         assert max(b.at - a.at for a, b in pairwise(modest.taken)) < 0.2
 
-    config = RemoteFetchConfig(
-        chunk_bytes=16 * KiB, fetcher_tasks_max=2, chunk_cache_bytes_max=25 * 64 * KiB
-    )
-    run_replay(config, main, partitions=25, batches=1_000, latency_s=0.05)
+    config = RemoteFetchConfig(chunk_cache_bytes_max=25 * 64 * KiB)
+    two = replace(SMALL_CHUNKS, fetcher_tasks_max=2)
+    run_replay(config, main, partitions=25, batches=1_000, latency_s=0.05, reading=two)

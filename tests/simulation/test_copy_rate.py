@@ -35,12 +35,11 @@ def test_all_partitions_together_take_no_more_than_the_rate(
         topics="weather",
         segment_bytes_max=64 * KiB,
         segment_age_max_ms=1_000,
-        rlm_process_interval_ms=200,
         copy_bytes_per_s_max=rate,
         copy_max_ms=5_000,
         spool_dir=tmp_path,
     )
-    limits = WritingLimits(fetch_bytes_max=16 * KiB, turn_max_ms=5_000)
+    limits = WritingLimits(rlm_process_interval_ms=200, fetch_bytes_max=16 * KiB, turn_max_ms=5_000)
     loops: list[NetworkLoop] = []
 
     def new_loop() -> NetworkLoop:

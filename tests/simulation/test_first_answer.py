@@ -6,6 +6,7 @@ import pytest
 from calm_replay import BATCH_OFFSETS, PlainReader, Replay, now, run_replay
 
 from fetchproxy.config.schema import KiB, RemoteFetchConfig
+from fetchproxy.reading.limits import ReadingLimits
 
 BATCHES = 40
 
@@ -20,5 +21,7 @@ def test_no_answer_is_empty(wait_ms: int) -> None:
         assert reader.positions[replay.logs[0].tip] == BATCHES * BATCH_OFFSETS
         assert reader.answers == len(reader.taken)
 
-    config = RemoteFetchConfig(chunk_bytes=16 * KiB, read_ahead_chunks_max=0)
-    run_replay(config, main, partitions=1, batches=BATCHES, latency_s=0.04)
+    reading = ReadingLimits(chunk_bytes=16 * KiB, read_ahead_chunks_max=0)
+    run_replay(
+        RemoteFetchConfig(), main, partitions=1, batches=BATCHES, latency_s=0.04, reading=reading
+    )

@@ -43,12 +43,8 @@ CACHE, INFLIGHT, ANSWERS, ANSWER = 1 * MiB, 1 * MiB, 2 * MiB, 256 * KiB
 # So that aborted lists are read, too, on which nobody may wait with a chunk in hand.
 COMMITTED = IsolationLevel.READ_COMMITTED
 
-CONFIG = RemoteFetchConfig(
-    chunk_bytes=CHUNK,
-    chunk_cache_bytes_max=CACHE,
-    inflight_bytes_max=INFLIGHT,
-)
-LIMITS = ReadingLimits(purgatory_entries_max=CLIENTS)
+CONFIG = RemoteFetchConfig(chunk_cache_bytes_max=CACHE, inflight_bytes_max=INFLIGHT)
+LIMITS = ReadingLimits(chunk_bytes=CHUNK, purgatory_entries_max=CLIENTS)
 
 
 class Counted(bytes):

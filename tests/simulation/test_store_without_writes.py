@@ -95,9 +95,7 @@ async def _archiving(folder: Path, loop: NetworkLoop) -> AsyncIterator[Outage]:
         "retention.bytes": str(RETAINED_BATCHES * BATCH_BYTES),
         "retention.ms": "-1",
     }
-    config = ArchiveConfig(
-        topics="weather", segment_bytes_max=8 * KiB, rlm_process_interval_ms=1_000, spool_dir=folder
-    )
+    config = ArchiveConfig(topics="weather", segment_bytes_max=8 * KiB, spool_dir=folder)
     store = ReadOnlyStore()
     rsm = RemoteStorageManager(store)
     with capture_logs() as entries:

@@ -15,13 +15,15 @@ from virtual_loop import VirtualTimeLoop
 from fetchproxy.config.schema import KiB, RemoteFetchConfig
 from fetchproxy.reading import segment_loads
 from fetchproxy.reading.chunk_cache import Chunk
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.serving import session as client_session
 
 BATCHES = 200
 READERS = 16
 PARTITIONS = 5  # the last one is the tail
 # Little is shared: each reads from the store what it is given.
-CONFIG = RemoteFetchConfig(chunk_bytes=16 * KiB, chunk_cache_bytes_max=32 * KiB)
+CONFIG = RemoteFetchConfig(chunk_cache_bytes_max=32 * KiB)
+READING = ReadingLimits(chunk_bytes=16 * KiB)
 # All requests that leave together come together, so that answers are due in the same turn.
 EVEN = Conditions(latency_s_min=0.001, latency_s_max=0.001)
 
@@ -80,6 +82,7 @@ def test_replay_takes_one_step_a_turn_beside_a_tail(
         batches=BATCHES,
         tail_batches=BATCHES,
         conditions=EVEN,
+        reading=READING,
     )
     assert steps.total() > READERS
     if tail_is_read:

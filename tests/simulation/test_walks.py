@@ -16,6 +16,7 @@ from calm_replay import BATCH_OFFSETS, VERSION, PlainReader, Replay, now, run_re
 from client_connection import FETCH_RESPONSE, ClientFetchSession, Wanted
 
 from fetchproxy.config.schema import KiB, RemoteFetchConfig
+from fetchproxy.reading.limits import ReadingLimits
 
 OURS = ("fetchproxy.", "fetchproxy_protocol.")
 LIMITS = {"max_wait_ms": 500, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0}
@@ -100,8 +101,10 @@ def walk_of(partition: int, first: int) -> Walk:
     async def main(replay: Replay) -> None:
         found.append(await walk_of_a_fetch(replay, partition, first))
 
-    config = RemoteFetchConfig(chunk_bytes=256 * KiB)
-    run_replay(config, main, partitions=2, batches=200, tail_batches=1)
+    reading = ReadingLimits(chunk_bytes=256 * KiB)
+    run_replay(
+        RemoteFetchConfig(), main, partitions=2, batches=200, tail_batches=1, reading=reading
+    )
     return found[0]
 
 

@@ -147,7 +147,7 @@ def test_clients_wait_for_the_store_and_go_on(archived: Archived, tmp_path: Path
     shutil.copytree(urlsplit(archived.store).path, tmp_path / "store", dirs_exist_ok=True)
     ends = dict.fromkeys(range(PARTITIONS), RECORDS)
     # Nothing is kept, so that the readers stop where the store does.
-    settings = {"remote_fetch.remote_error_after_ms": 1000, "remote_fetch.chunk_bytes": 4096}
+    settings = {"remote_fetch.remote_error_after_ms": 1000, "limits.reading.chunk_bytes": 4096}
     with (
         ArchiveOnlyProcess(store.url, tmp_path, settings) as node,
         RawConnection(node.bootstrap) as raw,

@@ -89,6 +89,8 @@ SNI = [CERTIFICATE, "gateway.sni_bootstrap_host=b.x", "gateway.sni_node_pattern=
         (["gateway.sni_bootstrap_host=10.0.0.1"], "a host name, not an address"),
         (["gateway.sni_node_pattern=broker.example"], "{node_id} in it"),
         (["gateway.sni_node_pattern={node_id}.{node_id}.example"], "{node_id} in it"),
+        (["gateway.sni_node_pattern=b-{node_id}.example:65536"], "{node_id} in it"),
+        (["gateway.sni_node_pattern=b-{node_id}.example:"], "{node_id} in it"),
         (["tls.protocol_min=TLSv1.1"], "one of TLSv1.2, TLSv1.3"),
     ],
 )  # fmt: skip
@@ -134,12 +136,11 @@ def test_every_key_can_be_set_by_its_variable() -> None:
     values = {
         "gateway.tls_client_auth": "required",
         "gateway.sni_bootstrap_host": "kafka.example",
-        "gateway.sni_node_pattern": "b-{node_id}.example",
-        "gateway.sni_port_advertised": "443",
+        "gateway.sni_node_pattern": "b-{node_id}.example:443",
         "cluster.tls_verify_hostname": "False",
     }
     keys = [key for key in all_keys().values() if key.name.startswith(("tls_", "sni_"))]
-    assert len(keys) > 12
+    assert len(keys) > 11
     texts = {key: values.get(key.dotted, "/x") for key in keys}
     for of_file in ("", "_FILE"):  # one of the two variables of a secret
         environ = {k.variable + (of_file if k.is_secret else ""): t for k, t in texts.items()}
@@ -321,6 +322,7 @@ async def test_each_file_is_watched(authority: Authority, tmp_path: Path) -> Non
 # -- names and words -------------------------------------------------------------------------------
 def test_server_names() -> None:
     names = ServerNames("Kafka.example.com", "Broker-{node_id}.example.com")
+    assert names.port == 0
     assert names.host_of(12) == "Broker-12.example.com"
     assert names.node_of("broker-12.EXAMPLE.com") == 12
     for bootstrap in (None, "kafka.example.com", "KAFKA.example.com"):

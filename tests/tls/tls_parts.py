@@ -23,9 +23,9 @@ KEY_PASSWORD = "open-sesame-17"
 ARCHIVE: dict[str, object] = {
     "archive.segment_bytes_max": 40_000,
     "archive.segment_age_max_ms": 300,
-    "archive.rlm_process_interval_ms": 100,
+    "limits.writing.rlm_process_interval_ms": 100,
     "limits.writing.discovery_interval_ms": 200,
-    "remote_fetch.chunk_bytes": 16_384,
+    "limits.reading.chunk_bytes": 16_384,
 }
 
 

@@ -102,7 +102,7 @@ async def at_risk(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
     concerns = ArchiverConcerns(planted.rsm.concerns)
-    watch = PartitionWatch(ArchiveConfig(margin_warn_share=0.5), concerns)
+    watch = PartitionWatch(ArchiveConfig(), concerns)
     status = replace(LAGGING, tip=TIP, archive_end=10, first_unarchived_ms=0)
     await watch.look([status], 0.0, 8 * HOUR_MS)
     await concerns.publish()

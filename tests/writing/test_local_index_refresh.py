@@ -21,6 +21,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import LOCAL_INDEX_BYTES, LOCAL_INDEX_FILES, LOCAL_INDEX_READS
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest, RemoteReadResult
 from fetchproxy.segments.object_keys import SegmentFile, partition_folder
@@ -258,10 +259,12 @@ async def test_without_a_folder_there_is_no_local_index() -> None:
 
 async def read(scene: Scene, local: LocalIndexes | None, offset: int) -> RemoteReadResult:
     rlmm = StoreBackedRemoteLogMetadataManager(scene.archive.rsm, MetadataConfig())
-    config = RemoteFetchConfig(read_ahead_chunks_max=0)
+    alone = ReadingLimits(read_ahead_chunks_max=0)
     async with (
         rlmm,
-        RemoteFetchPurgatory(config, rlmm, scene.archive.rsm, Random(1), local) as purgatory,
+        RemoteFetchPurgatory(
+            RemoteFetchConfig(), rlmm, scene.archive.rsm, Random(1), local, limits=alone
+        ) as purgatory,
     ):
         request = RemoteReadRequest(TIP, offset, 100_000, IsolationLevel.READ_UNCOMMITTED)
         deadline = asyncio.get_running_loop().time() + 60

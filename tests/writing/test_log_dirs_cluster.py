@@ -57,7 +57,6 @@ async def test_each_partition_is_copied_beside_its_leader(
                         cluster.bootstrap,
                         archive,
                         TOPIC,
-                        source="log-dirs",
                         log_dirs=str(cluster.nodes[node].data_dir),
                         spool_dir=tmp_path / "spool",
                     )

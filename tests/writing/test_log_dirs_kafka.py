@@ -96,7 +96,7 @@ def rolled_bases(kafka: KafkaServer, topic: str) -> list[int]:
 def log_dirs(kafka: KafkaServer, tmp_path: Path) -> dict[str, object]:
     """The spool on the broker's file system, so that segments are hard links."""
     spool = kafka.data_dir.parent / "spool"
-    return {"source": "log-dirs", "log_dirs": str(kafka.data_dir), "spool_dir": spool}
+    return {"log_dirs": str(kafka.data_dir), "spool_dir": spool}
 
 
 def archived_to(topic: str, end: int) -> Callable[[list[PartitionArchiveStatus]], bool]:
@@ -348,7 +348,7 @@ async def test_directories_that_are_not_the_leaders(
     await asyncio.to_thread(produce, kafka_server, topic, 1.5)
     own = open_log_dir(kafka_server.data_dir).cluster_id
     beside = plant_log_dir(tmp_path / "logs", node_id, cluster_id or own)
-    config = ArchiveConfig(topics=topic, source="log-dirs", log_dirs=str(beside))
+    config = ArchiveConfig(topics=topic, log_dirs=str(beside))
     async with (
         open_archive(tmp_path / "store") as archive,
         Cluster(ClusterConfig(bootstrap=kafka_server.bootstrap)) as cluster,

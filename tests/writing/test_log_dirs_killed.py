@@ -87,7 +87,6 @@ def run_until_killed(
 
 def beside(kafka: KafkaServer) -> dict[str, Any]:
     return {
-        "source": "log-dirs",
         "log_dirs": str(kafka.data_dir),
         "spool_dir": str(kafka.data_dir.parent / "spool"),
     }

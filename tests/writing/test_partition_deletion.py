@@ -206,7 +206,7 @@ async def test_brokers_that_are_away_deny_nothing() -> None:
     async with life() as world:
         await world.look()
         before = world.of_the_topic()
-        gone = ClusterConfig(bootstrap="127.0.0.1:1", request_max_ms=200, connect_max_ms=100)
+        gone = ClusterConfig(bootstrap="127.0.0.1:1", request_max_ms=200)
         async with (
             Cluster(gone) as nowhere,
             replace(world, cluster=nowhere).process() as deletion,

@@ -75,7 +75,7 @@ def test_the_larger_share_counts() -> None:
 
 
 def watch(concerns: ArchiverConcerns | None = None) -> PartitionWatch:
-    config = ArchiveConfig(margin_warn_share=0.5, copy_max_ms=60_000)
+    config = ArchiveConfig(copy_max_ms=60_000)
     return PartitionWatch(config, concerns or ArchiverConcerns())
 
 

@@ -29,6 +29,7 @@ from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel
 from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -101,12 +102,12 @@ async def world(seed: int, folder: Path) -> AsyncIterator[World]:
     cluster = UncleanCluster(rng)
     rsm = RemoteStorageManager(MemoryObjectStore())
     loop = asyncio.get_running_loop()
-    fetching = RemoteFetchConfig(chunk_bytes=4096, read_ahead_chunks_max=0)
+    reading = ReadingLimits(chunk_bytes=4096, read_ahead_chunks_max=0)
     clock = iter(range(10**9))
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
         views = LeaderViews(rlmm, cluster, SparingWarnings(loop.time))
         async with (
-            RemoteFetchPurgatory(fetching, views, rsm, rng) as purgatory,
+            RemoteFetchPurgatory(RemoteFetchConfig(), views, rsm, rng, limits=reading) as purgatory,
             Spool(folder) as spool,
         ):
             yield World(

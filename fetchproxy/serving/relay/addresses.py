@@ -22,6 +22,7 @@ from fetchproxy.config.values import (
     is_any_address,
     parse_host_port,
     parse_node_map,
+    parse_node_names,
 )
 from fetchproxy.errors import ConfigError
 from fetchproxy.serving.relay.answers import Payload
@@ -35,8 +36,8 @@ class ServerNames:
 
     def __init__(self, bootstrap: str, node_pattern: str) -> None:
         self._bootstrap = bootstrap.lower()
-        self._node_pattern = node_pattern
-        before, _, after = node_pattern.lower().partition("{node_id}")
+        self._node_pattern, self.port = parse_node_names(node_pattern)
+        before, _, after = self._node_pattern.lower().partition("{node_id}")
         self._node = re.compile(rf"{re.escape(before)}(0|[1-9][0-9]{{0,9}}){re.escape(after)}")
 
     @classmethod
@@ -115,7 +116,7 @@ class AddressMap:
 
     async def _open(self, node_id: int) -> None:
         if self.names is not None:  # one listener for all, which is open
-            shared = self._config.sni_port_advertised or self.default_base - 1
+            shared = self.names.port or self.default_base - 1
             self.proxied[node_id] = (self.names.host_of(node_id), shared)
             return
         server = await self._listen_for(node_id)

@@ -19,7 +19,7 @@ from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
 # One look a second for all of them: at the log's ends, at what archivers say that they gather,
 # and at the archive only where that has changed. A reader gets on as soon as its offset is
 # archived, or an archiver has passed it over, or nobody gathers it any more, or after
-# `gateway.held_max_ms`. An unfinished copy that nobody says he makes is waited for no longer than
+# `held_max_ms`. An unfinished copy that nobody says he makes is waited for no longer than
 # a silent archiver.
 
 log = structlog.get_logger(__name__)
@@ -159,7 +159,7 @@ class HeldReaders:
                 topic=judgement.tip.topic if judgement.tip else None,
                 partition=key[1],
                 offset=offset,
-                limit="gateway.held_max_ms",
+                limit="held_max_ms",
             )
         for reader in list(held.readers):
             self._remove((by_id, key, offset), reader)

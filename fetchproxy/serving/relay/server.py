@@ -144,7 +144,7 @@ async def open_gateway(
         starts=ArchiveStarts(cluster, rlmm, views),
         positions=positions,
         is_archiving=is_archiving,
-        reads_at_once=config.remote_fetch.fetcher_tasks_max,
+        reads_at_once=config.store.connections_max,
         warnings=listener.warnings,
         clock=listener.clock,
     )
@@ -180,17 +180,18 @@ def _shared_by_fetches(
     rng: random.Random,
 ) -> SharedByFetches:
     gateway = config.gateway
+    held_max_ms = max(limits.held_max_ms, 3 * config.archive.segment_age_max_ms)
     return SharedByFetches(
         archive=archive,
         judge=Judge(archive, gateway.gap_policy == "error"),
-        held=HeldReaders(archive.clock, gateway.held_max_ms),
+        held=HeldReaders(archive.clock, held_max_ms),
         skipped=SkippedOffsets(),
         topics=ArchivedTopics(
             *(archive.cluster, archive.rlmm, archive.knowledge, archive.clock),
             limits.log_start_max_age_ms / 1000,
         ),
         admission=admission_of(config, limits, archive.clock),
-        wait_max_s=config.remote_fetch.remote_fetch_max_wait_ms / 1000,
+        wait_max_s=limits.remote_fetch_max_wait_ms / 1000,
         answer_bytes_max=limits.remote_answer_bytes_max,
         permit_ttl_s=gateway.permit_ttl_ms / 1000,
         new_session_id=lambda: rng.randint(1, (1 << 31) - 1),
