@@ -41,7 +41,8 @@ class CompletenessCheck:
 
     async def check(self, tip: TopicIdPartition, lost: Sequence[Offsets]) -> VerifyReport:
         """`lost`: offsets of segments of which only the metadata are missing. Raises
-        RemoteStorageError."""
+        RemoteStorageError.
+        """
         found = VerifyReport()
         in_topic = await self._in_topic(tip, found)
 
@@ -175,7 +176,8 @@ async def refreshed(
     stored: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
 ) -> PartitionView:
     """As of now. A large partition may take several reads: one that ran out of time keeps what it
-    got. Raises RemoteStorageError."""
+    got. Raises RemoteStorageError.
+    """
     while True:
         known = stored.objects_known(tip)
         try:

@@ -29,7 +29,8 @@ class Fault:
 @dataclass(frozen=True, slots=True, order=True)
 class RecordedGap:
     """Offsets that were lost before they could be copied, both inclusive; information, no fault. It
-    is one only where the archiver has put it on record."""
+    is one only where the archiver has put it on record.
+    """
 
     topic: str
     partition: int
@@ -52,7 +53,8 @@ class NotKnown:
 @dataclass(frozen=True, slots=True, order=True)
 class Orphan:
     """An object that nothing refers to; information, no fault: archivers delete it once it is old.
-    A crash or a lost answer leaves one behind."""
+    A crash or a lost answer leaves one behind.
+    """
 
     topic: str
     partition: int

@@ -54,7 +54,8 @@ SEGMENTS_AT_ONCE = 2
 @dataclass(frozen=True, slots=True)
 class Place:
     """One of both ends. `store`: the objects as they are stored. `rsm`, `rlmm`: what they say.
-    `at_rest` opens the key ring once more, for a manager of its own."""
+    `at_rest` opens the key ring once more, for a manager of its own.
+    """
 
     store: ObjectStore
     prefix: str
@@ -124,7 +125,8 @@ def plan_mirror(
 ) -> Plan:
     """What the copy lacks. Pure. `segments`: the archive's finished ones, `copied`: what the copy's
     metadata say. What belongs
-    to a segment never changes once it is there, so its size is enough, unless `compare`."""
+    to a segment never changes once it is there, so its size is enough, unless `compare`.
+    """
     plan = Plan()
     own = by_segment(here)
     have = {segment.segment_id: segment for segment in copied}
@@ -165,7 +167,8 @@ def by_segment(
 @dataclass(frozen=True, slots=True)
 class MirrorOptions:
     """`compare`: also what is there already, byte by byte. `with_damaged`: copy damaged segments
-    too, as they are. `bytes_per_s`: read from the archive by one process, 0: no limit."""
+    too, as they are. `bytes_per_s`: read from the archive by one process, 0: no limit.
+    """
 
     compare: bool = False
     with_damaged: bool = False
@@ -176,7 +179,8 @@ class MirrorOptions:
 class MirroredPartition:
     """`segments`: the archive's finished ones, all of `size_bytes`; `copied`: those of which
     something was written. `kept`: objects of the copy that the archive has lost. `overtaken`:
-    segments that were deleted meanwhile."""
+    segments that were deleted meanwhile.
+    """
 
     tip: TopicIdPartition
     segments: int = 0
@@ -264,7 +268,8 @@ class PartitionMirror:
 
     async def _fetched(self, copy: ToCopy, folder: Path) -> list[Fault]:
         """The segment's objects in the folder, and what is wrong with them. What looks damaged is
-        read once more."""
+        read once more.
+        """
         faults: list[Fault] = []
         await asyncio.to_thread(folder.mkdir)
         for _ in range(2):

@@ -170,7 +170,8 @@ async def repair_archive(
 @dataclass(slots=True)
 class _Broken:
     """A segment with a fault; `known`: its metadata, None where they are lost or unreadable.
-    `has_txn`: it was encrypted with a transaction index, and has to have one."""
+    `has_txn`: it was encrypted with a transaction index, and has to have one.
+    """
 
     metadata: RemoteLogSegmentMetadata
     known: RemoteLogSegmentMetadata | None
@@ -329,7 +330,8 @@ class _PartitionRepair:
         self, lost: Sequence[RemoteLogSegmentMetadata], known: Sequence[RemoteLogSegmentMetadata]
     ) -> dict[RemoteLogSegmentMetadata, tuple[RemoteLogSegmentMetadata, DerivedSegment]]:
         """Metadata anew, by what stands for them. From the last one down: what begins inside
-        another segment has cut it."""
+        another segment has cut it.
+        """
         if not lost:
             return {}
         view = self.rlmm.view(self.tip)

@@ -33,7 +33,8 @@ class Answer(StrEnum):
 @dataclass(frozen=True, slots=True)
 class LeaderSays:
     """Of its log: its edges, its own epoch (-1: it tells none), and where the epochs end that are
-    archived: an offset, -1 where it knows none so high."""
+    archived: an offset, -1 where it knows none so high.
+    """
 
     edges: LogEdges
     leader_epoch: int
@@ -43,7 +44,8 @@ class LeaderSays:
 @dataclass(frozen=True, slots=True)
 class ResolutionPlan:
     """To be done in this order. `history`, `log_start`: None where nothing is to be said of them.
-    `in_words`: what it does, one sentence each."""
+    `in_words`: what it does, one sentence each.
+    """
 
     drop: tuple[RemoteLogSegmentMetadata, ...]
     history: LogHistory | None
@@ -89,7 +91,8 @@ def plan_showing_again(
     view: PartitionView, segments: Sequence[RemoteLogSegmentMetadata]
 ) -> ResolutionPlan | None:
     """`--keep` of what `--new-history` has put aside last; None: nothing is. Raises
-    ResolutionRefused where that would be a second kept log beside one that is shown."""
+    ResolutionRefused where that would be a second kept log beside one that is shown.
+    """
     now = view.history
     before = now.earlier[-1] if now.earlier else -1
     aside = [s for s in segments if s.is_finished and before < s.last_epoch <= now.after_epoch]
@@ -143,7 +146,8 @@ async def resolve(
     dry_run: bool = False,
 ) -> ResolutionPlan:
     """What was done, or would be. May be repeated after a failure. Raises ResolutionRefused where
-    nothing waits for an answer, ClusterError, RemoteStorageError."""
+    nothing waits for an answer, ClusterError, RemoteStorageError.
+    """
     view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
     segments = rlmm.list_remote_log_segments(tip)
     edges = await leader.edges(tip)

@@ -22,7 +22,8 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 @dataclass(slots=True)
 class RewrapReport:
     """`keys`: of how many segments each key had the data key, before. `faults`: what could not be
-    opened, and why."""
+    opened, and why.
+    """
 
     rewrapped: int = 0
     keys: Counter[str] = field(default_factory=Counter)
@@ -33,7 +34,8 @@ async def rewrap_archive(
     rsm: RemoteStorageManager, *, topics: re.Pattern[str] | None = None, dry_run: bool = False
 ) -> RewrapReport:
     """Of topics whose whole name matches (None: of all). Raises RemoteStorageError; what was done
-    until then stays."""
+    until then stays.
+    """
     report = RewrapReport()
 
     async def rewrap(tip: TopicIdPartition) -> None:

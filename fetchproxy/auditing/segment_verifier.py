@@ -48,7 +48,8 @@ async def look_at_unnamed(
     finished: Iterable[RemoteLogSegmentMetadata],
 ) -> tuple[list[Fault], list[Orphan], list[tuple[int, int]]]:
     """Faults name the metadata object that should be there; the last are the offsets of these
-    segments. Raises RemoteStorageError."""
+    segments. Raises RemoteStorageError.
+    """
     faults: list[Fault] = []
     offsets: list[tuple[int, int]] = []
     orphans: list[Orphan] = []
@@ -92,7 +93,8 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
 @dataclass(eq=False, repr=False)
 class SegmentVerifier:
     """One segment; `faults` are complete after `verify`. `is_encrypted`: or nobody can tell.
-    `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known."""
+    `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known.
+    """
 
     rsm: RemoteStorageManager
     metadata: RemoteLogSegmentMetadata

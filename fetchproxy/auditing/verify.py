@@ -82,7 +82,8 @@ async def metadata_faults(
     partitions: Sequence[TopicIdPartition],
 ) -> list[Fault]:
     """Metadata that are unreadable or lost, without reading any log; `rlmm` is up to date then.
-    Raises RemoteStorageError."""
+    Raises RemoteStorageError.
+    """
     run = _Run(rsm, rlmm, None, lambda done, total: None, CHUNK_BYTES)
     await for_each(partitions, run.catalog, PARTITIONS_AT_ONCE)
     run.report.sort()
@@ -203,7 +204,8 @@ def lineage_faults(
     settled: int,
 ) -> list[Fault]:
     """Segments `before` one that hold what the log, as `lineage` tells of it, got from a newer
-    leader: they should end there. Below `settled` a person has said which counts."""
+    leader: they should end there. Below `settled` a person has said which counts.
+    """
     faults = []
     for older in before:
         parted = first_newer(older, lineage, settled)

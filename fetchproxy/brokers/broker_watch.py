@@ -37,7 +37,8 @@ class _Broker:
 @dataclass(frozen=True, slots=True)
 class BrokersStatus:
     """`away`: addresses of those that do not answer. `none_for_s`: since when none does; None: some
-    do, or it is not known yet."""
+    do, or it is not known yet.
+    """
 
     known: int = 0
     away: tuple[str, ...] = ()

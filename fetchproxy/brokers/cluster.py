@@ -91,7 +91,8 @@ class Cluster:
     @property
     def refusal(self) -> str | None:
         """Why the brokers do not take the proxy's own credentials; None: they do, or were not
-        asked yet."""
+        asked yet.
+        """
         return None if self._sasl is None else self._sasl.refusal
 
     def conditions(self, now: float) -> Iterable[Condition]:

@@ -103,7 +103,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
     # --- our side ---
     async def call(self, message: Any, answer: Any, extra_ms: int = 0) -> Any:
         """One of kafka-python's requests, in the highest version that both sides speak; its answer
-        as one of the class `answer`. Raises as `send`; ClusterError for an answer that is none."""
+        as one of the class `answer`. Raises as `send`; ClusterError for an answer that is none.
+        """
         version = self.version_of(message.API_KEY)
         [payload] = await self.send([messages.versioned(message, version)], extra_ms)
         return messages.body_of(answer, payload, version)
@@ -174,7 +175,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     async def _renew_if_due(self) -> None:
         """Before a request is sent. Requests under way are answered first, as they came first;
-        those that come meanwhile wait here, as brokers close a connection that asks in between."""
+        those that come meanwhile wait here, as brokers close a connection that asks in between.
+        """
         credentials = self._credentials
         if credentials is not None and asyncio.get_running_loop().time() >= self._renew_at:
             await self._renewals.run("renewal", lambda: self.authenticate(credentials))

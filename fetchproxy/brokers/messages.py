@@ -246,7 +246,8 @@ def decode_api_versions(
     payload: memoryview, version: int
 ) -> tuple[int, dict[int, tuple[int, int]]]:
     """(error code, api key -> lowest and highest version). An error comes without the table:
-    brokers fill it in different ways then, and the answer to version 0 has it anyway."""
+    brokers fill it in different ways then, and the answer to version 0 has it anyway.
+    """
     error_code = Cursor(payload).int16()
     if error_code != 0:
         return error_code, {}

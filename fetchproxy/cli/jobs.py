@@ -45,7 +45,8 @@ _LOG_EVERY_S = 10.0  # where no terminal shows a bar
 
 def read_job(context: typer.Context, *needs: str) -> Config:
     """The configuration of a job that is about to run; exit code 2 where something is missing, or
-    the command line is wrong. `needs`: packages of the extra that it needs here."""
+    the command line is wrong. `needs`: packages of the extra that it needs here.
+    """
     with users_errors():
         require_extra(*(("pyspark",) if context.params["spark"] else needs))
         config = options.read_logged(context)
@@ -55,7 +56,8 @@ def read_job(context: typer.Context, *needs: str) -> Config:
 
 def ask_store(config: Config, topics: Iterable[str | None] = ()) -> None:
     """Before anything is started: Spark takes seconds. Exit code 2 where the store does not answer,
-    or the archive has nothing of one of `topics` (None: of all, whatever there is)."""
+    or the archive has nothing of one of `topics` (None: of all, whatever there is).
+    """
     if run(_look(config, [topic for topic in topics if topic is not None])) is None:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -105,7 +107,8 @@ def run_job(
 @contextmanager
 def interruptible() -> Iterator[None]:
     """SIGTERM ends what is done here as SIGINT does, which raises KeyboardInterrupt: exit code
-    130."""
+    130.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGINT)

@@ -222,7 +222,8 @@ def _cluster_fault(cluster: ClusterConfig) -> str | None:
 
 def _principal_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | None:
     """The relay shows the proxy's certificate for each client, so that the brokers take each for
-    the proxy. With SASL_SSL each client says itself who it is."""
+    the proxy. With SASL_SSL each client says itself who it is.
+    """
     if cluster.tls_certificate_file is None or cluster.security_protocol != "SSL":
         return None
     if gateway.tls_client_auth == "required" or is_loopback(parse_host_port(gateway.listen).host):

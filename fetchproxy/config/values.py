@@ -107,7 +107,8 @@ def parse_bootstrap(text: str) -> list[HostPort]:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can dial it. A name but `localhost` counts as one that others can,
-    as does an empty one."""
+    as does an empty one.
+    """
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -116,7 +117,8 @@ def is_loopback(host: str) -> bool:
 
 def is_any_address(host: str) -> bool:
     """Whether it stands for all addresses of a machine: it can be listened on, and not be dialled
-    from elsewhere."""
+    from elsewhere.
+    """
     try:
         return ip_address(host).is_unspecified
     except ValueError:
@@ -215,7 +217,8 @@ def parse_key_rings(text: str) -> tuple[KeyRingPlace, ...]:
 @dataclass(frozen=True, slots=True)
 class NodePlace:
     """Where the proxy listens for a node, and what clients are told instead: `host` None means
-    the gateway's advertised host."""
+    the gateway's advertised host.
+    """
 
     listen_port: int
     host: str | None
@@ -288,7 +291,8 @@ class UnitForm(TextForm):
 
     def show(self, value: int) -> str:
         """In the largest unit that needs no fraction. 0 and -1 are words of their own (no limit,
-        never), so they have no unit."""
+        never), so they have no unit.
+        """
         for unit, size in self.units:
             if value > 0 and value % size == 0:
                 return f"{value // size}{unit}"
@@ -432,7 +436,8 @@ def _parse_host_name(text: str) -> object:
 
 def parse_node_names(text: str) -> tuple[str, int]:
     """`gateway.sni_node_pattern`: the names, and the port that clients are told with them; 0: the
-    listener's own. Raises ValueError."""
+    listener's own. Raises ValueError.
+    """
     names, colon, port = text.partition(":")
     before, separator, after = names.partition("{node_id}")
     if not separator or "{node_id}" in after:

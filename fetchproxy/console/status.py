@@ -76,7 +76,8 @@ class PartitionStatus:
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
     """All partitions of a topic. `faulty`: with a condition that is not on record. `lag_offsets`
-    and `size_bytes` are sums, `deleted_in_seconds` is the least."""
+    and `size_bytes` are sums, `deleted_in_seconds` is the least.
+    """
 
     topic: str
     partitions: int = 0
@@ -89,7 +90,8 @@ class TopicStatus:
 @dataclass(frozen=True, slots=True)
 class ArchiverStatus:
     """How this archiver stands to others (`leadership`: sole, group or log-dirs), and topics that
-    match and are not archived, with the reason. `members` is None where nobody has said."""
+    match and are not archived, with the reason. `members` is None where nobody has said.
+    """
 
     leadership: str
     state: str
@@ -112,7 +114,8 @@ class OperationStatus:
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
     """`up` is None before the first answer, and False while any of `operations` fails: list, read,
-    write, delete. The other two are of what has been failing for longest."""
+    write, delete. The other two are of what has been failing for longest.
+    """
 
     url: str
     up: bool | None
@@ -463,7 +466,8 @@ class PartitionsHealth:
         self, tips: Sequence[TopicIdPartition], has_holes: Callable[[TopicIdPartition], bool]
     ) -> None:
         """At each once, while its archive stays the same. Raises RemoteStorageError: what was found
-        before stands."""
+        before stands.
+        """
         looked: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
         self._reads_left = STATED_ENDS_READ_MAX
         async for tip in each_of(tips, _PARTITIONS_AT_ONCE):

@@ -45,7 +45,8 @@ ARCHIVED_SCHEMA = (
 @dataclass(frozen=True, slots=True)
 class PlannedPartition:
     """`archive_end` (exclusive) None: nothing is archived yet. Between it and `last_stable_offset`,
-    or the broker's `log_start_offset` if that is higher, lies what is to be copied."""
+    or the broker's `log_start_offset` if that is higher, lies what is to be copied.
+    """
 
     tip: TopicIdPartition
     archive_end: int | None
@@ -114,7 +115,8 @@ def check_source(config: Config) -> None:
 
 def begin_archive(config: Config, *, create: bool = False) -> None:
     """Runs on the driver, first of all: the archive is there and our own, or is made where it may.
-    Raises as `OwnArchive.confirm`."""
+    Raises as `OwnArchive.confirm`.
+    """
 
     async def confirmed() -> None:
         async with managed_archive(config, create=True) as opened:
@@ -138,7 +140,8 @@ def plan_archive(config: Config) -> ArchivePlan:
 
 def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, ArchivedPartition]:
     """Copies, then removes what retention has passed. Fails with RemoteStorageError, ClusterError,
-    LogTruncated, CompactedLog, CorruptSegment, OSError."""
+    LogTruncated, CompactedLog, CorruptSegment, OSError.
+    """
     config = for_executors(config)
     return StoreWork(
         "archive",

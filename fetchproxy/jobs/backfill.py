@@ -114,7 +114,8 @@ def backfill(
 
 def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     """Runs on the driver. The plan is kept in the output before anything is written. Raises as
-    `backfill`."""
+    `backfill`.
+    """
     options, folder = target.options, target.folder
     views, spans, left_out = plan_backfill_input(options)
     number, last = folder.last_plan()
@@ -151,7 +152,8 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
 
 def backfill_range(target: Target, wanted: RangeTask) -> Manifest:
     """In a worker process; a range that is whole is not written again. Raises CorruptSegment,
-    RemoteStorageError, OSError."""
+    RemoteStorageError, OSError.
+    """
     raw = target.folder.manifest(wanted.range.name)
     before = None if raw is None else Manifest.decode(raw)
     if before is not None and before.is_whole:

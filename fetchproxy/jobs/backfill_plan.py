@@ -1,5 +1,6 @@
 """Which offsets of the archive a backfill has still to write, in ranges, and where the archive
-lacks some."""
+lacks some.
+"""
 
 from __future__ import annotations
 

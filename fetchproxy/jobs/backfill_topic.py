@@ -80,7 +80,8 @@ def backfill_topic(
     runner: Runner, config: Config, source: Mapping[str, str], topic: str, *, append: bool = False
 ) -> Partitions[CopiedPartition]:
     """Into `topic` of `cluster.*`, which has as many partitions. `source`: as of `backfill`. Raises
-    ConfigError, ClusterError, and as `backfill`."""
+    ConfigError, ClusterError, and as `backfill`.
+    """
     config = for_executors(config)
     target = TopicTarget(config.cluster, topic, parse_options(source), append)
     tasks, left_out = plan_topic(config, target)
@@ -99,7 +100,8 @@ def plan_topic(
     config: Config, target: TopicTarget
 ) -> tuple[list[PartitionTask], tuple[Failure, ...]]:
     """Runs on the driver: what is to be copied, and what is left out. Raises as
-    `backfill_topic`."""
+    `backfill_topic`.
+    """
     kafka_settings(target.cluster)  # what cannot be done is said before anything starts
     views, spans, left_out = plan_backfill_input(target.options)
     topics = {tip.topic for tip in views}
@@ -150,7 +152,8 @@ def from_offset(task: ReadTask, first: int) -> ReadTask | None:
 
 class _Null(bytes):
     """Stands for null where kafka-python's `send` refuses it, though Kafka and its encoder do not:
-    as a header's value, and as a value without a key."""
+    as a header's value, and as a value without a key.
+    """
 
 
 _NULL = _Null()
@@ -282,7 +285,8 @@ def _producer(target: TopicTarget, wanted: PartitionTask) -> Any:
 
 def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int | None:
     """The first offset of the source that the target does not have; None: it is not begun. Raises
-    ConfigError where it is not known what the target has."""
+    ConfigError where it is not known what the target has.
+    """
     settings = kafka_settings(target.cluster)
     with closing(KafkaConsumer(**settings, group_id=group, enable_auto_commit=False)) as consumer:
         committed = consumer.committed(place, metadata=True)

@@ -39,7 +39,8 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class Day:
     """What the archive holds of the segments whose newest record is of that day (UTC). `day`: days
-    since 1970."""
+    since 1970.
+    """
 
     day: int
     size_bytes: int

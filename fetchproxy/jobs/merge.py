@@ -72,7 +72,8 @@ def merge_work(
     config: Config, options: MergeOptions
 ) -> StoreWork[ToMerge, TopicIdPartition, MergedPartition]:
     """Merge, then remove what may go by now, of this run or of earlier ones. Fails with
-    RemoteStorageError, ClusterError (metadata in a topic); OSError of the spool's disk."""
+    RemoteStorageError, ClusterError (metadata in a topic); OSError of the spool's disk.
+    """
     config = for_executors(config)
     work = partial(_merge_partition, config, options)
     opened = partial(_to_merge, config)

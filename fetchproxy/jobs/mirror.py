@@ -61,7 +61,8 @@ class Places:
 @dataclass(slots=True)
 class Mirrored:
     """`not_at_source`: partitions that only the copy has. `cut_over`: the copy is the archive now;
-    `refused`: why it is not, where that was asked for."""
+    `refused`: why it is not, where that was asked for.
+    """
 
     partitions: tuple[MirroredPartition, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -233,7 +234,8 @@ class Deleted:
 
 def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
     """Once the archive has moved to `to`, and `archive.retention_grace_ms` are over since then.
-    Raises ArchiveMismatch, RemoteStorageError, PipelineFailed."""
+    Raises ArchiveMismatch, RemoteStorageError, PipelineFailed.
+    """
     places = Places(for_executors(config), to)
     since_ms = places.ask(partial(_moved_at_ms, to))
     wait_ms = since_ms + config.archive.retention_grace_ms - wall_clock_ms()

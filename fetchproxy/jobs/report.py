@@ -338,7 +338,8 @@ class Reported:
 
     def write(self, folder: Path, parquet: str | None = None) -> None:
         """The page into `folder`, the tables below `parquet` (a URI; None: `folder`). A second run
-        replaces what the first one wrote. Raises OSError."""
+        replaces what the first one wrote. Raises OSError.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         below = folder.resolve().as_uri() if parquet is None else parquet.rstrip("/")
         for name, frame in self.frames.items():

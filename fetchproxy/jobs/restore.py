@@ -58,7 +58,8 @@ def restore(
     on_result: Callable[[RestoredGroup], None] = lambda restored: None,
 ) -> Partitions[RestoredPartition]:
     """Of `topic` (None: of all). Writes only what is missing, so it can be repeated. Raises as
-    `verify`, and ClusterError or RemoteStorageError where the metadata topic is away."""
+    `verify`, and ClusterError or RemoteStorageError where the metadata topic is away.
+    """
     config = runner.config(config)
     tips = in_loop(stored_partitions(config, topic))
     there = in_loop(_metadata_topic(config, create=bool(tips) and not dry_run))
@@ -146,7 +147,8 @@ async def _state_metadata_topic(config: Config) -> None:
 
 async def _metadata_topic(config: Config, *, create: bool) -> bool:
     """Whether it is there; made here, as executors that do it at once would be in each other's way.
-    Raises ConfigError for one with settings that lose events."""
+    Raises ConfigError for one with settings that lose events.
+    """
     async with open_cluster(config) as cluster:
         metadata_log = _metadata_log(config, cluster)
         if create:

@@ -62,7 +62,8 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """`size_done` is in whatever unit the job counts in, mostly bytes. `begun`: how much is done,
-    in items, of those that are not done as a whole."""
+    in items, of those that are not done as a whole.
+    """
 
     items_done: int
     items: int
@@ -110,7 +111,8 @@ class Work(Generic[T, R]):
 @dataclass(frozen=True, slots=True)
 class StoreWork(Generic[Opened, T, R]):
     """What is done with an item: waits for the store most of its time. It must be picklable.
-    `opened`: what the work needs; entered once here, and for each item on an executor."""
+    `opened`: what the work needs; entered once here, and for each item on an executor.
+    """
 
     label: str
     opened: Callable[[], AbstractAsyncContextManager[Opened]]
@@ -138,7 +140,8 @@ class Runner(ABC):
     @abstractmethod
     def spread(self, items: Sequence[T], work: Work[T, R]) -> Spread[R]:
         """Raises PipelineFailed where a worker process is lost (on Spark: too often,
-        spark.task.maxFailures): what was finished until then stays, and a next run goes on."""
+        spark.task.maxFailures): what was finished until then stays, and a next run goes on.
+        """
 
     @abstractmethod
     def each(
@@ -148,7 +151,8 @@ class Runner(ABC):
         on_result: Callable[[R], None] = lambda result: None,
     ) -> Spread[R]:
         """As `spread`. `on_result` gets the results in the order of the items, as early as that
-        allows; on Spark that is at the end."""
+        allows; on Spark that is at the end.
+        """
 
     @abstractmethod
     def config(self, config: Config) -> Config:
@@ -392,7 +396,8 @@ def _loss(error: Exception) -> str | None:
 @contextmanager
 def _workers(count: int, log: LogConfig) -> Iterator[ProcessPoolExecutor]:
     """Processes that are gone at the end, also in the middle of their work: what they write is
-    whole, or as if it had not been written."""
+    whole, or as if it had not been written.
+    """
     with ProcessPoolExecutor(count, get_context("spawn"), _begin_worker, (log,)) as pool:
         try:
             yield pool

@@ -1,5 +1,6 @@
 """The jobs over every byte of an archive: `verify`, the repair of what it finds, and `reindex`.
-What is checked, and what is derived from what, is decided in `auditing`."""
+What is checked, and what is derived from what, is decided in `auditing`.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ FAULT_SCHEMA = (
 @dataclass(frozen=True, slots=True)
 class Verified:
     """`faults`: a frame of FAULT_SCHEMA; `failures`: partitions of which nothing is known.
-    `not_asked`: what rules the archive's metadata, where it is not what `metadata.manager` says."""
+    `not_asked`: what rules the archive's metadata, where it is not what `metadata.manager` says.
+    """
 
     report: VerifyReport
     faults: Any
@@ -57,7 +59,8 @@ def verify(
     on_fault: Callable[[Fault], None] = lambda fault: None,
 ) -> Verified:
     """Check every segment of `topic` (None: of all): reads the whole archive, writes nothing.
-    Raises ConfigError, RemoteStorageError where the archive cannot be listed, PipelineFailed."""
+    Raises ConfigError, RemoteStorageError where the archive cannot be listed, PipelineFailed.
+    """
 
     def on_result(report: VerifyReport) -> None:
         for fault in report.faults:
@@ -82,7 +85,8 @@ def verify_work(config: Config) -> StoreWork[ToVerify, TopicIdPartition, VerifyR
 @asynccontextmanager
 async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
     """Creates no metadata topic: here is only read. Raises RemoteStorageError, also where there is
-    no such topic; ConfigError, ClusterError."""
+    no such topic; ConfigError, ClusterError.
+    """
     async with AsyncExitStack() as opened:
         archive = await opened.enter_async_context(stored_archive(config))
         if config.metadata.manager == "store":
@@ -227,7 +231,8 @@ def reindex(
     runner: Runner, config: Config, *, topic: str | None = None, dry_run: bool = False
 ) -> Reindexed:
     """Verify each partition of `topic` (None: of all) and repair it, one after another. Raises as
-    `verify`."""
+    `verify`.
+    """
     tips = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, reindex_work(config, dry_run))
     left = fault_rows(fault for partition in done.results for fault in partition.left)

@@ -67,7 +67,8 @@ Positions = Mapping[tuple[UUID, int], int]
 @dataclass(frozen=True, slots=True)
 class ForPeople:
     """What an archiver says beside its positions. `troubles`: what keeps it from archiving.
-    `retention`: what the brokers do with what nobody archives."""
+    `retention`: what the brokers do with what nobody archives.
+    """
 
     troubles: tuple[str, ...] = ()
     retention: str = ""

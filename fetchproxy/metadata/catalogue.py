@@ -73,7 +73,8 @@ class PartitionTable:
     @classmethod
     def load(cls, tip: TopicIdPartition, entries: bytes) -> PartitionTable:
         """Of the entries of a flat file; of each segment the last one counts. Raises
-        CorruptSegment, naming entry and field; NewerMetadataVersion."""
+        CorruptSegment, naming entry and field; NewerMetadataVersion.
+        """
         where = f"cached metadata of {tip}"
         table = cls._read(tip, entries, where)
         if table is None:

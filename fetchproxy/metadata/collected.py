@@ -91,7 +91,8 @@ async def decode_collected(raw: bytes) -> dict[str, CollectedEntry]:
 
 def _decode_some(body: bytes, at: int, found: dict[str, CollectedEntry]) -> int:
     """Entries from byte `at` on, and the byte behind them: past the end where the last one is cut.
-    Without a cursor, as that takes five times as long."""
+    Without a cursor, as that takes five times as long.
+    """
     end = len(body)
     for _ in range(_DECODED_AT_ONCE):
         if at >= end:

@@ -59,7 +59,8 @@ class LeaderLog:
 
     async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> Told:
         """OffsetForLeaderEpoch: the epoch of the leader that said so (what it says of older epochs
-        never changes), and the end; None: the brokers have no such request, or tell no epochs."""
+        never changes), and the end; None: the brokers have no such request, or tell no epochs.
+        """
         return await self._ends.ask((tip, epoch))
 
     async def edges(self, tip: TopicIdPartition) -> LogEdges:

@@ -99,7 +99,8 @@ class KafkaMetadataLog:
 
     async def open(self) -> LogIdentity:
         """Create it if it is absent, look at it if it is there; may be called again. Raises
-        ConfigError for one that would lose events; the message says how to mend it."""
+        ConfigError for one that would lose events; the message says how to mend it.
+        """
         with _as_storage_errors(f"topic {self._config.topic_name}"):
             topic = await self._find()
             if topic is None:

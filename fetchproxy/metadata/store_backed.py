@@ -320,7 +320,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         read_max_ms: int = READ_MAX_MS,
     ) -> None:
         """`collects`: reads and leaves what is collected of topics (`collected`).
-        `plans`: reads it too, for partitions that are seen for the first time; leaves nothing."""
+        `plans`: reads it too, for partitions that are seen for the first time; leaves nothing.
+        """
         self._rsm = rsm
         self._collecting = Collecting(rsm) if collects else None
         self._collected_once = CollectedOnce(rsm) if plans else None
@@ -358,7 +359,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
         """`read_at` is when the listing *began*. Raises StorageUnavailable where nothing comes for
-        `read_max_ms`. What it had got by then is kept, so the next attempt is shorter."""
+        `read_max_ms`. What it had got by then is kept, so the next attempt is shorter.
+        """
         # A later listing of the whole topic counts: a partition that it lacks is empty.
         topic = self._topic_views.entry(tip.topic_id)
         if topic is not None and tip.partition not in topic[1]:
@@ -371,7 +373,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self, topic_id: UUID, not_older_than: float
     ) -> Mapping[int, PartitionView]:
         """A partition's own `refresh` does not wait for it: of one partition less is to be
-        listed."""
+        listed.
+        """
         return await self._topic_views.get(topic_id, not_older_than)
 
     def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
@@ -568,7 +571,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self, reads: Iterable[PartitionRead], it_came: Callable[[], None], collected: Collected
     ) -> int:
         """Read what is new and was not collected, many objects at once. How many they are. Raises
-        RemoteStorageError."""
+        RemoteStorageError.
+        """
         waiting: list[tuple[PartitionRead, Readable]] = []
         for piece in pieces(reads, PARTITIONS_AT_ONCE):
             waiting += [(read, entry) for read in piece for entry in read.begin(collected)]
@@ -610,7 +614,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     @asynccontextmanager
     async def _while_it_comes(self, what: str) -> AsyncIterator[Callable[[], None]]:
         """A read that may take as long as it likes, while something comes: that is to be called.
-        Raises StorageUnavailable where nothing does for `read_max_ms`."""
+        Raises StorageUnavailable where nothing does for `read_max_ms`.
+        """
         loop, silence_max_s = asyncio.get_running_loop(), self._read_max_ms / 1000
         async with within(silence_max_s, what) as limit:
 

@@ -73,7 +73,8 @@ _INT64_MASK = 0xFFFFFFFFFFFFFFFF
 
 def metadata_partition(tip: TopicIdPartition, partitions: int) -> int:
     """Where Kafka's RemoteLogMetadataTopicPartitioner finds the events of a partition, too.
-    Pure."""
+    Pure.
+    """
     most, least = tip.topic_id.int >> 64, tip.topic_id.int & _INT64_MASK
     java_hash = 1  # Objects.hash(least and most significant 64 bits, partition), unsigned
     for part in (least ^ (least >> 32), most ^ (most >> 32), tip.partition):

@@ -81,7 +81,8 @@ class Kind(StrEnum):
 class Meaning(NamedTuple):
     """`subject`: what a condition of the kind is about, and that field's name in the log; "" for
     the process. `waits`: somebody has to act, so it stands at the top of the page; else it stands
-    where it belongs."""
+    where it belongs.
+    """
 
     level: Level
     subject: str

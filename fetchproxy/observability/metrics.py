@@ -28,7 +28,8 @@ _TAKING_OVER = Lock()  # two readers at once must not take the same over
 class Tally:
     """Counts by `tally.total += n`, without the calls and the lock of the library's counter.
 
-    It counts the pieces that are relayed. One thread counts; any thread may read."""
+    It counts the pieces that are relayed. One thread counts; any thread may read.
+    """
 
     __slots__ = ("taken", "total")
 

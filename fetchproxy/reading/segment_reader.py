@@ -259,7 +259,8 @@ class _Answer:
 @dataclass(eq=False, repr=False)
 class SegmentReader:
     """`_skips_gaps`: a read within a recorded gap has what lies behind it, as Kafka reads a hole
-    that compaction left; else it has OffsetLost."""
+    that compaction left; else it has OffsetLost.
+    """
 
     _rlmm: PartitionViews
     _memory: ArchiveMemory
@@ -391,7 +392,8 @@ class SegmentReader:
         isolation: IsolationLevel,
     ) -> tuple[list[NeedChunk | NeedLayout | NeedAborted], int]:
         """Of one segment from chunk `number` on (-1: from its first offset): what is missing of
-        `count` chunks, and how many there are up to the next segment, about."""
+        `count` chunks, and how many there are up to the next segment, about.
+        """
         needs: list[NeedChunk | NeedLayout | NeedAborted] = []
         if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(metadata):
             needs.append(NeedAborted(metadata))

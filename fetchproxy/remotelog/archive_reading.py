@@ -1,5 +1,6 @@
 """What the planner asks the archive, once for a batch and again for each micro-batch of a
-stream."""
+stream.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ Spans = dict[TopicIdPartition, OffsetSpan]
 
 class ArchiveReading:
     """`async with` opens the store, and fails where no archive is there: RemoteStorageError. A
-    second look at the same archive reads only what is new."""
+    second look at the same archive reads only what is new.
+    """
 
     def __init__(self, options: SourceOptions, *, once: bool = False) -> None:
         """`once`: there is no second look, and other processes may help with the first one."""
@@ -101,7 +103,8 @@ class ArchiveReading:
 
     async def views(self) -> Views:
         """Of the chosen partitions, of each topic's last incarnation, as they are now. Raises
-        RemoteStorageError; ConfigError, CorruptSegment, OSError of cache files."""
+        RemoteStorageError; ConfigError, CorruptSegment, OSError of cache files.
+        """
         if self._options.metadata_cache_dir is not None:
             return _last_incarnations(self._cached_views(self._options.metadata_cache_dir))
         max_s = self._options.plan_max_ms / 1000
@@ -143,7 +146,8 @@ class ArchiveReading:
 
     def check_topics(self) -> None:
         """Of the last look. Raises ConfigError where a topic or partition that the options name has
-        no trace in the archive: it is mistyped, or nothing of it was archived yet."""
+        no trace in the archive: it is mistyped, or nothing of it was archived yet.
+        """
         topics = self._options.topics
         there = {topic for topic, _ in self._known}
         for topic in sorted(topics.names or topics.assigned or ()):
@@ -164,7 +168,8 @@ class ArchiveReading:
 
     async def spans(self, views: Views) -> Spans:
         """Which offsets of each partition are asked for, all of which have to be there. Raises
-        ConfigError, DataLoss, RemoteStorageError, CorruptSegment."""
+        ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
+        """
         options = self._options
         self._check_partitions("ending", options.ending, views)
         starts = await self.starts(views)
@@ -180,7 +185,8 @@ class ArchiveReading:
 
     async def check_no_loss(self, views: Views, asked: Mapping[TopicIdPartition, Offsets]) -> None:
         """Raises DataLoss where one of them is not there, unless that is no failure by the
-        options; RemoteStorageError. One rule for holes, that of `planning`."""
+        options; RemoteStorageError. One rule for holes, that of `planning`.
+        """
         if not self._options.fail_on_data_loss:
             return
         of_store = self._options.metadata_cache_dir is None
@@ -207,7 +213,8 @@ class ArchiveReading:
 
     def _check_partitions(self, side: str, bound: Bound, views: Views) -> None:
         """As Spark's source: all of them or none, so that none is forgotten. An empty partition,
-        of which the archive knows nothing, may be named: Spark's source asks for it."""
+        of which the archive knows nothing, may be named: Spark's source asks for it.
+        """
         if not bound.by_partition:
             return
         by_time = "ByTimestamp" if bound.kind is BoundKind.TIMESTAMPS else ""
@@ -403,7 +410,8 @@ class FollowedArchive:
 
     def latest(self, start: StreamOffset | None = None, *, limited: bool = False) -> StreamOffset:
         """The archive's ends now, never below `start` (None: what was read); `limited`: no further
-        than the options let one batch go from there."""
+        than the options let one batch go from there.
+        """
         starts = self._read_up_to if start is None else by_place(start)
         ends = dict(self._ends())
         if self._last_ends is not None:
@@ -471,7 +479,8 @@ class FollowedArchive:
 
     def _waits(self, starts: Ends, ends: Ends) -> bool:
         """As Spark's Kafka source: the first batch does not wait. Nor does one of a query that has
-        an end, as what it waits for would never come."""
+        an end, as what it waits for would never come.
+        """
         limits, now = self._options.trigger, self._loop.time()
         if not limits.offsets_min or self._last_ends is not None:
             return False

@@ -158,7 +158,8 @@ class BoundKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Bound:
     """Where reading begins or ends. `by_partition`: offsets, or timestamps in ms; those of a
-    timestamp for all partitions are in `everywhere`."""
+    timestamp for all partitions are in `everywhere`.
+    """
 
     kind: BoundKind
     by_partition: Mapping[Place, int] = field(default_factory=dict)
@@ -184,7 +185,8 @@ class TopicChoice:
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
     """What one micro-batch may have: stored bytes, offsets; 0: no limit. One of fewer than
-    `offsets_min` offsets waits for more, up to `delay_max_ms`. `given`: the options' names."""
+    `offsets_min` offsets waits for more, up to `delay_max_ms`. `given`: the options' names.
+    """
 
     bytes_max: int = 0
     offsets_max: int = 0

@@ -41,7 +41,8 @@ ALL_OFFSETS: Offsets = (0, 2**63 - 1)
 @dataclass(frozen=True, slots=True)
 class Holes:
     """Within what is asked for. `uncertain`: base offsets of segments whose metadata cannot be
-    read, which no segment that can be read covers."""
+    read, which no segment that can be read covers.
+    """
 
     found: NotHeld
     uncertain: tuple[int, ...] = ()
@@ -279,7 +280,8 @@ def _short_tasks(
     view: PartitionView, span: OffsetSpan, bytes_max: int, records_max: int
 ) -> Iterator[ReadTask]:
     """Cut by offsets alone: which bytes hold them, the segment's index says to whoever reads. Of a
-    segment's bytes as many are counted as of its offsets."""
+    segment's bytes as many are counted as of its offsets.
+    """
     gathered: list[SegmentPart] = []
     room, bytes_left = records_max, float(bytes_max)
     for whole in _parts(view, span, 2**63 - 1):

@@ -61,7 +61,8 @@ def metadata_of(
 @dataclass(eq=False, repr=False)
 class PlanningProcesses:
     """`options`: of the data source, to be pickled. `read_here` reads what is `waiting` into
-    `views`, until nothing is; so do these meanwhile."""
+    `views`, until nothing is; so do these meanwhile.
+    """
 
     options: SourceOptions
     waiting: list[TopicIdPartition]

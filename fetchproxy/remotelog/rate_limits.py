@@ -1,5 +1,6 @@
 """How far one micro-batch of a stream may go: limits in offsets and in stored bytes. Pure. A batch
-never has nothing where something is new, so that a stream always gets to its end."""
+never has nothing where something is new, so that a stream always gets to its end.
+"""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ def require_extra(*packages: str) -> None:
 
 def master_places(master: str) -> list[tuple[str, int]]:
     """Hosts and ports of which one has to answer; none: only Spark itself knows. Pure. Raises
-    ConfigError for what no master is called."""
+    ConfigError for what no master is called.
+    """
     if re.fullmatch(r"local(\[.+\])?|local-cluster\[.+\]|yarn", master):
         return []
     scheme, separator, rest = master.partition("://")
@@ -133,7 +134,8 @@ def session_settings(
 
 def open_session(name: str, master: str | None, more: Mapping[str, str]) -> Any:
     """A SparkSession (PySpark has no types here). One that is there already is taken as it is.
-    Raises ConfigError where PySpark is missing, or Spark cannot be started."""
+    Raises ConfigError where PySpark is missing, or Spark cannot be started.
+    """
     require_extra("pyspark")
     from py4j.protocol import Py4JError  # what the JVM raises comes as this
     from pyspark.errors import PySparkException

@@ -1,5 +1,6 @@
 """`spark.read.format("remotelog")` and `readStream`: the archive as Spark's own Kafka source shows
-a topic."""
+a topic.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ log = structlog.get_logger(__name__)
 
 class ReadingFailed(Exception):
     """Always raised from the error that says why. Spark takes an exception's cause away where it
-    shortens a traceback. This one keeps it."""
+    shortens a traceback. This one keeps it.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "__cause__":
@@ -284,7 +286,8 @@ def schema_of(columns: Iterable[str]) -> str:
 
 def chosen_columns(schema: StructType) -> tuple[str, ...]:
     """Raises ConfigError where the user's schema has a column that there is not, or of another
-    type."""
+    type.
+    """
     for column in schema.fields:
         expected = _check_column(column.name)
         if column.dataType.simpleString() != expected:
@@ -305,7 +308,8 @@ def _check_column(name: str) -> str:
 
 class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
     """Has no `pushFilters`: with it PySpark reads nothing unless a setting is on, and then keeps
-    what one query has pushed for every other query of the same DataFrame or view."""
+    what one query has pushed for every other query of the same DataFrame or view.
+    """
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = options

@@ -1,5 +1,6 @@
 """The project's async store for callers that are not: one thread with a loop of its own. Spark's
-workers and its planner are synchronous; while they decode, the next read is under way here."""
+workers and its planner are synchronous; while they decode, the next read is under way here.
+"""
 
 from __future__ import annotations
 

@@ -130,7 +130,8 @@ def read_task(
     passed_over: PassedOver | None = None,
 ) -> Iterator[Any]:
     """pyarrow.RecordBatches, in the order of offsets; `passed_over` is counted up meanwhile. Raises
-    CorruptSegment and RemoteStorageError, both with topic, partition, offset and object."""
+    CorruptSegment and RemoteStorageError, both with topic, partition, offset and object.
+    """
     share_one_heap()
     arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition)
     passed_over = PassedOver() if passed_over is None else passed_over
@@ -214,7 +215,8 @@ def _ranges_of(
 
 def _runs(part: SegmentPart, index: RemoteLogIndex) -> Iterator[tuple[int, int]]:
     """Spans `i` … `j - 1` of the part, about RANGE_BYTES each. A span belongs to the part in which
-    it begins."""
+    it begins.
+    """
     spans = [
         n
         for n, span in enumerate(index.spans())

@@ -54,7 +54,8 @@ class FairQueue(Generic[T]):
 
     def head(self) -> T | None:
         """Who has the turn keeps it until its item is popped or removed, or large reads, which
-        wait for room, would be passed over for ever."""
+        wait for room, would be passed over for ever.
+        """
         if not self._lines:
             return None
         if not self._has_turn:

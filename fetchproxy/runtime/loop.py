@@ -196,7 +196,8 @@ async def collected(items: Iterable[T]) -> list[T]:
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
     """`work` on all of them, so many at once. Raises the first FetchProxyError by itself; no work
-    is begun after it."""
+    is begun after it.
+    """
     waiting = iter(items)
     failures: list[FetchProxyError] = []
 
@@ -286,7 +287,8 @@ _KEPT_BLOCK_BYTES_MAX = 32 * MiB
 
 def spare_collections() -> None:
     """What is there by now stays, and a full collection of garbage need not look at it each time:
-    it took 80 ms with the descriptions of S3, while everything else waited."""
+    it took 80 ms with the descriptions of S3, while everything else waited.
+    """
     gc.collect()
     gc.freeze()
 

@@ -97,7 +97,8 @@ class TxnHistory:
 
     def aborted_in(self, first: int, last: int) -> tuple[AbortedTxn, ...]:
         """The entries of the segment `first` … `last`, as its transaction index has them. Raises
-        CorruptSegment where the archive does not show all of them, or how one ended."""
+        CorruptSegment where the archive does not show all of them, or how one ended.
+        """
         for start, end in self._dark:
             if start <= last and end >= first:
                 raise CorruptSegment(

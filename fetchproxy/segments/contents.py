@@ -211,7 +211,8 @@ class GatheredSegment:
 
     async def check_log(self) -> None:
         """Is the file what was gathered? A disk, a cleaner of temporary folders or a broker that
-        truncates its log may differ. Raises CorruptSegment, OSError."""
+        truncates its log may differ. Raises CorruptSegment, OSError.
+        """
         crc, size_bytes = await asyncio.to_thread(file_crc, self.log)
         if (crc, size_bytes) != (self.log_crc, self.size_bytes):
             raise CorruptSegment(f"{self.tip}: the spool file {self.log} has changed")

@@ -159,7 +159,8 @@ def parse_uuid(text: str) -> UUID | None:
 
 def normal_prefix(prefix: str) -> str:
     """`prefix` without outer slashes and, unless empty, with one at its end. Raises ValueError if
-    keys below it would be illegal."""
+    keys below it would be illegal.
+    """
     bare = prefix.strip("/")
     return check_key(bare) + "/" if bare else ""
 

@@ -180,7 +180,8 @@ class Described:
 @dataclass(frozen=True, slots=True)
 class Packing:
     """`ends`: the byte of the object behind each block. `described` None: nothing is encrypted, or
-    a program did it that described nothing."""
+    a program did it that described nothing.
+    """
 
     segment_id: RemoteLogSegmentId
     log_bytes: int
@@ -269,7 +270,8 @@ def unpacked(
     packing: Packing, cipher: Cipher | None, stored: Buffer, byte_range: ByteRange
 ) -> bytearray:
     """That range of the log, which ends within it. `stored`: the blocks of it, whole. Raises
-    CorruptSegment, naming the block."""
+    CorruptSegment, naming the block.
+    """
     out = bytearray(byte_range.length)
     view, blocks, rooms = memoryview(out), packing.blocks_of(byte_range), (_Room(), _Room())
     begin = packing.stored_range(blocks).start

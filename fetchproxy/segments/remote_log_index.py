@@ -168,7 +168,8 @@ class RemoteLogIndexBuilder:
 
     def add(self, header: BatchHeader) -> None:
         """The next batch of the segment; only its size counts, not `header.position`. Raises
-        ValueError where it does not follow the batch before it in offsets."""
+        ValueError where it does not follow the batch before it in offsets.
+        """
         if header.base_offset <= self._last_offset or header.last_offset < header.base_offset:
             raise ValueError(
                 f"batch {header.base_offset}-{header.last_offset} after {self._last_offset}"

@@ -418,7 +418,8 @@ class Reader:
         self, partitions: Mapping[PartitionKey, FetchEntry], session_partitions: int = 0
     ) -> float:
         """A fetch came: it is to wait so long, in s. Of the `session_partitions` that its client
-        still wants it need not name all."""
+        still wants it need not name all.
+        """
         size, self._answer_bytes = self._answer_bytes, 0
         wide = max(len(partitions), session_partitions)
         if wide > self.partitions_max:
@@ -470,7 +471,8 @@ class Reader:
 
     def _advance(self, partitions: Mapping[PartitionKey, FetchEntry]) -> int:
         """Records of the last answer: as far as the fetch went on behind them (offsets are dense
-        enough). A partition that is not asked for may wait in the client's pause."""
+        enough). A partition that is not asked for may wait in the client's pause.
+        """
         advanced, seen = 0, self._offsets
         for key, entry in partitions.items():
             offset = fetch_offset(entry)

@@ -60,7 +60,8 @@ class Moved:
 @dataclass(frozen=True, slots=True)
 class ArchiveIdentity:
     """`manager`: "store", or "topic" and its name; `MIRROR`. None: the archive does not say, or
-    it has `moved`."""
+    it has `moved`.
+    """
 
     generation: UUID | None = None
     cluster_id: str | None = None
@@ -132,7 +133,8 @@ def parse_identity(content: bytes) -> ArchiveIdentity:
 
 async def read_identity(store: ObjectStore, prefix: str) -> ArchiveIdentity | None:
     """None: there is no archive below `prefix`. Raises RemoteStorageError if it is of another
-    layout, or cannot be read."""
+    layout, or cannot be read.
+    """
     try:
         return parse_identity(await store.get(prefix + LAYOUT_OBJECT, SMALL_OBJECT_BYTES_MAX))
     except ObjectNotFound:
@@ -185,7 +187,8 @@ class OwnIdentity:
 
     async def look(self) -> ArchiveIdentity | None:
         """What the archive says now; None: there is none. Raises ArchiveMismatch,
-        RemoteStorageError."""
+        RemoteStorageError.
+        """
         began_at = asyncio.get_running_loop().time()
         self._seen = None
         said = await read_identity(self._store, self._prefix)
@@ -197,7 +200,8 @@ class OwnIdentity:
 
     async def create(self, identity: ArchiveIdentity) -> ArchiveIdentity:
         """Make the archive; what it says is another's where that one was faster. Raises as
-        `check`."""
+        `check`.
+        """
         await self._store.put_new(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
         await self._settle()
         if self._seen is None:

@@ -186,7 +186,8 @@ class PartitionRecords(_Objects):
 
 class RetentionObjects(_Objects):
     """Whoever deletes says there what it is about to do, so that it is known after a restart and to
-    other archivers. `clock`: the store's own, if it tells the time."""
+    other archivers. `clock`: the store's own, if it tells the time.
+    """
 
     def __init__(self, store: ObjectStore, prefix: str, clock: StoreClock | None) -> None:
         super().__init__(store, prefix)

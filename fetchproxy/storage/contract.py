@@ -413,7 +413,8 @@ class ObjectStoreContract:
 
 class AwayStoreContract:
     """Of the fixture `away_store`: a store that is open, and whose place is not there (no such
-    bucket, folder or server). It never looks like an empty one, or readers would skip data."""
+    bucket, folder or server). It never looks like an empty one, or readers would skip data.
+    """
 
     async def test_a_store_that_is_away_is_not_empty(
         self, away_store: ObjectStore, tmp_path: Path

@@ -412,7 +412,8 @@ class LocalRemoteLogIndex:
 
     def segment_index(self, segment: IndexedSegment) -> RemoteLogIndex | None:
         """All entries of a segment, in the bytes of its `.index`; None: they are not here. Raises
-        CorruptSegment where they are, but damaged; OSError."""
+        CorruptSegment where they are, but damaged; OSError.
+        """
         mark = segment_mark(segment.object_key)
         with self._lock:
             self._open()

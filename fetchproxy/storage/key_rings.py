@@ -105,7 +105,8 @@ class KeyRing(ABC):
 
 class KeyRings(KeyRing):
     """Several: the first one encrypts, all open. So an archive moves from one to another, and those
-    who read it have both meanwhile."""
+    who read it have both meanwhile.
+    """
 
     def __init__(self, rings: Sequence[KeyRing]) -> None:
         self._rings = rings
@@ -219,7 +220,8 @@ def read_keys(path: Path) -> Keys:
 @contextmanager
 def changing(path: Path) -> Iterator[None]:
     """Of two who change a key ring at once, each sees what the other has done. Raises
-    ConfigError."""
+    ConfigError.
+    """
     try:
         folder = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
@@ -233,7 +235,8 @@ def changing(path: Path) -> Iterator[None]:
 
 def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
     """Whole or not at all, and readable by its owner alone; `new`: there must be none yet. Raises
-    ConfigError."""
+    ConfigError.
+    """
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
         try:

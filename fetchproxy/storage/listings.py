@@ -100,7 +100,8 @@ async def listed_partitions(
     store: ObjectStore, prefix: str, topic_id: UUID | None, it_came: Callable[[], None]
 ) -> list[TopicIdPartition]:
     """Of all topics, or of one; sorted. `it_came` is called with each listing that has ended.
-    Raises RemoteStorageError."""
+    Raises RemoteStorageError.
+    """
     topics = [
         topic
         async for name in store.list_folders(prefix)

@@ -88,7 +88,8 @@ AS_THEY_ARE = AtRest()
 
 class ListedSegment(NamedTuple):
     """A StoredSegment of which only the objects are known; its size is that of the `.log`. What
-    is said of it is not held against what it was encrypted with."""
+    is said of it is not held against what it was encrypted with.
+    """
 
     segment_id: RemoteLogSegmentId
     start_offset: int
@@ -162,7 +163,8 @@ class OpenedLog:
 
 class PackedLogs:
     """`origin`: what a partition was called where it was archived. `health` hears of each key that
-    is needed, and of metadata that were changed."""
+    is needed, and of metadata that were changed.
+    """
 
     def __init__(
         self,
@@ -185,12 +187,14 @@ class PackedLogs:
 
     def packs(self, *, compressible: bool) -> bool:
         """Whether a segment that is copied now is to be `packed`; `compressible`: most of its
-        batches are not compressed."""
+        batches are not compressed.
+        """
         return self._at_rest.encrypts or (self._at_rest.compress and compressible)
 
     async def put(self, segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> None:
         """The files beside the log, the `.packing`, and the `.log` last. Raises OSError of the
-        spool's disk."""
+        spool's disk.
+        """
         place = self._place(segment)
         described = Described.of(segment)
         data_key, cipher = await self._new_key(place, described)

@@ -137,7 +137,8 @@ class RemoteStorageManager:
     @property
     def encrypts(self) -> bool:
         """Whether segments that are copied now are encrypted: then nothing of them may lie on a
-        local disk in the clear."""
+        local disk in the clear.
+        """
         return self._at_rest.encrypts
 
     @measured
@@ -145,7 +146,8 @@ class RemoteStorageManager:
         self, segment: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> None:
         """Upload everything but the metadata; the log last, as it is the longest. Raises ValueError
-        if data and metadata disagree about aborted transactions."""
+        if data and metadata disagree about aborted transactions.
+        """
         if segment.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
         if data.log_stream_key is not None and not segment.packed:
@@ -228,7 +230,8 @@ class RemoteStorageManager:
     @measured
     async def get_segment_metadata(self, key: str) -> bytes:
         """`key` is one of `list_partition`. ObjectNotFound: deleted since; DamagedObject:
-        nobody has written it as such."""
+        nobody has written it as such.
+        """
         return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
 
     async def list_partition(self, tip: TopicIdPartition) -> AsyncIterator[Standing]:
@@ -298,7 +301,8 @@ class RemoteStorageManager:
         self, tip: TopicIdPartition
     ) -> AsyncIterator[tuple[SegmentKey, StoredObject]]:
         """Every object of a segment that lies in the partition's folder, whether or not metadata
-        name it; those of one segment follow each other."""
+        name it; those of one segment follow each other.
+        """
         await self.identity.check()
         async for found in self._listed(partition_folder(self._prefix, tip)):
             parsed = parse_segment_key(self._prefix, found.key)
@@ -355,12 +359,14 @@ class RemoteStorageManager:
 
     async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
         """Whether the segment is encrypted: others' metadata are believed. Raises MetadataChanged,
-        and RemoteStorageError where nobody can tell."""
+        and RemoteStorageError where nobody can tell.
+        """
         return metadata.packed and (await self._packed.opened(metadata)).cipher is not None
 
     async def as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
         """What the metadata have to be, believed only in state and end: an encrypted segment says
-        what it was copied with. Others as they are. Raises RemoteStorageError."""
+        what it was copied with. Others as they are. Raises RemoteStorageError.
+        """
         return await self._packed.as_copied(metadata) if metadata.packed else metadata
 
     async def is_packed(self, segment: StoredSegment) -> bool:

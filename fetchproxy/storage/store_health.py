@@ -152,7 +152,8 @@ class StoreOperation(StrEnum):
 @dataclass(frozen=True, slots=True)
 class OperationStatus:
     """`up` is None before the first answer. `last_error` is kept after recovery, for the operator
-    who asks what happened."""
+    who asks what happened.
+    """
 
     up: bool | None
     failing_for_s: float
@@ -248,7 +249,8 @@ class OperationHealth:
     @asynccontextmanager
     async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Request]:
         """Around one request, which waits for its turn where the store has refused requests as too
-        many. `may_take_long`: its silence tells nothing."""
+        many. `may_take_long`: its silence tells nothing.
+        """
         loop = asyncio.get_running_loop()
         if self._budget.wait_s(loop.time()):
             async with self._turns:  # first come, first served

@@ -83,7 +83,8 @@ async def checked_batches(
     rsm: RemoteStorageManager, segment: StoredSegment, chunk_bytes: int
 ) -> AsyncIterator[tuple[bytes, list[BatchHeader]]]:
     """The log's bytes in order, each time some whole batches from byte 0 of `data` on. Raises
-    CorruptSegment at a batch that fails its CRC, or at bytes that are none."""
+    CorruptSegment at a batch that fails its CRC, or at bytes that are none.
+    """
     data, position = b"", 0  # the bytes at hand, and where they begin
     while more := await _range(rsm, segment, position + len(data), max(chunk_bytes, len(data))):
         data += more

@@ -1,5 +1,6 @@
 """What is to be known of a partition's archive by what lies in the store: lost, missing, put
-aside."""
+aside.
+"""
 
 from __future__ import annotations
 

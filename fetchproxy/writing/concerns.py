@@ -88,7 +88,8 @@ class ArchiverConcerns:
 
     def merged(self, stored: Iterable[StoredConcern], now: float) -> Iterator[Condition]:
         """What is known here, and those of `stored` that other archivers have decided; in no order,
-        as there may be very many."""
+        as there may be very many.
+        """
         yield from self.health.all(now)
         for one in stored:
             if one.subject not in self._decided.get(one.name, ()):
@@ -150,7 +151,8 @@ async def read_concerns(
     objects: ConcernObjects, known: Iterable[StoredConcern] = ()
 ) -> list[StoredConcern]:
     """Of the whole archive: a listing, and a small read for each that is not `known` as it is.
-    Raises RemoteStorageError."""
+    Raises RemoteStorageError.
+    """
     before = {(one.name, one.subject, one.version): one for one in known}
     listed = await objects.list_concerns()
     found = [before.get((one.name, one.tip, one.version)) for one in listed]

@@ -173,7 +173,8 @@ class SegmentCopier:
 
     async def _has_taken_back(self, metadata: RemoteLogSegmentMetadata) -> bool:
         """Said too late, it may name what another archiver took for a dangling attempt and deleted.
-        Best effort: what stays is told by `verify`, and goes once others have its offsets."""
+        Best effort: what stays is told by `verify`, and goes once others have its offsets.
+        """
         try:
             async with asyncio.timeout(self.copy_max_ms / 1000):
                 await self.rsm.fetch_log_segment(metadata, ByteRange(0, 1))

@@ -74,7 +74,8 @@ class TopicDiscovery:
 
     async def look(self) -> list[TopicInfo]:
         """The topics to archive, of those that these credentials may see. Raises ClusterError: then
-        nothing is known anew, and nothing has changed."""
+        nothing is known anew, and nothing has changed.
+        """
         topics = await self._cluster.topics(self._interval_ms // 2)
         archived: list[TopicInfo] = []
         refused: dict[str, str] = {}

@@ -1,5 +1,6 @@
 """Which partitions an archiver leads: a leader copies and deletes, a follower only keeps
-current."""
+current.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class LeadershipState:
 
 class Leadership(ABC):
     """The manager owns `run()`, says what there is to lead, and hears of every change. `on_change`
-    is called on the loop whenever `leads` may answer differently than before."""
+    is called on the loop whenever `leads` may answer differently than before.
+    """
 
     on_change: Callable[[], None] = staticmethod(lambda: None)
 
@@ -96,7 +98,8 @@ def assign(
     members: Mapping[str, Member], partition_counts: Mapping[str, int]
 ) -> dict[str, set[Partition]]:
     """Each member's part in this round. Numbers of partitions differ by one at most where all
-    members want the same topics, once no partition is on the move."""
+    members want the same topics, once no partition is on the move.
+    """
     wanted = {topic for member in members.values() for topic in member.topics}
     every = sorted(
         (topic, number) for topic in wanted for number in range(partition_counts.get(topic, 0))

@@ -108,7 +108,8 @@ def joints_of(
     lineage: Sequence[EpochStart], archive_end: int | None, segment: GatheredSegment
 ) -> tuple[tuple[EpochStart, ...], tuple[Joint, ...]]:
     """(the lineage with `segment` behind the archive, where its epochs meet). What was read from
-    several leaders hangs together only if these are where the leader has them."""
+    several leaders hangs together only if these are where the leader has them.
+    """
     joints = [
         Joint(one.epoch, other.start_offset, other.start_offset)
         for one, other in pairwise(segment.leader_epochs)
@@ -265,7 +266,8 @@ class LogTruncation:
         self, tip: TopicIdPartition, segments: Sequence[RemoteLogSegmentMetadata]
     ) -> None:
         """Take them out of the archive, as a person has said; the highest first. Raises
-        RemoteStorageError."""
+        RemoteStorageError.
+        """
         log.error(
             "archive_truncated",
             **tip.logged,
@@ -277,7 +279,8 @@ class LogTruncation:
 
     async def remove_buried(self, tip: TopicIdPartition, view: PartitionView) -> bool:
         """Take out copies of a dead log that others lie over. False: there were none. `view` must
-        be the last one read. Raises RemoteStorageError."""
+        be the last one read. Raises RemoteStorageError.
+        """
         plan = buried_copies(self.rlmm.list_remote_log_segments(tip), view)
         if not plan:
             return False

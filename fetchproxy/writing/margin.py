@@ -25,7 +25,8 @@ UNLIMITED = BrokerRetention(None, None)
 @dataclass(frozen=True, slots=True)
 class Margin:
     """`used`: share of the retention, None: no limit, or not known. `deleted_in_ms`: when it will
-    be used up, as things go."""
+    be used up, as things go.
+    """
 
     used: float | None = None
     deleted_in_ms: int | None = None
@@ -55,7 +56,8 @@ def broker_retention(topic_config: Mapping[str, str]) -> BrokerRetention:
 
 def deleted_in_ms(used: float, since: float, for_ms: int) -> int | None:
     """When the brokers begin to delete what is not archived, if all goes on as it does. The share
-    was `since` so many ms ago, and nothing was copied in between. None: not under way."""
+    was `since` so many ms ago, and nothing was copied in between. None: not under way.
+    """
     if used >= 1:
         return 0
     if used <= since or for_ms <= 0:
@@ -67,7 +69,8 @@ def retention_used(
     retention: BrokerRetention, *, age_ms: int | None, unarchived_bytes: int | None
 ) -> float | None:
     """The larger share of the two; None where there is no limit, or nothing is known. `age_ms` of
-    the oldest record that is not archived, `unarchived_bytes` from it to the log's end."""
+    the oldest record that is not archived, `unarchived_bytes` from it to the log's end.
+    """
     shares = [
         used / max(limit, 1)
         for used, limit in ((age_ms, retention.ms), (unarchived_bytes, retention.bytes))

@@ -294,7 +294,8 @@ class PartitionMerger:
 
     async def merge(self, tip: TopicIdPartition) -> MergedPartition:
         """All that the plan has now. Raises RemoteStorageError, OSError of the spool's disk. What
-        was merged until then counts; a next run goes on from there."""
+        was merged until then counts; a next run goes on from there.
+        """
         merged = replaced = size_bytes = overtaken = 0
         refused: list[str] = []
         for sources in await self.plan(tip):

@@ -1,5 +1,6 @@
 """Whether the archive at `store.url` is there, and is that of this cluster and this
-configuration."""
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +145,8 @@ class OwnArchive:
 
     async def at_start(self) -> None:
         """What may pass is left to `run`: an outage, or an archive that is yet to be made. Raises
-        ConfigError, ArchiveMismatch."""
+        ConfigError, ArchiveMismatch.
+        """
         try:
             async with asyncio.timeout(AT_START_MAX_S):
                 await self.confirm()
@@ -262,7 +264,8 @@ class OwnArchive:
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
     """From now on it rules: after it was rebuilt from all that the store has. Raises
-    ArchiveMismatch at a mirror."""
+    ArchiveMismatch at a mirror.
+    """
     said = await rsm.identity.look()
     if said is not None:
         said.check_is_the_archive()

@@ -51,7 +51,8 @@ log = structlog.get_logger(__name__)
 
 class DiskTroubles:
     """One per archiver; `spool_dir` as configured. `deleted_in_ms`: when the brokers begin to
-    delete what is not archived, None: not known."""
+    delete what is not archived, None: not known.
+    """
 
     def __init__(
         self,
@@ -253,7 +254,8 @@ class PartitionArchiver:
 
     def _forget_after(self, error: BaseException) -> None:
         """The gatherer may have taken a batch by half. Where store or brokers are away, what is
-        gathered stays: the copy begins with a new look at the archive."""
+        gathered stays: the copy begins with a new look at the archive.
+        """
         if not isinstance(error, RemoteStorageError | ClusterError):
             self._resumed = None
 
@@ -352,7 +354,8 @@ class PartitionArchiver:
 
     async def _gather_anew(self, resumed: _Resumed, error: CorruptSegment) -> bool:
         """What does not continue what was gathered may be sound: a new leader's log is another one.
-        Raises `error` where it does not continue the archive either, or not by itself."""
+        Raises `error` where it does not continue the archive either, or not by itself.
+        """
         place = (resumed.position, self.truncation.leader_epoch(self.tip))
         if self._gatherer.gathered_bytes == 0 or self._gathered_anew_at == place:
             raise error
@@ -471,7 +474,8 @@ class Step(StrEnum):
 @dataclass(eq=False, repr=False, kw_only=True)
 class ManagedPartition:
     """One partition of an archiver: its turns, and what the last one has come to. A follower holds
-    nothing local, so it takes over with a fresh look."""
+    nothing local, so it takes over with a fresh look.
+    """
 
     archiver: PartitionArchiver
     rlmm: RemoteLogMetadataManager

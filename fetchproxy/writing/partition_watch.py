@@ -91,7 +91,8 @@ class PartitionWatch:
         self, statuses: Iterable[PartitionArchiveStatus], now: float, now_ms: int
     ) -> None:
         """`now` is loop time (s), `now_ms` epoch ms, as records' timestamps are. Takes turns with
-        the rest of the loop, as there may be very many partitions."""
+        the rest of the loop, as there may be very many partitions.
+        """
         leading = 0
         ages: list[float] = []
         for number, status in enumerate(statuses, 1):

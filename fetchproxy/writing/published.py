@@ -1,5 +1,6 @@
 """What an archiver tells others through the store: how far it gathers, and what an archive has to
-hold."""
+hold.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ _WITHDRAW_MAX_S = 2.0
 @dataclass(eq=False, repr=False)
 class PublishedPositions:
     """One per archiver. `tips` are its partitions; `gathered_from` as in ArchiverPositions.
-    `for_people`: what it says of itself, given the topics that it gathers."""
+    `for_people`: what it says of itself, given the topics that it gathers.
+    """
 
     rsm: RemoteStorageManager
     instance: UUID

@@ -74,7 +74,8 @@ def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
     """Those of `archive.log_dirs`. Blocks, briefly. Raises ConfigError where one cannot be read or
-    is none."""
+    is none.
+    """
     if config.log_dirs is None:
         return []
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
@@ -178,7 +179,8 @@ _DISCOVERY_JITTER = 0.1
 @dataclass(eq=False, repr=False)
 class RemoteLogManager:
     """`await manager.run()` inside a TaskGroup of the app; it ends only by cancellation.
-    `leadership`: None for what `config` says. Raises ValueError without archive.topics."""
+    `leadership`: None for what `config` says. Raises ValueError without archive.topics.
+    """
 
     config: ArchiveConfig
     cluster: Cluster
@@ -270,7 +272,8 @@ class RemoteLogManager:
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
         """The offset from which on this archiver gathers the partition; None: it does not.
-        NOT_KNOWN at the start also where it is not known whether it does. Never blocks."""
+        NOT_KNOWN at the start also where it is not known whether it does. Never blocks.
+        """
         partition = self._partitions.get(tip)
         if partition is None:
             return None if self._discovered else NOT_KNOWN

@@ -98,7 +98,8 @@ class ProcessingSchedule:
 
     def more_waits(self, tip: TopicIdPartition, now: float) -> bool:
         """Back from its worker and due again, after those that are due already. False: it was
-        unassigned meanwhile and is gone now."""
+        unassigned meanwhile and is gone now.
+        """
         self._entries[tip].failures = 0
         return self._bring_back(tip, now)
 

@@ -46,7 +46,8 @@ class PartitionArchiveStatus(Progress):
     @property
     def lost(self) -> tuple[int, int] | None:
         """First and last offset that the brokers have deleted and nobody has copied. As long as the
-        archive has not gone on behind them; then it has a recorded gap."""
+        archive has not gone on behind them; then it has a recorded gap.
+        """
         if self.archive_end is None or self.log_start_offset is None:
             return None
         first = max(self.archive_end, self.gathered_end or 0, self.raised_log_start)
@@ -94,7 +95,8 @@ def partition_archive_status(
     edges: LogEdges | None,
 ) -> PartitionArchiveStatus:
     """The range is what step 3 has seen; its end, of a leader, what its own copies made of it.
-    `edges` of the brokers' log, as they said whether or not a turn got as far as to read it."""
+    `edges` of the brokers' log, as they said whether or not a turn got as far as to read it.
+    """
     progress, view, tip = partition.archiver.progress, partition.view, partition.tip
     start, end = progress.archive_start, progress.archive_end
     if view is not None:
@@ -144,7 +146,8 @@ def _bytes_per_offset(view: PartitionView | None) -> float | None:
 
 def publish(status: PartitionArchiveStatus) -> None:
     """Set the partition's gauges; what is not known is left as it was. Its counters begin at 0 when
-    it is led here: `increase()` does not see a first gap otherwise."""
+    it is led here: `increase()` does not see a first gap otherwise.
+    """
     place = (status.tip.topic, str(status.tip.partition))
     if place not in metrics.ARCHIVE_GAPS._metrics:
         for counter in (metrics.ARCHIVE_GAPS, metrics.ARCHIVE_TRUNCATED_OFFSETS):

@@ -41,7 +41,8 @@ class DeletionResult(NamedTuple):
 
 def asked_in(cursor: Cursor, api_version: int) -> Iterator[AskedDeletion]:
     """What a request asks for from its body on, one by one; `timeout_ms` (int32) lies behind it.
-    Raises `WireError`."""
+    Raises `WireError`.
+    """
     flexible = is_flexible(ApiKey.DELETE_RECORDS, api_version)
     for _ in range(cursor.count(flexible) or 0):
         topic = cursor.string(flexible)

@@ -106,7 +106,8 @@ class FetchRequest(NamedTuple):
 
 def parse_fetch_request(payload: Buffer, body_at: int) -> FetchRequest:
     """`payload` is a whole request without size prefix; `body_at` is where its header ends. Raises
-    WireError. Versions outside 4–18 are the caller's to refuse."""
+    WireError. Versions outside 4–18 are the caller's to refuse.
+    """
     version = INT16.unpack_from(payload, 2)[0]
     return plain_request(bytes(payload), body_at, version) or any_request(payload, body_at)
 

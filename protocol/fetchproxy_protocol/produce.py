@@ -18,7 +18,8 @@ _QUIET_PARTITION = frozenset((b"\x00\x00\x00", b"\x01\x00\x00"))
 
 def acks_of(buf: Buffer, body_pos: int, api_version: int, end: int | None = None) -> int | None:
     """acks (0, 1 or -1) of a request whose body begins at `body_pos`; None: more bytes needed.
-    Raises `MalformedMessage` for a transactional id with an impossible length."""
+    Raises `MalformedMessage` for a transactional id with an impossible length.
+    """
     cursor = Cursor(buf, body_pos, end)
     try:
         if api_version >= _TRANSACTIONAL_ID_FROM:

@@ -129,7 +129,8 @@ def unpack_up_to(codec: int, data: Buffer, bytes_max: int) -> Unpacked:
 
 def decompress(codec: int, data: Buffer) -> Buffer:
     """The records as they were before compression; `data` itself for codec 0. Raises
-    `MalformedMessage` for an unknown codec, damaged data or an absurd size."""
+    `MalformedMessage` for an unknown codec, damaged data or an absurd size.
+    """
     room = RECORDS_BYTES_MAX
     if codec in (CompressionType.LZ4, CompressionType.ZSTD):  # they begin anew with more room
         room = max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(data))

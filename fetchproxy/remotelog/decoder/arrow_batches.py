@@ -63,7 +63,8 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> Any:
 @dataclass(frozen=True, slots=True)
 class RowLimits:
     """Which records are rows. Offsets: `offset_from` up to but not `offset_end`; timestamps in ms,
-    both inclusive."""
+    both inclusive.
+    """
 
     offset_from: int = 0
     offset_end: int = OFFSET_MAX
@@ -99,7 +100,8 @@ class ArrowBatches:
 
     def of(self, data: Any, batches: Any, limits: RowLimits) -> Iterator[Any]:
         """pyarrow.RecordBatches of the records of `batches` (rows of `record_rows`) in `data`.
-        Raises BrokenRecords, naming the batch by its place in `batches`."""
+        Raises BrokenRecords, naming the batch by its place in `batches`.
+        """
         cursor = np.zeros(3, np.int64)
         room_bytes = self._batch_bytes_max
         while cursor[rows.AT_BATCH] < len(batches):
@@ -120,7 +122,8 @@ class ArrowBatches:
 
     def may_be_of_headers(self, counts: Any, limits: RowLimits) -> bool:
         """Whether the headers of batches say all that is asked for, if these lack no offset;
-        `counts`: the records that each claims."""
+        `counts`: the records that each claims.
+        """
         asked = set(self._columns) <= _IN_HEADERS and limits.any_timestamp
         return asked and int(counts.sum()) <= HEADER_ROWS_MAX
 
@@ -199,7 +202,8 @@ class ArrowBatches:
 
 class BrokenRecords(Exception):
     """Records that cannot be read, although their batch's checksum is right or was not looked at.
-    `index` is the batch's place among those that were given."""
+    `index` is the batch's place among those that were given.
+    """
 
     def __init__(self, index: int, what: str) -> None:
         super().__init__(what)

@@ -1,5 +1,6 @@
 """How this package's machine code is made: by numba, once per machine, kept on disk beside the code
-(or in `$NUMBA_CACHE_DIR`, or the user's cache folder where the code's own cannot be written)."""
+(or in `$NUMBA_CACHE_DIR`, or the user's cache folder where the code's own cannot be written).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def compiled(function: F) -> F:
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
 def copy_bytes(typing_context: Any, to: Any, origin: Any, size: Any) -> Any:
     """memcpy between two addresses: a loop over bytes takes several times as long. As with
-    `byte_at`, nothing is checked: whoever calls it has to know that the bytes are there."""
+    `byte_at`, nothing is checked: whoever calls it has to know that the bytes are there.
+    """
     signature = types.void(types.int64, types.int64, types.int64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

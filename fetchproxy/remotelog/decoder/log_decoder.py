@@ -117,7 +117,8 @@ class Arena:
 
     def add(self, codec: int, stored: memoryview) -> tuple[int, int]:
         """Where the records of a batch lie now: (start, end) in `data`. Raises MalformedMessage for
-        an unknown codec, damaged data or an absurd size."""
+        an unknown codec, damaged data or an absurd size.
+        """
         start = self._used
         unpack_into = _UNPACK_INTO.get(codec)
         if unpack_into is None:
@@ -251,7 +252,8 @@ class LogDecoder:
 
     def _headers_suffice(self, chosen: Any, limits: RowLimits) -> bool:
         """Nothing is asked for that a look at records would tell, so they stay compressed. Offsets
-        rise within a batch: it lacks none if it has as many records as it spans."""
+        rise within a batch: it lacks none if it has as many records as it spans.
+        """
         counts = chosen[:, header_scan.COUNT]
         spans = chosen[:, header_scan.LAST_OFFSET] - chosen[:, header_scan.BASE_OFFSET] + 1
         return (
@@ -283,7 +285,8 @@ class LogDecoder:
 
     def _in_place(self, scanned: _Scanned, first_offset: int, last_offset: int) -> Any:
         """A boolean for each batch: base offsets are not under the checksum, but they have to rise
-        within what the index says."""
+        within what the index says.
+        """
         table = scanned.headers.table
         bases, lasts = table[:, header_scan.BASE_OFFSET], table[:, header_scan.LAST_OFFSET]
         placed = (bases >= first_offset) & (lasts <= last_offset)

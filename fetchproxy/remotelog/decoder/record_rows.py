@@ -90,7 +90,8 @@ class Buffers(NamedTuple):
 @compiled
 def _varint(at: int, end: int) -> Any:
     """(value, address after it), a zigzag varint or varlong; the address is 0 where it has no
-    end."""
+    end.
+    """
     if at < end:
         byte = byte_at(at)
         if byte < 0x80:
@@ -165,7 +166,8 @@ def _put_headers(at: int, end: int, count: int, to: Any, tally: Any) -> None:
 @compiled
 def _parse(at: int, end: int) -> Any:
     """(fault, end of the record, timestamp and offset deltas, key and value as length and address,
-    number of headers and their address)."""
+    number of headers and their address).
+    """
     none = np.int64(0)
     size, body = _varint(at, end)
     if body == 0:
@@ -220,7 +222,8 @@ def _put_field(
 @compiled
 def fill_rows(data: Any, batches: Any, cursor: Any, limits: Any, to: Any, tally: Any) -> None:
     """As many rows as fit into `to` (Buffers) and the limits, from `cursor` on, which is moved.
-    Ends early at a fault; the cursor then stands in the batch that has it."""
+    Ends early at a fault; the cursor then stands in the batch that has it.
+    """
     base = np.int64(data.ctypes.data)
     wanted, room = limits[WANTED], limits[ROOM_BYTES]
     offset_from, offset_end = limits[OFFSET_FROM], limits[OFFSET_END]
@@ -280,7 +283,8 @@ def fill_rows(data: Any, batches: Any, cursor: Any, limits: Any, to: Any, tally:
 @compiled
 def first_fault(data: Any, batch: Any) -> Any:
     """What `fill_rows` would find wrong in a batch's records, headers included; SOUND: nothing. For
-    whoever goes on without a damaged batch and must not have given out rows of it."""
+    whoever goes on without a damaged batch and must not have given out rows of it.
+    """
     base = np.int64(data.ctypes.data)
     at, end = base + batch[START], base + batch[END]
     for _ in range(batch[COUNT]):

@@ -1,5 +1,6 @@
 """Buckets of Google Cloud Storage and containers of Azure Blob Storage: each vendor's environment
-says where they are and who may use them."""
+says where they are and who may use them.
+"""
 
 from __future__ import annotations
 

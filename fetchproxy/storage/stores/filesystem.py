@@ -69,7 +69,8 @@ def check_no_link(root: Path, key: str) -> None:
 
 def open_plain(root: Path, key: str) -> int:
     """A descriptor to read from. Raises OSError; ObjectNotFound for a folder; DamagedObject for
-    what is neither; RemoteStorageError as `check_no_link`."""
+    what is neither; RemoteStorageError as `check_no_link`.
+    """
     check_no_link(root, key)
     try:
         fd = os.open(root / key, _READ)
@@ -91,7 +92,8 @@ def open_plain(root: Path, key: str) -> int:
 
 def scan(root: Path, folder: str) -> list[tuple[str, bool]]:
     """(name, is it a folder) of all but the store's own files. A link that does not lead to a file
-    counts as a folder: its owner takes it for one. Raises as `check_no_link`, OSError."""
+    counts as a folder: its owner takes it for one. Raises as `check_no_link`, OSError.
+    """
     check_no_link(root, folder)
     with os.scandir(root / folder) as entries:
         return [
@@ -111,7 +113,8 @@ def _kind_of(path: Path) -> str | None:
 
 def make_private(path: Path, permissions: int) -> None:
     """Take from a file of our own what `permissions` do not give. Others' are left as they are:
-    with a second name it may be a broker's."""
+    with a second name it may be a broker's.
+    """
     status = os.lstat(path)
     mode = stat.S_IMODE(status.st_mode)
     if status.st_nlink == 1 and status.st_uid == os.geteuid() and mode & ~permissions:
@@ -364,7 +367,8 @@ class FileTree:
 
     def _check_writable(self) -> None:
         """Makes the folder, if it has to be made and was never seen. Raises StorageUnavailable,
-        StorageDenied."""
+        StorageDenied.
+        """
         if self._may_be_absent:
             self._make_root()
         self.check_present()

@@ -186,7 +186,8 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         rename_options: str = "OVERWRITE",
     ) -> None:
         """The rename is one step, also where the name is taken (FileContext.rename with OVERWRITE);
-        with NONE that is a RemoteFault of the name TAKEN."""
+        with NONE that is a RemoteFault of the name TAKEN.
+        """
         folder, slash, _ = check_key(key).rpartition("/")
         await self._check_writable()
         temporary = f"{folder}{slash}{TEMPORARY_START}{uuid4().hex}"

@@ -119,7 +119,8 @@ def make_clients(
     make: Callable[..., Any], config: StoreConfig, *, plain_http: bool, trusted: bytes | None = None
 ) -> Clients:
     """`make`: a store of the library's. Every request is tried once. `trusted`: certificates beside
-    the system's."""
+    the system's.
+    """
     both: dict[str, Any] = {
         "allow_http": plain_http,
         "connect_timeout": timedelta(milliseconds=config.connect_max_ms),
@@ -249,7 +250,8 @@ class NativeObjectStore(ObjectStore):
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         """The library lists whole folders: what comes before the prefix is passed over, and
-        behind it the listing ends."""
+        behind it the listing ends.
+        """
         what = f"list {check_prefix(prefix)}"
         folder = prefix.rpartition("/")[0] or None
         last, offset = "", max(start_after, shortly_before(prefix)) or None

@@ -24,7 +24,8 @@ from fetchproxy.segments.object_keys import SegmentFile
 class UnfinishedUploads(ABC):
     """What a store that can be left with half-done uploads offers besides `ObjectStore`.
 
-    A killed process leaves temporary files or multipart uploads: never visible, but stored."""
+    A killed process leaves temporary files or multipart uploads: never visible, but stored.
+    """
 
     @abstractmethod
     async def abort_stale_uploads(
@@ -231,7 +232,8 @@ class ObjectStore(ABC):
     @abstractmethod
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
         """The bytes of the range, fewer where the object ends inside it. Raises ObjectNotFound;
-        RangeNotSatisfiable where the range starts at or past the end."""
+        RangeNotSatisfiable where the range starts at or past the end.
+        """
 
     @property
     def page_objects(self) -> int | None:

@@ -75,7 +75,8 @@ class Part(NamedTuple):
 
 def part_of(head: bytes, wanted: Wanted) -> Part:
     """`head` is that of an answer with just what is wanted. Raises OtherAnswer where it is not,
-    beyond doubt, that one part, as long as it must be."""
+    beyond doubt, that one part, as long as it must be.
+    """
     match = _STATUS.match(head)
     status = int(match[1]) if match else 0
     headers: dict[bytes, bytes] = {}
@@ -140,7 +141,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def begin(self, request: bytes, wanted: Wanted) -> asyncio.Future[bytearray]:
         """Send `request`. The future raises OtherAnswer, or ConnectionError where it is lost.
-        Raises ConnectionResetError where it was lost before."""
+        Raises ConnectionResetError where it was lost before.
+        """
         self._wanted, self._head_bytes = wanted, 0
         self.heard = self.kept = False
         if self._transport is None:
@@ -239,7 +241,8 @@ class RangeRequests:
 
     async def get(self, url: str, wanted: Wanted) -> bytearray:
         """All bytes that are wanted of what is at `url`. Raises OtherAnswer; OSError where the
-        server is not there, falls silent or breaks off."""
+        server is not there, falls silent or breaks off.
+        """
         address, request = _request(url, wanted.byte_range)
         async with self._places:
             while (connection := self._idle_one(address)) is not None:
@@ -372,7 +375,8 @@ class S3RangeReads:
 
     async def get(self, key: str, wanted: Wanted, what: str) -> bytearray | None:
         """None: the client is to be asked. Raises the error of a store in trouble, which has no
-        time for a second request; OSError and the client's errors where it cannot be asked."""
+        time for a second request; OSError and the client's errors where it cannot be asked.
+        """
         if self._needless >= NEEDLESS_MAX:
             return None
         try:

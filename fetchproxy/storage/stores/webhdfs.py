@@ -172,7 +172,8 @@ def file_status(answer: Mapping[str, Any], what: str) -> FileStatus:
 
 def listed_page(answer: Mapping[str, Any], after: str, what: str) -> tuple[list[FileStatus], bool]:
     """Entries of one page of LISTSTATUS_BATCH, all after `after`; whether more pages follow. Raises
-    StorageUnavailable where it is no such page."""
+    StorageUnavailable where it is no such page.
+    """
     try:
         listing = answer["DirectoryListing"]
         page = [_status(entry) for entry in listing["partialListing"]["FileStatuses"]["FileStatus"]]

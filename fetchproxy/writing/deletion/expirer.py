@@ -109,7 +109,8 @@ def plan_step(
     doubtful: bool = False,
 ) -> Step:
     """`start`: the first offset that retention, computed now, keeps; None: it deletes nothing.
-    `doubtful`: the step is announced however small it is."""
+    `doubtful`: the step is announced however small it is.
+    """
     if start is None:
         return Step(None, None)
     small = hidden_share(view, start) <= STEP_SHARE_MAX and not doubtful
@@ -149,7 +150,8 @@ class RetentionBrake:
         doubtful: bool,
     ) -> int | None:
         """To where the log start may be raised now; None: it stays. `done` has to follow. As
-        `plan_step`."""
+        `plan_step`.
+        """
         announced = await self._announced(tip)
         step = plan_step(view, start, announced, now_ms, self.grace_ms, doubtful=doubtful)
         if step.announced is not None:
@@ -252,7 +254,8 @@ class SegmentLooks:
 
     async def damage(self, segments: Iterable[RemoteLogSegmentMetadata]) -> str | None:
         """What is wrong with the first that is not whole, in words; None: all are there. Raises
-        RemoteStorageError: nobody knows."""
+        RemoteStorageError: nobody knows.
+        """
         for segment in segments:
             now = asyncio.get_running_loop().time()
             seen_at = self._sound_at.get(segment.segment_id.id)
@@ -401,7 +404,8 @@ class Expirer:
 
     async def tidy(self, tip: TopicIdPartition) -> None:
         """All that may go now whatever the retention is: copies that others replace, attempts that
-        nobody works on, what was hidden before. Raises RemoteStorageError."""
+        nobody works on, what was hidden before. Raises RemoteStorageError.
+        """
         loop = asyncio.get_running_loop()
         while (now_ms := self._clock.now_ms(loop.time())) is not None:
             view = await self.rlmm.refresh(tip, loop.time())
@@ -432,7 +436,8 @@ class Expirer:
         self, view: PartitionView, retention: Retention, now_ms: int
     ) -> tuple[int | None, bool]:
         """The first offset that retention keeps, None: all; and whether the clock is in doubt. By a
-        clock that is wrong for sure nothing goes; by bytes it does."""
+        clock that is wrong for sure nothing goes; by bytes it does.
+        """
         self._witness.saw(view)
         start = retained_from(view, retention, now_ms)
         by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)

@@ -178,7 +178,8 @@ class LocalRetention:
         self, tip: TopicIdPartition, view: PartitionView, start: int, target: int
     ) -> int | None:
         """Up to which offset, `target` at most, the archive's objects were seen; None: some are
-        damaged or gone, and nobody knows what else is."""
+        damaged or gone, and nobody knows what else is.
+        """
         loop = asyncio.get_running_loop()
         enough_at = loop.time() + _LOOKS_ENOUGH_S
         for segment in _archived_from(view, start):
@@ -201,7 +202,8 @@ class LocalRetention:
 
     async def _is_same_log(self, tip: TopicIdPartition, view: PartitionView, target: int) -> bool:
         """The leader has, up to `target`, the log that was archived: none that an unclean election
-        put in its place since."""
+        put in its place since.
+        """
         epoch = epoch_of(view, target - 1)
         told = await self._leader.epoch_end(tip, epoch)
         if told is None:

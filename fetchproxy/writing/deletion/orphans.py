@@ -60,7 +60,8 @@ def spare_copies(
 
 def stand_ins(segment: RemoteLogSegmentMetadata, view: PartitionView) -> Segments | None:
     """Those of `view` that hold what a hidden segment, or an attempt, may hold of the same log.
-    None: as `holders`. Of a log that is dead (its epochs differ) nobody stands in for anything."""
+    None: as `holders`. Of a log that is dead (its epochs differ) nobody stands in for anything.
+    """
     found = holders(segment.start_offset, segment.end_offset, view)
     if found and any(first_difference(other, segment) is not None for other in found):
         return ()
@@ -73,7 +74,8 @@ def held_by_others(
     view: PartitionView,
 ) -> Segments | None:
     """Finished ones of `segments` that hold all of its offsets of the same log; None: they do not.
-    `segments` are all that the metadata name, as old as `view`."""
+    `segments` are all that the metadata name, as old as `view`.
+    """
     others = build_view(
         view.tip,
         [s for s in segments if s.segment_id != segment.segment_id],
@@ -221,7 +223,8 @@ def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Object
 
 async def offsets_held(rsm: RemoteStorageManager, objects: Objects) -> tuple[int, int] | None:
     """First and last offset that its log may hold, by its key and its index; None: it has no log.
-    Without a whole index the first one alone is known. Raises RemoteStorageError."""
+    Without a whole index the first one alone is known. Raises RemoteStorageError.
+    """
     stored = objects.get(SegmentFile.LOG)
     key = None if stored is None else rsm.parse_key(stored.key)
     if stored is None or key is None:

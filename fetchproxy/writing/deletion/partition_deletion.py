@@ -44,7 +44,8 @@ GONE_SHARE_MAX = 0.5
 @dataclass(frozen=True, slots=True)
 class ClusterTopics:
     """Ids. `alive`: all of the cluster's topics, archived or not, at the last look that counted.
-    `gone`: archived topics that were deleted since, while others stayed: their archive may go."""
+    `gone`: archived topics that were deleted since, while others stayed: their archive may go.
+    """
 
     alive: frozenset[UUID] = frozenset()
     gone: frozenset[UUID] = frozenset()
@@ -71,7 +72,8 @@ def moved_on(
     before: ClusterTopics, alive: Set[UUID], denied: Set[UUID], archived: Set[UUID]
 ) -> ClusterTopics:
     """After a look that counts; as `doubt_of_cluster`. What is missing and not denied may be out of
-    sight for a while: it stays what it was."""
+    sight for a while: it stays what it was.
+    """
     unseen = (before.alive & archived) - alive - denied
     gone = ((before.gone | (before.alive & denied)) & archived) - alive
     return ClusterTopics(frozenset(alive | unseen), frozenset(gone))

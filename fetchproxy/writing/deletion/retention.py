@@ -48,7 +48,8 @@ def effective_retention(
     config: ArchiveConfig, topic: str, topic_config: Mapping[str, str] | None
 ) -> Retention:
     """`topic_config`: as the brokers say; None: not known. Where the topic's own settings are to
-    count and are not known, what they might say is unlimited: nothing is deleted on a guess."""
+    count and are not known, what they might say is unlimited: nothing is deleted on a guess.
+    """
     overrides = parse_retention_overrides(config.retention_overrides or "")
     override = next((o for o in overrides if o.matches(topic)), RetentionOverride(""))
     own = _own(topic_config) if config.follow_topic_retention else RetentionOverride("")
@@ -182,7 +183,8 @@ JUMP_MIN_MS = 10_000
 
 class SteadyClock:
     """Compares the wall clock with the loop's, which no one can set: retention by time deletes what
-    a wrong one says."""
+    a wrong one says.
+    """
 
     def __init__(self, wall_clock_ms: Callable[[], int], settle_ms: int) -> None:
         """`settle_ms`: how long both must have run evenly. 0: it is believed at once."""
@@ -235,7 +237,8 @@ def passed_up_to(
     now_ms: int,
 ) -> int | None:
     """Behind the last segment that is older, or of the `surplus` bytes; None: the first one stays.
-    `sized`: oldest first, each with its bytes."""
+    `sized`: oldest first, each with its bytes.
+    """
     end = None
     for segment, size in sized:
         passed = 0 <= age_max_ms <= now_ms - newest_timestamp_ms(segment)
@@ -255,7 +258,8 @@ def newest_timestamp_ms(segment: RemoteLogSegmentMetadata) -> int:
 
 def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadata, int]]:
     """Every segment of the view with the bytes that no segment before it has. Of one that overlaps,
-    or was cut by an election, its share by offsets."""
+    or was cut by an election, its share by offsets.
+    """
     counted_to = view.raised_log_start
     for segment in view.segments:
         last = segment.end_offset

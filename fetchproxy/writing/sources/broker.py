@@ -166,7 +166,8 @@ class BatchGatherer(SegmentGatherer):
         self, writer: SegmentWriter, until: float | None
     ) -> CutReason | LogGap | None:
         """Read until the segment is to be closed (the reason) or nothing more is there (None). None
-        also where the rate allows nothing more before `until` (loop time)."""
+        also where the rate allows nothing more before `until` (loop time).
+        """
         while True:
             reason = self._cut_anyway(writer)
             if reason is not None:
@@ -218,7 +219,8 @@ class BatchGatherer(SegmentGatherer):
 
     async def _take(self, writer: SegmentWriter, read: LogRead) -> tuple[bool, bool]:
         """(something was taken, the segment is full). Raises SpoolFull: there is no room for more,
-        in an empty segment not for one batch."""
+        in an empty segment not for one batch.
+        """
         self.log_start_offset = read.log_start_offset
         self.last_stable_offset = read.last_stable_offset
         take = plan_take(

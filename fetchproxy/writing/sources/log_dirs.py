@@ -144,7 +144,8 @@ def read_file(folder: Path, offset: int, suffix: str) -> bytes | None:
 
 def read_epochs(folder: Path) -> tuple[EpochStart, ...] | None:
     """The leader epochs of the log as its broker knows them; None: there is no checkpoint. Raises
-    LogDirUnusable for one that cannot be understood."""
+    LogDirUnusable for one that cannot be understood.
+    """
     path = folder / "leader-epoch-checkpoint"
     try:
         return side_files.decode_epochs(path.read_bytes())
@@ -185,7 +186,8 @@ class SegmentGone(Exception):
 @dataclass(frozen=True, slots=True)
 class RolledSegment:
     """Offsets `base_offset` up to but not including `next_base_offset`, all of them decided.
-    `position` is the first one that is wanted; `listing` was made after the LSO was asked for."""
+    `position` is the first one that is wanted; `listing` was made after the LSO was asked for.
+    """
 
     tip: TopicIdPartition
     folder: Path
@@ -210,7 +212,8 @@ class Taken:
 
 def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
     """(base offset, the next segment's) of the inactive segment that holds `position`. Pure.
-    `segments` are base offsets, rising; the last one is active. None: none of the inactive does."""
+    `segments` are base offsets, rising; the last one is active. None: none of the inactive does.
+    """
     for base_offset, next_base_offset in pairwise(segments):
         if base_offset <= position < next_base_offset:
             return base_offset, next_base_offset
@@ -390,7 +393,8 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
 
 def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool) -> KafkaFiles:
     """Those that the broker still has. Positions count from the file's first byte, so a part of
-    the file has no indexes; the snapshot is that of its end."""
+    the file has no indexes; the snapshot is that of its end.
+    """
     base, end = rolled.base_offset, segment.end_offset
     offsets = read_file(rolled.folder, base, OFFSET_INDEX) if whole else None
     times = read_file(rolled.folder, base, TIME_INDEX) if whole else None
@@ -459,7 +463,8 @@ class LogDirsSegments(SegmentSource):
 
     async def of_leader(self, tip: TopicIdPartition) -> list[LogDir]:
         """The log directories of the broker that leads it; none where that is another host's.
-        Raises ConfigError where a directory belongs to another cluster, ClusterError."""
+        Raises ConfigError where a directory belongs to another cluster, ClusterError.
+        """
         cluster_id = await self.cluster.cluster_id()
         for log_dir in self.log_dirs:
             if log_dir.cluster_id != cluster_id:

@@ -1,5 +1,6 @@
 """Where the archiver gets segments from, as it sees it, and the spool in which they are
-gathered."""
+gathered.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ _LOCK = "lock"
 
 class Spool:
     """`async with`: creates the folder, removes leftovers; on exit the folder and all in it go.
-    `encrypted`: each file is, with a key of its own that never leaves the memory."""
+    `encrypted`: each file is, with a key of its own that never leaves the memory.
+    """
 
     def __init__(self, spool_dir: Path | None, *, encrypted: bool = False) -> None:
         self._encrypted = encrypted
@@ -102,7 +104,8 @@ class Spool:
 @dataclass(frozen=True, slots=True)
 class LogRead:
     """Whole batches from a position on, none above the LSO that the source knew of. `headers` point
-    into `records`. Empty headers: nothing more can be read now."""
+    into `records`. Empty headers: nothing more can be read now.
+    """
 
     records: memoryview
     headers: tuple[BatchHeader, ...]
@@ -120,7 +123,8 @@ class LogGap:
 
 class SegmentGatherer(ABC):
     """One partition's next segment, for one PartitionArchiver, which calls one method at a time.
-    `log_start_offset` and `last_stable_offset` are those that it last heard of; None: not yet."""
+    `log_start_offset` and `last_stable_offset` are those that it last heard of; None: not yet.
+    """
 
     log_start_offset: int | None = None
     last_stable_offset: int | None = None
