@@ -402,6 +402,7 @@ def _workers(count: int, log: LogConfig) -> Iterator[ProcessPoolExecutor]:
         try:
             yield pool
         finally:
+            # Its own `kill_workers` comes with Python 3.14.
             for process in list((pool._processes or {}).values()):
                 process.kill()
 
