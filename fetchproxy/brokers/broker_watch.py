@@ -16,7 +16,7 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import BROKERS_KNOWN, BROKERS_REACHABLE
 
-# With cluster.connect_max_ms and request_max_ms a silent broker is known of within 15 s.
+# With the default of cluster.request_max_ms a silent broker is known of within 15 s.
 LOOK_INTERVAL_S = 2.0
 # Who refuses credentials is asked more rarely: each refusal counts, and costs the broker a delay.
 REFUSED_INTERVAL_S = 60.0

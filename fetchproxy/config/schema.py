@@ -102,7 +102,7 @@ class ArchiveConfig(Section):
     group_id: str | None = Field(
         None,
         description="archivers with the same consumer group share the partitions: each partition "
-        "has one leader. Not set: this archiver leads all and must be the only one",
+        "has one leader. Not set: this archiver leads all; a second one would copy all of it again",
     )
     group_instance_id: str | None = Field(
         None,

@@ -247,8 +247,8 @@ MEANINGS: Mapping[str, Meaning] = {
     Kind.LOCAL_RETENTION_REFUSED: Meaning(
         Level.ERROR,
         "topic",
-        "the brokers keep the topic's records, as they might delete them before they are archived",
-        "set `retention.ms=-1` and `retention.bytes=-1` on the topic",
+        "local retention deletes nothing of the topic, because of the topic's own settings",
+        "mostly: set `retention.ms=-1` and `retention.bytes=-1` on the topic",
     ),
     Kind.LOG_BEGINS_AGAIN: Meaning(
         Level.ERROR,

@@ -305,7 +305,7 @@ LOCAL_LOG_TRIMMED = counter(
 )
 LOCAL_TRIMMING_REFUSED = gauge(
     "fetchproxy_local_trimming_refused",
-    "Topics whose own settings contradict archive.local_retention_*; the log says why",
+    "Topics that local retention leaves alone because of their own settings; the log says why",
 )
 DELETED_PARTITIONS = counter(
     "fetchproxy_deleted_partitions", "Partitions deleted with their topic", "topic"

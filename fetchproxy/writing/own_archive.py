@@ -161,23 +161,24 @@ class OwnArchive:
             await self._try(self.confirm)
             if not self.confirmed.is_set():
                 await asyncio.sleep(RETRY_PAUSE_S)
-        await self._try(self._tell)
+        told = await self._try(self._tell)
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
-            await self._try(self.rsm.identity.check_still_there)
-            if self.health.reported(Kind.PARTITIONS_UNKNOWN):
-                await self._try(self._tell)
+            there = await self._try(self.rsm.identity.check_still_there)
+            if there and (not told or self.health.reported(Kind.PARTITIONS_UNKNOWN)):
+                told = await self._try(self._tell)
 
-    async def _try(self, look: Callable[[], Awaitable[None]]) -> None:
-        """What may pass is kept as the failure."""
+    async def _try(self, look: Callable[[], Awaitable[None]]) -> bool:
+        """False: it failed. What may pass is kept as the failure."""
         try:
             await look()
         except (RemoteStorageError, ClusterError) as error:
             if isinstance(error, ArchiveMismatch) and not self.confirmed.is_set():
                 raise
             self._note(error)
-        else:
-            self._note(None)
+            return False
+        self._note(None)
+        return True
 
     def _note(self, error: RemoteStorageError | ClusterError | None) -> None:
         """That store or brokers do not answer whoever asks them reports; here it is logged."""
@@ -242,13 +243,7 @@ class OwnArchive:
 
     async def _check_nothing_trimmed(self, topics: Sequence[TopicInfo], there: str) -> None:
         """What archivers trim has no retention of its own, so an archive has what is gone."""
-        archive = self.config.archive
-        tips = [
-            tip
-            for topic in topics
-            if effective_retention(archive, topic.name, None).trims_locally
-            for tip in partitions_of(topic)
-        ]
+        tips = [tip for topic in topics if await self._trims(topic) for tip in partitions_of(topic)]
         now = asyncio.get_running_loop().time()
         edges = await self.cluster.log_edges_of(tips, not_older_than=now)
         for tip, found in sorted(edges.items()):
@@ -260,6 +255,12 @@ class OwnArchive:
                     f"{found.log_start_offset}, and with local_retention that may be in an archive "
                     "alone. Is the place right? To begin anew there, give --create"
                 )
+
+    async def _trims(self, topic: TopicInfo) -> bool:
+        archive, own = self.config.archive, None
+        if archive.follow_topic_retention:
+            own = await self.cluster.topic_config(topic.name)
+        return effective_retention(archive, topic.name, own).trims_locally
 
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:

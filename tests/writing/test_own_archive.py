@@ -123,15 +123,16 @@ async def test_a_place_that_lost_its_archive_begins_none_unless_a_person_says_so
         await one.own.confirm()
 
 
+@pytest.mark.parametrize("follows", ["false", "true"])
 async def test_where_archivers_have_trimmed_the_brokers_a_person_says_that_there_was_no_archive(
-    kafka_server: KafkaServer, tmp_path: Path
+    kafka_server: KafkaServer, tmp_path: Path, follows: str
 ) -> None:
-    written_topic(kafka_server, "own-forgotten", forgotten=4)
-    config = configured(
-        kafka_server, tmp_path, "own-forgotten", archive_local_retention_ms="3600000"
-    )
+    topic = f"own-forgotten-{follows}"
+    written_topic(kafka_server, topic, forgotten=4)
+    local = {"archive_local_retention_ms": "3600000", "archive_follow_topic_retention": follows}
+    config = configured(kafka_server, tmp_path, topic, **local)
     async with process(config) as one:
-        with pytest.raises(ConfigError, match=r"own-forgotten-0.* below offset 4.*--create"):
+        with pytest.raises(ConfigError, match=rf"{topic}-0.* below offset 4.*--create"):
             await one.own.at_start()
         assert not one.own.confirmed.is_set()
     assert not (tmp_path / "store").exists(), "a mount point stays as it is"
