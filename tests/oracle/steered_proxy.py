@@ -58,7 +58,7 @@ class SteeredManager(RemoteLogManager):
 
     async def run(self) -> None:
         self._archivers: dict[TopicIdPartition, tuple[PartitionArchiver, BorderedSource]] = {}
-        async with Spool(self._config.spool_dir) as self._spool:
+        async with Spool(self.config.spool_dir) as self._spool:
             server = await asyncio.start_server(self._serve, "127.0.0.1", self.control_port)
             async with server:
                 await server.serve_forever()
@@ -77,17 +77,17 @@ class SteeredManager(RemoteLogManager):
             writer.close()
 
     async def _archive(self, topic: str, partition: int, borders: list[int]) -> str:
-        info = await self._cluster.topic_by_name(topic, max_age_ms=0)
+        info = await self.cluster.topic_by_name(topic, max_age_ms=0)
         tip = TopicIdPartition(info.topic_id, topic, partition)
         if tip not in self._archivers:
-            source = BorderedSource(BrokerSource(self._cluster))
+            source = BorderedSource(BrokerSource(self.cluster))
             archiver = PartitionArchiver(
                 tip,
-                source=BatchSegments(source, self._config),
-                rlmm=self._rlmm,
+                source=BatchSegments(source, self.config),
+                rlmm=self.rlmm,
                 copier=self._means.copier,
                 truncation=self._means.truncation,
-                records=ArchiveRecords(self._rsm, tip),
+                records=ArchiveRecords(self.rsm, tip),
                 spool=self._spool,
             )
             self._archivers[tip] = archiver, source
