@@ -154,7 +154,7 @@ class TokenEndpoint:
 
 
 async def _json(content: aiohttp.StreamReader) -> dict[str, object]:
-    """{} for what is none, or is too long."""
+    """The JSON object in `content`; {} if it holds none, or is too long."""
     body = bytearray()
     async for piece in content.iter_chunked(16 * 1024):
         body += piece

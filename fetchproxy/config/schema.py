@@ -391,7 +391,7 @@ class StoreConfig(Section):
     def write_max_ms(self) -> int:
         return 3 * self.timeout_ms
 
-    # Somebody waits for what is made of it, so he is told before the store's own time is over.
+    # Readers wait for metadata, so a read of it ends with an error before `timeout_ms` is over.
     @property
     def metadata_read_max_ms(self) -> int:
         return self.timeout_ms // 2

@@ -114,7 +114,7 @@ class OperationStatus:
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
     """`up` is None before the first answer, and False while any of `operations` fails: list, read,
-    write, delete. The other two are of what has been failing for longest.
+    write, delete. `failing_seconds` and `last_error` are of the one that fails for longest.
     """
 
     url: str

@@ -58,7 +58,7 @@ from fetchproxy.observability.metrics import (
     METADATA_UNREADABLE,
 )
 from fetchproxy.runtime.flights import FreshReads
-from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.loop import for_each, pieces
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import (
     check_deletion,
@@ -76,7 +76,6 @@ from fetchproxy.storage.listings import (
     LogStartObject,
     SegmentMetadataObject,
     Standing,
-    for_each,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import StoredObject

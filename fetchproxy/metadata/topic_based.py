@@ -49,7 +49,7 @@ from fetchproxy.observability.metrics import (
     METADATA_UNREADABLE,
 )
 from fetchproxy.runtime.flights import FreshReads
-from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.loop import for_each, pieces
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import (
     encode_log_history,
@@ -64,7 +64,6 @@ from fetchproxy.segments.records import (
     decode_message,
     encode_message,
 )
-from fetchproxy.storage.listings import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, SegmentMetadataObject
 
 _INT32_MASK = 0xFFFFFFFF

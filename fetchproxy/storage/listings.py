@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import TypeVar
 from uuid import UUID
 
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.object_keys import (
     SegmentFile,
     is_log_history_key,
@@ -71,29 +71,6 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
 
 # A store 40 ms away would take 400 s for ten thousand topics, one after the other.
 LISTINGS_AT_ONCE = 16
-
-T = TypeVar("T")
-
-
-async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
-    """Raises the first RemoteStorageError; no work is begun after it."""
-    waiting = iter(items)
-    failures: list[RemoteStorageError] = []
-
-    async def worker() -> None:
-        for item in waiting:
-            try:
-                await work(item)
-            except RemoteStorageError as error:  # raised below: here the TaskGroup would wrap it
-                failures.append(error)
-            if failures:
-                return
-
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(at_once):
-            workers.create_task(worker())
-    if failures:
-        raise failures[0]
 
 
 async def listed_partitions(
