@@ -240,7 +240,7 @@ class RangeRequests:
         self._tasks: asyncio.TaskGroup | None = None
 
     async def get(self, url: str, wanted: Wanted) -> bytearray:
-        """The `wanted` bytes of the object at `url`, all of them. Raises OtherAnswer; OSError if the
+        """The `wanted` bytes of the object at `url`. Raises OtherAnswer; OSError where the
         server is not there, falls silent or breaks off.
         """
         address, request = _request(url, wanted.byte_range)
