@@ -31,15 +31,15 @@ Each key can be set in four places; the later one wins:
    for the file of a secret ends in `_FILE`,
 4. the command line: `--set section.key=value`, or the named option where there is one.
 
-A key or variable that is not known stops the start with the nearest known one. A size is written
+An unknown key or variable stops the start; the error names the nearest known one. A size is written
 with a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, as in `64MiB`) or as a number of bytes; a duration
-with `ms`, `s`, `m`, `h` or `d` (as in `10m`) or as a number of milliseconds. In TOML a value with a
-unit is a text: `segment_bytes_max = "64MiB"`.
+with `ms`, `s`, `m`, `h` or `d` (as in `10m`) or as a number of milliseconds. In TOML, a value with
+a unit is a text: `segment_bytes_max = "64MiB"`.
 
-`fetchproxy config > fetchproxy.toml` writes all of this as a file to begin with,
-`fetchproxy config --check FILE` names every fault of a file, and `fetchproxy config --show` shows
-each value that counts and where it is from. S3 credentials are never here: they come from the
-places where boto looks (`AWS_ACCESS_KEY_ID`, `~/.aws/…`, instance roles).
+`fetchproxy config > fetchproxy.toml` writes a file with every key to begin with,
+`fetchproxy config --check FILE` names every error in a file, and `fetchproxy config --show` shows
+the value in effect of each key and where it comes from. Credentials of S3 are never here: they come
+from the places where boto looks (`AWS_ACCESS_KEY_ID`, `~/.aws/…`, instance roles).
 """
 
 
@@ -66,9 +66,9 @@ def _row(key: Key) -> str:
 
 _COLUMNS = 100
 _TOML_INTRODUCTION = """\
-Every setting of fetchproxy. Take the # in front of a key away to set it. The value that stands
-there is the default; "" means: not set. A size has a unit (B, KiB, MiB, GiB, TiB) or is a number
-of bytes; a duration has one (ms, s, m, h, d) or is a number of milliseconds.
+Every setting of fetchproxy, with its default; "" means: not set. To set a key, remove the # before
+it. A size has a unit (B, KiB, MiB, GiB, TiB) or is a number of bytes; a duration has a unit (ms, s,
+m, h, d) or is a number of milliseconds.
 """
 
 
@@ -126,7 +126,7 @@ def _toml_value(key: Key, value: object) -> str:
 
 
 def shown_values(loaded: Loaded) -> str:
-    """A line for each key: the value that counts, and where it is from. Secrets are covered."""
+    """A line for each key: the value in effect, and where it comes from. Secrets are covered."""
     rows = []
     for key in all_keys().values():
         value = loaded.value_of(key)
