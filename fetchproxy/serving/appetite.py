@@ -34,9 +34,10 @@ _RECORD_BYTES = 64 * 1024 * 1024 / QUEUE_RECORDS
 PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 1.6
 # One answer waits so long at most: a quarter of the pause that it saves.
 DELAY_MAX_S = 0.25
-# A paced answer carries what is taken in this time, and not less than so many records.
+# A paced answer carries what is taken in this time. Larger ones would fill the queue together, two
+# that follow a moment in which the machine stood still.
 ANSWER_S = 0.04
-ANSWER_RECORDS_MIN = 5_000
+ANSWER_RECORDS_MIN, ANSWER_RECORDS_MAX = 5_000, QUEUE_RECORDS // 4
 # Less came from the end of the log, or from a store that is slower than its client.
 FULL_ANSWER_BYTES = 64 * 1024
 # An offset that is further on is another reader's or the application's choice.
@@ -240,7 +241,9 @@ class Appetite:
             self._silent(now, answered_at, 1 + len(others))
         if not self.pace:
             return 0.0
-        self._taken_by = max(self._taken_by, now - ANSWER_S) + records / self.pace
+        # What it did not get in time it gets at once, but no more than one answer of it.
+        late_max_s = self.answer_records / self.pace
+        self._taken_by = max(self._taken_by, now - late_max_s) + records / self.pace
         due_in = min(max(self._taken_by - now, 0.0), DELAY_MAX_S)
         self._holds = due_in > 0
         self.held_s += due_in
@@ -249,7 +252,7 @@ class Appetite:
     @property
     def answer_records(self) -> int:
         """An answer is to carry no more; while there is a pace."""
-        return max(int(self.pace * ANSWER_S), ANSWER_RECORDS_MIN)
+        return min(max(int(self.pace * ANSWER_S), ANSWER_RECORDS_MIN), ANSWER_RECORDS_MAX)
 
     def _silent(self, now: float, answered_at: float, last: int) -> None:
         """`last`: of the cycle's answers, the last one of each connection."""

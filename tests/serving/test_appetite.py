@@ -120,6 +120,21 @@ def test_silence_behind_fewer_records_than_fill_the_queue_is_no_pause() -> None:
     assert appetite.pauses == 0
 
 
+def test_moment_in_which_the_machine_stood_still_fills_no_queue() -> None:
+    appetite = Appetite(0.0, 1_800_000)
+    now, came_at_once = 0.0, 0
+    for number in range(40):
+        if number == 30:
+            now += 0.3
+        given = appetite.answer_records
+        answered_at = now + appetite.asked(now, now - 0.001, given)
+        if number >= 30 and answered_at < now + 0.01:
+            came_at_once += given
+        now = answered_at + 0.001
+    assert 0 < came_at_once <= QUEUE_RECORDS / 2
+    assert appetite.pauses == 0
+
+
 def test_pause_of_three_connections_is_one() -> None:
     appetite, answered = Appetite(0.0), [0.0] * 3
     for number in range(6):
