@@ -32,11 +32,18 @@ $(READY): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(READY)
 
+TEST_FOLDERS = $(shell find $(CURDIR)/tests -mindepth 1 -type d ! -name __pycache__ | paste -sd :)
+TEST_FILES = $(shell find $(CURDIR)/tests -mindepth 2 -name '*.py' ! -name conftest.py)
+
 check: venv  ## lint, formatting, types, import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/mypy lab benchmarks chaos
+	@# Elsewhere `tests.metadata` would be some of these files under a second name.
+	@echo mypy tests
+	@cd tests/packaging && PYTHONPATH=$(CURDIR) MYPYPATH=$(TEST_FOLDERS):$(CURDIR)/protocol \
+		$(CURDIR)/$(BIN)/mypy --config-file ../mypy.ini --cache-dir $(CURDIR)/.mypy_cache $(TEST_FILES)
 	$(BIN)/lint-imports
 
 format: venv  ## let ruff format and fix what it can

@@ -27,7 +27,7 @@ ENDPOINT = {
     "sasl_oauthbearer_token_endpoint_url": URL,
     "sasl_oauthbearer_client_id": "c",
 }
-GOOD = [
+GOOD: list[dict[str, object]] = [
     {**BY_PASSWORD, "sasl_password": SECRET},
     {**BY_PASSWORD, "sasl_mechanism": "SCRAM-SHA-256", "sasl_password": SECRET},
     {**BY_PASSWORD, "sasl_mechanism": "SCRAM-SHA-512", "sasl_password": {"file": "/p"}},

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
 import pytest
 
@@ -27,7 +28,7 @@ from lab.hdfs import HdfsServer
 from lab.s3 import RcloneServer, S3Server
 from lab.store_server import StoreServer
 
-Server = StoreServer | HdfsServer
+Server: TypeAlias = StoreServer | HdfsServer
 
 HASTY = StoreConfig(timeout_ms=1000)
 # After a fault has begun, for all calls together. A part may take three times the time-out to send,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fetchproxy_protocol.apis import ErrorCode
 from kafka import errors as kafka_errors
 
@@ -10,12 +12,11 @@ RENAMED = {0: "NO_ERROR", 6: "NOT_LEADER_FOR_PARTITION"}
 
 
 def test_names_are_kafkas() -> None:
+    kinds: list[Any] = [kind for kind in vars(kafka_errors).values() if isinstance(kind, type)]
     theirs = {
         kind.errno: kind.message
-        for kind in vars(kafka_errors).values()
-        if isinstance(kind, type)
-        and issubclass(kind, kafka_errors.BrokerResponseError)
-        and kind.errno is not None
+        for kind in kinds
+        if issubclass(kind, kafka_errors.BrokerResponseError) and kind.errno is not None
     }
     known = [code for code in ErrorCode if int(code) in theirs]
     assert len(known) > 30

@@ -266,7 +266,7 @@ def test_all_places_say_the_same(
 ) -> None:
     make, offsets = MADE[name]
     with capture_logs() as logs:
-        store = of_world(make) if name in OF_A_WORLD else asyncio.run(make(tmp_path))  # type: ignore[arg-type]
+        store = of_world(make) if name in OF_A_WORLD else asyncio.run(make(tmp_path))  # type: ignore[arg-type, call-arg]
     config = folder_of(store, tmp_path / "archive")
     report = verify(Here(), config).report
     _, listed = asyncio.run(read_archive(config, None))
