@@ -85,11 +85,11 @@ class PartitionView:
         return i is not None and self.segments.start_offset(i) <= offset
 
     def gap_at(self, offset: int) -> bool:
-        """`offset` lies in a recorded gap between two archived segments."""
+        """`offset` lies between two archived segments and is in neither."""
         return self.gap_around(offset) is not None
 
     def gap_around(self, offset: int) -> tuple[int, int] | None:
-        """The recorded gap with `offset` as (first, last) lost offsets, both inclusive."""
+        """The gap with `offset`, recorded or not, as (first, last) lost offsets, both inclusive."""
         i = self._index_at_or_after(offset)
         if not i or offset >= self.segments.start_offset(i) or self.uncertain_at(offset):
             return None
@@ -99,7 +99,7 @@ class PartitionView:
     def answers_for(self, offset: int) -> bool:
         """A read of `offset` is the archive's to answer, and no broker's.
 
-        With records: of the offset, or behind the recorded gap that it lies in. Or with an error:
+        With records: of the offset, or behind the gap that it lies in. Or with an error:
         the metadata of the segment that may have it cannot be read.
         """
         return self.covers(offset) or self.gap_at(offset) or self.uncertain_at(offset)
@@ -133,7 +133,7 @@ class PartitionView:
         )
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Recorded gaps as (first, last) lost offsets, both inclusive."""
+        """Gaps between segments as (first, last) lost offsets, both inclusive."""
         return [
             (end + 1, start - 1)
             for (_, end), (start, _) in pairwise(self.segments.bounds())
