@@ -23,7 +23,6 @@ from pydantic.fields import FieldInfo
 
 from fetchproxy.config.memory_plan import CHUNK_BYTES, within_ceiling
 from fetchproxy.config.rules import (
-    GONE,
     archive_only_fault,
     encryption_fault,
     group_fault,
@@ -332,7 +331,6 @@ def _by_variable(keys: Mapping[str, Key]) -> dict[str, str]:
 
 def _variable_faults(environ: Mapping[str, str], keys: Mapping[str, Key]) -> list[str]:
     known = [*_by_variable(keys), *OPTION_VARIABLES]
-    gone = {variable_of(key): became for key, became in GONE.items()}
     faults = [
         f"{key.variable} and {key.variable}_FILE in the environment: only one of them may be set"
         for key in keys.values()
@@ -341,10 +339,7 @@ def _variable_faults(environ: Mapping[str, str], keys: Mapping[str, Key]) -> lis
     for variable in sorted(environ):
         if not variable.startswith(VARIABLE_PREFIX) or variable in known:
             continue
-        if variable in gone:
-            if environ[variable] != "":
-                faults.append(f"{variable} in the environment is gone: {gone[variable]}")
-        elif not (_SERVICE_VARIABLE.fullmatch(variable) or _LAB_VARIABLE.fullmatch(variable)):
+        if not (_SERVICE_VARIABLE.fullmatch(variable) or _LAB_VARIABLE.fullmatch(variable)):
             faults.append(
                 f"unknown variable {variable} in the environment" + _nearest(variable, known)
             )
@@ -357,8 +352,6 @@ def _checked(setting: Setting, keys: Mapping[str, Key]) -> Setting:
     if last == "file" and owner in keys and keys[owner].is_secret:
         return Setting(owner, {"file": setting.value} if setting.value else None, setting.place)
     key = keys.get(setting.key)
-    if key is None and setting.key in GONE:
-        raise ConfigError(f"{setting.key} ({setting.place}) is gone: {GONE[setting.key]}")
     if key is None and setting.key in Config.model_fields:
         raise ConfigError(
             f"{setting.key} ({setting.place}) is a section: expected {setting.key}.KEY"

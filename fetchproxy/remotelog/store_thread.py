@@ -12,7 +12,6 @@ from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
-from fetchproxy.config.rules import GONE
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ConfigError, FetchProxyError, RemoteStorageError, StorageUnavailable
 from fetchproxy.remotelog.options import SourceOptions
@@ -31,9 +30,7 @@ def opened_store(options: SourceOptions) -> RemoteStorageManager:
         config = StoreConfig.model_validate(dict(options.store_settings))
     except ValidationError as error:
         first = error.errors()[0]
-        key = f"store.{first['loc'][0]}"
-        why = f"is gone: {GONE[key]}" if key in GONE else first["msg"]
-        raise ConfigError(f"remotelog: {key}: {why}") from None
+        raise ConfigError(f"remotelog: store.{first['loc'][0]}: {first['msg']}") from None
     return open_store(options.store, config)
 
 
