@@ -132,8 +132,9 @@ class Archive:
         async for key, found in listing:
             sizes.setdefault(key.segment_id.id.int - 1, {})[key.file] = found.size_bytes
         for number, size in self.stored.items():
-            assert sizes[number].get(SegmentFile.LOG) == size or number in in_doubt
-            assert SegmentFile.METADATA in sizes[number] or number in in_doubt
+            files = sizes.get(number, {})
+            assert files.get(SegmentFile.LOG) == size or number in in_doubt
+            assert SegmentFile.METADATA in files or number in in_doubt
         assert not self.deleted & sizes.keys(), "a deleted segment is back"
         assert sizes.keys() <= self.stored.keys() | in_doubt
         for number, files in sizes.items():
