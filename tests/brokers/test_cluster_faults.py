@@ -17,7 +17,7 @@ from fetchproxy.model import IsolationLevel, TopicIdPartition
 TIP = TopicIdPartition(TOPIC_ID, TOPIC, 0)
 
 
-def config(bootstrap: str, request_max_ms: int = 1_000) -> ClusterConfig:
+def config(bootstrap: str, request_max_ms: int = 5_000) -> ClusterConfig:
     return ClusterConfig(
         bootstrap=bootstrap,
         request_max_ms=request_max_ms,

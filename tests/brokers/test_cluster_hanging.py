@@ -7,7 +7,7 @@ from scripted_broker import TOPIC, ScriptedBroker, serving
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
 
-PATIENT_MS = 300_000  # whoever waits for it fails
+PATIENT_MS = 10_000  # three tenths of it while there is another broker
 
 
 def hang(broker: ScriptedBroker) -> None:
