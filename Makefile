@@ -32,7 +32,7 @@ $(READY): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(READY)
 
-TEST_FOLDERS = $(shell find $(CURDIR)/tests -mindepth 1 -type d ! -name __pycache__ | paste -sd :)
+TEST_FOLDERS = $(shell find $(CURDIR)/tests -mindepth 1 -type d ! -name __pycache__ | paste -s -d : -)
 TEST_FILES = $(shell find $(CURDIR)/tests -mindepth 2 -name '*.py' ! -name conftest.py)
 
 check: venv  ## lint, formatting, types, import layers

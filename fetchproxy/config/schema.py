@@ -273,7 +273,7 @@ class MetadataConfig(Section):
     )
     cache_dir: Path | None = Field(
         None,
-        description="Folder for what was read of the metadata topic, so that a restart reads only "
+        description="Folder that keeps the events of the metadata topic. A restart then reads only "
         "new events. Not set: each start reads the whole topic.",
     )
     view_age_max_ms: Duration = Field(

@@ -34,8 +34,8 @@ _RECORD_BYTES = 64 * 1024 * 1024 / QUEUE_RECORDS
 PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 1.6
 # One answer waits so long at most: a quarter of the pause that it saves.
 DELAY_MAX_S = 0.25
-# A paced answer carries what is taken in this time. Larger ones would fill the queue together, two
-# that follow a moment in which the machine stood still.
+# A paced answer carries what is taken in this time, and not less or more than these records. Two
+# larger ones fill the queue if they follow a moment in which the machine stood still.
 ANSWER_S = 0.04
 ANSWER_RECORDS_MIN, ANSWER_RECORDS_MAX = 5_000, QUEUE_RECORDS // 4
 # Less came from the end of the log, or from a store that is slower than its client.
