@@ -28,6 +28,7 @@ from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable
 from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.runtime.loop import uninitialised
 from fetchproxy.tls.contexts import UpstreamTls, in_words, looks_like_tls
 
 # One TCP connection to a broker: framing, correlation ids, versions. No topics, no retries.
@@ -238,7 +239,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             tls = ": it speaks TLS, see cluster.security_protocol" if looks_like_tls(size) else ""
             self._fail(f"answer of {size} bytes, limit {self._config.frame_bytes_max}{tls}")
             size = _CORRELATION_ID_BYTES  # whatever still comes before the transport is gone
-        self._frame, self._received = bytearray(size), 0
+        self._frame, self._received = uninitialised(size), 0
 
     def _answered(self, frame: bytearray) -> None:
         if self._lost is not None:

@@ -5,7 +5,6 @@ signs.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import re
 import ssl
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from cachetools import TTLCache
 from fetchproxy import __version__
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.model import ByteRange
+from fetchproxy.runtime.loop import uninitialised
 from fetchproxy.storage.stores.object_store import error_of_status
 
 # An HTTP library hands a body over in pieces, to be joined by one more copy, and an S3 library
@@ -115,13 +115,6 @@ def _request(url: str, byte_range: ByteRange) -> tuple[Address, bytes]:
     return address, "\r\n".join([*lines, "", ""]).encode("ascii")
 
 
-# `bytearray(length)` clears its memory first: a tenth of what a replay costs. A body is handed on
-# only when it is whole.
-_uninitialised = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
-    ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
-)
-
-
 class _Connection(asyncio.BufferedProtocol):
     """One exchange at a time. Until its head is there an answer takes no memory of its own."""
 
@@ -207,7 +200,7 @@ class _Connection(asyncio.BufferedProtocol):
         come = self._head_bytes - end - 4
         if come > length:
             raise OtherAnswer("more came than was asked for")
-        self._body = _uninitialised(None, length)
+        self._body = uninitialised(length)
         self._body[:come] = memoryview(self._head)[end + 4 : self._head_bytes]
         self._room = memoryview(self._body)[come:]
         self._finish_if_whole(answer)
