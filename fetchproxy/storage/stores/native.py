@@ -109,6 +109,7 @@ class Clients(NamedTuple):
     writer: Any
 
 
+_NEVER_THERE = "fetchproxy-puts-nothing-here"
 # Longer than any answer; the library has no word for no limit.
 _UNLIMITED = timedelta(days=30)
 # A connection that was idle for longer is not used again: servers shut them after 5 s and more.
@@ -269,6 +270,8 @@ class NativeObjectStore(ObjectStore):
                             return
                         continue
                     yield StoredObject(key, int(found["size"]), _version(found))
+            if not last and not start_after:
+                await self._confirm_empty(what)
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         what = f"list folders of {check_folder_prefix(prefix)}"
@@ -276,6 +279,8 @@ class NativeObjectStore(ObjectStore):
             reader = self._opened().reader
             async with self._places:
                 listed = await reader.list_with_delimiter_async(prefix.rstrip("/") or None)
+            if not listed["common_prefixes"] and not listed["objects"]:
+                await self._confirm_empty(what)
         names = [str(path)[len(prefix) :] for path in listed["common_prefixes"]]
         for name in sorted(names, key=lambda name: name + "/"):
             yield name
@@ -324,6 +329,17 @@ class NativeObjectStore(ObjectStore):
         folder = key.rpartition("/")[0] or None
         pages = self._opened().reader.list(folder, chunk_size=1)
         await self._next_page(pages)
+
+    async def _confirm_empty(self, what: str) -> None:
+        """What is no listing, as a page of an HTTP proxy, has no objects to the library. A store
+        knows that an object is not there.
+        """
+        try:
+            async with self._places:
+                await self._opened().reader.head_async(_NEVER_THERE)
+        except FileNotFoundError:
+            return
+        raise StorageUnavailable(f"{what}: the answer is no listing")
 
     async def _next_page(self, pages: Any) -> Sequence[Any]:
         async with self._places:

@@ -101,6 +101,8 @@ _BY_CODE: dict[str, type[RemoteStorageError]] = {
     # Status 400, but a matter of what happened on the way.
     "RequestTimeout": StorageUnavailable,
     "BadDigest": StorageUnavailable,
+    "XAmzContentChecksumMismatch": StorageUnavailable,
+    "XAmzContentSHA256Mismatch": StorageUnavailable,
     "IncompleteBody": StorageUnavailable,
     "InternalError": StorageUnavailable,
 }

@@ -23,6 +23,7 @@ from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound, RemoteStorageError, too_large
 from fetchproxy.model import ByteRange
+from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.client_sockets import ClientSockets
 from fetchproxy.storage.stores.locations import S3Options
@@ -129,8 +130,8 @@ _ABORT_PAUSES_S = (0.1, 0.5)
 # Two clients, made at the first call or by `async with`, neither of which needs the server to be
 # there. aiobotocore finds credentials, region and endpoint, and asks for all but contents; obstore
 # sends contents (ADR 0055). Every request is tried once: back-off is the caller's. Bodies are
-# protected on their way by TLS, or else by the SHA-256 in their signature, which every S3 server
-# checks.
+# protected on their way by TLS, or by a CRC-64/NVME if the server checks that, or else by the
+# SHA-256 in their signature.
 
 # Whole objects are asked for as this range, which metadata and most indexes do not fill. What is
 # not there, is empty or is larger takes a second request.
@@ -139,6 +140,10 @@ PAGE_OBJECTS = 1000  # of a listing, at most
 _REGION_OF_ALL = "us-east-1"
 # Codes of a server that has been asked in the name of another region than the bucket's.
 _ELSEWHERE = ("AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect")
+
+# Of eight zero bytes, which no part of a byte or more has.
+_WRONG_CRC64 = "AAAAAAAAAAA="
+_BAD_CHECKSUM = ("BadDigest", "XAmzContentChecksumMismatch")
 
 T = TypeVar("T")
 
@@ -196,6 +201,8 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         self._session: Any = None
         self._native: NativeObjectStore | None = None
         self._bucket_region: str | None = None  # where it turned out to be
+        self._checks_crc64: bool | None = None  # None: not known yet
+        self._probing = SingleFlight[None]()
         self._credentials: Any = None  # as boto handed them out last
         self._closed = False
 
@@ -226,6 +233,8 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         """As `NativeObjectStore` does, with its memory."""
         check_key(key)
         try:
+            if self._checks_crc64 is None:
+                await self._probing.run("probe", lambda: self._probe_crc64(key))
             await self._written(lambda writer: writer.put_file(key, path))
         except (RemoteStorageError, asyncio.CancelledError):
             await self._abort_uploads_to(key)
@@ -400,6 +409,36 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             self._bucket_region, self._native = region, None
         return await call(await self._writer())
 
+    async def _probe_crc64(self, key: str) -> None:
+        """Before a first file: does the server refuse a part whose CRC-64/NVME is wrong? Leaves no
+        object. Over TLS nobody asks, as no body needs a checksum there.
+        """
+        client = await self._opened()
+        if client.meta.endpoint_url.startswith("https:"):
+            self._checks_crc64 = False
+            return
+        place = {"Bucket": self._bucket, "Key": key}
+        try:
+            with translated(f"probe checksums with {key}"):
+                begun: Answer = await client.create_multipart_upload(
+                    **place, ChecksumAlgorithm="CRC64NVME"
+                )
+                await client.upload_part(
+                    **place,
+                    UploadId=begun["UploadId"],
+                    PartNumber=1,
+                    Body=b"probe",
+                    ChecksumCRC64NVME=_WRONG_CRC64,
+                )
+        except RemoteStorageError as error:
+            refused = error_code(error.__cause__) in _BAD_CHECKSUM
+            if error.retriable and not refused:
+                raise
+        else:
+            refused = False
+        await self._abort_uploads_to(key)
+        self._checks_crc64, self._native = refused, None  # the writer is made again, knowing it
+
     async def _writer(self) -> NativeObjectStore:
         """Has credentials that count for long enough. Raises RemoteStorageError."""
         client = await self._opened()
@@ -422,6 +461,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     async def _open_native(self, address: S3Address) -> NativeObjectStore:
         plain_http = address.endpoint.startswith("http:")
         options: dict[str, Any] = {
+            "checksum_algorithm": "CRC64NVME" if plain_http and self._checks_crc64 else None,
             "server_side_encryption": self._options.sse,
             "sse_kms_key_id": self._options.sse_kms_key_id,
             "request_payer": self._options.requester_pays or None,
@@ -429,8 +469,8 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         make = partial(
             S3Store,
             self._bucket,
-            # TLS protects the body on its way: a SHA-256 as well is a fifth of an archiver's CPU.
-            unsigned_payload=not plain_http,
+            # A SHA-256 of what is protected anyway is a fifth of an archiver's CPU.
+            unsigned_payload=not plain_http or bool(self._checks_crc64),
             # That key, because a variable of its name would go before `endpoint`.
             aws_endpoint_url_s3=address.endpoint,
             region=address.region,

@@ -1,0 +1,66 @@
+"""What answers in a cloud's place must not look like an empty archive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from fetchproxy.config.schema import StoreConfig
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.storage.contract import keys_of
+from fetchproxy.storage.stores.clouds import open_cloud_store
+from fetchproxy.storage.stores.locations import CloudLocation
+from fetchproxy.storage.stores.native import NativeObjectStore
+
+ANSWERS = [
+    b"<html><body>Sign in to this network</body></html>",
+    b"<?xml version='1.0'?><Welcome/>",
+    b"{}",
+    b"",
+]
+
+
+@asynccontextmanager
+async def answering(
+    scheme: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[NativeObjectStore]:
+    """A store in whose place something answers 200 and `body` to all."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, OSError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            shown = b"" if head.startswith(b"HEAD") else body
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n"
+                b"Content-Length: %d\r\n\r\n%s" % (len(body), shown)
+            )
+            await writer.drain()
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        monkeypatch.setenv(
+            "AZURE_STORAGE_CONNECTION_STRING",
+            f"AccountName=a;AccountKey=a2V5;BlobEndpoint={endpoint}/a",
+        )
+        async with open_cloud_store(CloudLocation(scheme, "bucket", ""), StoreConfig()) as store:
+            yield store
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+@pytest.mark.parametrize("body", ANSWERS)
+async def test_no_wrong_listing_looks_empty(
+    scheme: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with answering(scheme, body, monkeypatch) as store:
+        with pytest.raises(StorageUnavailable):
+            await keys_of(store.list("archive/"))
+        with pytest.raises(StorageUnavailable):
+            [name async for name in store.list_folders("archive/")]
