@@ -87,6 +87,7 @@ async def answering(
             config=config,
             part_bytes=5 * MiB,
         ) as store:
+            store._checks_crc64 = False  # no probe before a first file, unless a test wants it
             yield store
     finally:
         server.close()
@@ -482,3 +483,56 @@ async def test_an_error_within_a_good_answer_to_complete(tmp_path: Path) -> None
     async with answering(server) as store:
         with pytest.raises(StorageUnavailable):
             await store.put_file("k", path)
+
+
+@pytest.mark.parametrize(
+    ("reply", "known"),
+    [
+        (error("400 Bad Request", "BadDigest"), True),
+        (error("400 Bad Request", "XAmzContentChecksumMismatch"), True),
+        (error("400 Bad Request", "InvalidRequest"), False),
+        (error("501 Not Implemented", "NotImplemented"), False),
+        (http("200 OK", b"", 'ETag: "x"'), False),
+        (error("503 Slow Down", "SlowDown"), None),
+        (b"", None),
+    ],
+)
+async def test_a_probe_tells_whether_a_checksum_is_checked(
+    reply: bytes, known: bool | None, tmp_path: Path
+) -> None:
+    """`known` None: the store is in trouble, and the next file asks again."""
+    path = tmp_path / "segment"
+    path.write_bytes(b"x" * MiB)
+    there: set[str] = set()
+
+    def server(head: str) -> bytes:
+        method, target = head.split(" ")[:2]
+        if method == "POST":
+            there.add("u1")
+            return http("200 OK", BEGUN, "Content-Type: application/xml")
+        if method == "DELETE":
+            there.clear()
+            return http("204 No Content", b"")
+        if method == "GET":
+            return http("200 OK", LEFT if there else NONE_LEFT, "Content-Type: application/xml")
+        if "partNumber=1" in target:
+            assert "x-amz-checksum-crc64nvme: aaaaaaaaaaa=" in head.lower()
+            return reply
+        heads.append(head.lower())
+        return http("200 OK", b"", 'ETag: "x"')
+
+    heads: list[str] = []
+    async with answering(server) as store:
+        store._checks_crc64 = None
+        for _ in range(2):
+            if known is None:
+                with pytest.raises((StorageUnavailable, StorageThrottled)):
+                    await store.put_file("k", path)
+            else:
+                await store.put_file("k", path)
+            assert store._checks_crc64 is known
+    assert not there
+    assert len(heads) == (0 if known is None else 2)
+    for head in heads:
+        assert ("x-amz-checksum-crc64nvme" in head) is known
+        assert ("x-amz-content-sha256: unsigned-payload" in head) is known

@@ -431,13 +431,14 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
                     ChecksumCRC64NVME=_WRONG_CRC64,
                 )
         except RemoteStorageError as error:
-            refused = error_code(error.__cause__) in _BAD_CHECKSUM
-            if error.retriable and not refused:
+            code = error_code(error.__cause__)
+            if error.retriable and code not in (*_BAD_CHECKSUM, "NotImplemented"):
                 raise
         else:
-            refused = False
+            code = ""
         await self._abort_uploads_to(key)
-        self._checks_crc64, self._native = refused, None  # the writer is made again, knowing it
+        self._checks_crc64 = code in _BAD_CHECKSUM
+        self._native = None  # made again, with what is known now
 
     async def _writer(self) -> NativeObjectStore:
         """Has credentials that count for long enough. Raises RemoteStorageError."""
