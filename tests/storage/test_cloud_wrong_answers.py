@@ -25,13 +25,15 @@ ANSWERS = [
 
 @asynccontextmanager
 async def answering(
-    scheme: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+    scheme: str, *bodies: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[NativeObjectStore]:
-    """A store in whose place something answers 200 and `body` to all."""
+    """A store in whose place something answers 200 and `bodies` in turn, then the last to all."""
+    coming = list(bodies)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, OSError):
             head = await reader.readuntil(b"\r\n\r\n")
+            body = coming.pop(0) if len(coming) > 1 else coming[0]
             shown = b"" if head.startswith(b"HEAD") else body
             writer.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n"
@@ -59,8 +61,23 @@ async def answering(
 async def test_no_wrong_listing_looks_empty(
     scheme: str, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with answering(scheme, body, monkeypatch) as store:
+    async with answering(scheme, body, monkeypatch=monkeypatch) as store:
         with pytest.raises(StorageUnavailable):
             await keys_of(store.list("archive/"))
         with pytest.raises(StorageUnavailable):
             [name async for name in store.list_folders("archive/")]
+
+
+async def test_a_listing_does_not_end_where_a_page_should_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    objects = "".join(
+        f"<Contents><Key>archive/{n:04}</Key><Size>1</Size><ETag>e</ETag>"
+        "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+        for n in range(1000)
+    )
+    page = f"<ListBucketResult><NextContinuationToken>t</NextContinuationToken>{objects}"
+    bodies = (f"{page}</ListBucketResult>".encode(), ANSWERS[0])
+    async with answering("gs", *bodies, monkeypatch=monkeypatch) as store:
+        with pytest.raises(StorageUnavailable):
+            await keys_of(store.list("archive/"))

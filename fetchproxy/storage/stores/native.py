@@ -255,11 +255,12 @@ class NativeObjectStore(ObjectStore):
         """
         what = f"list {check_prefix(prefix)}"
         folder = prefix.rpartition("/")[0] or None
-        last, offset = "", max(start_after, shortly_before(prefix)) or None
+        last, seen, offset = "", 0, max(start_after, shortly_before(prefix)) or None
         with translated(what):
             reader = self._opened().reader
             pages = reader.list(folder, offset=offset, chunk_size=self._page_objects)
             while page := await self._next_page(pages):
+                seen += len(page)
                 for found in page:
                     key = str(found["path"])
                     if key <= last:
@@ -270,8 +271,8 @@ class NativeObjectStore(ObjectStore):
                             return
                         continue
                     yield StoredObject(key, int(found["size"]), _version(found))
-            if not last and not start_after:
-                await self._confirm_empty(what)
+            if seen % self._page_objects == 0 and not start_after:
+                await self._confirm_end(what)
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         what = f"list folders of {check_folder_prefix(prefix)}"
@@ -280,7 +281,7 @@ class NativeObjectStore(ObjectStore):
             async with self._places:
                 listed = await reader.list_with_delimiter_async(prefix.rstrip("/") or None)
             if not listed["common_prefixes"] and not listed["objects"]:
-                await self._confirm_empty(what)
+                await self._confirm_end(what)
         names = [str(path)[len(prefix) :] for path in listed["common_prefixes"]]
         for name in sorted(names, key=lambda name: name + "/"):
             yield name
@@ -330,9 +331,9 @@ class NativeObjectStore(ObjectStore):
         pages = self._opened().reader.list(folder, chunk_size=1)
         await self._next_page(pages)
 
-    async def _confirm_empty(self, what: str) -> None:
-        """What is no listing, as a page of an HTTP proxy, has no objects to the library. A store
-        knows that an object is not there.
+    async def _confirm_end(self, what: str) -> None:
+        """To the library, what is no listing (the page of an HTTP proxy, say) is an empty one.
+        Only a store knows that an object is not there.
         """
         try:
             async with self._places:
