@@ -87,7 +87,7 @@ async def answering(
             config=config,
             part_bytes=5 * MiB,
         ) as store:
-            store._checks_crc64 = False  # no probe before a first file, unless a test wants it
+            store._checks_crc64 = False  # no probe before a first write, unless a test wants it
             yield store
     finally:
         server.close()
@@ -494,13 +494,14 @@ async def test_an_error_within_a_good_answer_to_complete(tmp_path: Path) -> None
         (error("501 Not Implemented", "NotImplemented"), False),
         (http("200 OK", b"", 'ETag: "x"'), False),
         (error("503 Slow Down", "SlowDown"), None),
+        (error("403 Forbidden", "AccessDenied"), None),
         (b"", None),
     ],
 )
 async def test_a_probe_tells_whether_a_checksum_is_checked(
     reply: bytes, known: bool | None, tmp_path: Path
 ) -> None:
-    """`known` None: the store is in trouble, and the next file asks again."""
+    """`known` None: the store is in trouble, and the next write asks again."""
     path = tmp_path / "segment"
     path.write_bytes(b"x" * MiB)
     there: set[str] = set()
@@ -526,7 +527,7 @@ async def test_a_probe_tells_whether_a_checksum_is_checked(
         store._checks_crc64 = None
         for _ in range(2):
             if known is None:
-                with pytest.raises((StorageUnavailable, StorageThrottled)):
+                with pytest.raises(RemoteStorageError):
                     await store.put_file("k", path)
             else:
                 await store.put_file("k", path)

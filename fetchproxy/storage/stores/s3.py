@@ -21,7 +21,7 @@ from obstore.store import S3Store
 
 from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.config.schema import StoreConfig
-from fetchproxy.errors import ObjectNotFound, RemoteStorageError, too_large
+from fetchproxy.errors import ObjectNotFound, RemoteStorageError, StorageDenied, too_large
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
@@ -129,9 +129,9 @@ _ABORT_PAUSES_S = (0.1, 0.5)
 
 # Two clients, made at the first call or by `async with`, neither of which needs the server to be
 # there. aiobotocore finds credentials, region and endpoint, and asks for all but contents; obstore
-# sends contents (ADR 0055). Every request is tried once: back-off is the caller's. Bodies are
-# protected on their way by TLS, or by a CRC-64/NVME if the server checks that, or else by the
-# SHA-256 in their signature.
+# sends contents (ADR 0055). Every request is tried once: back-off is the caller's. Bodies have a
+# CRC-64/NVME if the server checks that; else TLS protects them on their way, or the SHA-256 in
+# their signature.
 
 # Whole objects are asked for as this range, which metadata and most indexes do not fill. What is
 # not there, is empty or is larger takes a second request.
@@ -212,13 +212,13 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
 
     async def put(self, key: str, content: bytes) -> None:
         check_key(key)
-        await self._written(lambda writer: writer.put(key, content))
+        await self._written(key, lambda writer: writer.put(key, content))
 
     async def put_new(self, key: str, content: bytes) -> bool:
         """By If-None-Match; where the server does not know that, by a look before."""
         check_key(key)
         try:
-            return await self._written(lambda writer: writer.put_new(key, content))
+            return await self._written(key, lambda writer: writer.put_new(key, content))
         except RemoteStorageError as error:
             if native_code(error.__cause__) != "NotImplemented":
                 raise
@@ -233,9 +233,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         """As `NativeObjectStore` does, with its memory."""
         check_key(key)
         try:
-            if self._checks_crc64 is None:
-                await self._probing.run("probe", lambda: self._probe_crc64(key))
-            await self._written(lambda writer: writer.put_file(key, path))
+            await self._written(key, lambda writer: writer.put_file(key, path))
         except (RemoteStorageError, asyncio.CancelledError):
             await self._abort_uploads_to(key)
             raise
@@ -393,8 +391,10 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
             },
         )
 
-    async def _written(self, call: Callable[[NativeObjectStore], Awaitable[T]]) -> T:
+    async def _written(self, key: str, call: Callable[[NativeObjectStore], Awaitable[T]]) -> T:
         """Again, where the bucket turns out to be in another region than ours."""
+        if self._checks_crc64 is None:
+            await self._probing.run("probe", lambda: self._probe_crc64(key))
         try:
             return await call(await self._writer())
         except RemoteStorageError as error:
@@ -410,19 +410,16 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         return await call(await self._writer())
 
     async def _probe_crc64(self, key: str) -> None:
-        """Before a first file: does the server refuse a part whose CRC-64/NVME is wrong? Leaves no
-        object. Over TLS nobody asks, as no body needs a checksum there.
+        """Before a first write: does the server refuse a part whose CRC-64/NVME is wrong? Leaves no
+        object.
         """
         client = await self._opened()
-        if client.meta.endpoint_url.startswith("https:"):
-            self._checks_crc64 = False
-            return
         place = {"Bucket": self._bucket, "Key": key}
+        begun: Answer | None = None
+        code = ""
         try:
             with translated(f"probe checksums with {key}"):
-                begun: Answer = await client.create_multipart_upload(
-                    **place, ChecksumAlgorithm="CRC64NVME"
-                )
+                begun = await client.create_multipart_upload(**place, ChecksumAlgorithm="CRC64NVME")
                 await client.upload_part(
                     **place,
                     UploadId=begun["UploadId"],
@@ -432,13 +429,13 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
                 )
         except RemoteStorageError as error:
             code = error_code(error.__cause__)
-            if error.retriable and code not in (*_BAD_CHECKSUM, "NotImplemented"):
+            trouble = error.retriable or isinstance(error, StorageDenied)
+            if trouble and code not in (*_BAD_CHECKSUM, "NotImplemented"):
                 raise
-        else:
-            code = ""
-        await self._abort_uploads_to(key)
+        finally:
+            if begun is not None:
+                await self._abort_uploads_to(key)
         self._checks_crc64 = code in _BAD_CHECKSUM
-        self._native = None  # made again, with what is known now
 
     async def _writer(self) -> NativeObjectStore:
         """Has credentials that count for long enough. Raises RemoteStorageError."""
@@ -462,7 +459,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     async def _open_native(self, address: S3Address) -> NativeObjectStore:
         plain_http = address.endpoint.startswith("http:")
         options: dict[str, Any] = {
-            "checksum_algorithm": "CRC64NVME" if plain_http and self._checks_crc64 else None,
+            "checksum_algorithm": "CRC64NVME" if self._checks_crc64 else None,
             "server_side_encryption": self._options.sse,
             "sse_kms_key_id": self._options.sse_kms_key_id,
             "request_payer": self._options.requester_pays or None,
@@ -470,7 +467,7 @@ class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         make = partial(
             S3Store,
             self._bucket,
-            # A SHA-256 of what is protected anyway is a fifth of an archiver's CPU.
+            # A SHA-256 of what is protected anyway would be a fifth of an archiver's CPU.
             unsigned_payload=not plain_http or bool(self._checks_crc64),
             # That key, because a variable of its name would go before `endpoint`.
             aws_endpoint_url_s3=address.endpoint,
