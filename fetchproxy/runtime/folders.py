@@ -56,3 +56,16 @@ def take_folder(folder: Path, config_key: str) -> IO[bytes]:
         raise ConfigError(f"{config_key} = {folder}: another process uses it") from None
     except OSError as error:
         raise ConfigError(f"{config_key} = {folder}: {error.strerror}") from error
+
+
+# A file as it was when last looked at: mtime (ns), size, inode. None: it is not there.
+Stamp = tuple[int, int, int] | None
+
+
+def stamp_of(file: Path) -> Stamp:
+    """Follows symbolic links, which is how Kubernetes swaps a secret. Blocks for the disk."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -20,6 +20,7 @@ from fetchproxy.config.values import secret_file, secret_from
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import TLS_CERTIFICATE_EXPIRY, TLS_FILES_UNUSABLE, TLS_RELOADS
+from fetchproxy.runtime.folders import Stamp, stamp_of
 
 # Until when a certificate is valid. Reads nothing else of it and trusts nothing: OpenSSL does.
 
@@ -340,8 +341,6 @@ log = structlog.get_logger(__name__)
 
 EXPIRY_WARNING_INTERVAL_S = 86_400.0
 
-Stamp = tuple[int, int, int] | None
-
 
 class ReloadingContext:
     """`place` is "listener" or "upstream". Raises ConfigError where the first load fails."""
@@ -412,16 +411,7 @@ class ReloadingContext:
             TLS_CERTIFICATE_EXPIRY.labels(self.place).set(self._loaded.not_after)
 
     def _stamps(self) -> list[Stamp]:
-        return [_stamp(file) for file in self._files]
-
-
-def _stamp(file: Path) -> Stamp:
-    """Follows symbolic links, which is how Kubernetes swaps a secret."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        return [stamp_of(file) for file in self._files]
 
 
 def listener_context(config: GatewayConfig, tls: TlsConfig) -> ReloadingContext | None:

@@ -26,7 +26,7 @@ from fetchproxy.serving.listener import Listener
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator, GroupMemory
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts
-from fetchproxy.serving.standalone.logins import Logins, UsersFile
+from fetchproxy.serving.standalone.logins import Logins
 from fetchproxy.serving.standalone.session import StandaloneSession
 from fetchproxy.serving.standalone.topics import ArchiveWatch
 from fetchproxy.tls.contexts import ReloadingContext
@@ -50,9 +50,9 @@ async def open_archive_only(
     """
     own = config.archive_only
     memory = GroupMemory(own.groups_bytes_max)
-    users = None if own.users_file is None else UsersFile(own.users_file)
-    if users is not None:
-        await users.load()
+    logins = None if own.users_file is None else Logins(own.users_file)
+    if logins is not None:
+        await logins.load()
     async with CommittedOffsets(own.offsets_file, limits.offsets_max, memory) as offsets:
         archive = ArchiveWatch(rlmm, own.refresh_interval_ms / 1000, READS_AT_ONCE_MAX)
         await archive.load()
@@ -65,7 +65,7 @@ async def open_archive_only(
                 archive=archive,
                 groups=GroupCoordinator(limits, memory, new_member_id),
                 offsets=offsets,
-                logins=None if users is None else Logins(users, listener.clock),
+                logins=logins,
                 admission=admission_of(config, limits, listener.clock),
                 skipped=SkippedOffsets(),
                 clock=listener.clock,
@@ -75,8 +75,8 @@ async def open_archive_only(
             with closing(parts.groups):
                 await listener.open(lambda server_name: StandaloneSession(listener, parts))
                 listener.run(archive.run(), "archive-watch")
-                if users is not None:
-                    listener.run(users.run(), "users")
+                if logins is not None:
+                    listener.run(logins.run(), "users")
                 _say_open(listener, parts)
                 yield listener
 

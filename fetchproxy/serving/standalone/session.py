@@ -172,7 +172,7 @@ class StandaloneSession(ClientSession):
         except LoginRefused as refused:
             self._ended = True
             ARCHIVE_ONLY_LOGINS.labels("refused").inc()
-            self._say_closed("login_refused", kind=str(refused), user=refused.user)
+            self._say_closed("login_refused", kind=str(refused), user=login.name)
             return sasl.refusal(request, login.mechanism)
         if login.user is not None:
             self.payer = f"User:{login.user.name}"

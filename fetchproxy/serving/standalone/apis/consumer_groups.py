@@ -252,8 +252,8 @@ def _members(group: ClassicGroup) -> list[dict[str, Any]]:
         {
             "member_id": member.member_id,
             "group_instance_id": member.group_instance_id,
-            "client_id": member.client_id,
-            "client_host": f"/{member.client_host}",
+            "client_id": member.request.client_id,
+            "client_host": f"/{member.request.client_host}",
             "member_metadata": member.metadata(group.protocol_name) if stable else b"",
             "member_assignment": member.assignment if stable else b"",
         }
