@@ -41,7 +41,7 @@ async def test_who_shows_a_certificate_counts_by_it(authority: Authority, auth: 
     payers: asyncio.Queue[str] = asyncio.Queue()
     async with asyncio.TaskGroup() as tasks:
         acceptor = TlsAcceptor(
-            source, tasks, 10_000, admit=lambda _: True, changed=lambda: None,
+            source, tasks, 10_000, admit=lambda _: True, ended=lambda _: None,
             warn=lambda *_, **__: None,
         )  # fmt: skip
         server = await asyncio.get_running_loop().create_server(
