@@ -21,6 +21,7 @@ from fetchproxy.errors import (
     RemoteStorageError,
     StorageUnavailable,
 )
+from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import (
     BACKOFFS,
     HEDGED_READS,
@@ -339,37 +340,27 @@ log = structlog.get_logger(__name__)
 CORRUPT_READS_MAX = 2
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """`key` makes it single-flight; `attempt` is one try; `size_bytes` is reserved for each.
+@dataclass(eq=False, repr=False)
+class Load:
+    """Once `done`, either `error` says why not, or it succeeded. Times are loop time (s).
 
+    `key` makes it single-flight; `attempt` is one try; `size_bytes` is reserved for each.
     `on_corrupt` hears once that the bytes are wrong where they lie, before the load is done.
     `nearby` is asked first, without a place among the readers of the store; None: not there.
+    `chunk` is what was loaded, for those who waited: the cache may have let it go already.
     """
 
     key: Hashable
-    what: str  # for logs and the console: "chunk 3 of …"
-    topic: str
-    partition: int
+    what: str  # for logs: "chunk 3 of …"
+    tip: TopicIdPartition
     size_bytes: int
     attempt: Callable[[], Awaitable[Chunk | None]]
     on_corrupt: Callable[[CorruptSegment], None]
-    nearby: Callable[[], Awaitable[Chunk | None]] | None = None
-
-
-@dataclass(eq=False, repr=False)
-class Load:
-    """Work under way; once `done`, either `error` says why not, or it succeeded.
-
-    `chunk` is what was loaded, for those who waited: the cache may have let it go already.
-    Times are loop time (s).
-    """
-
-    plan: LoadPlan
-    begun_at: float
     wanted_until: float
-    ahead: bool
-    client: Hashable  # whose turn it takes
+    ahead: bool = False
+    client: Hashable = None  # whose turn it takes
+    nearby: Callable[[], Awaitable[Chunk | None]] | None = None
+    begun_at: float = 0.0
     failures: int = 0
     failing_since: float | None = None
     error: FetchProxyError | None = field(
@@ -403,19 +394,17 @@ class FetcherPool:
         self._loads: dict[Hashable, tuple[Load, asyncio.Task[None]]] = {}
         self.ahead_bytes = 0  # of loads that were begun ahead and are not asked for yet
 
-    def load(
-        self, plan: LoadPlan, wanted_until: float, ahead: bool = False, client: Hashable = None
-    ) -> Load:
-        """Begin the load, or join the one under way under the same key."""
-        running = self._loads.get(plan.key)
+    def load(self, load: Load) -> Load:
+        """Begin it, or join the one under way under the same key; returns which."""
+        running = self._loads.get(load.key)
         if running is not None:
-            self.touch(running[0], wanted_until, ahead, client)
+            self.touch(running[0], load.wanted_until, load.ahead, load.client)
             return running[0]
-        load = Load(plan, asyncio.get_running_loop().time(), wanted_until, ahead, client)
-        if ahead:
-            self.ahead_bytes += plan.size_bytes
-        task = self._tasks.create_task(self._run(load), name=f"remote load {plan.what}")
-        self._loads[plan.key] = (load, task)
+        load.begun_at = asyncio.get_running_loop().time()
+        if load.ahead:
+            self.ahead_bytes += load.size_bytes
+        task = self._tasks.create_task(self._run(load), name=f"remote load {load.what}")
+        self._loads[load.key] = (load, task)
         # A task that is cancelled before its first step runs none of its own code.
         task.add_done_callback(lambda _: self._land(load))
         return load
@@ -427,7 +416,7 @@ class FetcherPool:
         load.wanted_until = max(load.wanted_until, wanted_until)
         if load.ahead and not ahead:
             load.ahead = False
-            self.ahead_bytes -= load.plan.size_bytes
+            self.ahead_bytes -= load.size_bytes
             load.client = client
             if load.permit is not None:
                 self.budget.promote(load.permit, client)
@@ -451,13 +440,13 @@ class FetcherPool:
         try:
             if await self._found_nearby(load):
                 return
-            REMOTE_FETCH_REQUESTS.labels(load.plan.topic).inc()
+            REMOTE_FETCH_REQUESTS.labels(load.tip.topic).inc()
             while (failure := await self._attempt(load)) is not None:
                 if not self._may_retry(load, failure, loop.time()):
                     load.error = failure
                     if isinstance(failure, CorruptSegment):
-                        load.plan.on_corrupt(failure)
-                    REMOTE_FETCH_ERRORS.labels(load.plan.topic).inc()
+                        load.on_corrupt(failure)
+                    REMOTE_FETCH_ERRORS.labels(load.tip.topic).inc()
                     return
                 if not isinstance(failure, CorruptSegment):
                     BACKOFFS.inc()
@@ -469,12 +458,12 @@ class FetcherPool:
             self._land(load)
 
     async def _found_nearby(self, load: Load) -> bool:
-        if load.plan.nearby is None:
+        if load.nearby is None:
             return False
         try:
-            load.chunk = await load.plan.nearby()
+            load.chunk = await load.nearby()
         except Exception:  # the store has it too
-            log.exception("remote_read_crashed", read=load.plan.what)
+            log.exception("remote_read_crashed", read=load.what)
         if load.chunk is not None:
             load.error = None
         return load.chunk is not None
@@ -482,9 +471,9 @@ class FetcherPool:
     def _land(self, load: Load) -> None:
         if load.done.is_set():
             return
-        del self._loads[load.plan.key]
+        del self._loads[load.key]
         if load.ahead:
-            self.ahead_bytes -= load.plan.size_bytes
+            self.ahead_bytes -= load.size_bytes
         load.done.set()
 
     def _may_retry(self, load: Load, failure: FetchProxyError, now: float) -> bool:
@@ -501,7 +490,7 @@ class FetcherPool:
 
     async def _attempt(self, load: Load) -> FetchProxyError | None:
         """One try under a permit and a time-out; its error, or None."""
-        permit = load.permit = Permit(load.plan.size_bytes, load.ahead, load.client)
+        permit = load.permit = Permit(load.size_bytes, load.ahead, load.client)
         REMOTE_LOG_READER_TASK_QUEUE_SIZE.inc()
         try:
             await self.budget.acquire(permit)
@@ -521,16 +510,16 @@ class FetcherPool:
     async def _try(self, load: Load) -> FetchProxyError | None:
         try:
             async with asyncio.timeout(self._attempt_max_s):
-                load.chunk = await load.plan.attempt()
+                load.chunk = await load.attempt()
         except TimeoutError:
-            return StorageUnavailable(f"{load.plan.what}: no answer in {self._attempt_max_s} s")
+            return StorageUnavailable(f"{load.what}: no answer in {self._attempt_max_s} s")
         except RangeNotSatisfiable as error:
-            return CorruptSegment(f"{load.plan.what}: the object is too short: {error}")
+            return CorruptSegment(f"{load.what}: the object is too short: {error}")
         except (RemoteStorageError, CorruptSegment) as error:
             return error
         except Exception as error:  # a bug in one read must not end all of them
-            log.exception("remote_read_crashed", read=load.plan.what)
-            return StorageUnavailable(f"{load.plan.what}: {type(error).__name__}: {error}")
+            log.exception("remote_read_crashed", read=load.what)
+            return StorageUnavailable(f"{load.what}: {type(error).__name__}: {error}")
         return None
 
     def _note(self, load: Load, failure: FetchProxyError | None, began_at: float) -> None:
@@ -547,9 +536,9 @@ class FetcherPool:
         self._health.failed(now, began_at, failure)
         log.debug(
             "remote_read_failed",
-            topic=load.plan.topic,
-            partition=load.plan.partition,
-            read=load.plan.what,
+            topic=load.tip.topic,
+            partition=load.tip.partition,
+            read=load.what,
             failures=load.failures,
             error=str(failure),
         )

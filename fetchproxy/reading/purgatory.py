@@ -31,7 +31,7 @@ from fetchproxy.reading.chunk_cache import Chunk, ChunkKey
 from fetchproxy.reading.disk_cache import DiskCache
 from fetchproxy.reading.fetcher_pool import FetcherPool, HedgedReads, Load, LoopSteps
 from fetchproxy.reading.limits import ReadingLimits
-from fetchproxy.reading.read_ahead import ReadAheadLoads
+from fetchproxy.reading.read_ahead import ReadAhead, ReadAheadLoads
 from fetchproxy.reading.segment_loads import SegmentLoads
 from fetchproxy.reading.segment_reader import (
     NO_CHUNKS,
@@ -75,14 +75,6 @@ class DelayedRemoteFetch:
     timer: asyncio.TimerHandle | None = None
     _results: dict[int, RemoteReadResult] = field(default_factory=dict)
 
-    async def wait(self) -> None:
-        """Return when completed. A cancelled wait cancels the fetch, but not the reads."""
-        try:
-            await self.completed.wait()
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-
     def results(self) -> dict[int, RemoteReadResult]:
         """By index of request; those with nothing yet are absent. Empty before completion.
 
@@ -93,7 +85,7 @@ class DelayedRemoteFetch:
         return self._results
 
     def cancel(self) -> None:
-        """The client is gone. Does nothing after completion."""
+        """The client is gone; the reads go on. Does nothing after completion."""
         if self.reason is None:
             self._on_cancel(self)
 
@@ -318,15 +310,8 @@ class RemoteFetchPurgatory:
             limits.purgatory_entries_max,
             self._on_read_done,
         )
-        self._read_ahead = ReadAheadLoads(
-            limits.read_ahead_chunks_max,
-            config.chunk_cache_bytes_max,
-            reader,
-            memory,
-            pool,
-            loads,
-            self._unasked_max_s,
-        )
+        streams = ReadAhead(limits.read_ahead_chunks_max)
+        self._read_ahead = ReadAheadLoads(streams, reader, memory, pool, loads, self._unasked_max_s)
         self._by_time = TimestampLookup(rlmm, memory, loads, self._unasked_max_s)
 
     async def __aenter__(self) -> Self:
