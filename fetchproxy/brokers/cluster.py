@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 from uuid import UUID
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.topic_entries import BrokerEntry
 from kafka.protocol.admin import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -22,7 +23,6 @@ from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
 from fetchproxy.brokers.leaders import Leaders, LogEdgesReads, Told, epoch_ends
 from fetchproxy.brokers.messages import (
-    BrokerAddress,
     FetchedPartition,
     MetadataAnswer,
     TopicInfo,
@@ -44,7 +44,7 @@ from fetchproxy.tls.contexts import ReloadingContext, UpstreamTls, upstream_cont
 # that may be; it decides nothing about archives or clients. Errors: `ClusterUnavailable` where no
 # broker answered in time, `ClusterError` with Kafka's code where one refused.
 
-__all__ = ["BrokerAddress", "Cluster", "FetchedPartition", "TopicInfo"]
+__all__ = ["Cluster", "FetchedPartition", "TopicInfo"]
 
 T = TypeVar("T")
 K = TypeVar("K", str, UUID)
@@ -100,7 +100,7 @@ class Cluster:
         return () if self._sasl is None else self._sasl.health.all(now)
 
     # --- brokers and topics ---
-    async def brokers(self) -> dict[int, BrokerAddress]:
+    async def brokers(self) -> dict[int, BrokerEntry]:
         """Not older than METADATA_AGE_MAX_MS."""
         if self._metadata.brokers_at < self._oldest(None):
             await self._ask_metadata([])

@@ -170,12 +170,6 @@ FoundEdges = dict[TopicIdPartition, LogEdges | ClusterError]
 _Offsets = dict[tuple[str, int], tuple[int, int] | ClusterError]
 
 
-@dataclass(frozen=True, slots=True)
-class _Edges:
-    edges: LogEdges
-    asked_at: float  # loop seconds, before the request left
-
-
 class _Flight:
     """Questions under way; `landed` with the errors when the answers are there."""
 
@@ -188,16 +182,17 @@ class LogEdgesReads:
     def __init__(self, leaders: Leaders, connections: BrokerConnections) -> None:
         self._leaders = leaders
         self._connections = connections
-        self._known: dict[TopicIdPartition, _Edges] = {}
+        # With the loop time (s) before the request left.
+        self._known: dict[TopicIdPartition, tuple[LogEdges, float]] = {}
         self._flights: list[_Flight] = []
 
     def cached(self, tip: TopicIdPartition) -> LogEdges | None:
         known = self._known.get(tip)
-        return None if known is None else known.edges
+        return None if known is None else known[0]
 
     def knows(self, tip: TopicIdPartition, not_older_than: float) -> bool:
         known = self._known.get(tip)
-        return known is not None and known.asked_at >= not_older_than
+        return known is not None and known[1] >= not_older_than
 
     async def get(self, tips: Collection[TopicIdPartition], not_older_than: float) -> FoundEdges:
         """Asked at or after that loop time (s), the future being now. Raises no ClusterError."""
@@ -229,7 +224,7 @@ class LogEdgesReads:
                 for other in theirs:
                     errors = other.landed.result()
                     failed.update({tip: errors[tip] for tip in due if tip in errors})
-        return {tip: failed.get(tip) or self._known[tip].edges async for tip in each_of(tips)}
+        return {tip: failed.get(tip) or self._known[tip][0] async for tip in each_of(tips)}
 
     async def _ask(self, tips: Collection[TopicIdPartition]) -> FoundEdges:
         """The errors; what a broker says is kept at once, while others are still asked."""
@@ -271,7 +266,7 @@ class LogEdgesReads:
             edges = _edges_of(starts.get(key), stables.get(key), ends.get(key))
             found[tip] = edges
             if isinstance(edges, LogEdges):
-                self._known[tip] = _Edges(edges, asked_at)
+                self._known[tip] = edges, asked_at
         return found
 
 

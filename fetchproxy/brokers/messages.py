@@ -13,6 +13,7 @@ from fetchproxy_protocol.fetch import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FR
 from fetchproxy_protocol.headers import request_header, response_header_version
 from fetchproxy_protocol.primitives import INT32, Cursor
 from fetchproxy_protocol.record_batch import check_crc, walk
+from fetchproxy_protocol.topic_entries import BrokerEntry
 from kafka.errors import CorruptRecordError, UnsupportedCodecError
 from kafka.protocol.admin.topics import CreateTopicsRequest
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
@@ -43,16 +44,6 @@ RETRIABLE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerAddress:
-    """Where one broker's clients reach it, by its own word."""
-
-    node_id: int
-    host: str
-    port: int
-    rack: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class TopicInfo:
     """`topic_id` is the zero UUID on brokers before 2.8. Leader -1: none at the moment."""
 
@@ -66,7 +57,7 @@ class TopicInfo:
 class MetadataAnswer:
     """`failed` has the topics that were asked for and refused, by name or by id."""
 
-    brokers: Mapping[int, BrokerAddress]
+    brokers: Mapping[int, BrokerEntry]
     topics: tuple[TopicInfo, ...]
     failed: Mapping[str | UUID, int]  # -> error code
     cluster_id: str | None = None

@@ -94,7 +94,7 @@ class Listener:
                 self.limits.tls_handshake_max_ms,
                 admit=self._admit,
                 ended=self._uncount,
-                warn=self.warnings.warn,
+                warnings=self.warnings,
                 knows=self._knows,
             )
         elif not is_loopback(self.host):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 import structlog
 
+from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, TLS_HANDSHAKES_FAILED
 from fetchproxy.tls.contexts import SHAKING, ReloadingContext, in_words, reason_of
 
@@ -23,12 +24,6 @@ NewProtocol = Callable[[str | None], asyncio.BufferedProtocol]  # of the server 
 def ip_of(client: str) -> str:
     """Of an `address:port`."""
     return client.rpartition(":")[0]
-
-
-class Warn(Protocol):
-    """A warning that a state may cause again and again (`SparingWarnings.warn`)."""
-
-    def __call__(self, event: str, about: object, **context: object) -> None: ...
 
 
 class TlsAcceptor:
@@ -47,7 +42,7 @@ class TlsAcceptor:
         *,
         admit: Callable[[str], bool],
         ended: Callable[[str], None],
-        warn: Warn,
+        warnings: SparingWarnings,
         knows: Callable[[str | None], bool] | None = None,
     ) -> None:
         self._source = source
@@ -55,7 +50,7 @@ class TlsAcceptor:
         self._handshake_max_s = handshake_max_ms / 1000
         self._admit = admit
         self._ended = ended
-        self._warn = warn
+        self._warnings = warnings
         self.knows = knows or (lambda _: True)
         self._shaking: set[_Gate] = set()
 
@@ -105,7 +100,7 @@ class TlsAcceptor:
             return
         if reason == "timeout":
             LIMITS_REACHED.labels("tls_handshake_max_ms").inc()
-        self._warn(
+        self._warnings.warn(
             "tls_handshake_failed",
             (ip_of(client), reason),
             client=client,
