@@ -409,11 +409,11 @@ class SegmentReader:
                 needs.append(need)
         return needs, max(end - begin, number < 0)  # 1 at least where it is entered
 
-    def _after(self, view: PartitionView, place: NeedChunk) -> NeedChunk | int | None:
-        """The chunk after `place`, also across a segment border but never across a gap.
+    def _after(self, view: PartitionView, place: NeedChunk) -> NeedChunk | None:
+        """The chunk after `place`, as far as layouts are in memory: also across a segment border,
+        but never across a gap.
 
-        An int is the first offset of a segment whose layout is not in memory. The next segment may
-        overlap this one, so it is entered by offset and not at its first byte.
+        The next segment may overlap this one, so it is entered by offset and not at its first byte.
         """
         if _counts(place.metadata, place.layout, place.number + 1):
             return NeedChunk(place.metadata, place.layout, place.number + 1)
@@ -423,7 +423,7 @@ class SegmentReader:
             return None
         layout = self._memory.layout(metadata.segment_id.id.int)
         if layout is None:
-            return border
+            return None
         number = layout.chunk_at_or_after(border)
         return NeedChunk(metadata, layout, number) if _counts(metadata, layout, number) else None
 
@@ -433,7 +433,7 @@ class SegmentReader:
         """Add batches of the chunks that follow, as far as they are in memory."""
         while answer.size_bytes < limit:
             after = self._after(view, answer.place)
-            if not isinstance(after, NeedChunk):
+            if after is None:
                 return
             if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(after.metadata):
                 return

@@ -120,19 +120,11 @@ class TokenBucket:
 
     def spend(self, size_bytes: int, now: float) -> float:
         """What came; seconds until nothing is owed, 0: nothing is."""
-        self._refill(now)
-        self._left -= size_bytes
-        return self._owed_s()
+        earned = (now - self._at) * self._bytes_per_s
+        self._left = min(self._left + earned, self._bytes_per_s) - size_bytes
+        self._at = now
+        return max(-self._left / self._bytes_per_s, 0.0)
 
     def owed_s(self, now: float) -> float:
         """Seconds until the next read may begin."""
-        self._refill(now)
-        return self._owed_s()
-
-    def _refill(self, now: float) -> None:
-        earned = (now - self._at) * self._bytes_per_s
-        self._left = min(self._left + earned, self._bytes_per_s)
-        self._at = now
-
-    def _owed_s(self) -> float:
-        return max(-self._left / self._bytes_per_s, 0.0)
+        return self.spend(0, now)

@@ -14,10 +14,7 @@ import structlog
 
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import is_loopback
-from fetchproxy.metadata.remote_log_metadata_manager import (
-    READS_AT_ONCE_MAX,
-    RemoteLogMetadataManager,
-)
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.archived_reads import SkippedOffsets
@@ -54,7 +51,7 @@ async def open_archive_only(
     if logins is not None:
         await logins.load()
     async with CommittedOffsets(own.offsets_file, limits.offsets_max, memory) as offsets:
-        archive = ArchiveWatch(rlmm, own.refresh_interval_ms / 1000, READS_AT_ONCE_MAX)
+        archive = ArchiveWatch(rlmm, own.refresh_interval_ms / 1000)
         await archive.load()
         async with Listener(config.gateway, limits, tls, "archive_only") as listener:
             parts = ArchiveOnlyParts(

@@ -16,7 +16,8 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.errors import CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.lineage import end_offset_for, epoch_of, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.runtime.loop import each_of, for_each
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import log_edges
 
@@ -52,20 +53,16 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
         for one in asked
     ]
     views = await parts.archive.views(tip for tip in tips if tip is not None)
-    waiting = [
-        (one, None if tip is None else views[tip]) for one, tip in zip(asked, tips, strict=True)
-    ]
     results: dict[tuple[str, int], tuple[ErrorCode, Found]] = {}
 
-    async def look_some_up() -> None:
-        while waiting:
-            one, view = waiting.pop()
-            results[one.topic, one.partition] = await _look_up(parts, request, one, view)
-            await asyncio.sleep(0)  # what is in memory is found without waiting
+    async def look_up(wanted: tuple[wire.AskedOffset, TopicIdPartition | None]) -> None:
+        one, tip = wanted
+        view = None if tip is None else views[tip]
+        results[one.topic, one.partition] = await _look_up(parts, request, one, view)
+        await asyncio.sleep(0)  # what is in memory is found without waiting
 
-    async with asyncio.TaskGroup() as looking:
-        for _ in range(min(len(waiting), LOOKED_UP_AT_ONCE)):
-            looking.create_task(look_some_up(), name="look-up")
+    workers = min(len(asked), LOOKED_UP_AT_ONCE)
+    await for_each(zip(asked, tips, strict=True), look_up, workers)
     topics: dict[str, list[dict[str, Any]]] = {}
     async for one in each_of(asked):
         error, (timestamp, offset, epoch) = results[one.topic, one.partition]
