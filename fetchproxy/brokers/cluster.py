@@ -40,10 +40,6 @@ from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.tls.contexts import ReloadingContext, UpstreamTls, upstream_context
 
-# Runs on its own connections and never on a client's. It caches what it is told and says how old
-# that may be; it decides nothing about archives or clients. Errors: `ClusterUnavailable` where no
-# broker answered in time, `ClusterError` with Kafka's code where one refused.
-
 __all__ = ["Cluster", "FetchedPartition", "TopicInfo"]
 
 T = TypeVar("T")
@@ -59,7 +55,11 @@ METADATA_AGE_MAX_MS = 30_000
 
 
 class Cluster:
-    """`async with Cluster(config) as cluster`. Connects when first asked, not on entry."""
+    """`async with Cluster(config) as cluster`. Connects when first asked, never on a client's own.
+
+    Errors: `ClusterUnavailable` where no broker answered in time, `ClusterError` with Kafka's code
+    where one refused.
+    """
 
     def __init__(
         self,
@@ -407,19 +407,15 @@ def _refused(key: str | UUID, answer: MetadataAnswer) -> ClusterError:
     return ClusterError(f"{what}: error {code}", code)
 
 
-# DeleteRecords, as the archiver sends it to a partition's leader.
-#
-# It goes by topic *name*, as Kafka has no other form, so the topic's id is looked up anew before:
-# a topic that was created again is another log.
-
 _REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; the answer is an error after it
 
 
 async def delete_records(cluster: Cluster, tip: TopicIdPartition, offset: int) -> int:
     """Everything below `offset` goes from the brokers; the log start after it, of all replicas.
 
-    May be repeated. Raises ClusterError: with Kafka's code where the leader refuses; without an
-    answer it may have happened.
+    It goes by topic *name*, as Kafka has no other form, so the topic's id is looked up anew before:
+    a topic that was created again is another log. May be repeated. Raises ClusterError: with
+    Kafka's code where the leader refuses; without an answer it may have happened.
     """
 
     async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:

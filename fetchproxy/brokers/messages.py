@@ -79,14 +79,11 @@ class FetchedPartition:
     records: bytes | memoryview
 
 
-# A request whose body was written by us, byte by byte: for those that may name very many topics.
-#
-# kafka-python makes an object for every partition: of 10,000 it would hold the event loop for
-# half a second. No I/O.
-
-
 class EncodedRequest:
-    """One of `messages.Request`; `body` in pieces."""
+    """One of `messages.Request` that may name very many topics; `body` in pieces.
+
+    kafka-python makes an object for every partition: 10,000 would hold the loop for half a second.
+    """
 
     def __init__(self, api_key: int, version: int, body: list[bytes]) -> None:
         self.API_KEY = api_key
@@ -110,20 +107,16 @@ def body_at(payload: memoryview, api_key: int, version: int) -> Cursor:
     return cursor
 
 
-# Reads a broker's answer to a Fetch of one partition; records stay where they arrived. No I/O.
-#
-# Kafka-python's decoder copies them, which takes milliseconds for a fetch of 8 MiB, on the loop
-# that relays the tail, and as much memory again. Layout: Kafka's FetchResponse.json, versions 5
-# to 17.
-
 _UUID_BYTES = 16
 _PREFERRED_REPLICA_FROM = 11
 
 
 def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> FetchedPartition:
-    """`payload` follows the correlation id; `records` is a view of it. `tip` is for errors' texts.
+    """An answer to a Fetch of one partition, v5 to v17. `payload` follows the correlation id.
 
-    Raises ClusterError for all but 0 and OFFSET_OUT_OF_RANGE.
+    `records` is a view of it: kafka-python's decoder copies them, which takes milliseconds for a
+    fetch of 8 MiB, on the loop that relays the tail. `tip` is for errors' texts. Raises
+    ClusterError for all but 0 and OFFSET_OUT_OF_RANGE.
     """
     cursor, flexible = Cursor(payload), version >= FLEXIBLE_FROM
     try:
@@ -176,10 +169,7 @@ def _partition(
     )
 
 
-# The requests that fetchproxy itself sends, through kafka-python's message classes. No I/O.
-#
-# Used off the data path only. kafka-python writes of a message what its version has, so the fields
-# of all versions are given.
+# kafka-python writes of a message what its version has, so the fields of all versions are given.
 
 # (lowest, highest) version spoken. Below: no isolation level, no log start, no leader epochs.
 VERSIONS: dict[int, tuple[int, int]] = {
@@ -261,8 +251,6 @@ def pick_version(api_key: int, offered: dict[int, tuple[int, int]]) -> int:
         raise ClusterError(what, ErrorCode.UNSUPPORTED_VERSION)
     return version
 
-
-# The requests that only the metadata topic needs: create it, append to it. No I/O.
 
 _ALL_REPLICAS = -1  # acks
 _MAGIC = 2

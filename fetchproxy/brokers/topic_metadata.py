@@ -27,8 +27,6 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.runtime.loop import collected, each_of
 
-# Metadata as one broker tells it, as plain values. Keeps nothing: see `cluster`.
-
 # Each may tell the leaders of a hundred partitions, some 30 µs.
 ENTRIES_AT_ONCE = 10
 # Answers that are kept: 30 bytes a partition.
@@ -105,14 +103,14 @@ def _add_topic(
     return leaders
 
 
-# What is known of brokers and topics, and since when. Asks nobody; times are loop seconds.
-
 NEVER = float("-inf")
 # Other errors of a topic (no leader, not authorized) say nothing about its existence.
 _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class MetadataCache:
+    """What is known of brokers and topics, and since when (loop seconds)."""
+
     def __init__(self) -> None:
         self.brokers: Mapping[int, BrokerEntry] = {}
         self.brokers_at = NEVER

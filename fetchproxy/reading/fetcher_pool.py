@@ -40,15 +40,11 @@ from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.storage.store_health import OperationHealth
 from fetchproxy.storage.stores.object_store import Content
 
-# Work for the archive gives way to the tail: in each turn of the event loop one step of it.
-#
-# The loop runs all that is ready before it looks at its sockets again. Many consumers of the
-# archive have a step ready each, a check of a chunk or an answer to write, for a part of a
-# millisecond. One after the other they are what a record of the tail waits for, longer still on a
-# machine whose cores are busy. So whoever has such a step asks here first, and only one goes on
-# before the next look.
-#
-# That costs a tenth of the speed of many consumers, so nobody waits while no tail is read.
+# Work for the archive gives way to the tail. The loop runs all that is ready before it looks at its
+# sockets again, and many consumers of the archive have a step ready each, a check of a chunk or an
+# answer to write: a record of the tail waits for all of them. So whoever has such a step asks here
+# first, and one goes on in each turn of the loop. That costs a tenth of the speed of many
+# consumers, so nobody waits while no tail is read.
 
 # A consumer of the tail asks again at once: who has not for so long is gone, or slow by itself.
 _RECENT_S = 1.0
@@ -97,11 +93,9 @@ class LoopSteps:
         self._granting = False
 
 
-# Who may read from the store now: a limit on reads and one on their bytes, with a fair queue.
-#
 # A full budget makes readers wait, it never refuses. Clients that wait are served in turn
-# (`fairness`). Reads that a fetch waits for go before reads ahead, and these may take at most
-# half of the places, so that a hanging store cannot be full of reads that nobody asked for.
+# (`fairness`). Reads that a fetch waits for go before reads ahead, and these may take at most half
+# of the places, so that a hanging store is not full of reads that nobody asked for.
 
 # What a read costs its client at least: a small one takes a place for as long as a large one.
 COST_BYTES_MIN = 256 * 1024
@@ -219,13 +213,10 @@ class ReadBudget:
         permit.granted.set_result(None)
 
 
-# A second request for a range read that is slow, so that one bad answer does not hold up a
-# reader.
-#
-# Slow is what takes longer than most of the last reads did. Which request answers first is taken,
-# the other one is cancelled. A store in trouble is slow for everybody, and must not be asked
-# twice as much for it: a small share of all reads has a second one, and only while nobody waits
-# for a place.
+# A second request for a range read that takes longer than most of the last ones did, so that one
+# bad answer does not hold up a reader. The first to answer counts, the other one is cancelled. A
+# store in trouble is slow for everybody, and must not be asked twice as much for it: a small share
+# of all reads has a second request, and only while nobody waits for a place.
 
 # Reads that "slow" is measured by; with fewer than the second number it is the ceiling.
 TIMES_KEPT = 200
@@ -317,22 +308,19 @@ _Request = asyncio.Task[Content | RemoteStorageError]
 async def _first_answered(requests: Sequence[_Request]) -> _Request:
     """The first with content; one with an error only when nobody is left who could do better."""
     failed: list[_Request] = []
-    while True:
-        for request in requests:
-            if request.done() and request not in failed:
+    while waiting := [request for request in requests if request not in failed]:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for request in waiting:
+            if request.done():
                 if not isinstance(request.result(), RemoteStorageError):
                     return request
                 failed.append(request)
-        if len(failed) == len(requests):
-            return failed[0]
-        waiting = [request for request in requests if not request.done()]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    return failed[0]
 
 
-# A `Load` is one piece of work that several may ask for: a listing, an index, a chunk. It runs in
-# its own task and is retried with exponential back-off for as long as somebody has asked for it
-# recently: *the reply is time-boxed, the work is not*. What is read and what it means is the
-# caller's; the pool knows places, time-outs, pauses and which errors a retry may mend.
+# A `Load` is one piece of work that several may ask for: a view, an index, a chunk. It runs in its
+# own task and is retried for as long as somebody has asked for it recently: *the reply is
+# time-boxed, the work is not*.
 
 log = structlog.get_logger(__name__)
 

@@ -100,12 +100,10 @@ class DelayedRemoteFetch:
         self.completed.set()
 
 
-# Reads that memory cannot answer yet, each driven by one task until it can.
-#
-# One per (partition, offset, isolation), whoever asks and however often: the next poll of the
-# same client finds the work that its last one began. A pending read outlives the fetches that
-# watch it, and ends with data in memory, with an error, or when nobody has asked for it for a
-# while.
+# Reads that memory cannot answer yet, each driven by one task until it can: one per (partition,
+# offset, isolation), whoever asks, so that a client's next poll finds the work that its last one
+# began. A pending read outlives the fetches that watch it, and ends with data in memory, with an
+# error, or when nobody has asked for it for a while.
 
 log = structlog.get_logger(__name__)
 
@@ -260,8 +258,7 @@ class PendingReads:
 
 # A fetch completes when one of its requests has data, when an error cannot be mended, or at its
 # deadline. Checking memory and registering happen in one step of the loop, so there is no moment
-# between them for a lost wake-up. This module decides who waits for what and who is answered with
-# what; it reads nothing itself.
+# between them for a lost wake-up.
 
 _COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in CompletionReason}
 
@@ -333,8 +330,6 @@ class RemoteFetchPurgatory:
         if self._disk_cache is not None:
             await self._disk_cache.__aexit__(None, None, None)
 
-    # --- the gateway's side -----------------------------------------------------------------------
-
     def watch(
         self,
         requests: Sequence[RemoteReadRequest],
@@ -392,8 +387,6 @@ class RemoteFetchPurgatory:
         outcome = self._reader.read(request, 1, True, now, now)
         if not isinstance(outcome, Served | RemoteReadResult):
             self._pending.ask(request, now + self._unasked_max_s)
-
-    # --- completion -------------------------------------------------------------------------------
 
     def _register(self, fetch: DelayedRemoteFetch, now: float) -> None:
         """Watch the reads of as many requests as the answer could hold."""

@@ -134,14 +134,14 @@ class ReadAhead:
         return step.ahead
 
 
-# Reading ahead of sequential readers: what `read_ahead` decides, as far as there is room for it.
-#
-# Chunks that nobody has used yet may take half of the cache. Of that a stream may take as much as
-# it leaves free: one alone gets half, and however many there are, each finds room for something.
-
-
 @dataclass(eq=False, repr=False)
 class ReadAheadLoads:
+    """What `ReadAhead` decides, as far as there is room for it.
+
+    Chunks that nobody has used yet may take half of the cache. Of that a stream may take as much as
+    it leaves free: one alone gets half, and however many there are, each finds room for something.
+    """
+
     _streams: ReadAhead
     _reader: SegmentReader
     _memory: ArchiveMemory

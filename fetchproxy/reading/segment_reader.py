@@ -28,8 +28,6 @@ from fetchproxy.reading.chunk_cache import Chunk, ChunkCache, ChunkKey
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.segments.remote_log_index import SegmentLayout
 
-# The values that cross between the gateway and the read side. No behaviour, no I/O.
-
 # So long a fetch waits for the archive alone, whatever its max_wait: a store is slower than a
 # broker's disk, and a client that waits for less would be answered empty again and again. Kafka's
 # own tiered storage waits as long (`remote.fetch.max.wait.ms` by default).
@@ -101,10 +99,6 @@ class CompletionReason(Enum):
     CANCELLED = "cancelled"  # its owner is gone, or the purgatory closes
 
 
-# What the read side keeps in memory of the archive: layouts, aborted lists, chunks, damage.
-#
-# All of it can be read again, all of it is bounded, and nothing gets in unchecked.
-
 # NeedChunks known to be damaged; beyond that the oldest is forgotten and found again.
 DAMAGED_MAX = 10_000
 _ABORTED_TXN_BYTES = 120
@@ -166,6 +160,8 @@ Need = NeedView | NeedLayout | NeedAborted | NeedChunk
 
 
 class ArchiveMemory:
+    """All of it can be read again, all of it is bounded, and nothing gets in unchecked."""
+
     def __init__(self, config: RemoteFetchConfig, limits: ReadingLimits) -> None:
         self.chunk_bytes = limits.chunk_bytes
         self.chunks = ChunkCache(config.chunk_cache_bytes_max)
@@ -215,8 +211,7 @@ def _index_bytes(value: SegmentLayout | tuple[AbortedTxn, ...]) -> int:
 
 
 # `read` answers with a result or with the one thing it lacks; whoever drives it loads that and
-# asks again. So the whole way of a read is one synchronous function, the same whether everything
-# is in memory or nothing.
+# asks again. So the whole way of a read is one synchronous function.
 
 NO_CHUNKS: Mapping[ChunkKey, Chunk] = {}
 _marker_offset = attrgetter("last_offset")

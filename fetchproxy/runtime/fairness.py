@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-# Whose turn it is among clients that wait for the same fetchers. Pure: no clock, no tasks.
-#
 # The client that was served the fewest bytes goes next (start-time fair queueing, Goyal 1996):
 # with reads of one size that is round robin, with others it is round robin by bytes. Within a
 # client the order is that of asking. While several wait, none is more than one read ahead of
@@ -100,8 +98,6 @@ class FairQueue(Generic[T]):
             }
 
 
-# A byte rate that is kept by waiting afterwards. Pure: it neither sleeps nor has a clock.
-#
 # How much a read brings is known when it has come. So, as with Kafka's quotas
 # (ClientQuotaManager, KIP-219, KIP-956), what came is counted, and whoever owes waits before the
 # next one. Over any time `t` no more than `burst + rate * t` passes, plus the one read that made

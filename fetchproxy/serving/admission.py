@@ -28,8 +28,6 @@ from fetchproxy.runtime.fairness import FairQueue, TokenBucket
 from fetchproxy.serving.appetite import SOFTWARE_SHOWN_MAX, Appetites, Reader, may_pause
 from fetchproxy.serving.limits import ServingLimits
 
-# How much memory archived records may hold while clients take them, for one and for all together.
-#
 # Records leave as views of the chunks they were read in, and a view keeps its whole chunk in
 # memory, cached or not. So the blocks behind an answer are counted, each once, however many
 # clients read it. Answers are cut to the room that is left. The last quarter is kept for single
@@ -132,9 +130,6 @@ def _block(piece: Buffer) -> Sized:
     return cast(Sized, piece.obj) if isinstance(piece, memoryview) else piece
 
 
-# Whose turn it is to be given archived records, when more connections want them than CPU is
-# there.
-#
 # Consumers that replay the same history share what is read from the store only while they stay
 # within a cache of each other. Left to chance they part: who is faster by a little finds its next
 # chunk just as ready, and after a while the others read all of it again. So only a few answers
@@ -205,10 +200,8 @@ class AnswerTurns:
         self._grant()
 
 
-# How many archived bytes a second each client may have: `remote_fetch.client_bytes_per_s_max`.
-#
-# As Kafka's consumer quota does (KIP-13, KIP-219): what went out is counted; a client that owes
-# is answered at once, told for how long (`throttle_time_ms`), and its connection is not looked at
+# As Kafka's consumer quota does (KIP-13, KIP-219): what went out is counted; a client that owes is
+# answered at once, told for how long (`throttle_time_ms`), and its connection is not looked at
 # before that. Whom it counts for, over all connections, is what the client cannot choose
 # (`payer_of`): the subject of a certificate that was verified, else the address. Who it is to the
 # broker passes unread, and a client id is whatever the client says.
@@ -248,7 +241,7 @@ def host_of(address: str) -> str:
 
 
 class ClientRates:
-    """`bytes_per_s_max` 0: no limit. `clock`: the running loop's time, s."""
+    """`bytes_per_s_max` (`remote_fetch.client_bytes_per_s_max`) 0: no limit. `clock`: the running loop's time, s."""
 
     def __init__(self, bytes_per_s_max: int, clock: Callable[[], float]) -> None:
         self._bytes_per_s_max = bytes_per_s_max

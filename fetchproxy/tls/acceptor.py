@@ -1,7 +1,6 @@
 """Accepts TCP connections, has them shake hands within a time limit, and hands them on as TLS.
 
-A connection counts from the moment it is accepted. It knows nothing of what is spoken afterwards:
-any asyncio.BufferedProtocol can be behind it. Refused and failed handshakes are said in one line.
+A connection counts from the moment it is accepted.
 """
 
 from __future__ import annotations

@@ -170,8 +170,6 @@ class ClassicGroup:
         """Nobody is in it or about to come. (Its commits are kept elsewhere.)"""
         return self.state is GroupState.EMPTY and not self.pending
 
-    # --- requests ---------------------------------------------------------------------------------
-
     def join(self, now: float, request: JoinRequest, answer: AnswerJoin) -> None:
         """Answered at once, or when the others have joined."""
         error = self._join_error(request)
@@ -269,8 +267,6 @@ class ClassicGroup:
         self.members.clear()
         self.pending.clear()
         self._static.clear()
-
-    # --- joining ----------------------------------------------------------------------------------
 
     def _join_error(self, request: JoinRequest) -> ErrorCode:
         member_id, instance = request.member_id, request.group_instance_id
@@ -376,8 +372,6 @@ class ClassicGroup:
         if answer is not None:
             answer(JoinReply(error, member.member_id))
 
-    # --- rebalance --------------------------------------------------------------------------------
-
     def _rebalance(self, now: float) -> None:
         """Begin one, unless it is under way; end it where all are there already."""
         if self.state is not _PREPARING:
@@ -456,8 +450,6 @@ class ClassicGroup:
     def _longest_rebalance_s(self) -> float:
         return max((m.request.rebalance_timeout_s for m in self.members.values()), default=0.0)
 
-    # --- replies ----------------------------------------------------------------------------------
-
     def _joined(self, member: Member) -> JoinReply:
         return JoinReply(
             member_id=member.member_id,
@@ -508,10 +500,8 @@ def _common_names(requests: Iterable[JoinRequest]) -> set[str]:
     return set.intersection(*names) if names else set()
 
 
-# What groups and their commits hold in memory: one limit, `archive_only.groups_bytes_max`.
-#
 # All that clients send and that stays is counted, names as much as what they name: Kafka lets an
-# id have 32 KiB. Pure.
+# id have 32 KiB.
 
 # What comes with each, however short its names are, measured on 64-bit Python 3.11 and rounded up.
 GROUP_BYTES = 2_048
@@ -521,7 +511,7 @@ OFFSET_BYTES = 512
 
 
 class GroupMemory:
-    """`held_bytes` of `bytes_max`. Whoever takes gives back."""
+    """Of groups and their commits: `archive_only.groups_bytes_max`. Whoever takes gives back."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -560,15 +550,13 @@ def texts_bytes(texts: Iterable[str]) -> int:
     return sum(getsizeof(text) for text in texts)
 
 
-# The groups of this node: gives each request to its group, and time to the groups.
-#
-# Decides nothing about membership (`groups`) and keeps no offsets (`committed_offsets`).
-# Has no tasks: whoever asks waits on a future, and one timer per group brings the next deadline.
-
-
 @dataclass(eq=False, repr=False)
 class GroupCoordinator:
-    """`_new_member_id(prefix)` makes an id that was never used before."""
+    """Gives each request to its group, and time to the groups.
+
+    It has no tasks: whoever asks waits on a future, and one timer per group brings the next
+    deadline. `_new_member_id(prefix)` makes an id that was never used before.
+    """
 
     _limits: StandaloneLimits
     _memory: GroupMemory
@@ -652,8 +640,6 @@ class GroupCoordinator:
         error = group.check_commit(self._now(), member)
         self._settle(group)
         return error
-
-    # ----------------------------------------------------------------------------------------------
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -23,10 +23,8 @@ from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.runtime.fairness import TokenBucket
 from fetchproxy.runtime.folders import Stamp, stamp_of
 
-# The server's side of SCRAM (RFC 5802, RFC 7677), as functions on values. No I/O, no randomness.
-#
-# As in Kafka passwords are taken as the bytes that the client has (no SASLprep), and there is no
-# channel binding.
+# The server's side of SCRAM (RFC 5802, RFC 7677). As in Kafka passwords are taken as the bytes that
+# the client has (no SASLprep), and there is no channel binding.
 
 HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 # Kafka's least (RFC 7677 too), and the most that its own tools make. It is work for each client.
@@ -195,8 +193,6 @@ def _decoded(text: str) -> bytes:
         raise _malformed("it is not base64") from None
 
 
-# A user, and what may be read as this user. Values; no I/O.
-
 _ANY_ENDING = "*"
 
 
@@ -244,7 +240,7 @@ ANYBODY = User("", _EVERYTHING, _EVERYTHING)
 NOBODY = User("", Names.of(()), Names.of(()))
 
 
-# The users of an archive, as their file says: TOML, a table for each user. Pure.
+# The users of an archive, as their file says: TOML, a table for each user.
 #
 # [alice] topics = ["orders", "payments-*"] groups = ["alice-*"] SCRAM-SHA-256 =
 # "salt=…,stored_key=…,server_key=…,iterations=16384"

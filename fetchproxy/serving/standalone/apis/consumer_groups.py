@@ -136,7 +136,7 @@ async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
 
 
 def _sync_of(request: Request) -> tuple[str, SyncRequest]:
-    """The group and what it is asked. The fields are not kept while it waits."""
+    """As `_join_of`."""
     asked = request.read()
     return asked["group_id"], SyncRequest(
         Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"]),
