@@ -241,7 +241,7 @@ def host_of(address: str) -> str:
 
 
 class ClientRates:
-    """`bytes_per_s_max` (`remote_fetch.client_bytes_per_s_max`) 0: no limit. `clock`: the running loop's time, s."""
+    """`bytes_per_s_max`: `remote_fetch.client_bytes_per_s_max`, 0: no limit. `clock` in s."""
 
     def __init__(self, bytes_per_s_max: int, clock: Callable[[], float]) -> None:
         self._bytes_per_s_max = bytes_per_s_max
