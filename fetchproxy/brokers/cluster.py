@@ -221,21 +221,16 @@ class Cluster:
 
     # --- one partition ---
     async def log_edges(
-        self,
-        tip: TopicIdPartition,
-        max_age_ms: int = 1000,
-        *,
-        not_older_than: float | None = None,
+        self, tip: TopicIdPartition, *, not_older_than: float | None = None
     ) -> LogEdges:
         """The local log's start, high watermark and LSO as its leader says (ListOffsets).
 
-        Asked for at most `max_age_ms` ago, or at or after loop time `not_older_than` (seconds).
-        Source of -4 and -2: KIP-405; brokers without -4 (ListOffsets < 8) have no remote tier.
+        Asked for at or after loop time `not_older_than` (seconds); None: now. Source of -4 and -2:
+        KIP-405; brokers without -4 (ListOffsets < 8) have no remote tier.
         """
         now = asyncio.get_running_loop().time()
-        oldest = now - max_age_ms / 1000 if not_older_than is None else min(not_older_than, now)
-        edges = (await self._edges.get([tip], oldest))[tip]
-        return _found(edges)
+        oldest = now if not_older_than is None else not_older_than
+        return _found((await self._edges.get([tip], oldest))[tip])
 
     async def log_edges_of(
         self, tips: Collection[TopicIdPartition], *, not_older_than: float

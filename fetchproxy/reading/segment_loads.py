@@ -15,7 +15,6 @@ import structlog
 
 from fetchproxy.errors import CorruptSegment, SegmentLocked
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
-from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.observability.metrics import CORRUPT_CHUNKS, REMOTE_FETCH_BYTES
 from fetchproxy.reading.chunk_cache import Chunk, check_chunk
 from fetchproxy.reading.disk_cache import CachedChunk, DiskCache
@@ -110,14 +109,10 @@ class SegmentLoads:
         if self._local_indexes is not None:
             index = await self._local_indexes.read(need.metadata)
         if index is None:
-            index = await self._fetch_index(need.metadata)
+            raw = await self._rsm.fetch_index(need.metadata, SegmentFile.INDEX)
+            index = await _parsed(RemoteLogIndex.parse, raw)
+            index.check_covers(need.metadata.stored_end_offset, need.metadata.segment_size_bytes)
         self._memory.keep(need, SegmentLayout(index, self._memory.chunk_bytes))
-
-    async def _fetch_index(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogIndex:
-        raw = await self._rsm.fetch_index(metadata, SegmentFile.INDEX)
-        index = await _parsed(RemoteLogIndex.parse, raw)
-        index.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
-        return index
 
     async def _load_aborted(self, need: NeedAborted) -> None:
         raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN)
