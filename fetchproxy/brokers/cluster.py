@@ -90,9 +90,7 @@ class Cluster:
 
     @property
     def refusal(self) -> str | None:
-        """Why the brokers do not take the proxy's own credentials; None: they do, or were not
-        asked yet.
-        """
+        """Why brokers refuse the proxy's own credentials; None: they do not, or were not asked."""
         return None if self._sasl is None else self._sasl.refusal
 
     def conditions(self, now: float) -> Iterable[Condition]:
@@ -142,10 +140,7 @@ class Cluster:
     async def topics_by_name(
         self, names: Collection[str], max_age_ms: int | None = None
     ) -> dict[str, TopicInfo | ClusterError]:
-        """As `topic_by_name`, by one request for all that are not known so lately.
-
-        Raises ClusterUnavailable where no broker answers.
-        """
+        """As `topic_by_name`, by one request. Raises ClusterUnavailable where no broker answers."""
         possible = [name for name in names if is_topic_name(name)]
         found = dict.fromkeys(
             names,
@@ -235,8 +230,7 @@ class Cluster:
     async def log_edges_of(
         self, tips: Collection[TopicIdPartition], *, not_older_than: float
     ) -> dict[TopicIdPartition, LogEdges | ClusterError]:
-        """As `leaders`: three requests to each leader, all leaders at once. Raises nothing.
-
+        """As `log_edges`, by three requests to each leader, all leaders at once. Raises nothing.
         What one broker has said is in `cached_log_edges` while others are still asked.
         """
         return await self._edges.get(tips, not_older_than)
@@ -246,7 +240,7 @@ class Cluster:
         return self._edges.cached(tip)
 
     def knows_log_edges(self, tip: TopicIdPartition, not_older_than: float) -> bool:
-        """Whether `leaders` would answer from memory. Never blocks."""
+        """Whether `log_edges` would answer from memory. Never blocks."""
         return self._edges.knows(tip, not_older_than)
 
     async def ask_epoch_ends(
@@ -254,11 +248,9 @@ class Cluster:
         epochs: Mapping[TopicIdPartition, int],
         tell: Callable[[TopicIdPartition, Told | ClusterError], None],
     ) -> None:
-        """Where the epoch ended in its leader's log, with that leader's own epoch: of each
-        partition for one epoch, by one request to each leader.
-
-        None: the leader has no such request or tells no epochs. `tell` hears of each as soon as it
-        is known, perhaps twice. Raises nothing.
+        """Where one epoch of each partition ended in its leader's log, with that leader's own
+        epoch, by one request to each leader; None: it has no such request or tells no epochs.
+        `tell` hears of each as soon as it is known, perhaps twice. Raises nothing.
         """
 
         async def ask(
@@ -312,9 +304,8 @@ class Cluster:
     async def ask_leader(
         self, tip: TopicIdPartition, ask: Callable[[BrokerConnection, TopicInfo], Awaitable[T]]
     ) -> T:
-        """`ask` on a connection of its own to the partition's leader, again after an election.
-
-        For requests that may wait in the broker. One whose answer was lost is sent again.
+        """`ask` on a connection of its own to the partition's leader, again after an election: for
+        requests that may wait in the broker. One whose answer was lost is sent again.
         """
 
         async def alone(

@@ -315,9 +315,8 @@ def create_topic_request(
 
 
 def check_created(answer: Any) -> None:
-    """Raises ClusterError; ClusterUnavailable where another broker has to be asked.
-
-    A topic that is there already was created by another instance meanwhile.
+    """Raises ClusterError; ClusterUnavailable where another broker has to be asked. One that is
+    there already was created by another instance meanwhile.
     """
     for topic in answer.topics:
         code = topic.error_code
@@ -329,9 +328,8 @@ def check_created(answer: Any) -> None:
 
 
 def values_in(records: bytes | memoryview) -> Iterator[tuple[int, bytes | None]]:
-    """(offset, value) of each record of the whole batches; control batches have none.
-
-    Raises CorruptSegment for bytes that are no batch or fail their CRC.
+    """(offset, value) of each record of the whole batches; control batches have none. Raises
+    CorruptSegment for bytes that are no batch or fail their CRC.
     """
     try:
         for header in walk(records):

@@ -92,10 +92,8 @@ class Chunk:
 
 
 class ChunkCache(LRUCache[ChunkKey, Chunk]):
-    """Least recently used goes first. One chunk that is larger than the cache is kept beside it.
-
-    Without that, a batch larger than the cache could never be delivered by a store that needs
-    longer than a fetch waits.
+    """Least recently used goes first. One chunk that is larger than the cache is kept beside it:
+    else a store that needs longer than a fetch waits could never deliver it.
     """
 
     def __init__(self, bytes_max: int) -> None:

@@ -158,8 +158,7 @@ class ReadBudget:
 
     def join(self, permit: Permit, client: Hashable) -> None:
         """Another client waits for the same read: it goes with the first of them that has a turn.
-
-        Of a permit that is taken, or that nobody has queued yet, nothing changes.
+        Of a permit that is not in the queue nothing changes.
         """
         (self._ahead if permit.ahead else self._asked).join(permit, client)
 

@@ -58,10 +58,8 @@ from fetchproxy.storage.store_health import StoreOperation
 
 @dataclass(eq=False, repr=False)
 class DelayedRemoteFetch:
-    """Made by `RemoteFetchPurgatory.watch`; everything else about it is the purgatory's.
-
-    States: waiting → completed (`reason` is set, `results()` stays the same from then on). The
-    purgatory keeps nothing of a completed fetch: its results live as long as the caller holds it.
+    """Made by `RemoteFetchPurgatory.watch`. Completed once, `reason` and `results()` stay as they
+    are, and the purgatory keeps nothing of it.
     """
 
     requests: Sequence[RemoteReadRequest]
@@ -244,9 +242,8 @@ class PendingReads:
         need: NeedChunk | NeedLayout | NeedAborted,
         error: ObjectNotFound,
     ) -> bool:
-        """An object is missing. Retention may have deleted the segment: a fresh view decides.
-
-        If that view still has it, an object is lost; that is damage, not "out of range".
+        """An object is missing. Retention may have deleted the segment: a fresh view decides. If
+        that still has it, an object is lost; that is damage, not "out of range".
         """
         if read.missing is not None and read.missing.key == need.key:
             self._loads.give_up(need, CorruptSegment(f"an object of the segment is lost: {error}"))
@@ -264,9 +261,8 @@ _COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in Com
 
 
 class RemoteFetchPurgatory:
-    """An async context manager that owns all tasks of the read side.
-
-    Entering raises ConfigError where the disk cache's folder cannot be had.
+    """An async context manager that owns all tasks of the read side. Entering raises ConfigError
+    where the disk cache's folder cannot be had.
     """
 
     def __init__(
@@ -471,10 +467,8 @@ class RemoteFetchPurgatory:
         return RemoteReadResult((), (), error, 0)
 
     def _failing_since(self, read: PendingRead) -> float | None:
-        """Since when the store keeps this read from its data, if there is evidence of that.
-
-        A failure of any read counts, if it is newer than this one: what failed an hour ago, before
-        anybody asked again, says nothing of now.
+        """Since when the store keeps this read from its data, if there is evidence of that: a
+        failure of any read that is newer than this one.
         """
         own = None if read.load is None else read.load.failing_since
         every = self._health.failing_since

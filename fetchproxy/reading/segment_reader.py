@@ -39,9 +39,8 @@ PARTITIONS_READ_MAX = 200
 
 # Both are made for every fetch: a named tuple in a third of a frozen dataclass's time.
 class RemoteReadRequest(NamedTuple):
-    """One partition of a fetch; `bytes_max` is the partition's own limit.
-
-    `client` is who asks, as far as turns go: the fetchers serve clients evenly. None: the proxy.
+    """One partition of a fetch; `bytes_max` is the partition's own limit. `client` is who asks: the
+    fetchers serve clients evenly. None: the proxy.
     """
 
     tip: TopicIdPartition

@@ -41,9 +41,8 @@ def make_own_folder(folder: Path, config_key: str) -> None:
 
 
 def take_folder(folder: Path, config_key: str) -> IO[bytes]:
-    """Make the folder if need be, and lock it until the file is closed. Blocks for the disk.
-
-    Raises ConfigError, naming `config_key`, where the folder cannot be had.
+    """Make the folder if need be, and lock it until the file is closed. Blocks for the disk. Raises
+    ConfigError, naming `config_key`, where the folder cannot be had.
     """
     try:
         make_own_folder(folder, config_key)

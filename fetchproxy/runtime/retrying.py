@@ -38,9 +38,8 @@ class Backoff:
     jitter: float  # 0 … 1: the pause lies within ± this share of its nominal length
 
     def pause_ms(self, failures: int, unit: float) -> float:
-        """The pause after `failures` (1, 2, …) failures; `unit` is random in 0 … 1.
-
-        Never above `max_ms`, so that what an outage costs after its end stays bounded.
+        """After `failures` (1, 2, …) failures; `unit` is random in 0 … 1. Never above `max_ms`, so
+        that what an outage costs after its end stays bounded.
         """
         if failures < 1:
             raise ValueError(f"{failures} failures need no pause")

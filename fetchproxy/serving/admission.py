@@ -142,9 +142,8 @@ def _block(piece: Buffer) -> Sized:
 
 
 class AnswerTurns:
-    """At most `turns_max` at once, each for at most `turn_max_s` while others wait.
-
-    A connection has one fetch at a time; any object stands for it.
+    """At most `turns_max` at once, each for at most `turn_max_s` while others wait. A connection
+    has one fetch at a time; any object stands for it.
     """
 
     def __init__(self, turns_max: int, turn_max_s: float) -> None:

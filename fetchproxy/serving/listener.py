@@ -228,9 +228,8 @@ class Listener:
                 session.abort()
 
     async def _sweep(self) -> None:
-        """For ever: close what is silent, gone, takes nothing, or is too much.
-
-        A few at a time: ten thousand connections would hold the loop for tens of milliseconds.
+        """Close what is silent, gone, takes nothing, or is too much; a few at a time, as ten
+        thousand connections would hold the loop for tens of milliseconds.
         """
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)

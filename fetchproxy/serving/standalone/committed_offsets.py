@@ -64,9 +64,8 @@ class _Commit:
 
 
 class CommittedOffsets:
-    """An async context manager. Raises ConfigError where the file cannot be read.
-
-    What the file holds is kept, whatever the limits are.
+    """An async context manager. Raises ConfigError where the file cannot be read. What the file
+    holds is kept, whatever the limits are.
     """
 
     def __init__(self, file: Path | None, offsets_max: int, memory: GroupMemory) -> None:

@@ -131,10 +131,8 @@ def read_first(token: bytes) -> ClientFirst:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """What the server has answered, and needs to judge what comes next.
-
-    `nonce`: the client's, and one that is used once and nobody can guess. `is_true`: the
-    credential is a user's (see `Users.credential`).
+    """The server's answer, and what it needs to judge what comes next. `nonce`: the client's, and
+    one that nobody can guess. `is_true`: the credential is a user's (see `Users.credential`).
     """
 
     mechanism: str
@@ -150,10 +148,7 @@ class Challenge:
 
 
 def server_final(asked: Challenge, token: bytes) -> bytes | None:
-    """What proves the server to the client; None: the client has another password.
-
-    Raises LoginRefused.
-    """
+    """What proves the server to the client; None: it has another password. Raises LoginRefused."""
     found = _FINAL.fullmatch(_text(token))
     if found is None:
         raise _malformed("no client-final message")
@@ -436,10 +431,8 @@ class Logins:
 
 @dataclass(eq=False, repr=False)
 class Login:
-    """Of one connection. `_secret_path`: nobody can listen, so PLAIN may be used. `name`: who the
-    client says it is.
-
-    Once `step` has raised LoginRefused it is over.
+    """Of one connection, until `step` raises LoginRefused. `_secret_path`: nobody can listen, so
+    PLAIN may be used. `name`: who the client says it is.
     """
 
     _logins: Logins

@@ -34,9 +34,8 @@ VIEWS_AT_ONCE = 50
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTopic:
-    """Partitions 0 … `partition_count` - 1; one that nothing was archived of is an empty log.
-
-    (Some clients take the number of partitions for the highest one, so there may be no holes.)
+    """Partitions 0 … `partition_count` - 1; one that nothing was archived of is an empty log: some
+    clients take the number of partitions for the highest one.
     """
 
     name: str
@@ -73,7 +72,6 @@ def build_catalogue(tips: Iterable[TopicIdPartition], archived_at: Mapping[UUID,
 
 def log_edges(view: PartitionView) -> tuple[int, int]:
     """(log start, log end); an empty log begins and ends where DeleteRecords has left it, or at 0.
-
     Where metadata cannot be read there may be more: see `PartitionView.uncertain_at`.
     """
     start, end = view.log_start_offset, view.log_end_offset
@@ -124,9 +122,8 @@ class ArchiveWatch:
             self._looked = asyncio.Event()
 
     async def view(self, tip: TopicIdPartition) -> PartitionView:
-        """At most the interval old; an older one where the store does not answer.
-
-        Raises RemoteStorageError where nothing was ever read.
+        """At most the interval old; an older one where the store does not answer. Raises
+        RemoteStorageError where nothing was ever read.
         """
         try:
             async with self._reads:
