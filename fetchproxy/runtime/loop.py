@@ -172,12 +172,22 @@ async def chosen(
     items: Iterable[T], wanted: Callable[[T], bool], at_once: int = ITEMS_AT_ONCE
 ) -> list[T]:
     """Those that are wanted, asked about a few at a time."""
-    return [item async for item in each_of(items, at_once) if wanted(item)]
+    found: list[T] = []
+    for piece in pieces(items, at_once):
+        found += [item for item in piece if wanted(item)]
+        if len(piece) == at_once:
+            await asyncio.sleep(0)
+    return found
 
 
 async def collected(items: Iterable[T]) -> list[T]:
     """All that an iterator makes, its steps being done a few at a time."""
-    return [item async for item in each_of(items)]
+    found: list[T] = []
+    for piece in pieces(items):
+        found += piece
+        if len(piece) == ITEMS_AT_ONCE:
+            await asyncio.sleep(0)
+    return found
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
