@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 from uuid import UUID
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.topic_entries import BrokerEntry
 from kafka.protocol.admin import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -22,7 +23,6 @@ from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
 from fetchproxy.brokers.leaders import Leaders, LogEdgesReads, Told, epoch_ends
 from fetchproxy.brokers.messages import (
-    BrokerAddress,
     FetchedPartition,
     MetadataAnswer,
     TopicInfo,
@@ -40,11 +40,7 @@ from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.tls.contexts import ReloadingContext, UpstreamTls, upstream_context
 
-# Runs on its own connections and never on a client's. It caches what it is told and says how old
-# that may be; it decides nothing about archives or clients. Errors: `ClusterUnavailable` where no
-# broker answered in time, `ClusterError` with Kafka's code where one refused.
-
-__all__ = ["BrokerAddress", "Cluster", "FetchedPartition", "TopicInfo"]
+__all__ = ["Cluster", "FetchedPartition", "TopicInfo"]
 
 T = TypeVar("T")
 K = TypeVar("K", str, UUID)
@@ -59,7 +55,11 @@ METADATA_AGE_MAX_MS = 30_000
 
 
 class Cluster:
-    """`async with Cluster(config) as cluster`. Connects when first asked, not on entry."""
+    """`async with Cluster(config) as cluster`. Connects when first asked, never on a client's own.
+
+    Errors: `ClusterUnavailable` where no broker answered in time, `ClusterError` with Kafka's code
+    where one refused.
+    """
 
     def __init__(
         self,
@@ -90,9 +90,7 @@ class Cluster:
 
     @property
     def refusal(self) -> str | None:
-        """Why the brokers do not take the proxy's own credentials; None: they do, or were not
-        asked yet.
-        """
+        """Why brokers refuse the proxy's own credentials; None: they do not, or were not asked."""
         return None if self._sasl is None else self._sasl.refusal
 
     def conditions(self, now: float) -> Iterable[Condition]:
@@ -100,7 +98,7 @@ class Cluster:
         return () if self._sasl is None else self._sasl.health.all(now)
 
     # --- brokers and topics ---
-    async def brokers(self) -> dict[int, BrokerAddress]:
+    async def brokers(self) -> dict[int, BrokerEntry]:
         """Not older than METADATA_AGE_MAX_MS."""
         if self._metadata.brokers_at < self._oldest(None):
             await self._ask_metadata([])
@@ -142,10 +140,7 @@ class Cluster:
     async def topics_by_name(
         self, names: Collection[str], max_age_ms: int | None = None
     ) -> dict[str, TopicInfo | ClusterError]:
-        """As `topic_by_name`, by one request for all that are not known so lately.
-
-        Raises ClusterUnavailable where no broker answers.
-        """
+        """As `topic_by_name`, by one request. Raises ClusterUnavailable where no broker answers."""
         possible = [name for name in names if is_topic_name(name)]
         found = dict.fromkeys(
             names,
@@ -221,27 +216,21 @@ class Cluster:
 
     # --- one partition ---
     async def log_edges(
-        self,
-        tip: TopicIdPartition,
-        max_age_ms: int = 1000,
-        *,
-        not_older_than: float | None = None,
+        self, tip: TopicIdPartition, *, not_older_than: float | None = None
     ) -> LogEdges:
         """The local log's start, high watermark and LSO as its leader says (ListOffsets).
 
-        Asked for at most `max_age_ms` ago, or at or after loop time `not_older_than` (seconds).
-        Source of -4 and -2: KIP-405; brokers without -4 (ListOffsets < 8) have no remote tier.
+        Asked for at or after loop time `not_older_than` (seconds); None: now. Source of -4 and -2:
+        KIP-405; brokers without -4 (ListOffsets < 8) have no remote tier.
         """
         now = asyncio.get_running_loop().time()
-        oldest = now - max_age_ms / 1000 if not_older_than is None else min(not_older_than, now)
-        edges = (await self._edges.get([tip], oldest))[tip]
-        return _found(edges)
+        oldest = now if not_older_than is None else not_older_than
+        return _found((await self._edges.get([tip], oldest))[tip])
 
     async def log_edges_of(
         self, tips: Collection[TopicIdPartition], *, not_older_than: float
     ) -> dict[TopicIdPartition, LogEdges | ClusterError]:
-        """As `leaders`: three requests to each leader, all leaders at once. Raises nothing.
-
+        """As `log_edges`, by three requests to each leader, all leaders at once. Raises nothing.
         What one broker has said is in `cached_log_edges` while others are still asked.
         """
         return await self._edges.get(tips, not_older_than)
@@ -251,7 +240,7 @@ class Cluster:
         return self._edges.cached(tip)
 
     def knows_log_edges(self, tip: TopicIdPartition, not_older_than: float) -> bool:
-        """Whether `leaders` would answer from memory. Never blocks."""
+        """Whether `log_edges` would answer from memory. Never blocks."""
         return self._edges.knows(tip, not_older_than)
 
     async def ask_epoch_ends(
@@ -259,11 +248,9 @@ class Cluster:
         epochs: Mapping[TopicIdPartition, int],
         tell: Callable[[TopicIdPartition, Told | ClusterError], None],
     ) -> None:
-        """Where the epoch ended in its leader's log, with that leader's own epoch: of each
-        partition for one epoch, by one request to each leader.
-
-        None: the leader has no such request or tells no epochs. `tell` hears of each as soon as it
-        is known, perhaps twice. Raises nothing.
+        """Where one epoch of each partition ended in its leader's log, with that leader's own
+        epoch, by one request to each leader; None: it has no such request or tells no epochs.
+        `tell` hears of each as soon as it is known, perhaps twice. Raises nothing.
         """
 
         async def ask(
@@ -317,9 +304,8 @@ class Cluster:
     async def ask_leader(
         self, tip: TopicIdPartition, ask: Callable[[BrokerConnection, TopicInfo], Awaitable[T]]
     ) -> T:
-        """`ask` on a connection of its own to the partition's leader, again after an election.
-
-        For requests that may wait in the broker. One whose answer was lost is sent again.
+        """`ask` on a connection of its own to the partition's leader, again after an election: for
+        requests that may wait in the broker. One whose answer was lost is sent again.
         """
 
         async def alone(
@@ -407,19 +393,15 @@ def _refused(key: str | UUID, answer: MetadataAnswer) -> ClusterError:
     return ClusterError(f"{what}: error {code}", code)
 
 
-# DeleteRecords, as the archiver sends it to a partition's leader.
-#
-# It goes by topic *name*, as Kafka has no other form, so the topic's id is looked up anew before:
-# a topic that was created again is another log.
-
 _REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; the answer is an error after it
 
 
 async def delete_records(cluster: Cluster, tip: TopicIdPartition, offset: int) -> int:
     """Everything below `offset` goes from the brokers; the log start after it, of all replicas.
 
-    May be repeated. Raises ClusterError: with Kafka's code where the leader refuses; without an
-    answer it may have happened.
+    It goes by topic *name*, as Kafka has no other form, so the topic's id is looked up anew before:
+    a topic that was created again is another log. May be repeated. Raises ClusterError: with
+    Kafka's code where the leader refuses; without an answer it may have happened.
     """
 
     async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:

@@ -33,10 +33,8 @@ from fetchproxy.runtime.retrying import Backoff
 # Source of flow and codes: Kafka's classic group protocol (KIP-62, KIP-345 for static members,
 # KIP-394 for member ids, KIP-429 for the cooperative protocol).
 #
-# Runs on the proxy's own connections and in the loop. What a part is, and how it is shared out
-# among the members, is the `GroupDuties`' matter. Ownership is held by a lease: where the
-# coordinator may have given our part to somebody else since (a pause of the process, brokers out
-# of reach), `holds` says no before anybody tells us.
+# Ownership is held by a lease: where the coordinator may have given our part to somebody else since
+# (a pause of the process, brokers out of reach), `holds` says no before anybody tells us.
 
 log = structlog.get_logger(__name__)
 
@@ -135,7 +133,6 @@ class GroupMember:
         finally:
             await self._leave()
 
-    # --- one connection's life ---
     async def _take_part(self) -> NoReturn:
         """Raises ClusterError: the connection, the coordinator or the membership is gone."""
         if self._coordinator is None:
@@ -261,7 +258,6 @@ class GroupMember:
             self._renew_lease(sent_at)
             self._note_well()
 
-    # --- what errors mean ---
     def _raise_for(self, code: int, what: str) -> None:
         if code == 0:
             return
@@ -319,7 +315,6 @@ class GroupMember:
         """From when the request left: the coordinator counts from when it came."""
         self._lease_until = sent_at + self._settings.session_timeout_ms / 1000
 
-    # --- the end ---
     async def _leave(self) -> None:
         """So that the others need not wait for the session's end; best effort, and short."""
         self._owns = False

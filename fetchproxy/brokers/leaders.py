@@ -25,10 +25,6 @@ from fetchproxy.model import ZERO_UUID, EpochEnd, IsolationLevel, LogEdges, Topi
 from fetchproxy.runtime.loop import chosen, collected, each_of
 from fetchproxy.runtime.retrying import Backoff
 
-# Whom to ask about partitions: their leaders, each about all of its own, again if they moved.
-#
-# Knows neither what is asked nor how connections come to be.
-
 T = TypeVar("T")
 R = TypeVar("R", OffsetResult, EpochResult)
 
@@ -159,21 +155,10 @@ def _may_pass(found: object, topic_is_known: bool) -> bool:
     return found.retriable or (topic_is_known and found.error_code in RETRIABLE)
 
 
-# Where partitions' own logs begin and end, as their leaders say (ListOffsets), and when they did.
-#
-# Three requests to each broker, however many partitions it is asked about. Who asks for what
-# somebody else is asking already waits for that answer.
-
 _GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 FoundEdges = dict[TopicIdPartition, LogEdges | ClusterError]
 # (offset, its epoch or -1), or why there is none; by topic and partition.
 _Offsets = dict[tuple[str, int], tuple[int, int] | ClusterError]
-
-
-@dataclass(frozen=True, slots=True)
-class _Edges:
-    edges: LogEdges
-    asked_at: float  # loop seconds, before the request left
 
 
 class _Flight:
@@ -185,19 +170,26 @@ class _Flight:
 
 
 class LogEdgesReads:
+    """Where partitions' own logs begin and end, as their leaders say (ListOffsets), and when.
+
+    Three requests to each broker, however many partitions it is asked about. Who asks for what
+    somebody else is asking already waits for that answer.
+    """
+
     def __init__(self, leaders: Leaders, connections: BrokerConnections) -> None:
         self._leaders = leaders
         self._connections = connections
-        self._known: dict[TopicIdPartition, _Edges] = {}
+        # With the loop time (s) before the request left.
+        self._known: dict[TopicIdPartition, tuple[LogEdges, float]] = {}
         self._flights: list[_Flight] = []
 
     def cached(self, tip: TopicIdPartition) -> LogEdges | None:
         known = self._known.get(tip)
-        return None if known is None else known.edges
+        return None if known is None else known[0]
 
     def knows(self, tip: TopicIdPartition, not_older_than: float) -> bool:
         known = self._known.get(tip)
-        return known is not None and known.asked_at >= not_older_than
+        return known is not None and known[1] >= not_older_than
 
     async def get(self, tips: Collection[TopicIdPartition], not_older_than: float) -> FoundEdges:
         """Asked at or after that loop time (s), the future being now. Raises no ClusterError."""
@@ -229,7 +221,7 @@ class LogEdgesReads:
                 for other in theirs:
                     errors = other.landed.result()
                     failed.update({tip: errors[tip] for tip in due if tip in errors})
-        return {tip: failed.get(tip) or self._known[tip].edges async for tip in each_of(tips)}
+        return {tip: failed.get(tip) or self._known[tip][0] async for tip in each_of(tips)}
 
     async def _ask(self, tips: Collection[TopicIdPartition]) -> FoundEdges:
         """The errors; what a broker says is kept at once, while others are still asked."""
@@ -271,7 +263,7 @@ class LogEdgesReads:
             edges = _edges_of(starts.get(key), stables.get(key), ends.get(key))
             found[tip] = edges
             if isinstance(edges, LogEdges):
-                self._known[tip] = _Edges(edges, asked_at)
+                self._known[tip] = edges, asked_at
         return found
 
 
@@ -296,9 +288,6 @@ def _edges_of(*offsets: tuple[int, int] | ClusterError | None) -> LogEdges | Clu
     return LogEdges(start[0], end[0], stable[0], start[1])
 
 
-# Where leader epochs ended in the logs of partitions' leaders (OffsetForLeaderEpoch): one request
-# to each broker, however many partitions it is asked about. Keeps nothing.
-
 # (leader epoch of who says so, what it says), or None: it has no such request, or tells no epochs.
 Told = tuple[int, EpochEnd] | None
 
@@ -308,7 +297,9 @@ async def epoch_ends(
     topics: Mapping[TopicIdPartition, TopicInfo],
     epochs: Mapping[TopicIdPartition, int],
 ) -> dict[TopicIdPartition, Told | ClusterError]:
-    """Of one epoch for each partition. (-1, -1): the leader knows no epoch so high."""
+    """Where one epoch of each partition ended in its leader's log (OffsetForLeaderEpoch). (-1, -1):
+    the leader knows no epoch so high.
+    """
     api_key = ApiKey.OFFSET_FOR_LEADER_EPOCH
     found: dict[TopicIdPartition, Told | ClusterError] = dict.fromkeys(topics, None)
     if api_key not in connection.versions:

@@ -13,6 +13,7 @@ from fetchproxy_protocol.fetch import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FR
 from fetchproxy_protocol.headers import request_header, response_header_version
 from fetchproxy_protocol.primitives import INT32, Cursor
 from fetchproxy_protocol.record_batch import check_crc, walk
+from fetchproxy_protocol.topic_entries import BrokerEntry
 from kafka.errors import CorruptRecordError, UnsupportedCodecError
 from kafka.protocol.admin.topics import CreateTopicsRequest
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
@@ -43,16 +44,6 @@ RETRIABLE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerAddress:
-    """Where one broker's clients reach it, by its own word."""
-
-    node_id: int
-    host: str
-    port: int
-    rack: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class TopicInfo:
     """`topic_id` is the zero UUID on brokers before 2.8. Leader -1: none at the moment."""
 
@@ -66,7 +57,7 @@ class TopicInfo:
 class MetadataAnswer:
     """`failed` has the topics that were asked for and refused, by name or by id."""
 
-    brokers: Mapping[int, BrokerAddress]
+    brokers: Mapping[int, BrokerEntry]
     topics: tuple[TopicInfo, ...]
     failed: Mapping[str | UUID, int]  # -> error code
     cluster_id: str | None = None
@@ -88,14 +79,11 @@ class FetchedPartition:
     records: bytes | memoryview
 
 
-# A request whose body was written by us, byte by byte: for those that may name very many topics.
-#
-# kafka-python makes an object for every partition: of 10,000 it would hold the event loop for
-# half a second. No I/O.
-
-
 class EncodedRequest:
-    """One of `messages.Request`; `body` in pieces."""
+    """One of `messages.Request` that may name very many topics; `body` in pieces.
+
+    kafka-python makes an object for every partition: 10,000 would hold the loop for half a second.
+    """
 
     def __init__(self, api_key: int, version: int, body: list[bytes]) -> None:
         self.API_KEY = api_key
@@ -119,20 +107,16 @@ def body_at(payload: memoryview, api_key: int, version: int) -> Cursor:
     return cursor
 
 
-# Reads a broker's answer to a Fetch of one partition; records stay where they arrived. No I/O.
-#
-# Kafka-python's decoder copies them, which takes milliseconds for a fetch of 8 MiB, on the loop
-# that relays the tail, and as much memory again. Layout: Kafka's FetchResponse.json, versions 5
-# to 17.
-
 _UUID_BYTES = 16
 _PREFERRED_REPLICA_FROM = 11
 
 
 def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> FetchedPartition:
-    """`payload` follows the correlation id; `records` is a view of it. `tip` is for errors' texts.
+    """An answer to a Fetch of one partition, v5 to v17. `payload` follows the correlation id.
 
-    Raises ClusterError for all but 0 and OFFSET_OUT_OF_RANGE.
+    `records` is a view of it: kafka-python's decoder copies them, which takes milliseconds for a
+    fetch of 8 MiB, on the loop that relays the tail. `tip` is for errors' texts. Raises
+    ClusterError for all but 0 and OFFSET_OUT_OF_RANGE.
     """
     cursor, flexible = Cursor(payload), version >= FLEXIBLE_FROM
     try:
@@ -185,10 +169,7 @@ def _partition(
     )
 
 
-# The requests that fetchproxy itself sends, through kafka-python's message classes. No I/O.
-#
-# Used off the data path only. kafka-python writes of a message what its version has, so the fields
-# of all versions are given.
+# kafka-python writes of a message what its version has, so the fields of all versions are given.
 
 # (lowest, highest) version spoken. Below: no isolation level, no log start, no leader epochs.
 VERSIONS: dict[int, tuple[int, int]] = {
@@ -271,8 +252,6 @@ def pick_version(api_key: int, offered: dict[int, tuple[int, int]]) -> int:
     return version
 
 
-# The requests that only the metadata topic needs: create it, append to it. No I/O.
-
 _ALL_REPLICAS = -1  # acks
 _MAGIC = 2
 _NO_PRODUCER = -1
@@ -336,9 +315,8 @@ def create_topic_request(
 
 
 def check_created(answer: Any) -> None:
-    """Raises ClusterError; ClusterUnavailable where another broker has to be asked.
-
-    A topic that is there already was created by another instance meanwhile.
+    """Raises ClusterError; ClusterUnavailable where another broker has to be asked. One that is
+    there already was created by another instance meanwhile.
     """
     for topic in answer.topics:
         code = topic.error_code
@@ -350,9 +328,8 @@ def check_created(answer: Any) -> None:
 
 
 def values_in(records: bytes | memoryview) -> Iterator[tuple[int, bytes | None]]:
-    """(offset, value) of each record of the whole batches; control batches have none.
-
-    Raises CorruptSegment for bytes that are no batch or fail their CRC.
+    """(offset, value) of each record of the whole batches; control batches have none. Raises
+    CorruptSegment for bytes that are no batch or fail their CRC.
     """
     try:
         for header in walk(records):

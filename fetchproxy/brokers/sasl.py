@@ -25,8 +25,6 @@ from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import CLUSTER_AUTHENTICATION_REFUSALS
 from fetchproxy.runtime.flights import SingleFlight
 
-# kafka-python's SCRAM, which takes any number of iterations, with the least that is taken.
-
 # Kafka's least (RFC 7677 too). Whoever poses as a broker and asks for one gets a proof from which
 # the password is guessed as fast as hashes are computed.
 ITERATIONS_MIN = 4_096
@@ -47,7 +45,7 @@ class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
 
 
 class Scram(SaslMechanismScram):  # type: ignore[misc]  # kafka-python has no types
-    """`receive` raises TooFewIterations."""
+    """kafka-python's, which takes any number of iterations; `receive` raises TooFewIterations."""
 
     def __init__(self, mechanism: str, username: str, password: str) -> None:
         super().__init__(
@@ -56,9 +54,7 @@ class Scram(SaslMechanismScram):  # type: ignore[misc]  # kafka-python has no ty
         self._scram_client = _Client(username, password, mechanism)
 
 
-# Bearer tokens for OAUTHBEARER: from a file that something else renews, or from a token endpoint.
-#
-# Knows no broker. A token and a client's secret never appear in errors or logs.
+# Secrets, passwords and tokens, never appear in errors or logs.
 
 # A token is fetched again after this share of its life (sasl.login.refresh.window.factor).
 _REFRESH_AFTER = 0.8
@@ -166,10 +162,6 @@ async def _json(content: aiohttp.StreamReader) -> dict[str, object]:
         return {}
     return found if isinstance(found, dict) else {}
 
-
-# The mechanisms' own bytes are kafka-python's; here is who sends them, when, and what a refusal
-# is called. Clients' SASL is relayed and never comes here. Secrets are never logged nor in
-# errors.
 
 log = structlog.get_logger(__name__)
 

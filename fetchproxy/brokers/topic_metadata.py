@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from uuid import UUID
 
+from cachetools import LRUCache
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
 from fetchproxy_protocol.topic_entries import (
     BrokerEntry,
@@ -18,7 +18,6 @@ from fetchproxy_protocol.topic_entries import (
 
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import (
-    BrokerAddress,
     EncodedRequest,
     MetadataAnswer,
     TopicInfo,
@@ -27,8 +26,6 @@ from fetchproxy.brokers.messages import (
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.runtime.loop import collected, each_of
-
-# Metadata as one broker tells it, as plain values. Keeps nothing: see `cluster`.
 
 # Each may tell the leaders of a hundred partitions, some 30 µs.
 ENTRIES_AT_ONCE = 10
@@ -45,7 +42,7 @@ class SameAnswers:
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, tuple[bytes, MetadataAnswer]] = OrderedDict()
+        self._kept: LRUCache[Hashable, tuple[bytes, MetadataAnswer]] = LRUCache(KEPT_ANSWERS_MAX)
 
     async def ask(
         self, connection: BrokerConnection, topics: Sequence[str | UUID] | None
@@ -64,19 +61,16 @@ class SameAnswers:
         key = version, None if asked is None else tuple(asked)
         kept = self._kept.get(key)
         if kept is not None and kept[0] == said:
-            self._kept.move_to_end(key)
             return kept[1]
         answer = await decode_metadata(payload, version)
         if len(said) <= KEPT_BYTES_MAX:
             self._kept[key] = said, answer
-            if len(self._kept) > KEPT_ANSWERS_MAX:
-                self._kept.popitem(last=False)
         return answer
 
 
 async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
     """Raises ClusterError."""
-    brokers: dict[int, BrokerAddress] = {}
+    brokers: dict[int, BrokerEntry] = {}
     topics: list[TopicInfo] = []
     failed: dict[str | UUID, int] = {}
     cluster_id: str | None = None
@@ -87,7 +81,7 @@ async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
             if isinstance(entry, LeaderEntries):
                 leaders.update(entry.leaders)
             elif isinstance(entry, BrokerEntry):
-                brokers[entry.node_id] = BrokerAddress(*entry)
+                brokers[entry.node_id] = entry
             elif isinstance(entry, ClusterEntry):
                 cluster_id = entry.cluster_id
             else:
@@ -109,16 +103,16 @@ def _add_topic(
     return leaders
 
 
-# What is known of brokers and topics, and since when. Asks nobody; times are loop seconds.
-
 NEVER = float("-inf")
 # Other errors of a topic (no leader, not authorized) say nothing about its existence.
 _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class MetadataCache:
+    """What is known of brokers and topics, and since when (loop seconds)."""
+
     def __init__(self) -> None:
-        self.brokers: Mapping[int, BrokerAddress] = {}
+        self.brokers: Mapping[int, BrokerEntry] = {}
         self.brokers_at = NEVER
         self.cluster_id: str | None = None
         self.all_topics_at = NEVER

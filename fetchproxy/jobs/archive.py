@@ -180,7 +180,7 @@ async def _plan(config: Config, cluster: Cluster, rlmm: RemoteLogMetadataManager
     found: list[PlannedPartition] = []
 
     async def look(tip: TopicIdPartition) -> None:
-        edges = await cluster.log_edges(tip, max_age_ms=0)
+        edges = await cluster.log_edges(tip)
         end = (await rlmm.refresh(tip, asyncio.get_running_loop().time())).log_end_offset
         settings = discovery.topic_config(tip.topic_id)
         found.append(

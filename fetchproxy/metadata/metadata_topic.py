@@ -141,9 +141,7 @@ class KafkaMetadataLog:
         # record that was acknowledged (KIP-207); the high watermark in a Fetch may lag then.
         tip = self._tip(partition)
         with _as_storage_errors(f"end of {tip}"):
-            edges = await self._cluster.log_edges(
-                tip, not_older_than=asyncio.get_running_loop().time()
-            )
+            edges = await self._cluster.log_edges(tip)
         return LogBounds(edges.log_start_offset, edges.high_watermark)
 
     async def read(self, partition: int, from_offset: int) -> LogChunk:

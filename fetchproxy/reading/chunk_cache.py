@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from struct import Struct
 
 from cachetools import Cache, LRUCache
@@ -92,10 +92,8 @@ class Chunk:
 
 
 class ChunkCache(LRUCache[ChunkKey, Chunk]):
-    """Least recently used goes first. One chunk that is larger than the cache is kept beside it.
-
-    Without that, a batch larger than the cache could never be delivered by a store that needs
-    longer than a fetch waits.
+    """Least recently used goes first. One chunk that is larger than the cache is kept beside it:
+    else a store that needs longer than a fetch waits could never deliver it.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -173,8 +171,8 @@ def check_chunk(
     epochs: Sequence[EpochStart] = (),
     epochs_up_to: int = _OFFSET_MAX,
     crc_known: bool = False,
-) -> Iterator[Chunk | None]:
-    """Check every batch; yields None where the caller may breathe, and at last the Chunk.
+) -> Generator[None, None, Chunk]:
+    """Check every batch; yields where the caller may breathe, and ends with the Chunk.
 
     Raises CorruptSegment: a CRC-32C or header that is wrong, a batch cut at the end, offsets that
     do not rise, or others than the index promised. The CRC does not cover base offset and leader
@@ -211,9 +209,9 @@ def check_chunk(
         pos = end
         if pos + _BATCH_COST_BYTES * len(ends) >= breathe_at:
             breathe_at = pos + _BATCH_COST_BYTES * len(ends) + STEP_BYTES
-            yield None
+            yield
     if pos != limit or not ends:
         raise CorruptSegment(f"no whole batch at byte {pos} of {limit}")
     if before != last_offset:
         raise CorruptSegment(f"the last offset is {before}, by the index {last_offset}")
-    yield Chunk(content, last_offsets, ends)
+    return Chunk(content, last_offsets, ends)

@@ -34,12 +34,9 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.runtime.folders import take_folder
 
-# The files of the disk cache: one per chunk, written whole or not at all. Blocks for the disk.
-#
-# A file's name says which chunk it is, its head says so again, and a CRC-32C covers head and
-# bytes: what a crash, a full disk or a flipped bit has made of a file is found when it is read.
-# Nothing is synced, since a cache may lose what it holds. Must only run on the disk cache's own
-# threads.
+# The files: one per chunk. A file's name says which chunk it is, its head says so again, and a
+# CRC-32C covers head and bytes: what a crash, a full disk or a flipped bit has made of a file is
+# found when it is read. Nothing is synced, since a cache may lose what it holds.
 
 _HEAD = Struct(">8s16sqq")
 _CRC = Struct(">I")
@@ -82,6 +79,8 @@ class NoRoom(Exception):
 
 
 class DiskCacheFiles:
+    """Must only run on the disk cache's own threads."""
+
     def __init__(self, folder: Path, free_bytes_min: int) -> None:
         self._folder = folder
         self._free_bytes_min = free_bytes_min
@@ -154,9 +153,8 @@ def parse_name(name: str) -> CachedChunk | None:
 
 
 # It only ever helps: a reader does not wait for a write, nor for long for a read, and what is
-# wrong with a file makes it absent. The files themselves are `DiskCacheFiles`; here is which of
-# them there are, how many bytes they take, and whose turn it is to go. Memory: at most
-# `disk_cache_writes_max` chunks that wait to be written.
+# wrong with a file makes it absent. Memory: at most `disk_cache_writes_max` chunks that wait to be
+# written.
 
 log = structlog.get_logger(__name__)
 
@@ -218,11 +216,6 @@ class DiskCache:
             threads.shutdown(wait=False, cancel_futures=True)
         if self._lock is not None:
             self._lock.close()
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all files, also of those being written."""
-        return self._bytes
 
     async def read(self, chunk: CachedChunk) -> bytes | None:
         """The bytes that were offered; None: ask the store. Raises nothing."""

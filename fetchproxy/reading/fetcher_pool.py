@@ -21,6 +21,7 @@ from fetchproxy.errors import (
     RemoteStorageError,
     StorageUnavailable,
 )
+from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import (
     BACKOFFS,
     HEDGED_READS,
@@ -39,15 +40,11 @@ from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.storage.store_health import OperationHealth
 from fetchproxy.storage.stores.object_store import Content
 
-# Work for the archive gives way to the tail: in each turn of the event loop one step of it.
-#
-# The loop runs all that is ready before it looks at its sockets again. Many consumers of the
-# archive have a step ready each, a check of a chunk or an answer to write, for a part of a
-# millisecond. One after the other they are what a record of the tail waits for, longer still on a
-# machine whose cores are busy. So whoever has such a step asks here first, and only one goes on
-# before the next look.
-#
-# That costs a tenth of the speed of many consumers, so nobody waits while no tail is read.
+# Work for the archive gives way to the tail. The loop runs all that is ready before it looks at its
+# sockets again, and many consumers of the archive have a step ready each, a check of a chunk or an
+# answer to write: a record of the tail waits for all of them. So whoever has such a step asks here
+# first, and one goes on in each turn of the loop. That costs a tenth of the speed of many
+# consumers, so nobody waits while no tail is read.
 
 # A consumer of the tail asks again at once: who has not for so long is gone, or slow by itself.
 _RECENT_S = 1.0
@@ -96,11 +93,9 @@ class LoopSteps:
         self._granting = False
 
 
-# Who may read from the store now: a limit on reads and one on their bytes, with a fair queue.
-#
 # A full budget makes readers wait, it never refuses. Clients that wait are served in turn
-# (`fairness`). Reads that a fetch waits for go before reads ahead, and these may take at most
-# half of the places, so that a hanging store cannot be full of reads that nobody asked for.
+# (`fairness`). Reads that a fetch waits for go before reads ahead, and these may take at most half
+# of the places, so that a hanging store is not full of reads that nobody asked for.
 
 # What a read costs its client at least: a small one takes a place for as long as a large one.
 COST_BYTES_MIN = 256 * 1024
@@ -163,8 +158,7 @@ class ReadBudget:
 
     def join(self, permit: Permit, client: Hashable) -> None:
         """Another client waits for the same read: it goes with the first of them that has a turn.
-
-        Of a permit that is taken, or that nobody has queued yet, nothing changes.
+        Of a permit that is not in the queue nothing changes.
         """
         (self._ahead if permit.ahead else self._asked).join(permit, client)
 
@@ -218,13 +212,10 @@ class ReadBudget:
         permit.granted.set_result(None)
 
 
-# A second request for a range read that is slow, so that one bad answer does not hold up a
-# reader.
-#
-# Slow is what takes longer than most of the last reads did. Which request answers first is taken,
-# the other one is cancelled. A store in trouble is slow for everybody, and must not be asked
-# twice as much for it: a small share of all reads has a second one, and only while nobody waits
-# for a place.
+# A second request for a range read that takes longer than most of the last ones did, so that one
+# bad answer does not hold up a reader. The first to answer counts, the other one is cancelled. A
+# store in trouble is slow for everybody, and must not be asked twice as much for it: a small share
+# of all reads has a second request, and only while nobody waits for a place.
 
 # Reads that "slow" is measured by; with fewer than the second number it is the ceiling.
 TIMES_KEPT = 200
@@ -316,22 +307,19 @@ _Request = asyncio.Task[Content | RemoteStorageError]
 async def _first_answered(requests: Sequence[_Request]) -> _Request:
     """The first with content; one with an error only when nobody is left who could do better."""
     failed: list[_Request] = []
-    while True:
-        for request in requests:
-            if request.done() and request not in failed:
+    while waiting := [request for request in requests if request not in failed]:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for request in waiting:
+            if request.done():
                 if not isinstance(request.result(), RemoteStorageError):
                     return request
                 failed.append(request)
-        if len(failed) == len(requests):
-            return failed[0]
-        waiting = [request for request in requests if not request.done()]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    return failed[0]
 
 
-# A `Load` is one piece of work that several may ask for: a listing, an index, a chunk. It runs in
-# its own task and is retried with exponential back-off for as long as somebody has asked for it
-# recently: *the reply is time-boxed, the work is not*. What is read and what it means is the
-# caller's; the pool knows places, time-outs, pauses and which errors a retry may mend.
+# A `Load` is one piece of work that several may ask for: a view, an index, a chunk. It runs in its
+# own task and is retried for as long as somebody has asked for it recently: *the reply is
+# time-boxed, the work is not*.
 
 log = structlog.get_logger(__name__)
 
@@ -339,37 +327,27 @@ log = structlog.get_logger(__name__)
 CORRUPT_READS_MAX = 2
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """`key` makes it single-flight; `attempt` is one try; `size_bytes` is reserved for each.
+@dataclass(eq=False, repr=False)
+class Load:
+    """Once `done`, either `error` says why not, or it succeeded. Times are loop time (s).
 
+    `key` makes it single-flight; `attempt` is one try; `size_bytes` is reserved for each.
     `on_corrupt` hears once that the bytes are wrong where they lie, before the load is done.
     `nearby` is asked first, without a place among the readers of the store; None: not there.
+    `chunk` is what was loaded, for those who waited: the cache may have let it go already.
     """
 
     key: Hashable
-    what: str  # for logs and the console: "chunk 3 of …"
-    topic: str
-    partition: int
+    what: str  # for logs: "chunk 3 of …"
+    tip: TopicIdPartition
     size_bytes: int
     attempt: Callable[[], Awaitable[Chunk | None]]
     on_corrupt: Callable[[CorruptSegment], None]
-    nearby: Callable[[], Awaitable[Chunk | None]] | None = None
-
-
-@dataclass(eq=False, repr=False)
-class Load:
-    """Work under way; once `done`, either `error` says why not, or it succeeded.
-
-    `chunk` is what was loaded, for those who waited: the cache may have let it go already.
-    Times are loop time (s).
-    """
-
-    plan: LoadPlan
-    begun_at: float
     wanted_until: float
-    ahead: bool
-    client: Hashable  # whose turn it takes
+    ahead: bool = False
+    client: Hashable = None  # whose turn it takes
+    nearby: Callable[[], Awaitable[Chunk | None]] | None = None
+    begun_at: float = 0.0
     failures: int = 0
     failing_since: float | None = None
     error: FetchProxyError | None = field(
@@ -403,19 +381,17 @@ class FetcherPool:
         self._loads: dict[Hashable, tuple[Load, asyncio.Task[None]]] = {}
         self.ahead_bytes = 0  # of loads that were begun ahead and are not asked for yet
 
-    def load(
-        self, plan: LoadPlan, wanted_until: float, ahead: bool = False, client: Hashable = None
-    ) -> Load:
-        """Begin the load, or join the one under way under the same key."""
-        running = self._loads.get(plan.key)
+    def load(self, load: Load) -> Load:
+        """Begin it, or join the one under way under the same key; returns which."""
+        running = self._loads.get(load.key)
         if running is not None:
-            self.touch(running[0], wanted_until, ahead, client)
+            self.touch(running[0], load.wanted_until, load.ahead, load.client)
             return running[0]
-        load = Load(plan, asyncio.get_running_loop().time(), wanted_until, ahead, client)
-        if ahead:
-            self.ahead_bytes += plan.size_bytes
-        task = self._tasks.create_task(self._run(load), name=f"remote load {plan.what}")
-        self._loads[plan.key] = (load, task)
+        load.begun_at = asyncio.get_running_loop().time()
+        if load.ahead:
+            self.ahead_bytes += load.size_bytes
+        task = self._tasks.create_task(self._run(load), name=f"remote load {load.what}")
+        self._loads[load.key] = (load, task)
         # A task that is cancelled before its first step runs none of its own code.
         task.add_done_callback(lambda _: self._land(load))
         return load
@@ -427,7 +403,7 @@ class FetcherPool:
         load.wanted_until = max(load.wanted_until, wanted_until)
         if load.ahead and not ahead:
             load.ahead = False
-            self.ahead_bytes -= load.plan.size_bytes
+            self.ahead_bytes -= load.size_bytes
             load.client = client
             if load.permit is not None:
                 self.budget.promote(load.permit, client)
@@ -451,13 +427,13 @@ class FetcherPool:
         try:
             if await self._found_nearby(load):
                 return
-            REMOTE_FETCH_REQUESTS.labels(load.plan.topic).inc()
+            REMOTE_FETCH_REQUESTS.labels(load.tip.topic).inc()
             while (failure := await self._attempt(load)) is not None:
                 if not self._may_retry(load, failure, loop.time()):
                     load.error = failure
                     if isinstance(failure, CorruptSegment):
-                        load.plan.on_corrupt(failure)
-                    REMOTE_FETCH_ERRORS.labels(load.plan.topic).inc()
+                        load.on_corrupt(failure)
+                    REMOTE_FETCH_ERRORS.labels(load.tip.topic).inc()
                     return
                 if not isinstance(failure, CorruptSegment):
                     BACKOFFS.inc()
@@ -469,12 +445,12 @@ class FetcherPool:
             self._land(load)
 
     async def _found_nearby(self, load: Load) -> bool:
-        if load.plan.nearby is None:
+        if load.nearby is None:
             return False
         try:
-            load.chunk = await load.plan.nearby()
+            load.chunk = await load.nearby()
         except Exception:  # the store has it too
-            log.exception("remote_read_crashed", read=load.plan.what)
+            log.exception("remote_read_crashed", read=load.what)
         if load.chunk is not None:
             load.error = None
         return load.chunk is not None
@@ -482,9 +458,9 @@ class FetcherPool:
     def _land(self, load: Load) -> None:
         if load.done.is_set():
             return
-        del self._loads[load.plan.key]
+        del self._loads[load.key]
         if load.ahead:
-            self.ahead_bytes -= load.plan.size_bytes
+            self.ahead_bytes -= load.size_bytes
         load.done.set()
 
     def _may_retry(self, load: Load, failure: FetchProxyError, now: float) -> bool:
@@ -501,7 +477,7 @@ class FetcherPool:
 
     async def _attempt(self, load: Load) -> FetchProxyError | None:
         """One try under a permit and a time-out; its error, or None."""
-        permit = load.permit = Permit(load.plan.size_bytes, load.ahead, load.client)
+        permit = load.permit = Permit(load.size_bytes, load.ahead, load.client)
         REMOTE_LOG_READER_TASK_QUEUE_SIZE.inc()
         try:
             await self.budget.acquire(permit)
@@ -521,16 +497,16 @@ class FetcherPool:
     async def _try(self, load: Load) -> FetchProxyError | None:
         try:
             async with asyncio.timeout(self._attempt_max_s):
-                load.chunk = await load.plan.attempt()
+                load.chunk = await load.attempt()
         except TimeoutError:
-            return StorageUnavailable(f"{load.plan.what}: no answer in {self._attempt_max_s} s")
+            return StorageUnavailable(f"{load.what}: no answer in {self._attempt_max_s} s")
         except RangeNotSatisfiable as error:
-            return CorruptSegment(f"{load.plan.what}: the object is too short: {error}")
+            return CorruptSegment(f"{load.what}: the object is too short: {error}")
         except (RemoteStorageError, CorruptSegment) as error:
             return error
         except Exception as error:  # a bug in one read must not end all of them
-            log.exception("remote_read_crashed", read=load.plan.what)
-            return StorageUnavailable(f"{load.plan.what}: {type(error).__name__}: {error}")
+            log.exception("remote_read_crashed", read=load.what)
+            return StorageUnavailable(f"{load.what}: {type(error).__name__}: {error}")
         return None
 
     def _note(self, load: Load, failure: FetchProxyError | None, began_at: float) -> None:
@@ -547,9 +523,9 @@ class FetcherPool:
         self._health.failed(now, began_at, failure)
         log.debug(
             "remote_read_failed",
-            topic=load.plan.topic,
-            partition=load.plan.partition,
-            read=load.plan.what,
+            topic=load.tip.topic,
+            partition=load.tip.partition,
+            read=load.what,
             failures=load.failures,
             error=str(failure),
         )

@@ -31,7 +31,7 @@ from fetchproxy.reading.chunk_cache import Chunk, ChunkKey
 from fetchproxy.reading.disk_cache import DiskCache
 from fetchproxy.reading.fetcher_pool import FetcherPool, HedgedReads, Load, LoopSteps
 from fetchproxy.reading.limits import ReadingLimits
-from fetchproxy.reading.read_ahead import ReadAheadLoads
+from fetchproxy.reading.read_ahead import ReadAhead, ReadAheadLoads
 from fetchproxy.reading.segment_loads import SegmentLoads
 from fetchproxy.reading.segment_reader import (
     NO_CHUNKS,
@@ -58,10 +58,8 @@ from fetchproxy.storage.store_health import StoreOperation
 
 @dataclass(eq=False, repr=False)
 class DelayedRemoteFetch:
-    """Made by `RemoteFetchPurgatory.watch`; everything else about it is the purgatory's.
-
-    States: waiting → completed (`reason` is set, `results()` stays the same from then on). The
-    purgatory keeps nothing of a completed fetch: its results live as long as the caller holds it.
+    """Made by `RemoteFetchPurgatory.watch`. Completed once, `reason` and `results()` stay as they
+    are, and the purgatory keeps nothing of it.
     """
 
     requests: Sequence[RemoteReadRequest]
@@ -75,14 +73,6 @@ class DelayedRemoteFetch:
     timer: asyncio.TimerHandle | None = None
     _results: dict[int, RemoteReadResult] = field(default_factory=dict)
 
-    async def wait(self) -> None:
-        """Return when completed. A cancelled wait cancels the fetch, but not the reads."""
-        try:
-            await self.completed.wait()
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-
     def results(self) -> dict[int, RemoteReadResult]:
         """By index of request; those with nothing yet are absent. Empty before completion.
 
@@ -93,7 +83,7 @@ class DelayedRemoteFetch:
         return self._results
 
     def cancel(self) -> None:
-        """The client is gone. Does nothing after completion."""
+        """The client is gone; the reads go on. Does nothing after completion."""
         if self.reason is None:
             self._on_cancel(self)
 
@@ -108,12 +98,10 @@ class DelayedRemoteFetch:
         self.completed.set()
 
 
-# Reads that memory cannot answer yet, each driven by one task until it can.
-#
-# One per (partition, offset, isolation), whoever asks and however often: the next poll of the
-# same client finds the work that its last one began. A pending read outlives the fetches that
-# watch it, and ends with data in memory, with an error, or when nobody has asked for it for a
-# while.
+# Reads that memory cannot answer yet, each driven by one task until it can: one per (partition,
+# offset, isolation), whoever asks, so that a client's next poll finds the work that its last one
+# began. A pending read outlives the fetches that watch it, and ends with data in memory, with an
+# error, or when nobody has asked for it for a while.
 
 log = structlog.get_logger(__name__)
 
@@ -254,9 +242,8 @@ class PendingReads:
         need: NeedChunk | NeedLayout | NeedAborted,
         error: ObjectNotFound,
     ) -> bool:
-        """An object is missing. Retention may have deleted the segment: a fresh view decides.
-
-        If that view still has it, an object is lost; that is damage, not "out of range".
+        """An object is missing. Retention may have deleted the segment: a fresh view decides. If
+        that still has it, an object is lost; that is damage, not "out of range".
         """
         if read.missing is not None and read.missing.key == need.key:
             self._loads.give_up(need, CorruptSegment(f"an object of the segment is lost: {error}"))
@@ -268,16 +255,14 @@ class PendingReads:
 
 # A fetch completes when one of its requests has data, when an error cannot be mended, or at its
 # deadline. Checking memory and registering happen in one step of the loop, so there is no moment
-# between them for a lost wake-up. This module decides who waits for what and who is answered with
-# what; it reads nothing itself.
+# between them for a lost wake-up.
 
 _COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in CompletionReason}
 
 
 class RemoteFetchPurgatory:
-    """An async context manager that owns all tasks of the read side.
-
-    Entering raises ConfigError where the disk cache's folder cannot be had.
+    """An async context manager that owns all tasks of the read side. Entering raises ConfigError
+    where the disk cache's folder cannot be had.
     """
 
     def __init__(
@@ -318,15 +303,8 @@ class RemoteFetchPurgatory:
             limits.purgatory_entries_max,
             self._on_read_done,
         )
-        self._read_ahead = ReadAheadLoads(
-            limits.read_ahead_chunks_max,
-            config.chunk_cache_bytes_max,
-            reader,
-            memory,
-            pool,
-            loads,
-            self._unasked_max_s,
-        )
+        streams = ReadAhead(limits.read_ahead_chunks_max)
+        self._read_ahead = ReadAheadLoads(streams, reader, memory, pool, loads, self._unasked_max_s)
         self._by_time = TimestampLookup(rlmm, memory, loads, self._unasked_max_s)
 
     async def __aenter__(self) -> Self:
@@ -347,8 +325,6 @@ class RemoteFetchPurgatory:
         await self._tasks.__aexit__(None, None, None)
         if self._disk_cache is not None:
             await self._disk_cache.__aexit__(None, None, None)
-
-    # --- the gateway's side -----------------------------------------------------------------------
 
     def watch(
         self,
@@ -407,8 +383,6 @@ class RemoteFetchPurgatory:
         outcome = self._reader.read(request, 1, True, now, now)
         if not isinstance(outcome, Served | RemoteReadResult):
             self._pending.ask(request, now + self._unasked_max_s)
-
-    # --- completion -------------------------------------------------------------------------------
 
     def _register(self, fetch: DelayedRemoteFetch, now: float) -> None:
         """Watch the reads of as many requests as the answer could hold."""
@@ -493,10 +467,8 @@ class RemoteFetchPurgatory:
         return RemoteReadResult((), (), error, 0)
 
     def _failing_since(self, read: PendingRead) -> float | None:
-        """Since when the store keeps this read from its data, if there is evidence of that.
-
-        A failure of any read counts, if it is newer than this one: what failed an hour ago, before
-        anybody asked again, says nothing of now.
+        """Since when the store keeps this read from its data, if there is evidence of that: a
+        failure of any read that is newer than this one.
         """
         own = None if read.load is None else read.load.failing_since
         every = self._health.failing_since

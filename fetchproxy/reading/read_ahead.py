@@ -134,30 +134,20 @@ class ReadAhead:
         return step.ahead
 
 
-# Reading ahead of sequential readers: what `read_ahead` decides, as far as there is room for it.
-#
-# Chunks that nobody has used yet may take half of the cache. Of that a stream may take as much as
-# it leaves free: one alone gets half, and however many there are, each finds room for something.
-
-
+@dataclass(eq=False, repr=False)
 class ReadAheadLoads:
-    def __init__(
-        self,
-        chunks_max: int,
-        cache_bytes_max: int,
-        reader: SegmentReader,
-        memory: ArchiveMemory,
-        pool: FetcherPool,
-        loads: SegmentLoads,
-        wanted_for_s: float,
-    ) -> None:
-        self._streams = ReadAhead(chunks_max)
-        self._room_bytes = cache_bytes_max // 2
-        self._wanted_for_s = wanted_for_s
-        self._reader = reader
-        self._memory = memory
-        self._pool = pool
-        self._loads = loads
+    """What `ReadAhead` decides, as far as there is room for it.
+
+    Chunks that nobody has used yet may take half of the cache. Of that a stream may take as much as
+    it leaves free: one alone gets half, and however many there are, each finds room for something.
+    """
+
+    _streams: ReadAhead
+    _reader: SegmentReader
+    _memory: ArchiveMemory
+    _pool: FetcherPool
+    _loads: SegmentLoads
+    _wanted_for_s: float
 
     def served(self, request: RemoteReadRequest, served: Served, waited: bool, now: float) -> None:
         """Begin what the reader of `request` will want next.
@@ -176,7 +166,8 @@ class ReadAheadLoads:
         if not count:
             return
         needs = self._reader.following(place, count, request.isolation, now)
-        room = self._room_bytes - self._memory.chunks.read_ahead_bytes - self._pool.ahead_bytes
+        chunks = self._memory.chunks
+        room = chunks.maxsize // 2 - chunks.read_ahead_bytes - self._pool.ahead_bytes
         missing = sum(isinstance(need, NeedChunk) for need in needs)
         own = (count - missing) * self._memory.chunk_bytes  # what the stream takes of the room
         for need in needs:

@@ -6,19 +6,19 @@ One function per kind of need. Each raises domain errors; retrying them is the p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
 from fetchproxy.errors import CorruptSegment, SegmentLocked
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
-from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import CORRUPT_CHUNKS, REMOTE_FETCH_BYTES
 from fetchproxy.reading.chunk_cache import Chunk, check_chunk
 from fetchproxy.reading.disk_cache import CachedChunk, DiskCache
-from fetchproxy.reading.fetcher_pool import FetcherPool, HedgedReads, Load, LoadPlan, LoopSteps
+from fetchproxy.reading.fetcher_pool import FetcherPool, HedgedReads, Load, LoopSteps
 from fetchproxy.reading.segment_reader import (
     ArchiveMemory,
     Need,
@@ -27,6 +27,7 @@ from fetchproxy.reading.segment_reader import (
     NeedLayout,
     NeedView,
 )
+from fetchproxy.runtime.loop import at_once, in_steps
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, SegmentLayout
 from fetchproxy.segments.side_files import decode_aborted
@@ -35,6 +36,8 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import Content
 
 log = structlog.get_logger(__name__)
+
+V = TypeVar("V")
 
 # Reserved while an index is read, whose size nobody states: that of a segment of 64 MiB.
 INDEX_RESERVED_BYTES = 256 * 1024
@@ -55,23 +58,16 @@ class SegmentLoads:
     _steps: LoopSteps
     _local_indexes: LocalIndexes | None = None
     _disk_cache: DiskCache | None = None
-    _views_wanted: dict[TopicIdPartition, float] = field(default_factory=dict)
 
     def begin(
         self, need: Need, wanted_until: float, ahead: bool = False, client: Hashable = None
     ) -> Load:
         """Start or join the load of `need`; its value is the Chunk where one was needed."""
-        if isinstance(need, NeedView):
-            wanted = self._views_wanted.get(need.tip, need.not_older_than)
-            self._views_wanted[need.tip] = max(wanted, need.not_older_than)
-        return self._pool.load(self._plan(need, client), wanted_until, ahead, client)
-
-    def _plan(self, need: Need, client: Hashable) -> LoadPlan:
         attempt: Callable[[], Awaitable[Chunk | None]]
         nearby: Callable[[], Awaitable[Chunk | None]] | None = None
         if isinstance(need, NeedView):
             tip, what, size = need.tip, f"view of {need.tip}", 0
-            attempt = partial(self._load_view, need.tip)
+            attempt = partial(self._load_view, need)
         elif isinstance(need, NeedChunk):
             tip = need.metadata.topic_id_partition
             what, size = f"chunk {need.number} of {_name(need)}", need.byte_range.length
@@ -86,7 +82,11 @@ class SegmentLoads:
                 what = f"transaction index of {_name(need)}"
                 attempt = partial(self._load_aborted, need)
         on_corrupt = partial(self.give_up, need)
-        return LoadPlan(need.key, what, tip.topic, tip.partition, size, attempt, on_corrupt, nearby)
+        return self._pool.load(
+            Load(
+                need.key, what, tip, size, attempt, on_corrupt, wanted_until, ahead, client, nearby
+            )
+        )
 
     def give_up(self, need: Need, error: CorruptSegment) -> None:
         """The bytes of `need` are damaged where they lie: alarm, and keep the error for a while."""
@@ -101,36 +101,22 @@ class SegmentLoads:
         CORRUPT_CHUNKS.inc()
         log.error("corrupt_segment", **need.metadata.logged, error=str(error))
 
-    async def _load_view(self, tip: TopicIdPartition) -> None:
-        wanted = self._views_wanted.get(tip, float("-inf"))
-        view = await self._rlmm.refresh(tip, wanted)
-        if self._views_wanted.get(tip, float("-inf")) <= view.read_at:
-            self._views_wanted.pop(tip, None)
+    async def _load_view(self, need: NeedView) -> None:
+        await self._rlmm.refresh(need.tip, need.not_older_than)
 
     async def _load_layout(self, need: NeedLayout) -> None:
         index = None
         if self._local_indexes is not None:
             index = await self._local_indexes.read(need.metadata)
         if index is None:
-            index = await self._fetch_index(need.metadata)
+            raw = await self._rsm.fetch_index(need.metadata, SegmentFile.INDEX)
+            index = await _parsed(RemoteLogIndex.parse, raw)
+            index.check_covers(need.metadata.stored_end_offset, need.metadata.segment_size_bytes)
         self._memory.keep(need, SegmentLayout(index, self._memory.chunk_bytes))
-
-    async def _fetch_index(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogIndex:
-        raw = await self._rsm.fetch_index(metadata, SegmentFile.INDEX)
-        if len(raw) <= INDEX_INLINE_BYTES_MAX:
-            index = RemoteLogIndex.parse(raw)
-        else:
-            index = await asyncio.to_thread(RemoteLogIndex.parse, raw)
-        index.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
-        return index
 
     async def _load_aborted(self, need: NeedAborted) -> None:
         raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN)
-        if len(raw) <= INDEX_INLINE_BYTES_MAX:
-            entries = decode_aborted(raw)
-        else:
-            entries = await asyncio.to_thread(decode_aborted, raw)
-        self._memory.keep(need, entries)
+        self._memory.keep(need, await _parsed(decode_aborted, raw))
 
     async def _load_chunk(self, need: NeedChunk, client: Hashable) -> Chunk:
         size = need.byte_range.length
@@ -169,25 +155,18 @@ class SegmentLoads:
             crc_known,
         )
         if len(content) > CHECK_INLINE_BYTES_MAX:
-            chunk = await asyncio.to_thread(_last, steps)
+            chunk = await asyncio.to_thread(at_once, steps)
         else:
-            chunk = await self._stepwise(steps)
+            await self._steps.begin()
+            chunk = await in_steps(steps, self._steps.go_on)
         self._memory.chunks.keep(need.key, chunk, self._pool.is_ahead(need.key))
         return chunk
 
-    async def _stepwise(self, checks: Iterator[Chunk | None]) -> Chunk:
-        await self._steps.begin()
-        for chunk in checks:
-            if chunk is not None:
-                return chunk
-            await self._steps.go_on()
-        raise AssertionError("check_chunk ends with a chunk or an error")
 
-
-def _last(steps: Iterator[Chunk | None]) -> Chunk:
-    *_, chunk = steps
-    assert chunk is not None
-    return chunk
+async def _parsed(parse: Callable[[bytes], V], raw: bytes) -> V:
+    if len(raw) <= INDEX_INLINE_BYTES_MAX:
+        return parse(raw)
+    return await asyncio.to_thread(parse, raw)
 
 
 def _cached(need: NeedChunk) -> CachedChunk:

@@ -28,8 +28,6 @@ from fetchproxy.reading.chunk_cache import Chunk, ChunkCache, ChunkKey
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.segments.remote_log_index import SegmentLayout
 
-# The values that cross between the gateway and the read side. No behaviour, no I/O.
-
 # So long a fetch waits for the archive alone, whatever its max_wait: a store is slower than a
 # broker's disk, and a client that waits for less would be answered empty again and again. Kafka's
 # own tiered storage waits as long (`remote.fetch.max.wait.ms` by default).
@@ -41,9 +39,8 @@ PARTITIONS_READ_MAX = 200
 
 # Both are made for every fetch: a named tuple in a third of a frozen dataclass's time.
 class RemoteReadRequest(NamedTuple):
-    """One partition of a fetch; `bytes_max` is the partition's own limit.
-
-    `client` is who asks, as far as turns go: the fetchers serve clients evenly. None: the proxy.
+    """One partition of a fetch; `bytes_max` is the partition's own limit. `client` is who asks: the
+    fetchers serve clients evenly. None: the proxy.
     """
 
     tip: TopicIdPartition
@@ -100,10 +97,6 @@ class CompletionReason(Enum):
     DEADLINE = "deadline"
     CANCELLED = "cancelled"  # its owner is gone, or the purgatory closes
 
-
-# What the read side keeps in memory of the archive: layouts, aborted lists, chunks, damage.
-#
-# All of it can be read again, all of it is bounded, and nothing gets in unchecked.
 
 # NeedChunks known to be damaged; beyond that the oldest is forgotten and found again.
 DAMAGED_MAX = 10_000
@@ -166,6 +159,8 @@ Need = NeedView | NeedLayout | NeedAborted | NeedChunk
 
 
 class ArchiveMemory:
+    """All of it can be read again, all of it is bounded, and nothing gets in unchecked."""
+
     def __init__(self, config: RemoteFetchConfig, limits: ReadingLimits) -> None:
         self.chunk_bytes = limits.chunk_bytes
         self.chunks = ChunkCache(config.chunk_cache_bytes_max)
@@ -215,8 +210,7 @@ def _index_bytes(value: SegmentLayout | tuple[AbortedTxn, ...]) -> int:
 
 
 # `read` answers with a result or with the one thing it lacks; whoever drives it loads that and
-# asks again. So the whole way of a read is one synchronous function, the same whether everything
-# is in memory or nothing.
+# asks again. So the whole way of a read is one synchronous function.
 
 NO_CHUNKS: Mapping[ChunkKey, Chunk] = {}
 _marker_offset = attrgetter("last_offset")
@@ -409,11 +403,11 @@ class SegmentReader:
                 needs.append(need)
         return needs, max(end - begin, number < 0)  # 1 at least where it is entered
 
-    def _after(self, view: PartitionView, place: NeedChunk) -> NeedChunk | int | None:
-        """The chunk after `place`, also across a segment border but never across a gap.
+    def _after(self, view: PartitionView, place: NeedChunk) -> NeedChunk | None:
+        """The chunk after `place`, as far as layouts are in memory: also across a segment border,
+        but never across a gap.
 
-        An int is the first offset of a segment whose layout is not in memory. The next segment may
-        overlap this one, so it is entered by offset and not at its first byte.
+        The next segment may overlap this one, so it is entered by offset and not at its first byte.
         """
         if _counts(place.metadata, place.layout, place.number + 1):
             return NeedChunk(place.metadata, place.layout, place.number + 1)
@@ -423,7 +417,7 @@ class SegmentReader:
             return None
         layout = self._memory.layout(metadata.segment_id.id.int)
         if layout is None:
-            return border
+            return None
         number = layout.chunk_at_or_after(border)
         return NeedChunk(metadata, layout, number) if _counts(metadata, layout, number) else None
 
@@ -433,7 +427,7 @@ class SegmentReader:
         """Add batches of the chunks that follow, as far as they are in memory."""
         while answer.size_bytes < limit:
             after = self._after(view, answer.place)
-            if not isinstance(after, NeedChunk):
+            if after is None:
                 return
             if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(after.metadata):
                 return

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-# Whose turn it is among clients that wait for the same fetchers. Pure: no clock, no tasks.
-#
 # The client that was served the fewest bytes goes next (start-time fair queueing, Goyal 1996):
 # with reads of one size that is round robin, with others it is round robin by bytes. Within a
 # client the order is that of asking. While several wait, none is more than one read ahead of
@@ -100,8 +98,6 @@ class FairQueue(Generic[T]):
             }
 
 
-# A byte rate that is kept by waiting afterwards. Pure: it neither sleeps nor has a clock.
-#
 # How much a read brings is known when it has come. So, as with Kafka's quotas
 # (ClientQuotaManager, KIP-219, KIP-956), what came is counted, and whoever owes waits before the
 # next one. Over any time `t` no more than `burst + rate * t` passes, plus the one read that made
@@ -120,19 +116,11 @@ class TokenBucket:
 
     def spend(self, size_bytes: int, now: float) -> float:
         """What came; seconds until nothing is owed, 0: nothing is."""
-        self._refill(now)
-        self._left -= size_bytes
-        return self._owed_s()
+        earned = (now - self._at) * self._bytes_per_s
+        self._left = min(self._left + earned, self._bytes_per_s) - size_bytes
+        self._at = now
+        return max(-self._left / self._bytes_per_s, 0.0)
 
     def owed_s(self, now: float) -> float:
         """Seconds until the next read may begin."""
-        self._refill(now)
-        return self._owed_s()
-
-    def _refill(self, now: float) -> None:
-        earned = (now - self._at) * self._bytes_per_s
-        self._left = min(self._left + earned, self._bytes_per_s)
-        self._at = now
-
-    def _owed_s(self) -> float:
-        return max(-self._left / self._bytes_per_s, 0.0)
+        return self.spend(0, now)

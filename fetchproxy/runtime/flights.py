@@ -9,16 +9,16 @@ from typing import Generic, Self, TypeVar
 
 from fetchproxy.errors import ClusterError, StorageUnavailable
 
-# One piece of work per key at a time: who comes while it runs waits for it and shares the
-# outcome.
-#
-# It keeps nothing afterwards: caching is the caller's. No tasks are made; the first caller does
-# the work itself, and if it is cancelled one of those who wait takes over.
-
 V = TypeVar("V")
 
 
 class SingleFlight(Generic[V]):
+    """One piece of work per key at a time: who comes while it runs shares the outcome.
+
+    It keeps nothing afterwards. No tasks are made; the first caller does the work itself, and if it
+    is cancelled one of those who wait takes over.
+    """
+
     def __init__(self) -> None:
         # The outcome: (value, error), or None when the one who did the work was cancelled.
         self._flights: dict[Hashable, asyncio.Future[tuple[V | None, Exception | None] | None]] = {}
@@ -54,12 +54,6 @@ class SingleFlight(Generic[V]):
         self._flights.pop(key).set_result(outcome)
 
 
-# Reads that many wait for and one task does: single-flight per key, cached, honest about age.
-#
-# Knows nothing of segments. The tasks belong to one TaskGroup, opened and closed with the object,
-# so a caller that is cancelled leaves without taking the read away from the others, and no read
-# outlives its owner. A failed read fails those who wait for it and is not kept.
-
 # Reads for nobody in particular begin while fewer than so many are under way: whoever looks at
 # thousands of old values must not have the store read them all at once.
 RENEWED_AT_ONCE = 16
@@ -75,10 +69,12 @@ class _Running(Generic[V]):
 
 
 class FreshReads(Generic[K, V]):
-    """An async context manager; `read(key, began_at)` does the work and makes the value.
+    """Reads that many wait for and one task does: single-flight per key, cached, honest about age.
 
-    `began_at` is the loop time (s) before the read's first request: what the store held by then,
-    the value shows.
+    An async context manager that owns the tasks, so a caller that is cancelled leaves the read to
+    the others. A failed read fails those who wait for it and is not kept. `read(key, began_at)`
+    makes the value; `began_at` is the loop time (s) before the read's first request: what the store
+    held by then, the value shows.
     """
 
     def __init__(self, read: Callable[[K, float], Awaitable[V]]) -> None:
@@ -200,9 +196,6 @@ class FreshReads(Generic[K, V]):
         running.outcome.exception()  # seen, also where everybody has left
 
 
-# Wait for whichever of several things happens first, leaving no task behind.
-
-
 async def first_of(waits: Sequence[Coroutine[None, None, object]], timeout_s: float) -> None:
     """Returns when one of `waits` is done or the time is over; the others are cancelled."""
     async with asyncio.TaskGroup() as group:
@@ -215,21 +208,17 @@ async def first_of(waits: Sequence[Coroutine[None, None, object]], timeout_s: fl
             await asyncio.sleep(timeout_s)
 
 
-# Questions that many ask one by one, put together: what is asked in turns of the loop that
-# follow.
-#
-# Keeps nothing afterwards. No tasks are made: the first who asks does the work for all, and
-# returns when all of it is done; if it is cancelled one of the others does the rest. Those have
-# their answers as soon as they are there.
-
-
 # Told of each key's answer as soon as it is there.
 Tell = Callable[[K, V | ClusterError], None]
 Work = Callable[[Collection[K], Tell[K, V]], Awaitable[None]]
 
 
 class Gathering(Generic[K, V]):
-    """`work` tells the answer of each of the keys it is given, once, and raises no ClusterError."""
+    """Questions that many ask one by one, put together: those of turns of the loop that follow.
+
+    `work` tells the answer of each of the keys it is given, once, and raises no ClusterError. The
+    first who asks does it for all; if it is cancelled one of the others does the rest.
+    """
 
     def __init__(self, work: Work[K, V]) -> None:
         self._work = work

@@ -41,9 +41,8 @@ def make_own_folder(folder: Path, config_key: str) -> None:
 
 
 def take_folder(folder: Path, config_key: str) -> IO[bytes]:
-    """Make the folder if need be, and lock it until the file is closed. Blocks for the disk.
-
-    Raises ConfigError, naming `config_key`, where the folder cannot be had.
+    """Make the folder if need be, and lock it until the file is closed. Blocks for the disk. Raises
+    ConfigError, naming `config_key`, where the folder cannot be had.
     """
     try:
         make_own_folder(folder, config_key)
@@ -56,3 +55,16 @@ def take_folder(folder: Path, config_key: str) -> IO[bytes]:
         raise ConfigError(f"{config_key} = {folder}: another process uses it") from None
     except OSError as error:
         raise ConfigError(f"{config_key} = {folder}: {error.strerror}") from error
+
+
+# A file as it was when last looked at: mtime (ns), size, inode. None: it is not there.
+Stamp = tuple[int, int, int] | None
+
+
+def stamp_of(file: Path) -> Stamp:
+    """Follows symbolic links, which is how Kubernetes swaps a secret. Blocks for the disk."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -131,8 +131,6 @@ async def publish_event_loop_time() -> None:
             loop.times.publish()
 
 
-# How a request for very many partitions leaves the event loop to others between its steps.
-
 # A step of a fetch costs up to some 10 µs a partition: so many stay well below a millisecond.
 MANY_PARTITIONS = 100
 # Requests, and answers, of one connection that are handled in one turn of the loop. Who sends a
@@ -147,8 +145,6 @@ async def breathe(partitions: int) -> None:
     if partitions >= MANY_PARTITIONS:
         await asyncio.sleep(0)
 
-
-# Work on very many things, piece by piece, so that the event loop is left to others in between.
 
 T = TypeVar("T")
 
@@ -242,16 +238,14 @@ async def in_steps(
         await pause()
 
 
-# As many open files as the system lets this process have. Each client takes two: its own
-# connection and the one to its broker. Most systems give 1,024 to a process that does not ask.
-
 log = structlog.get_logger(__name__)
 
-_FILES_A_CLIENT = 2
+_FILES_A_CLIENT = 2  # its own connection, and the one to its broker
 
 
 def raise_open_files_max(connections_max: int) -> int:
-    """The soft limit goes up to the hard one, as in the JVM and in Go; the limit from now on.
+    """The soft limit, often 1,024, goes up to the hard one, as in the JVM and in Go; the limit from
+    now on.
 
     Logs how many clients it has room for, where that is less than `connections_max`.
     """

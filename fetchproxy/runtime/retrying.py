@@ -25,8 +25,6 @@ async def within(max_s: float, what: str) -> AsyncIterator[asyncio.Timeout]:
         raise StorageUnavailable(f"{what}: not done within {max_s:g} s") from None
 
 
-# How long to pause after the n-th failure. Pure: the random part is an argument.
-
 # 2^n overflows nothing, but there is no point in computing more than any `max_ms` can use.
 _DOUBLINGS_MAX = 30
 
@@ -40,9 +38,8 @@ class Backoff:
     jitter: float  # 0 … 1: the pause lies within ± this share of its nominal length
 
     def pause_ms(self, failures: int, unit: float) -> float:
-        """The pause after `failures` (1, 2, …) failures; `unit` is random in 0 … 1.
-
-        Never above `max_ms`, so that what an outage costs after its end stays bounded.
+        """After `failures` (1, 2, …) failures; `unit` is random in 0 … 1. Never above `max_ms`, so
+        that what an outage costs after its end stays bounded.
         """
         if failures < 1:
             raise ValueError(f"{failures} failures need no pause")
@@ -50,8 +47,6 @@ class Backoff:
         spread = 1 + self.jitter * (2 * unit - 1)
         return min(min(nominal, self.max_ms) * spread, self.max_ms)
 
-
-# Parts of a process that run for ever: one that fails begins again, and the others go on.
 
 log = structlog.get_logger(__name__)
 
@@ -66,7 +61,9 @@ async def keep_running(
     rng: random.Random,
     on_failure: Callable[[], None] = lambda: None,
 ) -> None:
-    """`run()` again and again; pauses grow while it fails soon. Ends only by cancellation."""
+    """`run()` again and again, so that a part that fails takes no other down; pauses grow while it
+    fails soon. Ends only by cancellation.
+    """
     clock = asyncio.get_running_loop().time
     pause_s = RESTART_PAUSE_INITIAL_S
     while True:

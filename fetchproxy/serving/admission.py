@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple, cast
 
@@ -28,8 +28,6 @@ from fetchproxy.runtime.fairness import FairQueue, TokenBucket
 from fetchproxy.serving.appetite import SOFTWARE_SHOWN_MAX, Appetites, Reader, may_pause
 from fetchproxy.serving.limits import ServingLimits
 
-# How much memory archived records may hold while clients take them, for one and for all together.
-#
 # Records leave as views of the chunks they were read in, and a view keeps its whole chunk in
 # memory, cached or not. So the blocks behind an answer are counted, each once, however many
 # clients read it. Answers are cut to the room that is left. The last quarter is kept for single
@@ -132,9 +130,6 @@ def _block(piece: Buffer) -> Sized:
     return cast(Sized, piece.obj) if isinstance(piece, memoryview) else piece
 
 
-# Whose turn it is to be given archived records, when more connections want them than CPU is
-# there.
-#
 # Consumers that replay the same history share what is read from the store only while they stay
 # within a cache of each other. Left to chance they part: who is faster by a little finds its next
 # chunk just as ready, and after a while the others read all of it again. So only a few answers
@@ -147,37 +142,49 @@ def _block(piece: Buffer) -> Sized:
 
 
 class AnswerTurns:
-    """At most `turns_max` at once, each for at most `turn_max_s` while others wait."""
+    """At most `turns_max` at once, each for at most `turn_max_s` while others wait. A connection
+    has one fetch at a time; any object stands for it.
+    """
 
     def __init__(self, turns_max: int, turn_max_s: float) -> None:
         self._turns_max = turns_max
         self._turn_max_s = turn_max_s
-        self._queue: FairQueue[ConnectionTurn] = FairQueue()
-        self._taken: dict[ConnectionTurn, float] = {}  # since loop time, s; the oldest first
+        self._queue: FairQueue[Hashable] = FairQueue()
+        self._begun: dict[Hashable, asyncio.Event] = {}  # of those in the queue
+        self._taken: dict[Hashable, float] = {}  # since loop time, s; the oldest first
         self._timer: asyncio.TimerHandle | None = None  # for the oldest; only while others wait
 
-    def begin(self, turn: ConnectionTurn, size_bytes: int) -> bool:
-        """True: `turn` has begun. False: it is in the queue, and `turn.begun` tells."""
-        if len(self._taken) < self._turns_max:  # so nobody waits
-            self._taken[turn] = asyncio.get_running_loop().time()
-            return True
-        self._queue.push(turn, turn, max(size_bytes, COST_BYTES_MIN))
-        self._grant()
-        return False
+    async def take(self, connection: Hashable, size_bytes: int, deadline: float) -> None:
+        """Wait for a turn; from `deadline` (loop time, s) on without one. `give_back` must follow.
 
-    def end(self, turn: ConnectionTurn) -> None:
-        """Of one that has it, or waits for it, or neither."""
-        if self._taken.pop(turn, None) is None:
-            self._queue.remove(turn)
+        `size_bytes`: what the answer may take, which counts as given to the connection.
+        """
+        if len(self._taken) < self._turns_max:  # so nobody waits
+            self._taken[connection] = asyncio.get_running_loop().time()
+            return
+        LIMITS_REACHED.labels("remote_answer_turns_max").inc()
+        begun = self._begun[connection] = asyncio.Event()
+        self._queue.push(connection, connection, max(size_bytes, COST_BYTES_MIN))
+        self._grant()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await begun.wait()
+        except TimeoutError:
+            self.give_back(connection)
+
+    def give_back(self, connection: Hashable) -> None:
+        """Its turn, or its place in the queue; also where it has neither."""
+        if self._taken.pop(connection, None) is None and self._queue.remove(connection):
+            del self._begun[connection]
         if self._timer is not None:
             self._grant()
 
     def _grant(self) -> None:
         now = asyncio.get_running_loop().time()
         while len(self._queue) and len(self._taken) < self._turns_max:
-            turn = self._queue.pop()
-            self._taken[turn] = now
-            turn.begun.set()
+            connection = self._queue.pop()
+            self._taken[connection] = now
+            self._begun.pop(connection).set()
         REMOTE_ANSWERS_WAITING.set(len(self._queue))
         if self._timer is not None:
             self._timer.cancel()
@@ -192,37 +199,8 @@ class AnswerTurns:
         self._grant()
 
 
-@dataclass(eq=False, repr=False, slots=True)
-class ConnectionTurn:
-    """One connection's: it has one fetch at a time."""
-
-    _turns: AnswerTurns
-    begun: asyncio.Event = field(default_factory=asyncio.Event)  # after it had to wait
-
-    async def take(self, size_bytes: int, deadline: float) -> None:
-        """Wait for a turn; from `deadline` (loop time, s) on without one. `give_back` must follow.
-
-        `size_bytes`: what the answer may take, which counts as given to the connection.
-        """
-        self.begun.clear()
-        if self._turns.begin(self, size_bytes):
-            return
-        LIMITS_REACHED.labels("remote_answer_turns_max").inc()
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self.begun.wait()
-        except TimeoutError:
-            self.give_back()
-
-    def give_back(self) -> None:
-        """Also where there is nothing to give back."""
-        self._turns.end(self)
-
-
-# How many archived bytes a second each client may have: `remote_fetch.client_bytes_per_s_max`.
-#
-# As Kafka's consumer quota does (KIP-13, KIP-219): what went out is counted; a client that owes
-# is answered at once, told for how long (`throttle_time_ms`), and its connection is not looked at
+# As Kafka's consumer quota does (KIP-13, KIP-219): what went out is counted; a client that owes is
+# answered at once, told for how long (`throttle_time_ms`), and its connection is not looked at
 # before that. Whom it counts for, over all connections, is what the client cannot choose
 # (`payer_of`): the subject of a certificate that was verified, else the address. Who it is to the
 # broker passes unread, and a client id is whatever the client says.
@@ -262,7 +240,7 @@ def host_of(address: str) -> str:
 
 
 class ClientRates:
-    """`bytes_per_s_max` 0: no limit. `clock`: the running loop's time, s."""
+    """`bytes_per_s_max`: `remote_fetch.client_bytes_per_s_max`, 0: no limit. `clock` in s."""
 
     def __init__(self, bytes_per_s_max: int, clock: Callable[[], float]) -> None:
         self._bytes_per_s_max = bytes_per_s_max
@@ -321,10 +299,6 @@ class Share:
     _reader: Reader | None = None
     _may_pause: bool = False
     _software: str = ""
-    _turn: ConnectionTurn = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._turn = ConnectionTurn(self._admission.turns)
 
     def software_is(self, name: str, version: str) -> None:
         """What the client's library calls itself: before its first fetch, if at all."""
@@ -373,12 +347,12 @@ class Share:
 
     async def enter(self, bytes_max: int, deadline: float) -> None:
         """Waits for a turn, and for memory; from `deadline` (loop time, s) on it goes without."""
-        await self._turn.take(bytes_max, deadline)
+        await self._admission.turns.take(self, bytes_max, deadline)
         await self._admission.answers.wait_for_room(deadline)
 
     def to_store(self) -> None:
         """The store is waited for, so others may go on; also where nothing was entered."""
-        self._turn.give_back()
+        self._admission.turns.give_back(self)
 
     def room(self, bytes_max: int) -> tuple[int, bool]:
         """For records of an answer, and whether the first batch may be larger."""

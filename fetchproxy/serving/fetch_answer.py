@@ -41,9 +41,8 @@ class PartitionAnswer(NamedTuple):
         return sum(map(len, self.records))
 
     def has_news(self, shown: PartitionPatch | None) -> bool:
-        """Incremental answers name only such partitions (Kafka's maybeUpdateResponseData).
-
-        `shown`: what the client last saw of its ends.
+        """Incremental answers name only such partitions (Kafka's maybeUpdateResponseData). `shown`:
+        what the client last saw of its ends.
         """
         return bool(self.records) or self.error_code != 0 or self.watermarks != shown
 

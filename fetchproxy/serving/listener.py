@@ -78,11 +78,12 @@ class Listener:
         self._knows = knows
         self._acceptor: TlsAcceptor | None = None
         self._sessions: set[ClientSession] = set()
-        self._by_ip: Counter[str] = Counter()  # the same
+        self._by_ip: Counter[str] = Counter()  # handshakes included
         self._empty = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
         self._own_tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
+        CONNECTIONS.set_function(lambda: self.connections)
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -92,8 +93,8 @@ class Listener:
                 self._tasks,
                 self.limits.tls_handshake_max_ms,
                 admit=self._admit,
-                changed=self._count,
-                warn=self.warnings.warn,
+                ended=self._uncount,
+                warnings=self.warnings,
                 knows=self._knows,
             )
         elif not is_loopback(self.host):
@@ -167,12 +168,11 @@ class Listener:
         return len(self._sessions) + (0 if self._acceptor is None else len(self._acceptor))
 
     def _admit(self, client: str) -> bool:
-        """Whether one more connection may be, of `address:port`; says so if not."""
+        """Whether one more may be, of `address:port`: it counts from now on. Says so if not."""
         ip = ip_of(client)
-        of_ip = self._by_ip[ip] + (self._acceptor.in_handshake(ip) if self._acceptor else 0)
         limits = (
             ("connections_max", self.connections, self.config.connections_max),
-            ("connections_per_ip_max", of_ip, self.config.connections_per_ip_max),
+            ("connections_per_ip_max", self._by_ip[ip], self.config.connections_per_ip_max),
         )
         for reason, count, limit in limits:
             if count >= limit:
@@ -186,10 +186,14 @@ class Listener:
                     limit=limit,
                 )
                 return False
+        self._by_ip[ip] += 1
         return True
 
-    def _count(self) -> None:
-        CONNECTIONS.set(self.connections)
+    def _uncount(self, client: str) -> None:
+        ip = ip_of(client)
+        self._by_ip[ip] -= 1
+        if not self._by_ip[ip]:
+            del self._by_ip[ip]
 
     # -- sessions --------------------------------------------------------------------------------
     def made(self, session: ClientSession) -> None:
@@ -197,18 +201,12 @@ class Listener:
             session.close()
             return
         self._sessions.add(session)
-        self._by_ip[ip_of(session.client)] += 1
-        self._count()
         self._tasks.create_task(self._serve(session), name=f"session-{session.client}")
 
     def lost(self, session: ClientSession) -> None:
         if session in self._sessions:
             self._sessions.remove(session)
-            ip = ip_of(session.client)
-            self._by_ip[ip] -= 1
-            if not self._by_ip[ip]:
-                del self._by_ip[ip]
-        self._count()
+            self._uncount(session.client)
         if not self._sessions:
             self._empty.set()
 
@@ -230,9 +228,8 @@ class Listener:
                 session.abort()
 
     async def _sweep(self) -> None:
-        """For ever: close what is silent, gone, takes nothing, or is too much.
-
-        A few at a time: ten thousand connections would hold the loop for tens of milliseconds.
+        """Close what is silent, gone, takes nothing, or is too much; a few at a time, as ten
+        thousand connections would hold the loop for tens of milliseconds.
         """
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)

@@ -1,18 +1,17 @@
 """Accepts TCP connections, has them shake hands within a time limit, and hands them on as TLS.
 
-A connection counts from the moment it is accepted. It knows nothing of what is spoken afterwards:
-any asyncio.BufferedProtocol can be behind it. Refused and failed handshakes are said in one line.
+A connection counts from the moment it is accepted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 import structlog
 
+from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, TLS_HANDSHAKES_FAILED
 from fetchproxy.tls.contexts import SHAKING, ReloadingContext, in_words, reason_of
 
@@ -26,18 +25,12 @@ def ip_of(client: str) -> str:
     return client.rpartition(":")[0]
 
 
-class Warn(Protocol):
-    """A warning that a state may cause again and again (`SparingWarnings.warn`)."""
-
-    def __call__(self, event: str, about: object, **context: object) -> None: ...
-
-
 class TlsAcceptor:
     """`protocol_factory(new_protocol)` is for `loop.create_server`, without its `ssl=`.
 
-    `admit()` False: one connection too many; it is closed, and `admit` has said so. `changed()` is
-    called when `len(acceptor)`, the connections that still shake hands, has. `knows` judges server
-    names; None takes every one.
+    `admit()` False: one connection too many; it is closed, and `admit` has said so. `ended()` is
+    called for each that was admitted, when it shakes hands no more. `knows` judges server names;
+    None takes every one.
     """
 
     def __init__(
@@ -47,26 +40,22 @@ class TlsAcceptor:
         handshake_max_ms: int,
         *,
         admit: Callable[[str], bool],
-        changed: Callable[[], None],
-        warn: Warn,
+        ended: Callable[[str], None],
+        warnings: SparingWarnings,
         knows: Callable[[str | None], bool] | None = None,
     ) -> None:
         self._source = source
         self._tasks = tasks
         self._handshake_max_s = handshake_max_ms / 1000
         self._admit = admit
-        self._changed = changed
-        self._warn = warn
-        self._knows = knows
+        self._ended = ended
+        self._warnings = warnings
+        self.knows = knows or (lambda _: True)
         self._shaking: set[_Gate] = set()
-        self._by_ip: Counter[str] = Counter()
 
     def __len__(self) -> int:
+        """Connections that still shake hands."""
         return len(self._shaking)
-
-    def in_handshake(self, ip: str) -> int:
-        """How many of them come from there."""
-        return self._by_ip[ip]
 
     def protocol_factory(self, new_protocol: NewProtocol) -> Callable[[], asyncio.Protocol]:
         return lambda: _Gate(self, new_protocol)
@@ -76,38 +65,33 @@ class TlsAcceptor:
         for gate in list(self._shaking):
             gate.abort()
 
-    # -- for the gates ---------------------------------------------------------------------------
-    def begin(self, gate: _Gate, transport: asyncio.Transport) -> bool:
+    def begin(self, gate: _Gate, raw: asyncio.Transport) -> None:
         if not self._admit(gate.client):
-            return False
+            raw.abort()
+            return
         self._shaking.add(gate)
-        self._by_ip[gate.ip] += 1
-        self._changed()
-        self._tasks.create_task(gate.shake_hands(transport), name=f"tls-handshake-{gate.client}")
-        return True
+        self._tasks.create_task(self._shake_hands(gate, raw), name=f"tls-handshake-{gate.client}")
 
-    def end(self, gate: _Gate) -> None:
-        self._shaking.discard(gate)
-        self._by_ip[gate.ip] -= 1
-        if not self._by_ip[gate.ip]:
-            del self._by_ip[gate.ip]
-        self._changed()
-
-    async def wrap(self, raw: asyncio.Transport, gate: _Gate) -> asyncio.Transport | None:
-        """None where the connection was lost meanwhile. Raises OSError."""
+    async def _shake_hands(self, gate: _Gate, raw: asyncio.Transport) -> None:
         SHAKING.set(gate)
-        return await asyncio.get_running_loop().start_tls(
-            raw,
-            gate,
-            self._source.context,
-            server_side=True,
-            ssl_handshake_timeout=self._handshake_max_s,
-        )
+        transport = None  # None in the end where the connection was lost meanwhile
+        try:
+            transport = await asyncio.get_running_loop().start_tls(
+                raw,
+                gate,
+                self._source.context,
+                server_side=True,
+                ssl_handshake_timeout=self._handshake_max_s,
+            )
+        except OSError as error:
+            self._failed(gate.client, gate.server_name, error)
+        finally:
+            self._shaking.discard(gate)
+            self._ended(gate.client)
+        if transport is not None and not transport.is_closing():
+            gate.hand_over(transport)
 
-    def knows(self, server_name: str | None) -> bool:
-        return self._knows is None or self._knows(server_name)
-
-    def failed(self, client: str, server_name: str | None, error: OSError) -> None:
+    def _failed(self, client: str, server_name: str | None, error: OSError) -> None:
         reason = reason_of(error)
         TLS_HANDSHAKES_FAILED.labels(reason).inc()
         if reason == "closed":  # what every health check of a port does
@@ -115,7 +99,7 @@ class TlsAcceptor:
             return
         if reason == "timeout":
             LIMITS_REACHED.labels("tls_handshake_max_ms").inc()
-        self._warn(
+        self._warnings.warn(
             "tls_handshake_failed",
             (ip_of(client), reason),
             client=client,
@@ -130,22 +114,20 @@ class _Gate(asyncio.Protocol):
 
     def __init__(self, acceptor: TlsAcceptor, new_protocol: NewProtocol) -> None:
         self._acceptor = acceptor
+        self.knows = acceptor.knows
         self._new_protocol = new_protocol
         self._raw: asyncio.Transport | None = None
         self._early = bytearray()
         self.client = ""
-        self.ip = ""
         self.server_name: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.client = f"{peer[0]}:{peer[1]}" if peer else "unknown"
-        self.ip = ip_of(self.client)
         # Not before the task runs: what arrives until then belongs to the handshake.
         self._raw.pause_reading()
-        if not self._acceptor.begin(self, self._raw):
-            self._raw.abort()
+        self._acceptor.begin(self, self._raw)
 
     def data_received(self, data: bytes) -> None:
         """Came in one piece with the end of the handshake, before the task could go on."""
@@ -156,25 +138,11 @@ class _Gate(asyncio.Protocol):
         if self._raw is not None:
             self._raw.write(data)
 
-    def knows(self, server_name: str | None) -> bool:
-        return self._acceptor.knows(server_name)
-
     def abort(self) -> None:
         if self._raw is not None:
             self._raw.abort()
 
-    async def shake_hands(self, raw: asyncio.Transport) -> None:
-        transport = None
-        try:
-            transport = await self._acceptor.wrap(raw, self)
-        except OSError as error:
-            self._acceptor.failed(self.client, self.server_name, error)
-        finally:
-            self._acceptor.end(self)
-        if transport is not None and not transport.is_closing():
-            self._hand_over(transport)
-
-    def _hand_over(self, transport: asyncio.Transport) -> None:
+    def hand_over(self, transport: asyncio.Transport) -> None:
         protocol = self._new_protocol(self.server_name)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)

@@ -20,8 +20,7 @@ from fetchproxy.config.values import secret_file, secret_from
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import TLS_CERTIFICATE_EXPIRY, TLS_FILES_UNUSABLE, TLS_RELOADS
-
-# Until when a certificate is valid. Reads nothing else of it and trusts nothing: OpenSSL does.
+from fetchproxy.runtime.folders import Stamp, stamp_of
 
 _BEGIN = "-----BEGIN CERTIFICATE-----"
 _END = "-----END CERTIFICATE-----"
@@ -37,7 +36,9 @@ def first_certificate(pem: str) -> bytes:
 
 
 def not_after(der: bytes) -> int:
-    """Epoch seconds at which the certificate ends (RFC 5280, 4.1.2.5). Raises ValueError."""
+    """Epoch seconds at which the certificate ends (RFC 5280, 4.1.2.5); reads nothing else of it.
+    Raises ValueError.
+    """
     try:
         certificate = _content(der, 0, _SEQUENCE)
         fields = _content(certificate, 0, _SEQUENCE)
@@ -208,9 +209,6 @@ def on_server_name(tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContex
     return None if peer.knows(name) else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
 
-# Decides what TLS may look like (version, who is verified) and nothing about connections. A
-# password is handed to OpenSSL and is in no message.
-
 _CLIENT_AUTH = {
     "none": ssl.CERT_NONE,
     "requested": ssl.CERT_OPTIONAL,
@@ -331,20 +329,17 @@ def _read(file: Path, said: str) -> str:
         raise ConfigError(f"{said}: is not PEM") from None
 
 
-# Contexts that follow their files: what is new is used for new connections, without a restart.
-#
-# Files that cannot be used leave the old context in force, which is said once and shown as a
-# metric. Connections that are open keep the context they began with.
-
 log = structlog.get_logger(__name__)
 
 EXPIRY_WARNING_INTERVAL_S = 86_400.0
 
-Stamp = tuple[int, int, int] | None
-
 
 class ReloadingContext:
-    """`place` is "listener" or "upstream". Raises ConfigError where the first load fails."""
+    """Follows its files: what is new is used for new connections.
+
+    Files that cannot be used leave the old context in force, which is said once and shown as a
+    metric. `place` is "listener" or "upstream". Raises ConfigError where the first load fails.
+    """
 
     def __init__(
         self, place: str, load: Callable[[], LoadedContext], files: Sequence[Path]
@@ -412,16 +407,7 @@ class ReloadingContext:
             TLS_CERTIFICATE_EXPIRY.labels(self.place).set(self._loaded.not_after)
 
     def _stamps(self) -> list[Stamp]:
-        return [_stamp(file) for file in self._files]
-
-
-def _stamp(file: Path) -> Stamp:
-    """Follows symbolic links, which is how Kubernetes swaps a secret."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        return [stamp_of(file) for file in self._files]
 
 
 def listener_context(config: GatewayConfig, tls: TlsConfig) -> ReloadingContext | None:
@@ -457,9 +443,6 @@ async def keep_fresh(
             await context.look()
             context.warn_of_expiry(wall_clock_ms(), EXPIRY_WARNING_MS)
         await asyncio.sleep(interval_ms / 1000)
-
-
-# What a connection to a broker needs to speak TLS: the context of now, and the broker's name.
 
 
 class UpstreamTls:

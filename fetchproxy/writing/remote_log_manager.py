@@ -594,7 +594,7 @@ async def _archive(
     Then what retention has passed goes; what it hides now loses its objects in a later pass.
     """
     at_work[archiver.tip] = archiver
-    edges = await means.cluster.log_edges(archiver.tip, max_age_ms=0)
+    edges = await means.cluster.log_edges(archiver.tip)
     end: int | None = None
     try:
         while await archiver.process(close_short=True):

@@ -14,6 +14,7 @@ from fetchproxy_protocol import list_offsets, offset_for_leader_epoch
 from fetchproxy_protocol import topic_entries as topic_metadata
 from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.headers import peek_request_header
+from fetchproxy_protocol.topic_entries import BrokerEntry
 from kafka.protocol.consumer.offsets import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -25,7 +26,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from scripted_broker import ScriptedBroker, encode, serving
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
-from fetchproxy.brokers.messages import BrokerAddress, EncodedRequest, MetadataAnswer
+from fetchproxy.brokers.messages import EncodedRequest, MetadataAnswer
 from fetchproxy.brokers.topic_metadata import KEPT_ANSWERS_MAX, SameAnswers, decode_metadata
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
@@ -350,7 +351,7 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
     told = TOPICS["topic-1"] if version >= 10 else UUID(int=0)
     leaders = {n: (fleet.leader(n), 7 if version >= 7 else -1) for n in range(PARTITIONS)}
     assert decoded == MetadataAnswer(
-        {n: BrokerAddress(n, "127.0.0.1", 0, None) for n in NODES},
+        {n: BrokerEntry(n, "127.0.0.1", 0, None) for n in NODES},
         (TopicInfo(told, "topic-1", False, leaders),),
         {SECRET: NOT_AUTHORIZED},
         "c",

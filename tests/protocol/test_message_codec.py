@@ -13,17 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_schema import covers, encode_body, encode_response, schema, values
 
-from fetchproxy.serving.standalone.apis import api_versions
 from fetchproxy.serving.standalone.apis.refused_writes import PRODUCE, REFUSED_WRITES
 from fetchproxy.serving.standalone.schemas import request_of, response_of
-from fetchproxy.serving.standalone.table import ADVERTISED
+from fetchproxy.serving.standalone.table import ADVERTISED, API_VERSIONS_REQUEST
 
 RANGES = {api.key: (api.lowest, api.highest) for api in (*ADVERTISED.values(), *REFUSED_WRITES)}
 OTHERWISE = {ApiKey.FETCH}  # has readers and writers of its own
 TABLES: dict[str, Structure] = {
     **{f"{key.name}_REQUEST": request_of(key) for key in RANGES.keys() - OTHERWISE},
     **{f"{key.name}_RESPONSE": response_of(key) for key in RANGES.keys() - OTHERWISE},
-    "API_VERSIONS_REQUEST": api_versions.REQUEST,
+    "API_VERSIONS_REQUEST": API_VERSIONS_REQUEST,
 }
 
 

@@ -128,7 +128,7 @@ def changed(**options: object) -> RemoteFetchConfig:
 
 async def fetched(side: ReadSide, offset: int, wait_s: float = 0.5) -> DelayedRemoteFetch:
     fetch = side.watch(side.request(offset), wait_s=wait_s)
-    await fetch.wait()
+    await fetch.completed.wait()
     return fetch
 
 

@@ -95,7 +95,7 @@ async def test_what_was_offered_is_read_again(tmp_path: Path) -> None:
         assert await disk.read(chunk(0)) == content(chunk(0))
         assert await disk.read(chunk(1)) == content(chunk(1))
         assert (count(DISK_CACHE_HITS) - hits, count(DISK_CACHE_MISSES) - misses) == (2, 1)
-        assert disk.size_bytes == 2 * (SIZE + HEAD_BYTES)
+        assert disk._bytes == 2 * (SIZE + HEAD_BYTES)
     modes = {(p.name[-6:], p.stat().st_mode & 0o077) for p in (tmp_path / "deep/folder").iterdir()}
     assert (".chunk", 0) in modes
 
@@ -124,7 +124,7 @@ async def test_it_survives_a_restart_with_its_ages(tmp_path: Path) -> None:
     for age, one in enumerate(chunks):
         os.utime(tmp_path / one.file_name, (1_000 + age, 1_000 + age))
     async with cache(tmp_path) as disk:
-        assert disk.size_bytes == FILES_MAX * (SIZE + HEAD_BYTES)
+        assert disk._bytes == FILES_MAX * (SIZE + HEAD_BYTES)
         assert await disk.read(chunks[0]) == content(chunks[0])  # and is the newest from now on
     async with cache(tmp_path) as disk:
         await store(disk, chunk(100))
@@ -152,7 +152,7 @@ async def test_a_smaller_limit_holds_from_the_start(tmp_path: Path) -> None:
     async with cache(tmp_path, disk_cache_bytes_max=2 * MiB) as disk:
         await store(disk, *(chunk(n) for n in range(2 * FILES_MAX)))
     async with cache(tmp_path) as disk:
-        assert disk.size_bytes <= MiB
+        assert disk._bytes <= MiB
         await until(lambda: len(files(tmp_path)) == FILES_MAX)
 
 
@@ -192,7 +192,7 @@ async def test_a_damaged_file_is_dropped_and_never_served(
         errors = count(DISK_CACHE_ERRORS, "damaged")
         assert await disk.read(chunk(0)) is None
         assert count(DISK_CACHE_ERRORS, "damaged") == errors + 1
-        assert disk.size_bytes == 0
+        assert disk._bytes == 0
         await until(lambda: not path.exists())
         await store(disk, chunk(0))
         assert await disk.read(chunk(0)) == content(chunk(0))
@@ -203,7 +203,7 @@ async def test_a_file_that_somebody_removed_is_absent(tmp_path: Path) -> None:
         await store(disk, chunk(0))
         (tmp_path / chunk(0).file_name).unlink()
         assert await disk.read(chunk(0)) is None
-        assert disk.size_bytes == 0
+        assert disk._bytes == 0
 
 
 async def test_the_longest_unused_goes_before_the_limit_is_passed(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ async def test_the_same_chunk_is_written_once(tmp_path: Path) -> None:
         await settled(disk)
         disk.offer(chunk(0), memoryview(content(chunk(0))))
         assert len(disk._writing) == 0
-        assert disk.size_bytes == SIZE + HEAD_BYTES
+        assert disk._bytes == SIZE + HEAD_BYTES
 
 
 def free_bytes(folder: Path) -> int:
@@ -280,7 +280,7 @@ async def test_the_cache_shrinks_where_the_file_system_is_nearly_full(tmp_path: 
         assert await disk.read(chunk(0)) is not None
         await store(disk, chunk(9))
         assert count(DISK_CACHE_NOT_WRITTEN, "full") == full + 1
-        assert disk.size_bytes == 0
+        assert disk._bytes == 0
         await until(lambda: not files(tmp_path))
         assert await disk.read(chunk(0)) is None
 
@@ -308,7 +308,7 @@ async def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
         failed = count(DISK_CACHE_NOT_WRITTEN, "failed")
         await store(disk, chunk(0))
         assert count(DISK_CACHE_NOT_WRITTEN, "failed") == failed + 1
-        assert disk.size_bytes == 0
+        assert disk._bytes == 0
         assert files(folder) == {chunk(0).file_name}
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from uuid import UUID
 
 import pytest
 from virtual_loop import run_virtual
@@ -18,10 +19,13 @@ from fetchproxy.errors import (
     StorageThrottled,
     StorageUnavailable,
 )
-from fetchproxy.reading.fetcher_pool import FetcherPool, LoadPlan
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.reading.fetcher_pool import FetcherPool, Load
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.storage.store_health import OperationHealth, StoreOperation
 from lab.limited import section_and_limits
+
+TIP = TopicIdPartition(UUID(int=1), "t", 0)
 
 
 def now() -> float:
@@ -50,8 +54,12 @@ class Work:
         finally:
             self.running -= 1
 
-    def plan(self, key: str = "k", size_bytes: int = 1) -> LoadPlan:
-        return LoadPlan(key, key, "t", 0, size_bytes, self.attempt, self.corrupt.append)
+    def load(
+        self, wanted_until: float, key: str = "k", size_bytes: int = 1, ahead: bool = False
+    ) -> Load:
+        return Load(
+            key, key, TIP, size_bytes, self.attempt, self.corrupt.append, wanted_until, ahead
+        )
 
 
 @asynccontextmanager
@@ -76,7 +84,7 @@ def test_retries_with_growing_pauses(error: type[Exception]) -> None:
     async def test() -> None:
         work = Work([error("x") for _ in range(4)])
         async with pool(backoff_initial_ms=100, backoff_max_ms=300) as fetchers:
-            load = fetchers.load(work.plan(), now() + 100)
+            load = fetchers.load(work.load(now() + 100))
             await load.done.wait()
         assert load.error is None
         pauses = [b - a for a, b in zip(work.at, work.at[1:], strict=False)]
@@ -90,7 +98,7 @@ def test_gives_up_when_nobody_wants_it_any_more() -> None:
     async def test() -> None:
         work = Work([StorageUnavailable("x") for _ in range(1000)])
         async with pool(backoff_initial_ms=100, backoff_max_ms=100) as fetchers:
-            load = fetchers.load(work.plan(), now() + 1.05)
+            load = fetchers.load(work.load(now() + 1.05))
             await asyncio.sleep(1)
             fetchers.touch(load, now() + 1.05)
             await load.done.wait()
@@ -104,7 +112,7 @@ def test_a_hanging_store_ends_each_attempt() -> None:
     async def test() -> None:
         work = Work([1e9, 1e9])
         async with pool(chunk_read_max_ms=3_000, backoff_initial_ms=100) as fetchers:
-            load = fetchers.load(work.plan(), now() + 60)
+            load = fetchers.load(work.load(now() + 60))
             await load.done.wait()
         assert load.error is None
         assert [t - work.at[0] for t in work.at] == pytest.approx([0, 3.1, 6.3])
@@ -115,7 +123,7 @@ def test_a_hanging_store_ends_each_attempt() -> None:
 def test_an_attempt_under_way_is_not_given_up() -> None:
     async def test() -> None:
         async with pool() as fetchers:
-            load = fetchers.load(Work([20.0]).plan(), now() + 1)
+            load = fetchers.load(Work([20.0]).load(now() + 1))
             await load.done.wait()
         assert load.error is None
 
@@ -126,12 +134,12 @@ def test_single_flight_by_key() -> None:
     async def test() -> None:
         work, other = Work([1.0]), Work([1.0])
         async with pool() as fetchers:
-            loads = [fetchers.load(work.plan(), now() + 5) for _ in range(5)]
+            loads = [fetchers.load(work.load(now() + 5)) for _ in range(5)]
             assert len(set(loads)) == 1
-            assert fetchers.load(other.plan("other"), now() + 5) is not loads[0]
+            assert fetchers.load(other.load(now() + 5, "other")) is not loads[0]
             await loads[0].done.wait()
             assert not fetchers.is_loading("k")
-            await fetchers.load(work.plan(), now() + 5).done.wait()
+            await fetchers.load(work.load(now() + 5)).done.wait()
         assert (len(work.at), work.running_max, len(other.at)) == (2, 1, 1)
 
     run(test)
@@ -142,7 +150,7 @@ def test_places_are_bounded_and_not_held_during_pauses() -> None:
         works = [Work([StorageUnavailable("x"), 1.0]) for _ in range(6)]
         async with pool(fetcher_tasks_max=2, backoff_initial_ms=1_000) as fetchers:
             for n, work in enumerate(works):
-                fetchers.load(work.plan(str(n)), now() + 60)
+                fetchers.load(work.load(now() + 60, str(n)))
             most = 0
             while fetchers._loads:
                 most = max(most, sum(work.running for work in works))
@@ -161,7 +169,7 @@ def test_bytes_are_reserved_before_reading() -> None:
         works = [Work([1.0]) for _ in range(5)]
         async with pool(inflight_bytes_max=MiB) as fetchers:
             for n, work in enumerate(works):
-                fetchers.load(work.plan(str(n), 400 * 1024), now() + 60)
+                fetchers.load(work.load(now() + 60, str(n), 400 * 1024))
             while fetchers._loads:
                 assert sum(work.running for work in works) <= 2
                 await asyncio.sleep(0.1)
@@ -175,8 +183,8 @@ def test_corrupt_bytes_are_read_once_more(error: type[Exception]) -> None:
         damaged_on_the_way = Work([error("x")])
         damaged = Work([error("x"), error("x"), error("x")])
         async with pool() as fetchers:
-            first = fetchers.load(damaged_on_the_way.plan("a"), now() + 60)
-            second = fetchers.load(damaged.plan("b"), now() + 60)
+            first = fetchers.load(damaged_on_the_way.load(now() + 60, "a"))
+            second = fetchers.load(damaged.load(now() + 60, "b"))
             await first.done.wait()
             await second.done.wait()
         assert (first.error, len(damaged_on_the_way.at)) == (None, 2)
@@ -192,7 +200,7 @@ def test_an_absent_object_is_settled() -> None:
     async def test() -> None:
         work = Work([ObjectNotFound("x")])
         async with pool() as fetchers:
-            load = fetchers.load(work.plan(), now() + 60)
+            load = fetchers.load(work.load(now() + 60))
             await load.done.wait()
         assert isinstance(load.error, ObjectNotFound)
         assert len(work.at) == 1
@@ -204,8 +212,8 @@ def test_a_bug_in_one_read_is_logged_retried_and_harms_no_other() -> None:
     async def test() -> None:
         work, other = Work([ZeroDivisionError("bug")]), Work()
         async with pool() as fetchers:
-            load = fetchers.load(work.plan("a"), now() + 60)
-            await fetchers.load(other.plan("b"), now() + 60).done.wait()
+            load = fetchers.load(work.load(now() + 60, "a"))
+            await fetchers.load(other.load(now() + 60, "b")).done.wait()
             await load.done.wait()
         assert load.error is None
         assert len(work.at) == 2
@@ -218,13 +226,13 @@ def test_reading_ahead_becomes_asked_for_and_is_counted_until_then() -> None:
         works = [Work([1.0]) for _ in range(3)]
         async with pool(fetcher_tasks_max=2) as fetchers:
             loads = [
-                fetchers.load(work.plan(str(n), 10), now() + 60, ahead=True)
+                fetchers.load(work.load(now() + 60, str(n), 10, ahead=True))
                 for n, work in enumerate(works)
             ]
             assert fetchers.ahead_bytes == 30
             await asyncio.sleep(0.1)
             assert [work.running for work in works] == [1, 0, 0]
-            assert fetchers.load(works[2].plan("2", 10), now() + 60) is loads[2]
+            assert fetchers.load(works[2].load(now() + 60, "2", 10)) is loads[2]
             assert fetchers.ahead_bytes == 20
             assert fetchers.is_ahead("1")
             assert not fetchers.is_ahead("2")
@@ -239,8 +247,11 @@ def test_reading_ahead_becomes_asked_for_and_is_counted_until_then() -> None:
 def test_cancelled_at_any_turn_it_gives_everything_back(turns: int) -> None:
     async def test() -> None:
         async with pool(fetcher_tasks_max=1) as fetchers:
-            plans = [Work([StorageUnavailable("x"), 1.0]).plan(str(n), 5) for n in range(3)]
-            loads = [fetchers.load(plan, now() + 60, ahead=n > 0) for n, plan in enumerate(plans)]
+            works = [Work([StorageUnavailable("x"), 1.0]) for _ in range(3)]
+            loads = [
+                fetchers.load(work.load(now() + 60, str(n), 5, ahead=n > 0))
+                for n, work in enumerate(works)
+            ]
             for _ in range(turns):
                 await asyncio.sleep(0)
             fetchers.cancel_all()

@@ -252,7 +252,7 @@ def test_a_few_reads_that_hang_do_not_hold_up_a_replay() -> None:
             for n in range(1, 300):
                 began_at = now()
                 fetch = side.watch(side.request(40 * n, 4 * BATCH_BYTES), wait_s=60)
-                await fetch.wait()
+                await fetch.completed.wait()
                 assert fetch.reason is CompletionReason.DATA
                 slowest = max(slowest, now() - began_at)
             assert side.log_reads() - 300 >= 3  # were asked twice

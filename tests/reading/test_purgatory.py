@@ -39,7 +39,7 @@ def test_data_completes_it_and_memory_answers_the_next_one_at_once() -> None:
             assert again.results() == fetch.results()
             assert side.in_memory(side.request(15)) == result
             assert len(side.store.reads) == reads
-            await again.wait()
+            await again.completed.wait()
             assert at_rest(side)
 
     run_virtual(main)
@@ -52,7 +52,7 @@ def test_whole_batches_the_first_one_in_any_case(bytes_max: int, count: int) -> 
             stored = batches(side.rng, 0, 8)
             await side.segment(stored)
             fetch = side.watch(side.request(10, bytes_max))
-            await fetch.wait()
+            await fetch.completed.wait()
             assert b"".join(fetch.results()[0].records) == b"".join(
                 b.content for b in stored[1 : 1 + count]
             )
@@ -133,7 +133,7 @@ def test_polls_at_one_place_share_one_read() -> None:
             side.store.faults = SLOW
             waiting = [side.watch(side.request(n), wait_s=9) for n in (0, 0, 5, 12, 39)]
             for fetch in waiting:
-                await fetch.wait()
+                await fetch.completed.wait()
                 assert fetch.reason is CompletionReason.DATA
             # One index, one chunk.
             assert len([r for r in side.store.reads if r[0].endswith((".log", ".index"))]) == 2
@@ -177,7 +177,7 @@ def test_read_committed_lists_what_overlaps_the_returned_bytes_once() -> None:
             committed = IsolationLevel.READ_COMMITTED
             for offset in (0, 40):
                 fetch = side.watch(side.request(offset, isolation=committed))
-                await fetch.wait()
+                await fetch.completed.wait()
 
             def listed(offset: int, bytes_max: int) -> list[tuple[int, int, int]]:
                 result = side.in_memory(side.request(offset, bytes_max, committed))
@@ -204,7 +204,8 @@ def test_a_client_that_leaves_takes_its_fetch_away_but_not_the_read() -> None:
             fetch = side.watch(side.request(0), wait_s=30)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
-                    await fetch.wait()
+                    await fetch.completed.wait()
+            fetch.cancel()
             assert (fetch.reason, fetch.results()) == (CompletionReason.CANCELLED, {})
             assert under_way(side.purgatory).entries == 0
             fetch.cancel()
@@ -221,8 +222,8 @@ def test_it_completes_once() -> None:
             await side.segment(batches(side.rng, 0, 4))
             fetch = side.watch(side.request(0))
             assert not fetch.completed.is_set()
-            await fetch.wait()
-            await fetch.wait()
+            await fetch.completed.wait()
+            await fetch.completed.wait()
             await asyncio.sleep(10)
             assert (fetch.completed.is_set(), fetch.reason) == (True, CompletionReason.DATA)
             with pytest.raises(AssertionError, match="twice"):

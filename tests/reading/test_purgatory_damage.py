@@ -81,7 +81,7 @@ def test_a_lost_object_is_damage_and_not_out_of_range(file: SegmentFile) -> None
             await side.store.inner.delete(side.rsm.object_key(metadata, file))
             request = side.request(0, isolation=IsolationLevel.READ_COMMITTED)
             fetch = side.watch(request)
-            await fetch.wait()
+            await fetch.completed.wait()
             assert fetch.reason is CompletionReason.DEADLINE
             assert isinstance(fetch.results()[0].error, CorruptSegment)
             # Who does not need the list is served without it.

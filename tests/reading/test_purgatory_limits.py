@@ -54,7 +54,7 @@ def test_no_more_is_read_than_the_answer_could_hold() -> None:
             await side.segment(batches(side.rng, 0, 40))
             requests = [side.request(40 * n, 1_000) for n in range(10)]
             fetch = side.watch(*requests, bytes_max=3_000)
-            await fetch.wait()
+            await fetch.completed.wait()
             await asyncio.sleep(5)
             assert side.log_reads() == 3
 
@@ -71,9 +71,9 @@ def test_a_full_purgatory_waits_and_does_not_fail() -> None:
             assert (status.entries, status.entries_unwatched) == (2, 2)
             patient = side.watch(side.request(160), wait_s=60)
             for fetch in waiting:
-                await fetch.wait()
+                await fetch.completed.wait()
             assert [fetch.reason for fetch in waiting] == [CompletionReason.DEADLINE] * 4
-            await patient.wait()
+            await patient.completed.wait()
             assert patient.reason is CompletionReason.DATA
             await asyncio.sleep(60)
             assert at_rest(side)
@@ -103,7 +103,7 @@ def test_a_crowded_cache_takes_nothing_from_who_waits_for_it() -> None:
                 side.watch(side.request(40 * n, 4 * BATCH_BYTES), wait_s=30) for n in range(10)
             ]
             for fetch in waiting:
-                await fetch.wait()
+                await fetch.completed.wait()
                 assert fetch.results()[0].size_bytes == 4 * BATCH_BYTES
             assert side.log_reads() == 10
 
@@ -138,7 +138,7 @@ def test_a_sequential_reader_finds_its_chunks_read_ahead_across_segments() -> No
                 request = side.request(10 * n, BATCH_BYTES)
                 fetch = side.watch(request)
                 waited.append(fetch.reason is None)
-                await fetch.wait()
+                await fetch.completed.wait()
                 assert fetch.results()[0].records[0] == stored[n].content
                 await asyncio.sleep(1)
             assert waited == [True] + [False] * 39
@@ -172,7 +172,7 @@ def test_several_readers_share_the_room_for_reading_ahead() -> None:
                 for reader in range(4):
                     for half in (0, 20):
                         request = side.request(1000 * reader + 40 * step + half, 2 * BATCH_BYTES)
-                        await side.watch(request).wait()
+                        await side.watch(request).completed.wait()
                 await asyncio.sleep(1)
             assert side.log_reads() <= 8 + 5
 

@@ -150,7 +150,7 @@ def test_a_storage_error_never_travels_with_data() -> None:
             await fetched(side, 0)
             side.store.faults = OUTAGE
             fetch = side.watch(side.request(40), wait_s=0.5)
-            await fetch.wait()
+            await fetch.completed.wait()
             assert isinstance(fetch.results()[0].error, StorageUnavailable)
             fetch = side.watch(side.request(40), side.request(0))
             assert {i: r.error for i, r in fetch.results().items()} == {1: None}

@@ -30,7 +30,7 @@ async def replay(side: ReadSide, chunks: int, pause_s: float = 0.0, offset: int 
     at = []
     for _ in range(chunks):
         fetch = side.watch(side.request(offset, 4 * BATCH_BYTES), wait_s=30)
-        await fetch.wait()
+        await fetch.completed.wait()
         assert fetch.results()[0].size_bytes == 4 * BATCH_BYTES
         offset += CHUNK_OFFSETS
         at.append(now())
@@ -86,7 +86,7 @@ def test_a_reader_whose_fetches_others_answer_gets_its_window_too() -> None:
     async def main() -> None:
         async with read_side(limits=replace(QUICK, read_ahead_chunks_max=16)) as side:
             await side.history(480)
-            await side.watch(side.request(0, 4 * BATCH_BYTES)).wait()
+            await side.watch(side.request(0, 4 * BATCH_BYTES)).completed.wait()
             side.store.faults = FAR
             offset, at = CHUNK_OFFSETS, [now()]
             while len(at) < 110:
@@ -110,12 +110,12 @@ def test_the_first_record_after_a_cold_seek_takes_two_round_trips_and_one_with_t
         async with read_side(limits=replace(QUICK, read_ahead_chunks_max=16)) as side:
             await side.segment(batches(side.rng, 0, 400))
             if cached:
-                await side.watch(side.request(3_000)).wait()
+                await side.watch(side.request(3_000)).completed.wait()
             side.store.faults = FAR
             reads = len(side.store.reads)
             began_at = now()
             fetch = side.watch(side.request(1_234))
-            await fetch.wait()
+            await fetch.completed.wait()
             assert fetch.results()[0].size_bytes > 0
             trips = (now() - began_at) / ROUND_TRIP_S
             assert trips == pytest.approx(1 if cached else 2)
@@ -128,7 +128,7 @@ def test_a_warm_seek_takes_none() -> None:
     async def main() -> None:
         async with read_side() as side:
             await side.segment(batches(side.rng, 0, 40))
-            await side.watch(side.request(123)).wait()
+            await side.watch(side.request(123)).completed.wait()
             side.store.faults = FAR
             reads = len(side.store.reads)
             fetch = side.watch(side.request(130))
@@ -178,7 +178,7 @@ def test_the_next_segments_aborted_list_is_there_before_its_reader() -> None:
                 request = side.request(40 * n, 4 * BATCH_BYTES, IsolationLevel.READ_COMMITTED)
                 fetch = side.watch(request)
                 waited.append(fetch.reason is None)
-                await fetch.wait()
+                await fetch.completed.wait()
                 await asyncio.sleep(1)
             assert waited == [True, True] + [False] * 18
 
@@ -189,7 +189,7 @@ def test_nothing_is_read_ahead_when_the_read_side_is_closed() -> None:
     async def main() -> None:
         async with read_side(limits=replace(QUICK, read_ahead_chunks_max=4)) as side:
             await side.segment(batches(side.rng, 0, 40))
-            await side.watch(side.request(0, BATCH_BYTES)).wait()
+            await side.watch(side.request(0, BATCH_BYTES)).completed.wait()
             purgatory: RemoteFetchPurgatory = side.purgatory
             await purgatory.__aexit__(None, None, None)
             reads = len(side.store.reads)

@@ -7,7 +7,7 @@ import pytest
 from virtual_loop import run_virtual
 
 from fetchproxy.reading.fetcher_pool import COST_BYTES_MIN
-from fetchproxy.serving.admission import AnswerTurns, ConnectionTurn
+from fetchproxy.serving.admission import AnswerTurns
 
 TURN_MAX_S = 0.5
 FOREVER = 1e9
@@ -17,16 +17,15 @@ MiB = 1 << 20
 def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
     async def main() -> None:
         turns = AnswerTurns(2, TURN_MAX_S)
-        connections = [ConnectionTurn(turns) for _ in range(5)]
         order: list[int] = []
 
         async def replay(number: int, size_mib: int) -> None:
             for _ in range(6):
-                await connections[number].take(size_mib * MiB, FOREVER)
+                await turns.take(number, size_mib * MiB, FOREVER)
                 order.append(number)
                 assert len(turns._taken) <= 2
                 await asyncio.sleep(0.1)
-                connections[number].give_back()
+                turns.give_back(number)
 
         async with asyncio.TaskGroup() as group:
             for number in range(5):
@@ -47,12 +46,12 @@ def test_who_asks_for_next_to_nothing_has_no_more_turns_for_it() -> None:
         order: list[int] = []
 
         async def replay(number: int, size_bytes: int) -> None:
-            turn = ConnectionTurn(turns)
+            turn = object()
             for _ in range(6):
-                await turn.take(size_bytes, FOREVER)
+                await turns.take(turn, size_bytes, FOREVER)
                 order.append(number)
                 await asyncio.sleep(0.1)
-                turn.give_back()
+                turns.give_back(turn)
 
         async with asyncio.TaskGroup() as group:
             for number, size_bytes in enumerate((-MiB, 1, COST_BYTES_MIN)):
@@ -65,15 +64,15 @@ def test_who_asks_for_next_to_nothing_has_no_more_turns_for_it() -> None:
 def test_a_slow_answer_keeps_nobody_waiting_for_longer_than_a_turn() -> None:
     async def main() -> None:
         turns = AnswerTurns(1, TURN_MAX_S)
-        slow, other = ConnectionTurn(turns), ConnectionTurn(turns)
+        slow, other = "slow", "other"
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await slow.take(1, FOREVER)
-        await other.take(1, FOREVER)
+        await turns.take(slow, 1, FOREVER)
+        await turns.take(other, 1, FOREVER)
         assert loop.time() - began == pytest.approx(TURN_MAX_S)
-        slow.give_back()  # which it has no more
+        turns.give_back(slow)  # which it has no more
         assert len(turns._taken) == 1
-        other.give_back()
+        turns.give_back(other)
         assert len(turns._taken) == 0
 
     run_virtual(main)
@@ -82,17 +81,17 @@ def test_a_slow_answer_keeps_nobody_waiting_for_longer_than_a_turn() -> None:
 def test_at_its_deadline_a_fetch_goes_on_without_a_turn() -> None:
     async def main() -> None:
         turns = AnswerTurns(1, TURN_MAX_S)
-        first, late, never = (ConnectionTurn(turns) for _ in range(3))
+        first, late, never = "first", "late", "never"
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await first.take(1, FOREVER)
-        await never.take(1, began)
+        await turns.take(first, 1, FOREVER)
+        await turns.take(never, 1, began)
         assert loop.time() == began
-        await late.take(1, began + 0.2)
+        await turns.take(late, 1, began + 0.2)
         assert loop.time() - began == pytest.approx(0.2)
         assert (len(turns._taken), len(turns._queue)) == (1, 0)
         for turn in (never, late, first):
-            turn.give_back()
+            turns.give_back(turn)
         assert len(turns._taken) == 0
 
     run_virtual(main)
@@ -106,17 +105,17 @@ def test_cancelled_at_any_moment_no_turn_is_lost(seed: int) -> None:
         loop = asyncio.get_running_loop()
 
         async def session() -> None:
-            turn = ConnectionTurn(turns)
+            turn = object()
             for _ in range(rng.randint(1, 4)):
                 try:
-                    await turn.take(rng.randint(0, 9), loop.time() + rng.choice([0, 0.2, 5]))
+                    await turns.take(turn, rng.randint(0, 9), loop.time() + rng.choice([0, 0.2, 5]))
                     assert len(turns._taken) <= 3
                     await asyncio.sleep(rng.choice([0, 0.1, 1]))
                     if rng.random() < 0.3:
-                        turn.give_back()
+                        turns.give_back(turn)
                         await asyncio.sleep(0.1)
                 finally:
-                    turn.give_back()
+                    turns.give_back(turn)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(session()) for _ in range(60)]

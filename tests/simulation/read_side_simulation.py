@@ -191,10 +191,11 @@ async def _fetch(
     )
     try:
         async with asyncio.timeout(0.01 if rng.random() < 0.05 else None):
-            await fetch.wait()
+            await fetch.completed.wait()
     except TimeoutError:
         # The deadline may fall on the same instant; whoever came first counts, once.
-        assert fetch.reason is not None
+        fetch.cancel()
+    assert fetch.reason is not None
     assert loop.time() <= deadline + CLOCK_SLACK_S
     results = fetch.results()
     world.note(number, fetch.reason.value, {i: _summary(r) for i, r in results.items()})

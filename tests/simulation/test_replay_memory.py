@@ -144,7 +144,7 @@ class Client:
     async def _read(self, tip: TopicIdPartition, offset: int, deadline: float) -> Sequence[Buffer]:
         request = RemoteReadRequest(tip, offset, ANSWER, COMMITTED, self.number)
         fetch = self.purgatory.watch([request], bytes_max=ANSWER, deadline=deadline)
-        await fetch.wait()
+        await fetch.completed.wait()
         found = [
             PartitionAnswer((b"weather", tip.partition), PartitionPatch(), 0, result.records)
             for result in fetch.results().values()

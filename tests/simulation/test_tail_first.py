@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator
+from typing import Any, cast
 
 import pytest
 from calm_replay import BATCH_BYTES, BATCH_OFFSETS, PlainReader, Replay, now, run_replay
@@ -42,10 +42,15 @@ def counted_steps(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
         step()
         return write_step(transport, pieces)
 
-    def counted_check(*arguments: Any) -> Iterator[Chunk | None]:
-        for found in check_chunk(*arguments):
+    def counted_check(*arguments: Any) -> Generator[None, None, Chunk]:
+        checks = check_chunk(*arguments)
+        while True:
             step()
-            yield found
+            try:
+                next(checks)
+            except StopIteration as ended:
+                return cast(Chunk, ended.value)
+            yield
 
     monkeypatch.setattr(client_session, "write_step", counted_write)
     monkeypatch.setattr(segment_loads, "check_chunk", counted_check)

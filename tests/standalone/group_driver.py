@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 
 from fetchproxy_protocol.apis import ErrorCode
@@ -12,7 +13,6 @@ from fetchproxy.serving.standalone.groups import (
     JoinReply,
     JoinRequest,
     Membership,
-    Reply,
     SyncReply,
     SyncRequest,
 )
@@ -30,12 +30,11 @@ class GroupDriver:
         )
         self.group = ClassicGroup("g", limits, lambda prefix: f"{prefix}-{next(ids)}")
         self._tickets = count(1)
-        self.answers: dict[int, Reply] = {}
+        self.answers: dict[int, JoinReply | SyncReply] = {}
 
-    def take(self) -> None:
-        for ticket, reply in self.group.take_replies():
-            assert ticket not in self.answers, "answered twice"
-            self.answers[ticket] = reply
+    def _answer(self, ticket: int, reply: JoinReply | SyncReply) -> None:
+        assert ticket not in self.answers, "answered twice"
+        self.answers[ticket] = reply
 
     def join(
         self,
@@ -53,38 +52,35 @@ class GroupDriver:
             member_id, instance, client, "host", SESSION_S, REBALANCE_S, kind, protocols,
             two_step, skips,
         )  # fmt: skip
-        self.group.join(self.now, ticket, request)
-        self.take()
+        self.group.join(self.now, request, partial(self._answer, ticket))
         return ticket
 
     def sync(
-        self, reply: JoinReply, assignments: dict[str, bytes] | None = None, **more: object
+        self,
+        reply: JoinReply,
+        assignments: dict[str, bytes] | None = None,
+        instance: str | None = None,
+        **more: object,
     ) -> int:
         ticket = next(self._tickets)
-        member = Membership(reply.member_id, None, reply.generation)
+        member = Membership(reply.member_id, instance, reply.generation)
         given = tuple((assignments or {}).items())
-        self.group.sync(self.now, ticket, SyncRequest(member, given, **more))  # type: ignore[arg-type]
-        self.take()
+        request = SyncRequest(member, given, **more)  # type: ignore[arg-type]
+        self.group.sync(self.now, request, partial(self._answer, ticket))
         return ticket
 
     def heartbeat(self, reply: JoinReply, instance: str | None = None) -> ErrorCode:
-        error = self.group.heartbeat(
-            self.now, Membership(reply.member_id, instance, reply.generation)
-        )
-        self.take()
-        return error
+        member = Membership(reply.member_id, instance, reply.generation)
+        return self.group.heartbeat(self.now, member)
 
     def leave(self, member_id: str, instance: str | None = None) -> ErrorCode:
-        error = self.group.leave(self.now, member_id, instance)
-        self.take()
-        return error
+        return self.group.leave(self.now, member_id, instance)
 
     def advance_to(self, now: float) -> None:
         """As its owner would: at each deadline on the way."""
         while (at := self.group.next_deadline()) is not None and at <= now:
             self.now = max(self.now, at)
             self.group.advance(self.now)
-            self.take()
         self.now = now
 
     def joined(self, ticket: int) -> JoinReply:

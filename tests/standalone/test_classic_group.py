@@ -190,13 +190,8 @@ def static_pair() -> tuple[GroupDriver, JoinReply, JoinReply]:
     driver.advance_to(1)
     first, second = (driver.joined(t) for t in tickets)
     for reply, instance in ((second, "two"), (first, "one")):
-        ticket = 1000 + reply.generation + len(instance) * (2 if instance == "one" else 3)
-        from fetchproxy.serving.standalone.groups import SyncRequest
-
-        member = Membership(reply.member_id, instance, reply.generation)
-        given = ((first.member_id, b"A"), (second.member_id, b"B"))
-        driver.group.sync(driver.now, ticket, SyncRequest(member, given))
-        driver.take()
+        given = {first.member_id: b"A", second.member_id: b"B"}
+        driver.sync(reply, given, instance)
     assert driver.group.state is GroupState.STABLE
     return driver, first, second
 
@@ -300,7 +295,7 @@ class AnythingGoes(RuleBasedStateMachine):
         group = self.driver.group
         if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
             assert group.leader in group.members
-            assert all(m.join_ticket is None for m in group.members.values())
+            assert all(m.answer_join is None for m in group.members.values())
         assert (group.state is GroupState.EMPTY) <= (not group.members)
 
     @invariant()

@@ -12,8 +12,8 @@ from fetchproxy.serving.standalone.logins import (
     HASHES,
     ITERATIONS_MIN,
     Challenge,
+    LoginRefused,
     Names,
-    ScramError,
     credential_of,
     has_password,
     parse_credential,
@@ -53,7 +53,7 @@ def test_the_example_of_rfc_7677() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_first_message_is_refused(token: bytes) -> None:
-    with pytest.raises(ScramError):
+    with pytest.raises(LoginRefused):
         read_first(token)
 
 
@@ -71,7 +71,7 @@ def test_names_are_read_as_they_are_escaped() -> None:
 )  # fmt: skip
 def test_what_is_no_final_message_is_refused(token: bytes) -> None:
     asked = Challenge(SHA_256, read_first(FIRST), PENCIL, NONCE)
-    with pytest.raises(ScramError):
+    with pytest.raises(LoginRefused):
         server_final(asked, token)
 
 

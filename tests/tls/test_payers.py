@@ -10,6 +10,7 @@ from certificates import Authority
 from tls_parts import client_context
 
 from fetchproxy.config.load import Setting, load_config
+from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.serving.admission import payer_of
 from fetchproxy.tls.acceptor import TlsAcceptor
 from fetchproxy.tls.contexts import listener_context
@@ -41,8 +42,8 @@ async def test_who_shows_a_certificate_counts_by_it(authority: Authority, auth: 
     payers: asyncio.Queue[str] = asyncio.Queue()
     async with asyncio.TaskGroup() as tasks:
         acceptor = TlsAcceptor(
-            source, tasks, 10_000, admit=lambda _: True, changed=lambda: None,
-            warn=lambda *_, **__: None,
+            source, tasks, 10_000, admit=lambda _: True, ended=lambda _: None,
+            warnings=SparingWarnings(asyncio.get_running_loop().time),
         )  # fmt: skip
         server = await asyncio.get_running_loop().create_server(
             acceptor.protocol_factory(lambda _: Served(payers)), "127.0.0.1", 0

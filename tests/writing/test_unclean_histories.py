@@ -85,7 +85,7 @@ class World:
                 TIP, offset, self.rng.choice([1, 400, 5000]), IsolationLevel.READ_COMMITTED
             )
             fetch = self.purgatory.watch([request], bytes_max=5000, deadline=loop.time() + 5)
-            await fetch.wait()
+            await fetch.completed.wait()
             result = fetch.results()[0]
             assert result.error is None, result.error
             for header in walk(b"".join(result.records)):

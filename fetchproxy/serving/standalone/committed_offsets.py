@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from sys import getsizeof
@@ -59,21 +59,13 @@ Changes = Mapping[OffsetKey, CommittedOffset | None]  # None: forget it
 class _Commit:
     changes: Changes
     refused: str | None = None  # the limit that it would be above
-
-
-@dataclass(eq=False)
-class _Batch:
-    """Commits that are written together."""
-
-    commits: list[_Commit] = field(default_factory=list)
     done: bool = False
     error: OSError | None = None
 
 
 class CommittedOffsets:
-    """An async context manager. Raises ConfigError where the file cannot be read.
-
-    What the file holds is kept, whatever the limits are.
+    """An async context manager. Raises ConfigError where the file cannot be read. What the file
+    holds is kept, whatever the limits are.
     """
 
     def __init__(self, file: Path | None, offsets_max: int, memory: GroupMemory) -> None:
@@ -82,7 +74,7 @@ class CommittedOffsets:
         self._memory = memory
         self._offsets: dict[OffsetKey, CommittedOffset] = {}
         self._keys: dict[str, list[OffsetKey]] = {}  # by group
-        self._next = _Batch()
+        self._waiting: list[_Commit] = []  # all that are not done, the first one first
         self._writing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="offsets-file")
 
@@ -121,23 +113,22 @@ class CommittedOffsets:
 
     async def commit(self, changes: Changes) -> None:
         """All of them or none. Raises OffsetsFull, OSError (the file could not be written)."""
-        commit, batch = _Commit(changes), self._next
-        batch.commits.append(commit)
+        commit = _Commit(changes)
+        self._waiting.append(commit)
         async with self._writing:
             # Not done: nobody has written it yet, or whoever began to has gone.
-            if not batch.done:
-                if self._next is batch:
-                    self._next = _Batch()
-                await self._write(batch)
-        if batch.error is not None:
-            raise batch.error
+            if not commit.done:
+                await self._write(list(self._waiting))
+        if commit.error is not None:
+            raise commit.error
         if commit.refused is not None:
             raise OffsetsFull(commit.refused)
 
-    async def _write(self, batch: _Batch) -> None:
+    async def _write(self, commits: list[_Commit]) -> None:
+        """All at once: those that have come while others were written."""
         changed = dict(self._offsets)
-        taken = 0
-        for commit in batch.commits:
+        taken, failure = 0, None
+        for commit in commits:
             more = _growth_bytes(commit.changes, changed)
             commit.refused = self._limit_reached(commit.changes, changed, more)
             if commit.refused is None:
@@ -151,12 +142,14 @@ class CommittedOffsets:
                 await self._in_thread(partial(_write_file, self._file, changed))
             self._replace(changed)
         except OSError as error:
-            batch.error = error
+            failure = error
             self._memory.take(-taken)
         except BaseException:  # whoever writes goes: the next one writes all of it anew
             self._memory.take(-taken)
             raise
-        batch.done = True
+        for commit in commits:
+            commit.done, commit.error = True, failure
+        del self._waiting[: len(commits)]
 
     def _limit_reached(self, changes: Changes, offsets: Offsets, more_bytes: int) -> str | None:
         """What is kept already may be committed anew, however many offsets there are."""

@@ -6,42 +6,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import count
+from functools import partial
 from sys import getsizeof
-from typing import cast
+from typing import TypeVar
 
 from fetchproxy_protocol.apis import ErrorCode
 
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_GROUPS, LIMITS_REACHED
 from fetchproxy.serving.limits import StandaloneLimits
 
-# Which assignment protocol a group uses: one that all its members know. Pure.
+R = TypeVar("R")
+
+# Times are seconds: points in time are loop times, as given by the caller.
 
 Protocols = tuple[tuple[str, bytes], ...]  # (name, metadata), the preferred one first
-
-
-def common_names(protocols: Iterable[Protocols]) -> set[str]:
-    """Names that every member has."""
-    names = [{name for name, _ in member} for member in protocols]
-    return set.intersection(*names) if names else set()
-
-
-def select_protocol(protocols: Sequence[Protocols]) -> str | None:
-    """Each member votes for the first of its protocols that all have; None without members."""
-    common = common_names(protocols)
-    votes = Counter(next(name for name, _ in member if name in common) for member in protocols)
-    return votes.most_common(1)[0][0] if votes else None
-
-
-# What goes into a classic group and comes out of it, as values. No behaviour.
-#
-# Times are seconds: points in time are loop times, as given by the caller. A `Ticket` stands for
-# a request that is answered later; the caller makes them, all different.
-
-Ticket = int
 NO_GENERATION = -1
 
 
@@ -66,7 +47,7 @@ class JoinRequest:
     session_timeout_s: float
     rebalance_timeout_s: float
     protocol_type: str
-    protocols: tuple[tuple[str, bytes], ...]
+    protocols: Protocols
     requires_member_id: bool  # v4+: a first join is answered with an id to join with (KIP-394)
     can_skip_assignment: bool  # v9+ (KIP-814)
 
@@ -112,54 +93,42 @@ class SyncReply:
     protocol_name: str | None = None
 
 
-Reply = JoinReply | SyncReply
+# What a request is answered with, at once or later. Called once.
+AnswerJoin = Callable[[JoinReply], None]
+AnswerSync = Callable[[SyncReply], None]
 
 
 @dataclass(slots=True)
 class Member:
-    """`join_ticket`, `sync_ticket`: the request that waits for the others, if any."""
+    """`answer_join`, `answer_sync`: of the request that waits for the others, if any."""
 
     member_id: str
-    group_instance_id: str | None
-    client_id: str
-    client_host: str
-    session_timeout_s: float
-    rebalance_timeout_s: float
-    protocols: tuple[tuple[str, bytes], ...]
+    request: JoinRequest  # its first, with the timeouts and protocols of the last one
     session_ends_at: float
     assignment: bytes = b""
-    join_ticket: Ticket | None = None
-    sync_ticket: Ticket | None = None
+    answer_join: AnswerJoin | None = None
+    answer_sync: AnswerSync | None = None
 
-    @classmethod
-    def joining(cls, member_id: str, now: float, request: JoinRequest) -> Member:
-        return cls(
-            member_id=member_id,
-            group_instance_id=request.group_instance_id,
-            client_id=request.client_id,
-            client_host=request.client_host,
-            session_timeout_s=request.session_timeout_s,
-            rebalance_timeout_s=request.rebalance_timeout_s,
-            protocols=request.protocols,
-            session_ends_at=now + request.session_timeout_s,
-        )
+    @property
+    def group_instance_id(self) -> str | None:
+        return self.request.group_instance_id
 
     @property
     def waits(self) -> bool:
         """A member that waits for us cannot be late itself."""
-        return self.join_ticket is not None or self.sync_ticket is not None
+        return self.answer_join is not None or self.answer_sync is not None
 
     def metadata(self, protocol_name: str | None) -> bytes:
-        return next((data for name, data in self.protocols if name == protocol_name), b"")
+        return next((data for name, data in self.request.protocols if name == protocol_name), b"")
 
 
-# One group of the classic protocol as a state machine: requests and times in, replies out. Pure.
+# One group of the classic protocol as a state machine: requests and times in, answers out. Pure.
 #
 #     EMPTY ─join─► PREPARING_REBALANCE ─all joined─► COMPLETING_REBALANCE ─leader's sync─► STABLE
 #
 # Joins, leaves and silent members lead back to PREPARING_REBALANCE, from there to EMPTY when
 # nobody is left. Rules: Kafka's GroupMetadataManager (ClassicGroup). Whoever calls hands in the
-# time, sends what `take_replies` gives, and calls `advance` when `next_deadline` has come.
+# time, and calls `advance` when `next_deadline` has come.
 
 NewMemberId = Callable[[str], str]  # from a client id or an instance id
 
@@ -184,11 +153,6 @@ class ClassicGroup:
         self._joins_from = self._joins_until = 0.0  # when a rebalance may end, and when it must
         self._not_synced: set[str] = set()
         self._syncs_until = 0.0
-        self._replies: list[tuple[Ticket, Reply]] = []
-
-    def take_replies(self) -> list[tuple[Ticket, Reply]]:
-        replies, self._replies = self._replies, []
-        return replies
 
     def next_deadline(self) -> float | None:
         """When `advance` must be called, if nothing else happens before."""
@@ -206,37 +170,35 @@ class ClassicGroup:
         """Nobody is in it or about to come. (Its commits are kept elsewhere.)"""
         return self.state is GroupState.EMPTY and not self.pending
 
-    # --- requests ---------------------------------------------------------------------------------
-
-    def join(self, now: float, ticket: Ticket, request: JoinRequest) -> None:
-        """Answered with `ticket`, at once or when the others have joined."""
+    def join(self, now: float, request: JoinRequest, answer: AnswerJoin) -> None:
+        """Answered at once, or when the others have joined."""
         error = self._join_error(request)
         if error is not ErrorCode.NONE:
-            self._refuse_join(ticket, request.member_id, error)
+            answer(JoinReply(error, request.member_id))
         elif not request.member_id:
-            self._join_first(now, ticket, request)
+            self._join_first(now, request, answer)
         elif self.pending.pop(request.member_id, None) is not None:
-            self._add(now, ticket, request, request.member_id)
+            self._add(now, request, answer, request.member_id)
         else:
-            self._join_again(now, ticket, request, self.members[request.member_id])
+            self._join_again(now, request, answer, self.members[request.member_id])
 
-    def sync(self, now: float, ticket: Ticket, request: SyncRequest) -> None:
-        """Answered with `ticket`: the member's assignment, when the leader has sent it."""
+    def sync(self, now: float, request: SyncRequest, answer: AnswerSync) -> None:
+        """Answered with the member's assignment, when the leader has sent it."""
         error = self._member_error(request.member)
         if error is ErrorCode.NONE and self.state is _PREPARING:
             error = ErrorCode.REBALANCE_IN_PROGRESS
         if error is ErrorCode.NONE and self._other_protocol(request):
             error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if error is not ErrorCode.NONE:
-            self._replies.append((ticket, SyncReply(error)))
+            answer(SyncReply(error))
             return
         member = self.members[request.member.member_id]
         self._note_life(now, member.member_id)
         if self.state is GroupState.STABLE:
-            self._replies.append((ticket, self._synced(member)))
+            answer(self._synced(member))
             return
         self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)  # an earlier one of its own
-        member.sync_ticket = ticket
+        member.answer_sync = answer
         self._not_synced.discard(member.member_id)
         if member.member_id == self.leader:
             assigned = dict(request.assignments)
@@ -306,8 +268,6 @@ class ClassicGroup:
         self.pending.clear()
         self._static.clear()
 
-    # --- joining ----------------------------------------------------------------------------------
-
     def _join_error(self, request: JoinRequest) -> ErrorCode:
         member_id, instance = request.member_id, request.group_instance_id
         if not request.protocol_type or not request.protocols:
@@ -327,52 +287,56 @@ class ClassicGroup:
         replaced = request.member_id
         if not replaced and request.group_instance_id is not None:
             replaced = self._static.get(request.group_instance_id, "")
-        others = [m.protocols for m in self.members.values() if m.member_id != replaced]
+        others = [m.request for m in self.members.values() if m.member_id != replaced]
         if others and request.protocol_type != self.protocol_type:
             return False
-        return bool(common_names([*others, request.protocols]))
+        return bool(_common_names([*others, request]))
 
-    def _join_first(self, now: float, ticket: Ticket, request: JoinRequest) -> None:
+    def _join_first(self, now: float, request: JoinRequest, answer: AnswerJoin) -> None:
         instance = request.group_instance_id
         member_id = self._new_member_id(request.client_id if instance is None else instance)
         if instance is not None and instance in self._static:
-            self._replace_static(now, ticket, request, member_id)
+            self._replace_static(now, request, answer, member_id)
         elif instance is None and request.requires_member_id:
             self.pending[member_id] = now + request.session_timeout_s
-            self._refuse_join(ticket, member_id, ErrorCode.MEMBER_ID_REQUIRED)
+            answer(JoinReply(ErrorCode.MEMBER_ID_REQUIRED, member_id))
         else:
-            self._add(now, ticket, request, member_id)
+            self._add(now, request, answer, member_id)
 
-    def _add(self, now: float, ticket: Ticket, request: JoinRequest, member_id: str) -> None:
-        member = Member.joining(member_id, now, request)
+    def _add(self, now: float, request: JoinRequest, answer: AnswerJoin, member_id: str) -> None:
+        member = Member(member_id, request, now + request.session_timeout_s)
         if not self.members:
             self.protocol_type = request.protocol_type
         self.members[member_id] = member
         if member.group_instance_id is not None:
             self._static[member.group_instance_id] = member_id
-        member.join_ticket = ticket
+        member.answer_join = answer
         if self.state is _PREPARING and self._joins_from > now:
             # A group's first rebalance: where one comes, others may be coming.
             self._joins_from = min(now + self._initial_delay_s, self._joins_until)
         self._rebalance(now)
 
-    def _join_again(self, now: float, ticket: Ticket, request: JoinRequest, member: Member) -> None:
-        same = member.protocols == request.protocols
-        if same and self.state is _COMPLETING:
-            self._replies.append((ticket, self._joined(member)))  # it lost the answer
-            return
-        if same and self.state is GroupState.STABLE and member.member_id != self.leader:
-            self._replies.append((ticket, self._joined(member)))
+    def _join_again(
+        self, now: float, request: JoinRequest, answer: AnswerJoin, member: Member
+    ) -> None:
+        if member.request.protocols == request.protocols and (
+            self.state is _COMPLETING  # it lost the answer
+            or (self.state is GroupState.STABLE and member.member_id != self.leader)
+        ):
+            answer(self._joined(member))
             return
         self._drop_join(member, ErrorCode.REBALANCE_IN_PROGRESS)
-        member.protocols = request.protocols
-        member.session_timeout_s = request.session_timeout_s
-        member.rebalance_timeout_s = request.rebalance_timeout_s
-        member.join_ticket = ticket
+        member.request = replace(
+            member.request,
+            protocols=request.protocols,
+            session_timeout_s=request.session_timeout_s,
+            rebalance_timeout_s=request.rebalance_timeout_s,
+        )
+        member.answer_join = answer
         self._rebalance(now)
 
     def _replace_static(
-        self, now: float, ticket: Ticket, request: JoinRequest, member_id: str
+        self, now: float, request: JoinRequest, answer: AnswerJoin, member_id: str
     ) -> None:
         """A static member came back (KIP-345): it keeps its place, its former self is fenced."""
         instance = request.group_instance_id
@@ -380,8 +344,7 @@ class ClassicGroup:
         old = self.members[self._static[instance]]
         self._answer_sync(old, ErrorCode.FENCED_INSTANCE_ID)
         self._drop_join(old, ErrorCode.FENCED_INSTANCE_ID)
-        member = Member.joining(member_id, now, request)
-        member.assignment = old.assignment
+        member = Member(member_id, request, now + request.session_timeout_s, old.assignment)
         self.members = {
             (member_id if m is old else key): (member if m is old else m)
             for key, m in self.members.items()
@@ -391,7 +354,7 @@ class ClassicGroup:
         if self.leader == old.member_id:
             self.leader = member_id
         if self.state is not GroupState.STABLE or self._select_protocol() != self.protocol_name:
-            member.join_ticket = ticket
+            member.answer_join = answer
             self._rebalance(now)
             return
         leads = self.leader == member_id and request.can_skip_assignment
@@ -402,17 +365,12 @@ class ClassicGroup:
             members=self._roll() if leads else (),
             skip_assignment=leads,
         )
-        self._replies.append((ticket, reply))
-
-    def _refuse_join(self, ticket: Ticket, member_id: str, error: ErrorCode) -> None:
-        self._replies.append((ticket, JoinReply(error, member_id)))
+        answer(reply)
 
     def _drop_join(self, member: Member, error: ErrorCode) -> None:
-        ticket, member.join_ticket = member.join_ticket, None
-        if ticket is not None:
-            self._refuse_join(ticket, member.member_id, error)
-
-    # --- rebalance --------------------------------------------------------------------------------
+        answer, member.answer_join = member.answer_join, None
+        if answer is not None:
+            answer(JoinReply(error, member.member_id))
 
     def _rebalance(self, now: float) -> None:
         """Begin one, unless it is under way; end it where all are there already."""
@@ -436,13 +394,13 @@ class ClassicGroup:
             self._complete_join(now)
 
     def _all_joined(self) -> bool:
-        return not self.pending and all(m.join_ticket is not None for m in self.members.values())
+        return not self.pending and all(m.answer_join is not None for m in self.members.values())
 
     def _complete_join(self, now: float) -> None:
         for member in list(self.members.values()):
-            if member.join_ticket is None and member.group_instance_id is None:
+            if member.answer_join is None and member.group_instance_id is None:
                 del self.members[member.member_id]  # it did not come in time
-        joined = [m for m in self.members.values() if m.join_ticket is not None]
+        joined = [m for m in self.members.values() if m.answer_join is not None]
         if self.members and not joined:
             # Static members alone, none of which came: until their sessions end, they have a place.
             self._joins_until = now + self._longest_rebalance_s()
@@ -452,17 +410,17 @@ class ClassicGroup:
             self.state = GroupState.EMPTY
             self.protocol_name = self.leader = None
             return
-        if self.leader not in self.members or self.members[self.leader].join_ticket is None:
+        if self.leader not in self.members or self.members[self.leader].answer_join is None:
             self.leader = joined[0].member_id
         self.protocol_name = self._select_protocol()
         self.state = _COMPLETING
         self._not_synced = set(self.members)
         self._syncs_until = now + self._longest_rebalance_s()
         for member in joined:
-            ticket, member.join_ticket = member.join_ticket, None
+            answer, member.answer_join = member.answer_join, None
             self._note_life(now, member.member_id)
-            assert ticket is not None
-            self._replies.append((ticket, self._joined(member)))
+            assert answer is not None
+            answer(self._joined(member))
 
     def _remove(self, now: float, gone: Sequence[Member]) -> None:
         """Members that left or went silent; the others share what they had."""
@@ -477,16 +435,20 @@ class ClassicGroup:
             self._rebalance(now)
 
     def _select_protocol(self) -> str | None:
-        return select_protocol([m.protocols for m in self.members.values()])
+        """Each member votes for the first of its protocols that all have; None without members."""
+        requests = [m.request for m in self.members.values()]
+        common = _common_names(requests)
+        votes = Counter(
+            next(name for name, _ in request.protocols if name in common) for request in requests
+        )
+        return votes.most_common(1)[0][0] if votes else None
 
     def _note_life(self, now: float, member_id: str) -> None:
         member = self.members[member_id]
-        member.session_ends_at = now + member.session_timeout_s
+        member.session_ends_at = now + member.request.session_timeout_s
 
     def _longest_rebalance_s(self) -> float:
-        return max((m.rebalance_timeout_s for m in self.members.values()), default=0.0)
-
-    # --- replies ----------------------------------------------------------------------------------
+        return max((m.request.rebalance_timeout_s for m in self.members.values()), default=0.0)
 
     def _joined(self, member: Member) -> JoinReply:
         return JoinReply(
@@ -508,10 +470,9 @@ class ClassicGroup:
         return SyncReply(ErrorCode.NONE, member.assignment, self.protocol_type, self.protocol_name)
 
     def _answer_sync(self, member: Member, error: ErrorCode) -> None:
-        ticket, member.sync_ticket = member.sync_ticket, None
-        if ticket is not None:
-            reply = SyncReply(error) if error else self._synced(member)
-            self._replies.append((ticket, reply))
+        answer, member.answer_sync = member.answer_sync, None
+        if answer is not None:
+            answer(SyncReply(error) if error else self._synced(member))
 
     def _identity_error(self, member_id: str, instance: str | None) -> ErrorCode:
         if instance is not None and self._static.get(instance, member_id) != member_id:
@@ -533,10 +494,14 @@ class ClassicGroup:
         )
 
 
-# What groups and their commits hold in memory: one limit, `archive_only.groups_bytes_max`.
-#
+def _common_names(requests: Iterable[JoinRequest]) -> set[str]:
+    """Protocols that every member has."""
+    names = [{name for name, _ in request.protocols} for request in requests]
+    return set.intersection(*names) if names else set()
+
+
 # All that clients send and that stays is counted, names as much as what they name: Kafka lets an
-# id have 32 KiB. Pure.
+# id have 32 KiB.
 
 # What comes with each, however short its names are, measured on 64-bit Python 3.11 and rounded up.
 GROUP_BYTES = 2_048
@@ -546,7 +511,7 @@ OFFSET_BYTES = 512
 
 
 class GroupMemory:
-    """`held_bytes` of `bytes_max`. Whoever takes gives back."""
+    """Of groups and their commits: `archive_only.groups_bytes_max`. Whoever takes gives back."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -567,9 +532,7 @@ def group_bytes(group: ClassicGroup) -> int:
 
 
 def member_bytes(member: Member) -> int:
-    names = [member.member_id, member.client_id, member.client_host, member.group_instance_id or ""]
-    brought = protocols_bytes(member.protocols)
-    return MEMBER_BYTES + texts_bytes(names) + brought + getsizeof(member.assignment)
+    return join_bytes(member.request) + getsizeof(member.assignment)
 
 
 def join_bytes(request: JoinRequest) -> int:
@@ -577,26 +540,23 @@ def join_bytes(request: JoinRequest) -> int:
     instance = request.group_instance_id or ""
     names = [request.client_id, request.client_host, instance, instance or request.client_id]
     names.append(request.protocol_type)
-    return MEMBER_BYTES + texts_bytes(names) + protocols_bytes(request.protocols)
-
-
-def protocols_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
-    return sum(PROTOCOL_BYTES + getsizeof(name) + getsizeof(data) for name, data in protocols)
+    brought = sum(
+        PROTOCOL_BYTES + getsizeof(name) + getsizeof(data) for name, data in request.protocols
+    )
+    return MEMBER_BYTES + texts_bytes(names) + brought
 
 
 def texts_bytes(texts: Iterable[str]) -> int:
     return sum(getsizeof(text) for text in texts)
 
 
-# The groups of this node: gives each request to its group, and time to the groups.
-#
-# Decides nothing about membership (`groups`) and keeps no offsets (`committed_offsets`).
-# Has no tasks: whoever asks waits on a future, and one timer per group brings the next deadline.
-
-
 @dataclass(eq=False, repr=False)
 class GroupCoordinator:
-    """`_new_member_id(prefix)` makes an id that was never used before."""
+    """Gives each request to its group, and time to the groups.
+
+    It has no tasks: whoever asks waits on a future, and one timer per group brings the next
+    deadline. `_new_member_id(prefix)` makes an id that was never used before.
+    """
 
     _limits: StandaloneLimits
     _memory: GroupMemory
@@ -604,8 +564,6 @@ class GroupCoordinator:
     _groups: dict[str, ClassicGroup] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)  # bytes, by group
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
-    _tickets: Iterator[Ticket] = field(default_factory=lambda: count(1))
-    _waiting: dict[Ticket, asyncio.Future[Reply]] = field(default_factory=dict)
 
     def close(self) -> None:
         """No timer outlives its owner; whoever waits is told to look for a coordinator."""
@@ -632,10 +590,11 @@ class GroupCoordinator:
         if self._is_full(self._more_bytes(group, request)):
             return JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id)
         self._groups[group_id] = group
-        ticket, reply = self._expect()
-        group.join(self._now(), ticket, request)
+        reply: asyncio.Future[JoinReply] = asyncio.get_running_loop().create_future()
+        group.join(self._now(), request, partial(_give, reply))
         self._note_size(group)
-        return cast(JoinReply, await self._answered(group, ticket, reply))
+        self._settle(group)
+        return await reply
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncReply:
         """When the leader has sent everybody's assignment."""
@@ -646,11 +605,12 @@ class GroupCoordinator:
         had = sum(len(member.assignment) for member in group.members.values())
         if self._is_full(given - had):
             return SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)
-        ticket, reply = self._expect()
-        group.sync(self._now(), ticket, request)
+        reply: asyncio.Future[SyncReply] = asyncio.get_running_loop().create_future()
+        group.sync(self._now(), request, partial(_give, reply))
         del request  # what the group has not taken of it is not kept while it waits
         self._note_size(group)
-        return cast(SyncReply, await self._answered(group, ticket, reply))
+        self._settle(group)
+        return await reply
 
     def heartbeat(self, group_id: str, member: Membership) -> ErrorCode:
         group = self._groups.get(group_id)
@@ -681,8 +641,6 @@ class GroupCoordinator:
         self._settle(group)
         return error
 
-    # ----------------------------------------------------------------------------------------------
-
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
@@ -705,27 +663,8 @@ class GroupCoordinator:
         LIMITS_REACHED.labels("groups_bytes_max").inc()
         return True
 
-    def _expect(self) -> tuple[Ticket, asyncio.Future[Reply]]:
-        ticket = next(self._tickets)
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[ticket] = reply
-        return ticket, reply
-
-    async def _answered(
-        self, group: ClassicGroup, ticket: Ticket, reply: asyncio.Future[Reply]
-    ) -> Reply:
-        self._settle(group)
-        try:
-            return await reply
-        finally:
-            self._waiting.pop(ticket, None)  # where the client has gone meanwhile
-
     def _settle(self, group: ClassicGroup) -> None:
-        """Hand out what the group has answered, and set its timer."""
-        for ticket, reply in group.take_replies():
-            future = self._waiting.pop(ticket, None)
-            if future is not None and not future.done():
-                future.set_result(reply)
+        """Set its timer, or forget it where nobody uses it."""
         timer = self._timers.pop(group.group_id, None)
         if timer is not None:
             timer.cancel()
@@ -746,3 +685,8 @@ class GroupCoordinator:
         group.advance(now if at is None else max(now, at))
         self._note_size(group)
         self._settle(group)
+
+
+def _give(reply: asyncio.Future[R], value: R) -> None:
+    if not reply.done():  # else its client has gone
+        reply.set_result(value)

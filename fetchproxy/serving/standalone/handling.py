@@ -48,9 +48,8 @@ class ArchiveOnlyParts:
 
 @dataclass(slots=True)
 class Request:
-    """A whole request. `payload` is without size prefix; `host`, `port`: where clients dial us.
-
-    It is read once, and not kept while the answer is waited for: that may take minutes.
+    """A whole request. `payload` is without size prefix, read once, and not kept while the answer
+    is waited for: that may take minutes. `host`, `port`: where clients dial us.
     """
 
     head: RequestHead
@@ -104,10 +103,7 @@ class Request:
 
 
 class RequestRefused(Exception):
-    """A request that has no answer that its client would read: the connection is closed.
-
-    `hint` says to whoever reads the log why.
-    """
+    """It has no answer that its client would read: the connection closes. `hint`: for the log."""
 
     def __init__(self, head: RequestHead, hint: str) -> None:
         super().__init__(head, hint)

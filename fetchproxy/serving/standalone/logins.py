@@ -9,7 +9,7 @@ import re
 import secrets
 import tomllib
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +21,10 @@ from cachetools import LRUCache
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.runtime.fairness import TokenBucket
+from fetchproxy.runtime.folders import Stamp, stamp_of
 
-# The server's side of SCRAM (RFC 5802, RFC 7677), as functions on values. No I/O, no randomness.
-#
-# As in Kafka passwords are taken as the bytes that the client has (no SASLprep), and there is no
-# channel binding.
+# The server's side of SCRAM (RFC 5802, RFC 7677). As in Kafka passwords are taken as the bytes that
+# the client has (no SASLprep), and there is no channel binding.
 
 HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 # Kafka's least (RFC 7677 too), and the most that its own tools make. It is work for each client.
@@ -40,8 +39,13 @@ _FINAL = re.compile(r"(?P<bare>c=(?P<binding>[^,]*),r=(?P<nonce>[^,]*).*),p=(?P<
 _NONCE = re.compile(r"[!-+\--~]+")  # printable ASCII but a comma
 
 
-class ScramError(Exception):
+class LoginRefused(Exception):
+    """The client is answered, and the connection closed."""
+
+
+def _malformed(what: str) -> LoginRefused:
     """What the client has sent is no SCRAM, or not what it has to send now."""
+    return LoginRefused(f"malformed SCRAM: {what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +112,27 @@ class ClientFirst:
 
 
 def read_first(token: bytes) -> ClientFirst:
-    """Raises ScramError."""
+    """Raises LoginRefused."""
     text = _text(token)
     found = _FIRST.fullmatch(text)
     if found is None:
-        raise ScramError("no client-first message without channel binding")
+        raise _malformed("no client-first message without channel binding")
     nonce, _, extensions = found["bare"].partition(",r=")[2].partition(",")
     name = _name(found["name"])
     if extensions:
         # Kafka's `tokenauth` is one: there are no delegation tokens here.
-        raise ScramError("extensions are not supported")
+        raise _malformed("extensions are not supported")
     if not _NONCE.fullmatch(nonce):
-        raise ScramError("no nonce")
+        raise _malformed("no nonce")
     if found["authzid"] and _name(found["authzid"]) != name:
-        raise ScramError("acting as another user is not supported")
+        raise _malformed("acting as another user is not supported")
     return ClientFirst(found["header"], found["bare"], name, nonce)
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """What the server has answered, and needs to judge what comes next.
-
-    `nonce`: the client's, and one that is used once and nobody can guess. `is_true`: the
-    credential is a user's (see `Users.credential`).
+    """The server's answer, and what it needs to judge what comes next. `nonce`: the client's, and
+    one that nobody can guess. `is_true`: the credential is a user's (see `Users.credential`).
     """
 
     mechanism: str
@@ -146,21 +148,18 @@ class Challenge:
 
 
 def server_final(asked: Challenge, token: bytes) -> bytes | None:
-    """What proves the server to the client; None: the client has another password.
-
-    Raises ScramError.
-    """
+    """What proves the server to the client; None: it has another password. Raises LoginRefused."""
     found = _FINAL.fullmatch(_text(token))
     if found is None:
-        raise ScramError("no client-final message")
+        raise _malformed("no client-final message")
     if _decoded(found["binding"]) != asked.first.header.encode() or found["nonce"] != asked.nonce:
-        raise ScramError("a client-final message of another exchange")
+        raise _malformed("a client-final message of another exchange")
     name = HASHES[asked.mechanism]
     said = ",".join((asked.first.bare, asked.message, found["bare"])).encode()
     signature = hmac.digest(asked.credential.stored_key, said, name)
     proof = _decoded(found["proof"])
     if len(proof) != len(signature):
-        raise ScramError(f"a proof of {len(proof)} bytes")
+        raise _malformed(f"a proof of {len(proof)} bytes")
     client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
     stored_key = hashlib.new(name, client_key).digest()
     if not hmac.compare_digest(stored_key, asked.credential.stored_key):
@@ -172,13 +171,13 @@ def _text(token: bytes) -> str:
     try:
         return token.decode()
     except UnicodeDecodeError:
-        raise ScramError("it is not UTF-8") from None
+        raise _malformed("it is not UTF-8") from None
 
 
 def _name(text: str) -> str:
     """RFC 5802 writes a comma as =2C and = as =3D."""
     if re.search("=(?!2C|3D)", text):
-        raise ScramError("the user name has a bare =")
+        raise _malformed("the user name has a bare =")
     return text.replace("=2C", ",").replace("=3D", "=")
 
 
@@ -186,10 +185,8 @@ def _decoded(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except ValueError:
-        raise ScramError("it is not base64") from None
+        raise _malformed("it is not base64") from None
 
-
-# A user, and what may be read as this user. Values; no I/O.
 
 _ANY_ENDING = "*"
 
@@ -238,7 +235,7 @@ ANYBODY = User("", _EVERYTHING, _EVERYTHING)
 NOBODY = User("", Names.of(()), Names.of(()))
 
 
-# The users of an archive, as their file says: TOML, a table for each user. Pure.
+# The users of an archive, as their file says: TOML, a table for each user.
 #
 # [alice] topics = ["orders", "payments-*"] groups = ["alice-*"] SCRAM-SHA-256 =
 # "salt=…,stored_key=…,server_key=…,iterations=16384"
@@ -329,24 +326,48 @@ def _names(name: str, key: str, table: Mapping[str, Any]) -> Names:
         raise ValueError(f"{name}, {key}: {error}") from None
 
 
-# The file of users: read at the start, and again when it has changed.
+# Logins by SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. Before one nothing else is answered.
+#
+# A connection has one attempt, as with a broker: a failed one is answered, and the connection
+# closes. Attempts from one address are judged one after the other, and after failures not before
+# a while: clients that are let go unheard come again twenty times a second.
 
 log = structlog.get_logger(__name__)
 
+PLAIN = "PLAIN"
+# From one address, over time; two may follow at once.
+FAILED_LOGINS_PER_S_MAX = 1
+_ADDRESSES_MAX = 10_000
 # A user who is taken out of the file reads on for so long.
 LOOK_INTERVAL_S = 2.0
 
-Stamp = tuple[int, int, int] | None
+
+class _Address:
+    """Where attempts come from. `failures` allows one a second, and two at once."""
+
+    __slots__ = ("failures", "turn")
+
+    def __init__(self, now: float) -> None:
+        self.turn = asyncio.Lock()
+        self.failures = TokenBucket(FAILED_LOGINS_PER_S_MAX, now)
 
 
-class UsersFile:
-    """`load` first. A file that cannot be used later leaves its users in force, which is logged."""
+class Logins:
+    """What all connections share: who there is, and which addresses have failed. `load` first.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    A file that cannot be used later leaves its users in force, which is logged.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
         self._seen: Stamp = None
         self._fault: str | None = None
         self.users = Users({})
+        self._clock = asyncio.get_running_loop().time
+        self._addresses: LRUCache[str, _Address] = LRUCache(_ADDRESSES_MAX)
+        # One password at a time: each costs a core some milliseconds.
+        self.checking = asyncio.Semaphore(1)
+        self.secret = secrets.token_bytes(32)
 
     async def load(self) -> None:
         """Raises ConfigError."""
@@ -359,10 +380,10 @@ class UsersFile:
             await self._look()
 
     async def _look(self) -> None:
-        if self._fault is None and await asyncio.to_thread(self._stamp) == self._seen:
+        if self._fault is None and await asyncio.to_thread(stamp_of, self._file) == self._seen:
             return
         try:
-            self._seen, self.users = await asyncio.to_thread(self._read)
+            await self.load()
         except ConfigError as error:
             if str(error) != self._fault:
                 log.error(
@@ -377,67 +398,14 @@ class UsersFile:
 
     def _read(self) -> tuple[Stamp, Users]:
         # The stamp from before: what changes meanwhile is seen at the next look.
-        stamp = self._stamp()
-        place = f"archive_only.users_file = {self._path}"
+        stamp = stamp_of(self._file)
+        place = f"archive_only.users_file = {self._file}"
         try:
-            return stamp, parse_users(self._path.read_text(encoding="utf-8"))
+            return stamp, parse_users(self._file.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{place}: cannot be read: {error.strerror}") from None
         except ValueError as error:  # a UnicodeDecodeError is one
             raise ConfigError(f"{place}: {error}") from None
-
-    def _stamp(self) -> Stamp:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-# Logins by SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. Before one nothing else is answered.
-#
-# A connection has one attempt, as with a broker: a failed one is answered, and the connection
-# closes. Attempts from one address are judged one after the other, and after failures not before
-# a while: clients that are let go unheard come again twenty times a second.
-
-PLAIN = "PLAIN"
-# From one address, over time; two may follow at once.
-FAILED_LOGINS_PER_S_MAX = 1
-_ADDRESSES_MAX = 10_000
-
-
-class LoginRefused(Exception):
-    """The client is told, and the connection closed. `user` is what the client has said."""
-
-    def __init__(self, reason: str, user: str = "") -> None:
-        super().__init__(reason)
-        self.user = user
-
-
-class _Address:
-    """Where attempts come from. `failures` allows one a second, and two at once."""
-
-    __slots__ = ("failures", "turn")
-
-    def __init__(self, now: float) -> None:
-        self.turn = asyncio.Lock()
-        self.failures = TokenBucket(FAILED_LOGINS_PER_S_MAX, now)
-
-
-class Logins:
-    """What all connections share: who there is, and which addresses have failed. `clock` in s."""
-
-    def __init__(self, file: UsersFile, clock: Callable[[], float]) -> None:
-        self._file = file
-        self._clock = clock
-        self._addresses: LRUCache[str, _Address] = LRUCache(_ADDRESSES_MAX)
-        # One password at a time: each costs a core some milliseconds.
-        self.checking = asyncio.Semaphore(1)
-        self.secret = secrets.token_bytes(32)
-
-    @property
-    def users(self) -> Users:
-        return self._file.users
 
     def still(self, user: User) -> User | None:
         """The same user by the file of now, with the same passwords."""
@@ -463,15 +431,15 @@ class Logins:
 
 @dataclass(eq=False, repr=False)
 class Login:
-    """Of one connection. `_secret_path`: nobody can listen, so PLAIN may be used.
-
-    Once `step` has raised LoginRefused it is over.
+    """Of one connection, until `step` raises LoginRefused. `_secret_path`: nobody can listen, so
+    PLAIN may be used. `name`: who the client says it is.
     """
 
     _logins: Logins
     _address: str
     _secret_path: bool
     mechanism: str | None = None
+    name: str = ""
     user: User | None = None
     _challenge: Challenge | None = None
 
@@ -490,35 +458,34 @@ class Login:
         """The client's next token. Returns the answer's; `user` is set when it was the last one."""
         if self.mechanism is None:
             raise LoginRefused("no mechanism was agreed on")
-        try:
-            if self.mechanism != PLAIN and self._challenge is None:
-                return self._scram_challenge(self.mechanism, token)
-            async with self._logins.attempt(self._address):
-                if self._challenge is None:
-                    return await self._plain(token)
-                return self._scram_proof(self._challenge, token)
-        except ScramError as error:
-            raise LoginRefused(f"malformed SCRAM: {error}") from None
+        if self.mechanism != PLAIN and self._challenge is None:
+            return self._scram_challenge(self.mechanism, token)
+        async with self._logins.attempt(self._address):
+            if self._challenge is None:
+                return await self._plain(token)
+            return self._scram_proof(self._challenge, token)
 
     async def _plain(self, token: bytes) -> bytes:
         """RFC 4616: authzid NUL authcid NUL passwd."""
         try:
-            authzid, name, password = token.decode().split("\0")
+            authzid, self.name, password = token.decode().split("\0")
         except ValueError:  # a UnicodeDecodeError is one
             raise LoginRefused("malformed PLAIN") from None
-        if authzid not in ("", name):
-            raise LoginRefused("acting as another user is not supported", name)
-        user = self._logins.users.by_name.get(name)
+        if authzid not in ("", self.name):
+            raise LoginRefused("acting as another user is not supported")
+        users = self._logins.users
+        user = users.by_name.get(self.name)
         has = user.credentials if user else {}
-        mechanism = next((m for m in HASHES if m in has), next(iter(self._logins.users.mechanisms)))
-        credential, is_true = self._logins.users.credential(name, mechanism, self._logins.secret)
+        mechanism = next((m for m in HASHES if m in has), next(iter(users.mechanisms)))
+        credential, is_true = users.credential(self.name, mechanism, self._logins.secret)
         async with self._logins.checking:
             fits = await asyncio.to_thread(has_password, credential, mechanism, password.encode())
-        self._end(name, user if fits and is_true else None)
+        self._end(user if fits and is_true else None)
         return b""
 
     def _scram_challenge(self, mechanism: str, token: bytes) -> bytes:
         first = read_first(token)
+        self.name = first.name
         credential, is_true = self._logins.users.credential(
             first.name, mechanism, self._logins.secret
         )
@@ -527,18 +494,15 @@ class Login:
         return asked.message.encode()
 
     def _scram_proof(self, asked: Challenge, token: bytes) -> bytes:
-        try:
-            final = server_final(asked, token)
-        except ScramError as error:
-            raise LoginRefused(f"malformed SCRAM: {error}", asked.first.name) from None
+        final = server_final(asked, token)
         is_known = final is not None and asked.is_true
-        user = self._logins.users.by_name.get(asked.first.name) if is_known else None
+        user = self._logins.users.by_name.get(self.name) if is_known else None
         if user is not None and user.credentials.get(asked.mechanism) != asked.credential:
             user = None  # changed between the two messages
-        self._end(asked.first.name, user)
+        self._end(user)
         return final or b""
 
-    def _end(self, name: str, user: User | None) -> None:
+    def _end(self, user: User | None) -> None:
         if user is None:
-            raise LoginRefused("wrong user or password", name)
+            raise LoginRefused("wrong user or password")
         self.user = user

@@ -14,10 +14,7 @@ import structlog
 
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import is_loopback
-from fetchproxy.metadata.remote_log_metadata_manager import (
-    READS_AT_ONCE_MAX,
-    RemoteLogMetadataManager,
-)
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.archived_reads import SkippedOffsets
@@ -26,7 +23,7 @@ from fetchproxy.serving.listener import Listener
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
 from fetchproxy.serving.standalone.groups import GroupCoordinator, GroupMemory
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts
-from fetchproxy.serving.standalone.logins import Logins, UsersFile
+from fetchproxy.serving.standalone.logins import Logins
 from fetchproxy.serving.standalone.session import StandaloneSession
 from fetchproxy.serving.standalone.topics import ArchiveWatch
 from fetchproxy.tls.contexts import ReloadingContext
@@ -50,11 +47,11 @@ async def open_archive_only(
     """
     own = config.archive_only
     memory = GroupMemory(own.groups_bytes_max)
-    users = None if own.users_file is None else UsersFile(own.users_file)
-    if users is not None:
-        await users.load()
+    logins = None if own.users_file is None else Logins(own.users_file)
+    if logins is not None:
+        await logins.load()
     async with CommittedOffsets(own.offsets_file, limits.offsets_max, memory) as offsets:
-        archive = ArchiveWatch(rlmm, own.refresh_interval_ms / 1000, READS_AT_ONCE_MAX)
+        archive = ArchiveWatch(rlmm, own.refresh_interval_ms / 1000)
         await archive.load()
         async with Listener(config.gateway, limits, tls, "archive_only") as listener:
             parts = ArchiveOnlyParts(
@@ -65,7 +62,7 @@ async def open_archive_only(
                 archive=archive,
                 groups=GroupCoordinator(limits, memory, new_member_id),
                 offsets=offsets,
-                logins=None if users is None else Logins(users, listener.clock),
+                logins=logins,
                 admission=admission_of(config, limits, listener.clock),
                 skipped=SkippedOffsets(),
                 clock=listener.clock,
@@ -75,8 +72,8 @@ async def open_archive_only(
             with closing(parts.groups):
                 await listener.open(lambda server_name: StandaloneSession(listener, parts))
                 listener.run(archive.run(), "archive-watch")
-                if users is not None:
-                    listener.run(users.run(), "users")
+                if logins is not None:
+                    listener.run(logins.run(), "users")
                 _say_open(listener, parts)
                 yield listener
 

@@ -25,10 +25,10 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.serving.admission import Share, host_of
 from fetchproxy.serving.framing import RequestFraming
 from fetchproxy.serving.session import ClientSession, SessionOwner
-from fetchproxy.serving.standalone.apis import api_versions, sasl
+from fetchproxy.serving.standalone.apis import sasl
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, RequestRefused
 from fetchproxy.serving.standalone.logins import ANYBODY, NOBODY, Login, LoginRefused, User
-from fetchproxy.serving.standalone.table import served_api
+from fetchproxy.serving.standalone.table import served_api, too_new
 
 # Before a client has logged in: the largest token is a user's name with its password.
 _LOGIN_REQUEST_BYTES_MAX = 16 * 1024
@@ -131,20 +131,18 @@ class StandaloneSession(ClientSession):
         )
 
     async def _answer(self, request: Request) -> Sequence[Buffer]:
+        """Raises RequestRefused, WireError."""
         login, key = self._login, request.head.api_key
         if login is not None and login.user is None and key != ApiKey.API_VERSIONS:
             return await self._log_in(login, request)
         api = served_api(request.head)
-        if api is None:
-            return self._refusal(request.head)
-        ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
-        return await api.answer(self._parts, request)
-
-    def _refusal(self, head: RequestHead) -> Sequence[Buffer]:
-        """Raises RequestRefused: like a broker, which closes on what it does not know."""
-        if head.api_key == ApiKey.API_VERSIONS and head.api_version > api_versions.HIGHEST:
-            return api_versions.too_new(head)
-        raise RequestRefused(head, "not answered in archive-only mode")
+        if api is not None:
+            ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
+            return await api.answer(self._parts, request)
+        refusal = too_new(request.head)
+        if refusal is None:  # like a broker, which closes on what it does not know
+            raise RequestRefused(request.head, "not answered in archive-only mode")
+        return refusal
 
     # -- login -----------------------------------------------------------------------------------
     def _user(self) -> User:
@@ -172,7 +170,7 @@ class StandaloneSession(ClientSession):
         except LoginRefused as refused:
             self._ended = True
             ARCHIVE_ONLY_LOGINS.labels("refused").inc()
-            self._say_closed("login_refused", kind=str(refused), user=refused.user)
+            self._say_closed("login_refused", kind=str(refused), user=login.name)
             return sasl.refusal(request, login.mechanism)
         if login.user is not None:
             self.payer = f"User:{login.user.name}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from uuid import UUID
 
 import structlog
@@ -17,24 +18,24 @@ from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     PARTITIONS_ALONE_MAX,
+    READS_AT_ONCE_MAX,
     RemoteLogMetadataManager,
 )
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_TOPICS
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import each_of, for_each
+from fetchproxy.runtime.retrying import Backoff
 
 log = structlog.get_logger(__name__)
 
-RETRY_INITIAL_S = 0.5
-RETRY_MAX_S = 10.0
+RETRY_PAUSES = Backoff(500, 10_000, 0)
 VIEWS_AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTopic:
-    """Partitions 0 … `partition_count` - 1; one that nothing was archived of is an empty log.
-
-    (Some clients take the number of partitions for the highest one, so there may be no holes.)
+    """Partitions 0 … `partition_count` - 1; one that nothing was archived of is an empty log: some
+    clients take the number of partitions for the highest one.
     """
 
     name: str
@@ -71,7 +72,6 @@ def build_catalogue(tips: Iterable[TopicIdPartition], archived_at: Mapping[UUID,
 
 def log_edges(view: PartitionView) -> tuple[int, int]:
     """(log start, log end); an empty log begins and ends where DeleteRecords has left it, or at 0.
-
     Where metadata cannot be read there may be more: see `PartitionView.uncertain_at`.
     """
     start, end = view.log_start_offset, view.log_end_offset
@@ -87,12 +87,10 @@ class ArchiveWatch:
     last ones stay.
     """
 
-    def __init__(
-        self, rlmm: RemoteLogMetadataManager, refresh_interval_s: float, reads_max: int
-    ) -> None:
+    def __init__(self, rlmm: RemoteLogMetadataManager, refresh_interval_s: float) -> None:
         self._rlmm = rlmm
         self._interval_s = refresh_interval_s
-        self._reads = asyncio.Semaphore(reads_max)
+        self._reads = asyncio.Semaphore(READS_AT_ONCE_MAX)
         self._ends: dict[TopicIdPartition, float] = {}  # watched until (loop time)
         self._looked = asyncio.Event()
         self._failing = False
@@ -100,8 +98,7 @@ class ArchiveWatch:
 
     async def load(self) -> None:
         """Returns when the archive has been listed. Raises RemoteStorageError if that is vain."""
-        pause_s = RETRY_INITIAL_S
-        while True:
+        for failures in count(1):
             try:
                 await self._list()
                 self._note(None)
@@ -110,8 +107,7 @@ class ArchiveWatch:
                 if not error.retriable:
                     raise
                 self._note(error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RETRY_MAX_S)
+            await asyncio.sleep(RETRY_PAUSES.pause_ms(failures, 0) / 1000)
 
     async def run(self) -> None:
         while True:
@@ -126,9 +122,8 @@ class ArchiveWatch:
             self._looked = asyncio.Event()
 
     async def view(self, tip: TopicIdPartition) -> PartitionView:
-        """At most the interval old; an older one where the store does not answer.
-
-        Raises RemoteStorageError where nothing was ever read.
+        """At most the interval old; an older one where the store does not answer. Raises
+        RemoteStorageError where nothing was ever read.
         """
         try:
             async with self._reads:
@@ -196,8 +191,6 @@ class ArchiveWatch:
         except TimeoutError:
             pass
 
-    # ----------------------------------------------------------------------------------------------
-
     async def _list(self) -> None:
         tips = list(await self._rlmm.list_partitions())
         ids: dict[str, set[UUID]] = {}
@@ -215,23 +208,12 @@ class ArchiveWatch:
     async def _follow_ends(self) -> None:
         now = asyncio.get_running_loop().time()
         self._ends = {tip: until for tip, until in self._ends.items() if until > now}
-        failures: list[RemoteStorageError] = []
-        async with asyncio.TaskGroup() as tasks:
-            for tip in self._ends:
-                tasks.create_task(self._follow_end(tip, now, failures))
-        if failures:
-            raise failures[0]
 
-    async def _follow_end(
-        self, tip: TopicIdPartition, now: float, failures: list[RemoteStorageError]
-    ) -> None:
-        async with self._reads:
-            if failures:
-                return
-            try:
+        async def follow(tip: TopicIdPartition) -> None:
+            async with self._reads:
                 await self._rlmm.refresh(tip, now)
-            except RemoteStorageError as error:
-                failures.append(error)
+
+        await for_each(list(self._ends), follow, min(len(self._ends), READS_AT_ONCE_MAX))
 
     def _note(self, error: RemoteStorageError | None) -> None:
         if error is not None and not self._failing:

@@ -120,7 +120,15 @@ def _join_of(limits: StandaloneLimits, request: Request) -> tuple[str, JoinReque
 
 async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """The leader brings the assignment, everybody gets theirs (`groups`)."""
-    group_id, sync = _sync_of(request)
+    asked = request.read()
+    group_id = asked["group_id"]
+    sync = SyncRequest(
+        Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"]),
+        tuple((a["member_id"], a["assignment"]) for a in elements(asked["assignments"])),
+        asked["protocol_type"],
+        asked["protocol_name"],
+    )
+    del asked  # it is not kept while it waits
     if request.may_join(group_id):
         reply = await parts.groups.sync(group_id, sync)
     else:
@@ -132,17 +140,6 @@ async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
             "protocol_name": reply.protocol_name,
             "assignment": reply.assignment,
         },
-    )
-
-
-def _sync_of(request: Request) -> tuple[str, SyncRequest]:
-    """The group and what it is asked. The fields are not kept while it waits."""
-    asked = request.read()
-    return asked["group_id"], SyncRequest(
-        Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"]),
-        tuple((a["member_id"], a["assignment"]) for a in elements(asked["assignments"])),
-        asked["protocol_type"],
-        asked["protocol_name"],
     )
 
 
@@ -252,8 +249,8 @@ def _members(group: ClassicGroup) -> list[dict[str, Any]]:
         {
             "member_id": member.member_id,
             "group_instance_id": member.group_instance_id,
-            "client_id": member.client_id,
-            "client_host": f"/{member.client_host}",
+            "client_id": member.request.client_id,
+            "client_host": f"/{member.request.client_host}",
             "member_metadata": member.metadata(group.protocol_name) if stable else b"",
             "member_assignment": member.assignment if stable else b"",
         }

@@ -20,7 +20,7 @@ from fetchproxy.serving.standalone.handling import (
 from fetchproxy.serving.standalone.logins import Login
 
 # Both inclusive. The handshake's v0 is answered, and not advertised.
-VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
+LOGIN_VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
     ApiKey.SASL_HANDSHAKE: (1, 1),
     ApiKey.SASL_AUTHENTICATE: (0, 2),
 }
@@ -32,7 +32,7 @@ def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], bool]:
     if request.version == 0:
         values = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "mechanisms": ()}
         return request.respond(values), False
-    if request.version > VERSIONS[ApiKey.SASL_HANDSHAKE][1]:
+    if request.version > LOGIN_VERSIONS[ApiKey.SASL_HANDSHAKE][1]:
         raise RequestRefused(request.head, "no such version")
     known = login.choose(request.read()["mechanism"])
     error = ErrorCode.NONE if known else ErrorCode.UNSUPPORTED_SASL_MECHANISM
@@ -42,7 +42,7 @@ def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], bool]:
 
 async def authenticate(login: Login, request: Request) -> Sequence[Buffer]:
     """Raises LoginRefused, RequestRefused, WireError."""
-    if request.version > VERSIONS[ApiKey.SASL_AUTHENTICATE][1]:
+    if request.version > LOGIN_VERSIONS[ApiKey.SASL_AUTHENTICATE][1]:
         raise RequestRefused(request.head, "no such version")
     token = await login.step(request.read()["auth_bytes"])
     return request.respond({"auth_bytes": token})

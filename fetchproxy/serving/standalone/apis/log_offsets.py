@@ -1,13 +1,5 @@
-"""ListOffsets: where the archive begins and ends, and where a time is.
-
-    -1 latest            the archive's end, at either isolation level: it holds what was stable
-    -2 earliest          the archive's beginning
-    -3 max timestamp     the record with the largest timestamp
-    -4 earliest local    the archive's end: nothing is on a local disk
-    -5 latest tiered     the last archived offset, -1 where there is none
-    -6 earliest pending  the archive's end: nothing waits to be uploaded
-
-A time later than all records is answered with offset -1, as by a broker.
+"""ListOffsets and OffsetForLeaderEpoch: where the archive begins and ends, where a time is, and
+where the log of an epoch ended.
 """
 
 from __future__ import annotations
@@ -18,12 +10,14 @@ from typing import Any
 
 from fetchproxy_protocol import list_offsets as wire
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import Fields, elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.errors import CorruptSegment, RemoteStorageError
-from fetchproxy.metadata.lineage import epoch_of
+from fetchproxy.metadata.lineage import end_offset_for, epoch_of, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.runtime.loop import each_of, for_each
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import log_edges
 
@@ -38,7 +32,18 @@ Found = tuple[int, int, int]  # timestamp, offset, leader epoch
 _NONE: Found = (wire.UNKNOWN_TIMESTAMP, wire.UNKNOWN_OFFSET, wire.UNKNOWN_EPOCH)
 
 
-async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """By timestamp, or what stands for one:
+
+    -1 latest            the archive's end, at either isolation level: it holds what was stable
+    -2 earliest          the archive's beginning
+    -3 max timestamp     the record with the largest timestamp
+    -4 earliest local    the archive's end: nothing is on a local disk
+    -5 latest tiered     the last archived offset, -1 where there is none
+    -6 earliest pending  the archive's end: nothing waits to be uploaded
+
+    A time later than all records is answered with offset -1, as by a broker.
+    """
     payload = request.take_payload()
     asked = list(wire.asked_in(payload, request.head.body_position, request.version))
     del payload
@@ -48,20 +53,16 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         for one in asked
     ]
     views = await parts.archive.views(tip for tip in tips if tip is not None)
-    waiting = [
-        (one, None if tip is None else views[tip]) for one, tip in zip(asked, tips, strict=True)
-    ]
     results: dict[tuple[str, int], tuple[ErrorCode, Found]] = {}
 
-    async def look_some_up() -> None:
-        while waiting:
-            one, view = waiting.pop()
-            results[one.topic, one.partition] = await _look_up(parts, request, one, view)
-            await asyncio.sleep(0)  # what is in memory is found without waiting
+    async def look_up(wanted: tuple[wire.AskedOffset, TopicIdPartition | None]) -> None:
+        one, tip = wanted
+        view = None if tip is None else views[tip]
+        results[one.topic, one.partition] = await _look_up(parts, request, one, view)
+        await asyncio.sleep(0)  # what is in memory is found without waiting
 
-    async with asyncio.TaskGroup() as looking:
-        for _ in range(min(len(waiting), LOOKED_UP_AT_ONCE)):
-            looking.create_task(look_some_up(), name="look-up")
+    workers = min(len(asked), LOOKED_UP_AT_ONCE)
+    await for_each(zip(asked, tips, strict=True), look_up, workers)
     topics: dict[str, list[dict[str, Any]]] = {}
     async for one in each_of(asked):
         error, (timestamp, offset, epoch) = results[one.topic, one.partition]
@@ -123,4 +124,46 @@ def _edge(view: PartitionView, offset: int, epoch_at: int) -> Found:
     return wire.UNKNOWN_TIMESTAMP, offset, epoch_of(view, epoch_at)
 
 
-LIST_OFFSETS = ServedApi(ApiKey.LIST_OFFSETS, 1, 11, answer)
+async def _offset_for_leader_epoch(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """By the lineage that the segments keep.
+
+    The client's own idea of the current leader epoch is not checked: no leader could fence it.
+    """
+    catalogue = parts.archive.catalogue
+    asked = [
+        (
+            topic["topic"],
+            partition,
+            catalogue.partition(topic["topic"], partition["partition"])
+            if request.may_read(topic["topic"])
+            else None,
+        )
+        for topic in elements(request.read()["topics"])
+        for partition in elements(topic["partitions"])
+    ]
+    views = await parts.archive.views(tip for _, _, tip in asked if tip is not None)
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for name, partition, tip in asked:
+        view = None if tip is None else views[tip]
+        end = _end_offset(view, partition, request.missing(name))
+        topics.setdefault(name, []).append(end)
+    values = [{"topic": name, "partitions": partitions} for name, partitions in topics.items()]
+    return request.respond({"topics": values})
+
+
+def _end_offset(
+    view: PartitionView | RemoteStorageError | None, asked: Fields, missing: ErrorCode
+) -> dict[str, Any]:
+    result: dict[str, Any] = {"partition": asked["partition"]}
+    if view is None:
+        return result | {"error_code": missing}
+    if isinstance(view, RemoteStorageError):
+        return result | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
+    end = end_offset_for(lineage_of(view), asked["leader_epoch"], view.log_end_offset or 0)
+    return result | {"leader_epoch": end.epoch, "end_offset": end.end_offset}
+
+
+APIS = (
+    ServedApi(ApiKey.LIST_OFFSETS, 1, 11, _list_offsets),
+    ServedApi(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, _offset_for_leader_epoch),
+)
