@@ -6,8 +6,7 @@ import asyncio
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
-from enum import StrEnum
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -26,21 +25,21 @@ from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
 from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import EpochStart, TopicIdPartition
+from fetchproxy.model import EpochStart, LogEdges, TopicIdPartition
 from fetchproxy.observability.health import Condition, Health, Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS, ARCHIVER_DISK_FAILING
 from fetchproxy.segments.contents import GatheredSegment
 from fetchproxy.writing.concerns import ArchiverConcerns
-from fetchproxy.writing.copier import CopyProgress, SegmentCopier
+from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.index_refresh import LocalIndexRefresher
 from fetchproxy.writing.leadership import Leadership
 from fetchproxy.writing.log_truncation import LogTruncation
-from fetchproxy.writing.margin import broker_retention
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.sources.segment_source import LogGap, SegmentSource, Spool
+from fetchproxy.writing.status import PartitionArchiveStatus, Step, broker_retention
 
 # Partitions that an archiver cannot archive for its own disk's sake: full, failing, read-only.
 #
@@ -144,23 +143,6 @@ def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
 # that is `remote_log_manager`.
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What the last turns have learned; None: not known yet. Ends are exclusive."""
-
-    archive_start: int | None = None
-    archive_end: int | None = None
-    log_start_offset: int | None = None
-    last_stable_offset: int | None = None
-    gathered_bytes: int = 0
-    gathered_end: int | None = None
-    bytes_per_offset: float | None = None  # of what is gathered
-    raised_log_start: int = 0  # below it everything was deleted on purpose
-    closed_segments: int = 0
-    first_unarchived_ms: int | None = None  # timestamp of the first record that was gathered
-    copy: CopyProgress | None = None  # of the segment that is on its way to the store
-
-
 @dataclass(slots=True)
 class _Resumed:
     """Where the archive ended when it was last looked at, and the leader epochs up to there.
@@ -206,29 +188,35 @@ class PartitionArchiver:
         self._gathered_anew_at: tuple[int | None, int] | None = None
 
     @property
-    def progress(self) -> Progress:
-        resumed, gatherer = self._resumed, self._gatherer
-        position, end = resumed.position if resumed else None, gatherer.gathered_end
-        offsets = 0 if position is None or end is None else end - position
-        return Progress(
-            archive_start=resumed.archive_start if resumed else None,
-            archive_end=resumed.archive_end if resumed else None,
-            log_start_offset=self._gatherer.log_start_offset,
-            last_stable_offset=self._gatherer.last_stable_offset,
-            gathered_bytes=self._gatherer.gathered_bytes,
-            gathered_end=end,
-            bytes_per_offset=gatherer.gathered_bytes / offsets if offsets > 0 else None,
-            raised_log_start=resumed.raised_log_start if resumed else 0,
-            closed_segments=1 if self._closed else 0,
-            first_unarchived_ms=self._gatherer.first_timestamp_ms,
-            copy=self.copier.running(self.tip),
-        )
+    def archive_end(self) -> int | None:
+        """As last known, exclusive; None: not known."""
+        return None if self._resumed is None else self._resumed.archive_end
 
     @property
     def position(self) -> int:
         """Where the next segment begins: below it nothing more will be archived."""
         resumed = self._resumed
         return NOT_KNOWN if resumed is None or resumed.position is None else resumed.position
+
+    def status(self) -> PartitionArchiveStatus:
+        """What the last turns have learned. Never blocks."""
+        resumed, gatherer = self._resumed, self._gatherer
+        end, gathered_bytes = gatherer.gathered_end, gatherer.gathered_bytes
+        offsets = 0 if end is None or self.position == NOT_KNOWN else end - self.position
+        return PartitionArchiveStatus(
+            tip=self.tip,
+            archive_start=resumed.archive_start if resumed else None,
+            archive_end=self.archive_end,
+            log_start_offset=gatherer.log_start_offset,
+            last_stable_offset=gatherer.last_stable_offset,
+            gathered_bytes=gathered_bytes,
+            gathered_end=end,
+            bytes_per_offset=gathered_bytes / offsets if offsets > 0 else None,
+            raised_log_start=resumed.raised_log_start if resumed else 0,
+            closed_segments=1 if self._closed else 0,
+            first_unarchived_ms=gatherer.first_timestamp_ms,
+            copy=self.copier.running(self.tip),
+        )
 
     async def process(self, *, close_short: bool = False) -> bool:
         """One turn: gather what is there and copy at most one segment. True: more waits already.
@@ -465,12 +453,6 @@ class PartitionArchiver:
 # date. When a turn is due is decided elsewhere (`schedule`).
 
 
-class Step(StrEnum):
-    DELETE = "delete"
-    COPY = "copy"
-    REFRESH = "refresh"
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class ManagedPartition:
     """One partition of an archiver: its turns, and what the last one has come to. A follower holds
@@ -564,6 +546,45 @@ class ManagedPartition:
         return await self.refresher.refresh(self.tip, self.view)
 
     # --- how it stands ---
+    def status(
+        self,
+        topic_config: Mapping[str, str] | None,
+        margin: tuple[float | None, int | None],
+        edges: LogEdges | None,
+    ) -> PartitionArchiveStatus:
+        """The range is what step 3 has seen; its end, of a leader, what its own copies made of it.
+        `margin`: as of PartitionWatch. `edges` of the brokers' log, as they said whether or not a
+        turn got as far as to read it.
+        """
+        known, view = self.archiver.status(), self.view
+        start, end = known.archive_start, known.archive_end
+        bytes_per_offset = known.bytes_per_offset
+        if view is not None:
+            start = start if view.log_start_offset is None else view.log_start_offset
+            end = view.log_end_offset if end is None else end
+            bytes_per_offset = _bytes_per_offset(view) or bytes_per_offset
+        log_start, stable = known.log_start_offset, known.last_stable_offset
+        if edges is not None and self.leads:
+            # Both only rise, but in a log that begins again.
+            log_start = max(edges.log_start_offset, 0 if self.stopped else log_start or 0)
+            stable = max(edges.last_stable_offset, 0 if self.stopped else stable or 0)
+        return replace(
+            known,
+            archive_start=start,
+            archive_end=end,
+            log_start_offset=log_start,
+            last_stable_offset=stable,
+            bytes_per_offset=bytes_per_offset,
+            last_error=self.last_error or self.local_retention.refusal(self.tip.topic),
+            last_success_ms=self.last_success_ms,
+            stopped=self.stopped,
+            leads=self.leads,
+            step=self.step,
+            broker_retention=broker_retention(topic_config or {}),
+            retention_used=margin[0],
+            deleted_in_ms=margin[1],
+        )
+
     async def stop(self, error: FetchProxyError) -> None:
         """Nothing that was archived is overwritten: what is right only an operator can say."""
         await self.release()
@@ -610,3 +631,10 @@ class ManagedPartition:
         self.disk.over(self.tip)
         log.info("partition_unassigned", **self.tip.logged)
         await self.release()
+
+
+def _bytes_per_offset(view: PartitionView) -> float | None:
+    if not view.segments:
+        return None
+    last = view.segments[-1]
+    return last.segment_size_bytes / (last.end_offset - last.start_offset + 1)
