@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fetchproxy.auditing.faults import Fault, NotKnown, RecordedGap, VerifyReport
+from fetchproxy.auditing.faults import Fault, NotKnown, VerifyReport
 from fetchproxy.errors import RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -56,16 +56,14 @@ class CompletenessCheck:
         stated = look.stated
         if look.damaged is not None:
             key = self.rsm.records.finished_offsets_key(tip)
-            found.faults.append(Fault(tip.topic, tip.partition, key, None, None, look.damaged))
+            found.faults.append(Fault.of(tip, key, look.damaged))
         folder = self.rsm.records.folder(tip)
         for first, last in look.found.missing:
-            what = in_no_segment(first, last)
-            found.faults.append(Fault(tip.topic, tip.partition, folder, None, first, what))
+            found.faults.append(Fault.of(tip, folder, in_no_segment(first, last), first))
         if stated is not None and stated.log_start_offset > _log_start(self.stored, tip):
             what = f"the log start was raised to {stated.log_start_offset}, and is not any more"
-            found.faults.append(Fault(tip.topic, tip.partition, folder, None, None, what))
+            found.faults.append(Fault.of(tip, folder, what))
         found.faults += self._older_end(tip, stated)
-        found.gaps += [RecordedGap(tip.topic, tip.partition, *gap) for gap in look.found.gaps]
         self._note_unknown(tip, stated, look.found, found)
         found.concerns += offsets_in_words(tip, look.found)
         if (view := self.stored.view(tip)) is not None:
@@ -88,9 +86,7 @@ class CompletenessCheck:
             return []
         key = self.rsm.object_key(at_end[-1], SegmentFile.METADATA)
         what = f"offset {stated.end_offset} was archived in leader epoch {stated.leader_epoch}"
-        return [
-            Fault(tip.topic, tip.partition, key, None, stated.end_offset, f"{what}, not in this")
-        ]
+        return [Fault.of(tip, key, f"{what}, not in this", stated.end_offset)]
 
     def _note_unknown(
         self,
@@ -123,7 +119,7 @@ class CompletenessCheck:
             if error.retriable:
                 raise
             folder = self.rsm.records.folder(tip)
-            found.faults.append(Fault(tip.topic, tip.partition, folder, None, None, str(error)))
+            found.faults.append(Fault.of(tip, folder, str(error)))
             return None
         return self.topic.list_remote_log_segments(tip)
 
@@ -153,8 +149,7 @@ class CompletenessCheck:
         def fault(segment: RemoteLogSegmentMetadata, what: str) -> None:
             key = self.rsm.object_key(segment, SegmentFile.METADATA)
             if key not in named:
-                offset = segment.start_offset
-                faults.append(Fault(tip.topic, tip.partition, key, None, offset, what))
+                faults.append(Fault.of(tip, key, what, segment.start_offset))
 
         for segment in self._not_in_store(tip, unchanged):
             what = f"the metadata topic has offsets {segment.start_offset} to {segment.end_offset}"

@@ -260,9 +260,7 @@ class PartitionMirror:
             else:
                 key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
                 what, at = f"an object is missing ({error})", copy.metadata.start_offset
-                self._result.faults.append(
-                    Fault(self.tip.topic, self.tip.partition, key, None, at, what)
-                )
+                self._result.faults.append(Fault.of(self.tip, key, what, at))
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 

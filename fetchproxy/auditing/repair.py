@@ -413,18 +413,14 @@ class _PartitionRepair:
         elif broken.known is None:
             return []  # whether it has aborted transactions has to be in its metadata
         repairs = [
-            Repair(self.tip.topic, self.tip.partition, keys[file], metadata, file, content)
+            Repair(keys[file], metadata, file, content)
             for file, content in wanted.items()
             if (keys[file] in self.faulty or broken.known is None)
             and content != (broken.stored[file] or None)
         ]
         if metadata != broken.known:
-            key, content = keys[SegmentFile.METADATA], encode_segment(metadata)
-            repairs.append(
-                Repair(
-                    self.tip.topic, self.tip.partition, key, metadata, SegmentFile.METADATA, content
-                )
-            )
+            file, content = SegmentFile.METADATA, encode_segment(metadata)
+            repairs.append(Repair(keys[file], metadata, file, content))
         return repairs
 
     def _aborted(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes | None:

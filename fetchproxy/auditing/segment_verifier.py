@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fetchproxy.auditing.completeness import held_in
-from fetchproxy.auditing.faults import Fault, Orphan
+from fetchproxy.auditing.faults import Fault
 from fetchproxy.errors import (
     CorruptSegment,
     DamagedObject,
@@ -46,29 +46,23 @@ async def look_at_unnamed(
     rlmm: RemoteLogMetadataManager,
     tip: TopicIdPartition,
     finished: Iterable[RemoteLogSegmentMetadata],
-) -> tuple[list[Fault], list[Orphan], list[tuple[int, int]]]:
-    """Faults name the metadata object that should be there; the last are the offsets of these
-    segments. Raises RemoteStorageError.
+) -> tuple[list[Fault], list[tuple[int, int]]]:
+    """Faults name the metadata object that should be there; and the offsets of these segments.
+    What else lies there archivers delete once it is old. Raises RemoteStorageError.
     """
     faults: list[Fault] = []
     offsets: list[tuple[int, int]] = []
-    orphans: list[Orphan] = []
     held = [(segment.start_offset, segment.end_offset) for segment in finished]
     for objects in (await find_orphans(rsm, rlmm, tip)).values():
         view = rlmm.view(tip)
         lost = await _lost_segment(rsm, objects)
         is_deleted = lost is not None and view is not None and lost[1] < view.raised_log_start
-        if lost is None or is_deleted or held_in(*lost, held):
-            orphans += [
-                Orphan(tip.topic, tip.partition, o.key, o.size_bytes) for o in objects.values()
-            ]
-        else:
+        if lost is not None and not is_deleted and not held_in(*lost, held):
             stem = objects[SegmentFile.LOG].key.removesuffix(SegmentFile.LOG)
             what = f"object is missing; the log beside it has offsets {lost[0]} to {lost[1]}"
-            key = f"{stem}{SegmentFile.METADATA}"
-            faults.append(Fault(tip.topic, tip.partition, key, None, lost[0], what))
+            faults.append(Fault.of(tip, f"{stem}{SegmentFile.METADATA}", what, lost[0]))
             offsets.append(lost)
-    return faults, orphans, offsets
+    return faults, offsets
 
 
 async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[int, int] | None:
@@ -136,10 +130,9 @@ class SegmentVerifier:
             self.txns.restart()
             return
         tip = metadata.topic_id_partition
-        self.faults.extend(
-            Fault(tip.topic, tip.partition, f.object_key, f.byte_position, f.offset, f.what)
-            for f in self.txns.end()
-        )
+        self.faults += [
+            Fault.of(tip, f.object_key, f.what, f.offset, f.byte_position) for f in self.txns.end()
+        ]
 
     async def _metadata_are_its_own(self) -> bool:
         """False: nothing else can be held against them."""
@@ -278,7 +271,7 @@ class SegmentVerifier:
         self, file: SegmentFile, what: str, position: int | None = None, offset: int | None = None
     ) -> None:
         tip = self.metadata.topic_id_partition
-        self.faults.append(Fault(tip.topic, tip.partition, self._key(file), position, offset, what))
+        self.faults.append(Fault.of(tip, self._key(file), what, offset, position))
 
 
 def _place_in_archive(key: str) -> list[str]:

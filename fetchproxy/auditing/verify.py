@@ -123,16 +123,12 @@ class _Run:
         """Read the partition's metadata, and the faults of these objects themselves."""
         await refreshed(self.rlmm, tip)
         for problem in self.rlmm.problems(tip):
-            key, offset = problem.key, problem.base_offset
-            self.report.faults.append(
-                Fault(tip.topic, tip.partition, key, None, offset, problem.what)
-            )
+            fault = Fault.of(tip, problem.key, problem.what, problem.base_offset)
+            self.report.faults.append(fault)
         every = self.rlmm.list_remote_log_segments(tip)
         named = finished(every)
-        unnamed = await look_at_unnamed(self.rsm, self.rlmm, tip, named)
-        faults, orphans, self.lost[tip] = unnamed
+        faults, self.lost[tip] = await look_at_unnamed(self.rsm, self.rlmm, tip, named)
         self.report.faults += faults
-        self.report.orphans += orphans
         self.bytes_total += sum(segment.segment_size_bytes for segment in named)
         self.report.segments_unfinished += len(every) - len(named)
 
@@ -214,8 +210,8 @@ def lineage_faults(
                 f"its leader epoch from {parted} on is older than in the leader epochs of the "
                 f"segment from {metadata.start_offset}"
             )
-            tip, key = older.topic_id_partition, rsm.object_key(older, SegmentFile.METADATA)
-            faults.append(Fault(tip.topic, tip.partition, key, None, parted, what))
+            key = rsm.object_key(older, SegmentFile.METADATA)
+            faults.append(Fault.of(older.topic_id_partition, key, what, parted))
     return faults
 
 
@@ -242,6 +238,5 @@ def overlap_faults(
         f"overlaps the segment from {newer.start_offset}, whose leader epoch is newer "
         f"from {parted} on"
     )
-    tip = older.topic_id_partition
     key = rsm.object_key(older, SegmentFile.METADATA)
-    return [Fault(tip.topic, tip.partition, key, None, parted, what)]
+    return [Fault.of(older.topic_id_partition, key, what, parted)]

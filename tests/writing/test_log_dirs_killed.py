@@ -22,6 +22,7 @@ from labelled_store import (
     WITHIN_PACKING,
     labels,
 )
+from planted_archive import gaps_of
 from test_log_dirs_kafka import (
     SMALL_SEGMENTS,
     archived_to,
@@ -233,7 +234,7 @@ async def finish(
                     await asyncio.sleep(0.1)
         report = await verify_archive(archive.rsm, archive.rlmm)
         assert report.faults == []
-        assert report.gaps == []
+        assert gaps_of(report) == []
         named = {
             archive.rsm.object_key(segment, file)
             for segment in (await archive.view(tip)).segments
