@@ -1,7 +1,7 @@
 """What a person says of a log that begins again, carried out: `fetchproxy resolve`.
 
-The archiver waits for it (LogBeginsAgain). `plan_resolution` is the rule, pure; `resolve` asks the
-leader, and records what was said (`model.LogHistory`) where every archiver and reader finds it.
+The archiver waits for it (LogBeginsAgain). What was said (`model.LogHistory`) is recorded where
+every archiver and reader finds it.
 """
 
 from __future__ import annotations

@@ -30,10 +30,8 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.orphans import Objects, find_orphans
 
-# Objects that no metadata name: is it a segment that lost its metadata, or only what was left?
-#
-# A crash between two steps, or an upload that arrived although its answer was lost, leaves
-# objects that nobody needs. A whole segment whose offsets no other has is a loss, unless it was
+# Objects that no metadata name. A crash between two steps, or an upload whose answer was lost,
+# leaves some that nobody needs. A whole segment whose offsets no other has is a loss, unless it was
 # deleted.
 
 T = TypeVar("T")
@@ -78,10 +76,6 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
     if parsed is None or index.size_bytes != log_bytes:
         return None
     return parsed.base_offset, index.last_offset
-
-
-# What is true of the bytes and of transactions is decided in `check`; here is what is read, in
-# which order, and what a store's answer means.
 
 
 @dataclass(eq=False, repr=False)

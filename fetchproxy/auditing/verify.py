@@ -24,10 +24,8 @@ Segments = list[RemoteLogSegmentMetadata]
 
 
 def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Segments]:
-    """First those that readers are shown, then those that a person has put aside, log by log.
-
-    The finished ones as last read, by start offset (`fetchproxy resolve`). Between two of these
-    nothing has to fit.
+    """The finished ones as last read, by start offset: first those that readers are shown, then
+    those that a person has put aside (`fetchproxy resolve`), log by log.
     """
     segments, view = rlmm.list_remote_log_segments(tip), rlmm.view(tip)
     history = FIRST_HISTORY if view is None else view.history
@@ -40,8 +38,7 @@ def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Se
 
 
 # Reads only, so it may run beside archivers and proxies: what retention deletes meanwhile is no
-# fault. What one segment's objects say is read in `segment_verifier`, which segments there have
-# to be in `completeness`; here is the walk through partitions and their segments.
+# fault.
 
 CHUNK_BYTES = 4 * 1024 * 1024
 PARTITIONS_AT_ONCE = 4
@@ -58,20 +55,22 @@ async def verify_archive(
     on_progress: Progress = lambda done, total: None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> VerifyReport:
-    """Check every finished segment of `partitions` (None: of all).
+    """Check every finished segment of `partitions` (None: of all), also against `metadata_topic`.
 
-    `on_progress(bytes_done, bytes_total)` counts log bytes. Where `metadata_topic` is given, the
-    store is held against what it says, too. A few partitions are read at once, each front to back.
-    Memory: the metadata of all segments, and per partition read at once a chunk, one segment's
-    index and the largest batch (a batch whose size is corrupt may claim up to its segment's size).
-    Raises RemoteStorageError where the store does not answer: then nothing is known.
+    `on_progress(bytes_done, bytes_total)` counts log bytes. Memory: the metadata of all segments,
+    and per partition read at once a chunk, one segment's index and the largest batch (a batch whose
+    size is corrupt may claim up to its segment's size). Raises RemoteStorageError.
     """
-    tips = await _partitions(rlmm, partitions, metadata_topic)
+    if partitions is None:
+        every = set(await rlmm.list_partitions())
+        if metadata_topic is not None:
+            every.update(await metadata_topic.list_partitions())
+        partitions = sorted(every)
     run = _Run(rsm, rlmm, metadata_topic, on_progress, chunk_bytes)
-    await for_each(tips, run.catalog, PARTITIONS_AT_ONCE)
+    await for_each(partitions, run.catalog, PARTITIONS_AT_ONCE)
     run.progress(0)
-    await for_each(tips, run.verify_partition, PARTITIONS_AT_ONCE)
-    run.report.partitions = len(tips)
+    await for_each(partitions, run.verify_partition, PARTITIONS_AT_ONCE)
+    run.report.partitions = len(partitions)
     run.report.sort()
     return run.report
 
@@ -88,19 +87,6 @@ async def metadata_faults(
     await for_each(partitions, run.catalog, PARTITIONS_AT_ONCE)
     run.report.sort()
     return run.report.faults
-
-
-async def _partitions(
-    rlmm: StoreBackedRemoteLogMetadataManager,
-    partitions: Sequence[TopicIdPartition] | None,
-    metadata_topic: RemoteLogMetadataManager | None,
-) -> Sequence[TopicIdPartition]:
-    if partitions is not None:
-        return partitions
-    every = set(await rlmm.list_partitions())
-    if metadata_topic is not None:
-        every.update(await metadata_topic.list_partitions())
-    return sorted(every)
 
 
 @dataclass(slots=True)
@@ -122,9 +108,10 @@ class _Run:
     async def catalog(self, tip: TopicIdPartition) -> None:
         """Read the partition's metadata, and the faults of these objects themselves."""
         await refreshed(self.rlmm, tip)
-        for problem in self.rlmm.problems(tip):
-            fault = Fault.of(tip, problem.key, problem.what, problem.base_offset)
-            self.report.faults.append(fault)
+        self.report.faults += [
+            Fault.of(tip, problem.key, problem.what, problem.base_offset)
+            for problem in self.rlmm.problems(tip)
+        ]
         every = self.rlmm.list_remote_log_segments(tip)
         named = finished(every)
         faults, self.lost[tip] = await look_at_unnamed(self.rsm, self.rlmm, tip, named)
@@ -141,8 +128,8 @@ class _Run:
     async def _verify_log(self, tip: TopicIdPartition, segments: Segments) -> None:
         view = self.rlmm.view(tip)
         settled = 0 if view is None else view.history.kept_below
-        # By where the next segment of it begins. Copies of the same log may overlap, of archivers
-        # that met or of a merge: each is checked behind the one that it goes on from.
+        # By where the next segment of it begins: copies of the same log may overlap, of archivers
+        # that met or of a merge.
         chains: dict[int, TxnCheck] = {}
         expected: int | None = None
         before: RemoteLogSegmentMetadata | None = None  # the one that reaches up to `expected`
@@ -150,8 +137,8 @@ class _Run:
         told: set[str] = set()  # by its object's key, whose end is known to be wrong
         for metadata in segments:
             start = metadata.start_offset
-            # Where a person had the archive count below, another log goes on: of its batches one
-            # may reach over that offset, and its transactions are its own.
+            # Where a person had the archive count below, another log goes on: a batch may reach
+            # over that offset, and its transactions are its own.
             continues = start in chains and start != settled
             txns = chains.pop(start, None) if continues else None
             txns = txns or TxnCheck()
@@ -199,8 +186,8 @@ def lineage_faults(
     lineage: Sequence[EpochStart],
     settled: int,
 ) -> list[Fault]:
-    """Segments `before` one that hold what the log, as `lineage` tells of it, got from a newer
-    leader: they should end there. Below `settled` a person has said which counts.
+    """Segments `before` one that hold what the log, by `lineage`, got from a newer leader: they
+    should end there. Below `settled` a person has said which counts.
     """
     faults = []
     for older in before:
@@ -221,9 +208,7 @@ def overlap_faults(
     metadata: RemoteLogSegmentMetadata,
     settled: int,
 ) -> list[Fault]:
-    """Two leaders that met copy the same log; readers take each offset from one of them.
-
-    Where their lineages part, the metadata of the older one are wrong, which should end there;
+    """Two leaders that met copy the same log. Where their lineages part, the older one should end;
     below `settled` a person has said which counts.
     """
     parted = first_difference(before, metadata, settled)
