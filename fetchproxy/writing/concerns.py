@@ -1,8 +1,5 @@
-"""What there is to know of the archive: its words, and what archivers keep of it in the store.
-
-What an archiver alone knows (that it stopped, what it does not delete, what is at risk) it keeps in
-the store too, for other processes and other archivers. What the archive itself tells is worked out
-from it by whoever looks: `archive_health`.
+"""What an archiver alone knows of the archive (that it stopped, what it does not delete, what is at
+risk): it keeps that in the store too, for other processes and other archivers.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from fetchproxy.observability.health import (
     Kind,
     Offsets,
     Subject,
-    in_order,
     of_partition,
 )
 from fetchproxy.runtime.loop import for_each
@@ -39,15 +35,12 @@ READ_AT_ONCE = 16
 
 
 class ArchiverConcerns:
-    """What one archiver holds of partitions; it decides nothing, and `hold`, `release`, `forget`
-    never block.
-
-    `health` has each of them while it lasts. `publish` writes to the store what was decided here.
-    Where this archiver has not looked yet, the store keeps what the archiver before it has said.
+    """`health` has each concern while it lasts; `publish` writes to the store what was decided
+    here. Where this archiver has not looked yet, the store keeps what the one before it has said.
+    `objects` None: nothing is kept in a store.
     """
 
     def __init__(self, objects: ConcernObjects | None = None) -> None:
-        """`objects` None: nothing is kept in a store."""
         self._objects = objects
         self.health = Health()
         self._decided: defaultdict[str, set[Subject]] = defaultdict(set)
@@ -82,9 +75,6 @@ class ArchiverConcerns:
             self.health.forget(kind, tip)
             self._decided[kind].discard(tip)
             self._unsaid.discard((kind, tip))
-
-    def conditions(self) -> tuple[Condition, ...]:
-        return in_order(self.health.all(0.0))
 
     def merged(self, stored: Iterable[StoredConcern], now: float) -> Iterator[Condition]:
         """What is known here, and those of `stored` that other archivers have decided; in no order,

@@ -1,9 +1,9 @@
-"""When each partition is processed next. Pure: times come as arguments (loop seconds).
+"""When each partition is processed next (KIP-405's RemoteLogManager). Pure: times come as arguments
+(loop seconds).
 
-Source: KIP-405's RemoteLogManager. A partition is due at once when it is new, one process interval
-after a success, one retry interval after a remote error, and twice as long after each further one;
-unassigned, it is removed, or marked deleted while a worker has it and removed when the worker
-brings it back.
+A partition is due at once when it is new, one process interval after a success, one retry interval
+after a remote error, and twice as long after each further one. One that is unassigned while a
+worker has it is removed when the worker brings it back.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from fetchproxy.model import TopicIdPartition
 
-# A partition that keeps failing waits for at most so many retry intervals (30 s by default), so
-# that whatever ends is noticed soon.
+# One that keeps failing waits for at most so many retry intervals (30 s by default).
 RETRY_INTERVALS_MAX = 6
 
 

@@ -239,7 +239,7 @@ async def test_a_copy_that_hangs_is_shown_and_ended(
         told: set[str] = set()
 
         def ended() -> bool:
-            told.update(one.what for one in manager.concerns.conditions())
+            told.update(one.what for one in manager.concerns.health.conditions(0.0))
             return any("took over 3000 ms" in what for what in told)
 
         await until_true(ended)
