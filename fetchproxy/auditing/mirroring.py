@@ -207,7 +207,7 @@ class PartitionMirror:
         there = await self.target.partition_objects(tip)
         if there:
             await refreshed(self.target.rlmm, tip)
-        result.faults += await metadata_faults(self.source.rsm, self.source.rlmm, [tip])
+        result.faults += await metadata_faults(self.source.rsm, self.source.rlmm, tip)
         # The objects after the metadata: a finished segment has all of them.
         segments = finished(self.source.rlmm.list_remote_log_segments(tip))
         here = await self.source.partition_objects(tip)

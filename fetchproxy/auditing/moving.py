@@ -182,7 +182,7 @@ async def delete_moved_partition(
 ) -> DeletedPartition:
     """Of (the old place, the new one). May be repeated. Raises RemoteStorageError."""
     (source, target), result = places, DeletedPartition(tip)
-    faults = await metadata_faults(target.rsm, target.rlmm, [tip])
+    faults = await metadata_faults(target.rsm, target.rlmm, tip)
     missing = (await CompletenessCheck(target.rsm, target.rlmm, None).check(tip)).faults
     result.faults += [*faults, *missing]
     here = await source.partition_objects(tip)

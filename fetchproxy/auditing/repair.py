@@ -133,7 +133,7 @@ async def repair_archive(
     dry_run: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> RepairReport:
-    """`faults`: as `verify_archive` has just reported; `dry_run`: report what would be done. Raises
+    """`faults`: as `verify` has just reported; `dry_run`: report what would be done. Raises
     RemoteStorageError: what was repaired until then is whole, and a next run goes on.
     """
     report = RepairReport()

@@ -11,11 +11,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fetchproxy.auditing.verify import PARTITIONS_AT_ONCE
 from fetchproxy.errors import DamagedObject, ObjectNotFound
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+
+PARTITIONS_AT_ONCE = 4
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Verification of a whole archive: every byte against its CRC, its index and its metadata."""
+"""Verification of an archive: every byte against its CRC, its index and its metadata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import FIRST_HISTORY, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.observability.health import Offsets
 from fetchproxy.segments.check import TxnCheck, first_newer
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import SegmentFile
@@ -41,92 +41,80 @@ def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Se
 # fault.
 
 CHUNK_BYTES = 4 * 1024 * 1024
-PARTITIONS_AT_ONCE = 4
 
 Progress = Callable[[int, int], None]
 
 
-async def verify_archive(
+async def verify_partition(
     rsm: RemoteStorageManager,
     rlmm: StoreBackedRemoteLogMetadataManager,
+    tip: TopicIdPartition,
     *,
-    partitions: Sequence[TopicIdPartition] | None = None,
     metadata_topic: RemoteLogMetadataManager | None = None,
     on_progress: Progress = lambda done, total: None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> VerifyReport:
-    """Check every finished segment of `partitions` (None: of all), also against `metadata_topic`.
+    """Check every finished segment, front to back, also against `metadata_topic`.
 
-    `on_progress(bytes_done, bytes_total)` counts log bytes. Memory: the metadata of all segments,
-    and per partition read at once a chunk, one segment's index and the largest batch (a batch whose
-    size is corrupt may claim up to its segment's size). Raises RemoteStorageError.
+    `on_progress(bytes_done, bytes_total)` counts log bytes. Memory: the metadata of all segments, a
+    chunk, one segment's index and the largest batch (a batch whose size is corrupt may claim up to
+    its segment's size). Raises RemoteStorageError.
     """
-    if partitions is None:
-        every = set(await rlmm.list_partitions())
-        if metadata_topic is not None:
-            every.update(await metadata_topic.list_partitions())
-        partitions = sorted(every)
-    run = _Run(rsm, rlmm, metadata_topic, on_progress, chunk_bytes)
-    await for_each(partitions, run.catalog, PARTITIONS_AT_ONCE)
-    run.progress(0)
-    await for_each(partitions, run.verify_partition, PARTITIONS_AT_ONCE)
-    run.report.partitions = len(partitions)
-    run.report.sort()
-    return run.report
+    check = _PartitionCheck(rsm, rlmm, tip, on_progress, chunk_bytes)
+    lost = await check.catalog()
+    check.progress(0)
+    check.report.add(await CompletenessCheck(rsm, rlmm, metadata_topic).check(tip, lost))
+    for segments in by_history(rlmm, tip):
+        await check.verify_log(segments)
+    check.report.sort()
+    return check.report
 
 
 async def metadata_faults(
-    rsm: RemoteStorageManager,
-    rlmm: StoreBackedRemoteLogMetadataManager,
-    partitions: Sequence[TopicIdPartition],
+    rsm: RemoteStorageManager, rlmm: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
 ) -> list[Fault]:
     """Metadata that are unreadable or lost, without reading any log; `rlmm` is up to date then.
     Raises RemoteStorageError.
     """
-    run = _Run(rsm, rlmm, None, lambda done, total: None, CHUNK_BYTES)
-    await for_each(partitions, run.catalog, PARTITIONS_AT_ONCE)
-    run.report.sort()
-    return run.report.faults
+    check = _PartitionCheck(rsm, rlmm, tip)
+    await check.catalog()
+    check.report.sort()
+    return check.report.faults
 
 
 @dataclass(slots=True)
-class _Run:
+class _PartitionCheck:
     rsm: RemoteStorageManager
     rlmm: StoreBackedRemoteLogMetadataManager
-    metadata_topic: RemoteLogMetadataManager | None
-    on_progress: Progress
-    chunk_bytes: int
+    tip: TopicIdPartition
+    on_progress: Progress = lambda done, total: None
+    chunk_bytes: int = CHUNK_BYTES
     bytes_total: int = 0
-    report: VerifyReport = field(default_factory=VerifyReport)
-    # Offsets of segments of which only the metadata are missing.
-    lost: dict[TopicIdPartition, list[tuple[int, int]]] = field(default_factory=dict)
+    report: VerifyReport = field(default_factory=lambda: VerifyReport(partitions=1))
 
     def progress(self, more_bytes: int) -> None:
         self.report.size_bytes += more_bytes
         self.on_progress(self.report.size_bytes, self.bytes_total)
 
-    async def catalog(self, tip: TopicIdPartition) -> None:
-        """Read the partition's metadata, and the faults of these objects themselves."""
-        await refreshed(self.rlmm, tip)
+    async def catalog(self) -> list[Offsets]:
+        """Read the partition's metadata, and the faults of these objects themselves. The offsets of
+        segments of which only the metadata are missing.
+        """
+        await refreshed(self.rlmm, self.tip)
         self.report.faults += [
-            Fault.of(tip, problem.key, problem.what, problem.base_offset)
-            for problem in self.rlmm.problems(tip)
+            Fault.of(self.tip, problem.key, problem.what, problem.base_offset)
+            for problem in self.rlmm.problems(self.tip)
         ]
-        every = self.rlmm.list_remote_log_segments(tip)
+        every = self.rlmm.list_remote_log_segments(self.tip)
         named = finished(every)
-        faults, self.lost[tip] = await look_at_unnamed(self.rsm, self.rlmm, tip, named)
+        faults, lost = await look_at_unnamed(self.rsm, self.rlmm, self.tip, named)
         self.report.faults += faults
-        self.bytes_total += sum(segment.segment_size_bytes for segment in named)
-        self.report.segments_unfinished += len(every) - len(named)
+        self.bytes_total = sum(segment.segment_size_bytes for segment in named)
+        self.report.segments_unfinished = len(every) - len(named)
+        return lost
 
-    async def verify_partition(self, tip: TopicIdPartition) -> None:
-        check = CompletenessCheck(self.rsm, self.rlmm, self.metadata_topic)
-        self.report.add(await check.check(tip, self.lost[tip]))
-        for segments in by_history(self.rlmm, tip):
-            await self._verify_log(tip, segments)
-
-    async def _verify_log(self, tip: TopicIdPartition, segments: Segments) -> None:
-        view = self.rlmm.view(tip)
+    async def verify_log(self, segments: Segments) -> None:
+        view = self.rlmm.view(self.tip)
         settled = 0 if view is None else view.history.kept_below
         # By where the next segment of it begins: copies of the same log may overlap, of archivers
         # that met or of a merge.

@@ -10,9 +10,9 @@ from uuid import UUID
 from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
+from whole_archive import verify_archive
 
 from fetchproxy.auditing.faults import VerifyReport
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (

@@ -11,10 +11,10 @@ from derivable_archive import GeneratedLog, archived, logs
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch, flip
+from whole_archive import verify_archive
 
 from fetchproxy.auditing.faults import RepairReport, VerifyReport
 from fetchproxy.auditing.repair import repair_archive
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import AbortedTxn, EpochStart

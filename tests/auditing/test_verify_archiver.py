@@ -12,9 +12,9 @@ import test_archiver_mock as mock_traffic
 from archive_harness import Archive, archived_up_to, open_archive, running_archiver, tips, until
 from confluent_kafka import Producer
 from planted_archive import gaps_of
+from whole_archive import verify_archive
 
 from fetchproxy.auditing.faults import VerifyReport
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.segments.object_keys import SegmentFile
 from lab.kafka import KafkaServer
 from lab.mock_cluster import MockCluster

@@ -8,8 +8,8 @@ from uuid import UUID
 from archive_world import ArchiveWorld
 from broker_log import SimulatedLog
 from planted_archive import gaps_of
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import ObjectNotFound
 from fetchproxy.metadata.partition_view import PartitionView

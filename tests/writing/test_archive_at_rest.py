@@ -26,9 +26,9 @@ from failing_store import FailingStore
 from fetchproxy_protocol.record_batch import walk
 from planted_archive import ABORT, TIP, batch
 from test_archiver_kafka import produce
+from whole_archive import verify_archive
 
 from fetchproxy.auditing.repair import repair_archive
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import MetadataChanged, StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager

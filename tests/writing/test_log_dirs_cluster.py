@@ -13,8 +13,8 @@ from archive_harness import Archive, broker_batches, open_archive, running_archi
 from confluent_kafka import Producer
 from planted_archive import gaps_of
 from test_log_dirs_kafka import SMALL_SEGMENTS
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from lab.kafka_cluster import KafkaCluster
 

@@ -22,8 +22,8 @@ from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
 from planted_archive import gaps_of
 from planted_log_dir import CLUSTER_ID, plant_log_dir
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig
 from fetchproxy.errors import FetchProxyError, LogTruncated

@@ -31,8 +31,8 @@ from test_log_dirs_kafka import (
     rolled_bases,
     transactions,
 )
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key

@@ -20,9 +20,9 @@ from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
 from planted_archive import TIP
 from unclean_cluster import UncleanCluster, Written
+from whole_archive import verify_archive
 
 from fetchproxy.auditing.resolve import Answer, resolve
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import ArchiveConfig, MetadataConfig, RemoteFetchConfig
 from fetchproxy.errors import ClusterError, LogBeginsAgain, LogTruncated, ResolutionRefused
 from fetchproxy.metadata.leader_views import LeaderViews

@@ -27,8 +27,8 @@ from archive_harness import (
 from confluent_kafka import Producer
 from fetchproxy_protocol.record_batch import walk
 from planted_archive import gaps_of
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
 
