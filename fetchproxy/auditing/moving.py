@@ -138,19 +138,17 @@ async def mark_moved(source: Place, said: ArchiveIdentity, to: str, now_ms: int)
     return await _as_marked(source, moved)
 
 
-async def take_back(source: Place, moved: ArchiveIdentity) -> None:
-    """The archive is where it was: the copy is not whole."""
+async def take_back(at: Place, moved: ArchiveIdentity) -> None:
+    """The archive is here, with its generation and manager."""
     assert moved.moved is not None
     said = replace(moved, manager=moved.moved.manager, moved=None)
-    await source.store.put(source.prefix + LAYOUT_OBJECT, encode_identity(said))
+    await at.store.put(at.prefix + LAYOUT_OBJECT, encode_identity(said))
 
 
 async def hand_over(source: Place, target: Place, moved: ArchiveIdentity) -> None:
-    """The mirror is the archive from now on, the same one: with its generation and manager."""
-    assert moved.moved is not None
+    """The mirror is the archive from now on, the same one."""
     await _as_marked(source, moved)
-    said = replace(moved, manager=moved.moved.manager, moved=None)
-    await target.store.put(target.prefix + LAYOUT_OBJECT, encode_identity(said))
+    await take_back(target, moved)
 
 
 async def _as_marked(source: Place, moved: ArchiveIdentity) -> ArchiveIdentity:

@@ -317,9 +317,7 @@ class _PartitionRepair:
     async def _find_again(
         self, lost: Sequence[RemoteLogSegmentMetadata], known: Sequence[RemoteLogSegmentMetadata]
     ) -> dict[RemoteLogSegmentMetadata, tuple[RemoteLogSegmentMetadata, DerivedSegment]]:
-        """Metadata anew, by what stands for them. From the last one down: what begins inside
-        another segment has cut it.
-        """
+        """Metadata anew; from the last one down, as what begins inside another has cut it."""
         if not lost:
             return {}
         view = self.rlmm.view(self.tip)

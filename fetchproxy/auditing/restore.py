@@ -128,9 +128,7 @@ def bracketed(
 def missing_states(
     known: RemoteLogSegmentMetadata | None, stored: RemoteLogSegmentMetadata
 ) -> list[RemoteLogSegmentMetadata]:
-    """The events that lead from what the topic knows to what the store says; none if it is as far.
-    A segment has to be begun before it can be in any other state.
-    """
+    """From what the topic knows to what the store says; a segment has to be begun first."""
     steps = [State.COPY_SEGMENT_STARTED]
     if stored.state is not State.COPY_SEGMENT_STARTED:
         steps.append(stored.state)

@@ -80,9 +80,7 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
 
 @dataclass(eq=False, repr=False)
 class SegmentVerifier:
-    """One segment; `faults` are complete after `verify`. `is_encrypted`: or nobody can tell.
-    `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known.
-    """
+    """One segment; `faults` are complete after `verify`."""
 
     rsm: RemoteStorageManager
     metadata: RemoteLogSegmentMetadata
@@ -93,8 +91,9 @@ class SegmentVerifier:
     def __post_init__(self) -> None:
         self._reached = 0  # bytes of the log that count as done
         self.faults: list[Fault] = []
+        # The log's leader epochs up to its end, as its `.epochs` has them; None: not known.
         self.lineage: tuple[EpochStart, ...] | None = None
-        self.is_encrypted = True
+        self.is_encrypted = True  # or nobody can tell
 
     async def verify(self, *, continues: bool) -> None:
         metadata = self.metadata

@@ -24,9 +24,7 @@ Segments = list[RemoteLogSegmentMetadata]
 
 
 def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Segments]:
-    """The finished ones as last read, by start offset: first those that readers are shown, then
-    those that a person has put aside (`fetchproxy resolve`), log by log.
-    """
+    """Finished ones by start offset: those shown to readers, then those put aside, by log."""
     segments, view = rlmm.list_remote_log_segments(tip), rlmm.view(tip)
     history = FIRST_HISTORY if view is None else view.history
     borders = sorted({*history.earlier, history.after_epoch, history.kept_epoch})
@@ -73,9 +71,7 @@ async def verify_partition(
 async def metadata_faults(
     rsm: RemoteStorageManager, rlmm: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
 ) -> list[Fault]:
-    """Metadata that are unreadable or lost, without reading any log; `rlmm` is up to date then.
-    Raises RemoteStorageError.
-    """
+    """Unreadable or lost ones; `rlmm` is up to date then. Raises RemoteStorageError."""
     check = _PartitionCheck(rsm, rlmm, tip)
     await check.catalog()
     check.report.sort()
@@ -97,9 +93,7 @@ class _PartitionCheck:
         self.on_progress(self.report.size_bytes, self.bytes_total)
 
     async def catalog(self) -> list[Offsets]:
-        """Read the partition's metadata, and the faults of these objects themselves. The offsets of
-        segments of which only the metadata are missing.
-        """
+        """Read the metadata. The offsets of segments of which only the metadata are missing."""
         await refreshed(self.rlmm, self.tip)
         self.report.faults += [
             Fault.of(self.tip, problem.key, problem.what, problem.base_offset)

@@ -60,12 +60,12 @@ class ArchiverConcerns:
         said = of_partition(kind, subject, what, offsets, until=until)
         if self._held(kind, subject) != said:
             self._unsaid.add((kind, subject))
-        self.health.report(said, _about(subject), **fields)
+        self.health.report(said, subject or "", **fields)
         self._decided[kind].add(subject)
 
     def release(self, kind: Kind, subject: Subject) -> None:
         """What was wrong is not any more, or was not."""
-        if self.health.clear(kind, _about(subject)) or subject not in self._decided[kind]:
+        if self.health.clear(kind, subject or "") or subject not in self._decided[kind]:
             self._decided[kind].add(subject)
             self._unsaid.add((kind, subject))
 
@@ -77,16 +77,14 @@ class ArchiverConcerns:
             self._unsaid.discard((kind, tip))
 
     def merged(self, stored: Iterable[StoredConcern], now: float) -> Iterator[Condition]:
-        """What is known here, and those of `stored` that other archivers have decided; in no order,
-        as there may be very many.
-        """
+        """In no order: what is known here, and of `stored` what others have decided."""
         yield from self.health.all(now)
         for one in stored:
             if one.subject not in self._decided.get(one.name, ()):
                 yield one.condition
 
     def _held(self, kind: Kind, subject: Subject) -> Condition | None:
-        return self.health.reported(kind, _about(subject))
+        return self.health.reported(kind, subject or "")
 
     async def publish(self) -> None:
         """Raises RemoteStorageError; what was not said by then is said by the next call."""
@@ -124,10 +122,6 @@ class ArchiverConcerns:
             await asyncio.sleep(PUBLISH_INTERVAL_S)
 
 
-def _about(subject: Subject) -> TopicIdPartition | str:
-    return "" if subject is None else subject
-
-
 # --- in the store ---
 @dataclass(frozen=True, slots=True)
 class StoredConcern:
@@ -140,9 +134,7 @@ class StoredConcern:
 async def read_concerns(
     objects: ConcernObjects, known: Iterable[StoredConcern] = ()
 ) -> list[StoredConcern]:
-    """Of the whole archive: a listing, and a small read for each that is not `known` as it is.
-    Raises RemoteStorageError.
-    """
+    """Of the whole archive; `known` ones are not read again. Raises RemoteStorageError."""
     before = {(one.name, one.subject, one.version): one for one in known}
     listed = await objects.list_concerns()
     found = [before.get((one.name, one.tip, one.version)) for one in listed]

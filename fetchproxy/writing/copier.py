@@ -118,7 +118,7 @@ class SegmentCopier:
         finally:
             del self._running[segment.tip]
 
-    async def remove(self, metadata: RemoteLogSegmentMetadata) -> bool:
+    async def remove(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Best effort: what is left is found as a dangling attempt later. Objects go only once
         DELETE_SEGMENT_STARTED is recorded, or a reader could find a finished segment without them.
         """
@@ -127,13 +127,10 @@ class SegmentCopier:
                 await delete_segment(self.rsm, self.rlmm, metadata, self.wall_clock_ms)
         except (RemoteStorageError, TimeoutError) as error:
             self._note("segment_removal_failed", metadata, error)
-            return False
         except ValueError as error:
             # Not known as begun: COPY_SEGMENT_STARTED itself did not get through, or another
             # archiver has removed it.
             self._note("segment_removal_not_needed", metadata, error)
-            return False
-        return True
 
     async def _upload(
         self,

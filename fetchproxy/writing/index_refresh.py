@@ -61,9 +61,7 @@ class LocalIndexRefresher:
         self._left_out: dict[TopicIdPartition, set[UUID]] = {}
 
     async def refresh(self, tip: TopicIdPartition, view: PartitionView) -> bool:
-        """True: more segments wait. Returns at once where nothing is new. Raises
-        RemoteStorageError, OSError; then the next turn goes on from there.
-        """
+        """True: more wait. Raises RemoteStorageError, OSError; a next turn goes on from there."""
         index = self._local.partition(tip)
         last = view.segments[-1].segment_id if view.segments else None
         # What tells one archive of a partition from another, without looking at every segment.

@@ -93,9 +93,7 @@ class Member:
 def assign(
     members: Mapping[str, Member], partition_counts: Mapping[str, int]
 ) -> dict[str, set[Partition]]:
-    """Each member's part in this round. Numbers of partitions differ by one at most where all
-    members want the same topics, once no partition is on the move.
-    """
+    """Each member's part in this round: even, where all want the same topics and nothing moves."""
     wanted = {topic for member in members.values() for topic in member.topics}
     every = frozenset(
         (topic, number) for topic in wanted for number in range(partition_counts.get(topic, 0))

@@ -252,9 +252,7 @@ class LogTruncation:
     async def drop(
         self, tip: TopicIdPartition, segments: Sequence[RemoteLogSegmentMetadata]
     ) -> None:
-        """Take them out of the archive, as a person has said; the highest first. Raises
-        RemoteStorageError.
-        """
+        """As a person has said; the highest first. Raises RemoteStorageError."""
         log.error(
             "archive_truncated",
             **tip.logged,
@@ -265,9 +263,7 @@ class LogTruncation:
         await self._carry_out(TruncationPlan(tuple(segments)))
 
     async def remove_buried(self, tip: TopicIdPartition, view: PartitionView) -> bool:
-        """Take out copies of a dead log that others lie over. False: there were none. `view` must
-        be the last one read. Raises RemoteStorageError.
-        """
+        """Copies of a dead log that others lie over. False: none. Raises RemoteStorageError."""
         plan = buried_copies(self.rlmm.list_remote_log_segments(tip), view)
         if not plan:
             return False

@@ -282,9 +282,7 @@ class PartitionMerger:
         return plan_merges(segments, view, bytes_max=self.bytes_max)
 
     async def merge(self, tip: TopicIdPartition) -> MergedPartition:
-        """All that the plan has now. Raises RemoteStorageError, OSError of the spool's disk. What
-        was merged until then counts; a next run goes on from there.
-        """
+        """All of the plan; what was merged counts. Raises RemoteStorageError, OSError (disk)."""
         merged = replaced = size_bytes = overtaken = 0
         refused: list[str] = []
         for sources in await self.plan(tip):

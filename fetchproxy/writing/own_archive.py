@@ -139,9 +139,7 @@ class OwnArchive:
         self.confirmed.set()
 
     async def at_start(self) -> None:
-        """What may pass is left to `run`: an outage, or an archive that is yet to be made. Raises
-        ConfigError, ArchiveMismatch.
-        """
+        """What may pass is left to `run`. Raises ConfigError, ArchiveMismatch."""
         try:
             async with asyncio.timeout(AT_START_MAX_S):
                 await self.confirm()
@@ -259,9 +257,7 @@ class OwnArchive:
 
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
-    """From now on it rules: after it was rebuilt from all that the store has. Raises
-    ArchiveMismatch at a mirror.
-    """
+    """It rules from now on, as it was rebuilt. Raises ArchiveMismatch at a mirror."""
     said = await rsm.identity.look()
     if said is not None:
         said.check_is_the_archive()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
@@ -42,16 +43,12 @@ from fetchproxy.writing.sources.segment_source import LogGap, SegmentSource, Spo
 from fetchproxy.writing.status import PartitionArchiveStatus, Step, broker_retention
 
 # Partitions that an archiver cannot archive for its own disk's sake: full, failing, read-only.
-#
-# Nothing else tells of that disk: store and brokers are well. Decides nothing.
 
 log = structlog.get_logger(__name__)
 
 
 class DiskTroubles:
-    """One per archiver; `spool_dir` as configured. `deleted_in_ms`: when the brokers begin to
-    delete what is not archived, None: not known.
-    """
+    """`deleted_in_ms`: when the brokers delete what is not archived; None: not known."""
 
     def __init__(
         self,
@@ -139,24 +136,20 @@ def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
 
 # Where to go on is read from the archive itself, after a start, after every failure and before
 # every copy; nothing local counts. After an election, and before a copy counts, the archive is
-# held against the new leader's log (`log_truncation`). It owns no task and decides no schedule:
-# that is `remote_log_manager`.
+# held against the new leader's log (`log_truncation`).
 
 
 @dataclass(slots=True)
 class _Resumed:
-    """Where the archive ended when it was last looked at, and the leader epochs up to there.
-
-    `position` is where the next segment begins, None: not known yet. It is the archive's end, or
-    above it where the log has a gap.
-    """
+    """Where the archive ended when it was last looked at, and the leader epochs up to there."""
 
     archive_start: int | None
     archive_end: int | None
     raised_log_start: int
     kept_below: int
     lineage: tuple[EpochStart, ...]
-    position: int | None
+    # Where the next segment begins: the archive's end, or above it where the log has a gap.
+    position: int | None  # None: not known yet
     leader_epoch: int | None = None  # of the leader whose log this was found to be; None: not yet
 
     @property
@@ -220,32 +213,30 @@ class PartitionArchiver:
 
     async def process(self, *, close_short: bool = False) -> bool:
         """One turn: gather what is there and copy at most one segment. True: more waits already.
-
         `close_short`: what was gathered when nothing more is there makes a segment, however short.
 
         Raises RemoteStorageError and ClusterError (worth another try), LogTruncated (is not),
         CorruptSegment, CompactedLog (no retry mends it), OSError of the spool's disk.
         """
-        try:
+        with self._forgetting():
             return await self._turn(close_short)
-        except BaseException as error:
-            self._forget_after(error)
-            raise
 
     async def compare_with_leader(self) -> None:
         """Hold the archive against the leader's log, unless that was done. Raises as `process`."""
-        try:
+        with self._forgetting():
             await self._has_parted(await self._resume())
-        except BaseException as error:
-            self._forget_after(error)
-            raise
 
-    def _forget_after(self, error: BaseException) -> None:
-        """The gatherer may have taken a batch by half. Where store or brokers are away, what is
-        gathered stays: the copy begins with a new look at the archive.
+    @contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """After an error the gatherer may have taken a batch by half. Where store or brokers are
+        away, what is gathered stays: the copy begins with a new look at the archive.
         """
-        if not isinstance(error, RemoteStorageError | ClusterError):
-            self._resumed = None
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, RemoteStorageError | ClusterError):
+                self._resumed = None
+            raise
 
     async def release(self) -> None:
         """Forget all that is local, give the disk space back. The next turn resumes anew."""
@@ -299,10 +290,8 @@ class PartitionArchiver:
 
     # --- the leader's lineage ---
     async def _has_parted(self, resumed: _Resumed) -> bool:
-        """The leader is new and its log is not what was archived: the archive has been truncated.
-
-        Then all that is known here is forgotten, too. What waits to be archived from a former
-        leader is confirmed at the end of its copy.
+        """The leader is new and its log is not what was archived: the archive has been truncated,
+        and all that was known here is forgotten.
         """
         if resumed.leader_epoch == self.truncation.leader_epoch(self.tip):
             return False
@@ -432,10 +421,8 @@ class PartitionArchiver:
         await self.release()
 
     async def _confirm(self, resumed: _Resumed, segment: GatheredSegment) -> None:
-        """The last word before the copy counts: see `SegmentCopier.copy`.
-
-        That nobody has gone on from the same end is asked here again, within the time limit of the
-        copy: what retention takes for spare (`orphans`) rests on that.
+        """The last word before the copy counts. That nobody has gone on from the same end is asked
+        within the copy's time limit: what retention takes for spare (`orphans`) rests on that.
         """
         resumed.leader_epoch = await self.truncation.confirm(
             segment, resumed.lineage, resumed.archived, resumed.kept_below
@@ -446,21 +433,16 @@ class PartitionArchiver:
         await self.records.begin(view, segment.start_offset)
 
 
-# What one turn does with a partition: the three steps of KIP-405's RemoteLogManager.
-#
-# Step 1, leader: delete what retention has passed, and stale temporaries. Step 2, leader: copy
-# what is not in the archive yet. Step 3, leader and follower: bring the remote information up to
-# date. When a turn is due is decided elsewhere (`schedule`).
+# The three steps of KIP-405's RemoteLogManager. Step 1, leader: delete what retention has passed,
+# and stale temporaries. Step 2, leader: copy what is not in the archive yet. Step 3, leader and
+# follower: bring the remote information up to date.
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ManagedPartition:
-    """One partition of an archiver: its turns, and what the last one has come to. A follower holds
-    nothing local, so it takes over with a fresh look.
-    """
+    """Its turns, and what the last one has come to. A follower holds nothing local."""
 
     archiver: PartitionArchiver
-    rlmm: RemoteLogMetadataManager
     leadership: Leadership
     expirer: Expirer
     local_retention: LocalRetention
@@ -486,11 +468,9 @@ class ManagedPartition:
         return self.leadership.leads(self.tip)
 
     async def process(self) -> bool:
-        """One turn. True: more waits already. Raises what the steps raise.
-
-        What retention cannot delete does not keep new segments from being copied: an error of step
-        1 is raised when the other steps are done. Nothing is deleted in either tier before the
-        leader has said that its log is the one that is archived.
+        """One turn. True: more waits already. Raises what the steps raise: an error of step 1 only
+        when the others are done, as new segments are to be copied all the same. Nothing is deleted
+        in either tier before the leader has said that its log is the one that is archived.
         """
         try:
             failure, more = None, False
@@ -540,7 +520,8 @@ class ManagedPartition:
     async def _refresh(self) -> bool:
         self.step = Step.REFRESH
         now = asyncio.get_running_loop().time()
-        self.view = await self.rlmm.refresh(self.tip, now - self.refresh_interval_ms / 1000)
+        oldest = now - self.refresh_interval_ms / 1000
+        self.view = await self.archiver.rlmm.refresh(self.tip, oldest)
         if self.refresher is None:
             return False
         return await self.refresher.refresh(self.tip, self.view)

@@ -1,7 +1,5 @@
 """Says aloud, once each, what goes wrong slowly: copies that hang, retention that comes too near.
-
 Looks at every partition at an interval and not at the end of turns, as a turn that hangs has none.
-It ends and repairs nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ from fetchproxy.writing.status import STALLED_SHARE, BrokerRetention, PartitionA
 
 log = structlog.get_logger(__name__)
 
-# Of the brokers' retention, by time or by bytes, that the oldest record which is not archived has
-# used up: from here on it is a concern. At 1 the broker deletes it uncopied.
+# A concern from here on: of the brokers' retention, used up by the oldest record not archived.
 MARGIN_WARN_SHARE = 0.5
 
 WATCH_INTERVAL_S = 5.0
@@ -62,11 +59,9 @@ def loss_in_words(status: PartitionArchiveStatus) -> str:
     )
 
 
-# How much of the broker's own retention the oldest record has used up that is not archived.
-#
-# At 1 the broker may delete it uncopied. Measured by what retention goes by, time and bytes, and
-# not by offsets: the log start moves a segment at a time, so of a topic with little traffic all
-# that is not archived may be one deletion away by offsets, and safe for days by the clock.
+# At 1 the broker may delete the oldest record that is not archived. Measured by time and bytes, not
+# by offsets: the log start moves a segment at a time, so of a topic with little traffic all that is
+# not archived may be one deletion away by offsets, and safe for days by the clock.
 
 
 def _deleted_in_ms(used: float, since: float, for_ms: int) -> int | None:
@@ -120,9 +115,7 @@ class PartitionWatch:
     async def look(
         self, statuses: Iterable[PartitionArchiveStatus], now: float, now_ms: int
     ) -> None:
-        """`now` is loop time (s), `now_ms` epoch ms, as records' timestamps are. Takes turns with
-        the rest of the loop, as there may be very many partitions.
-        """
+        """`now`: loop time (s), `now_ms`: epoch ms. Leaves the loop to others in between."""
         leading = 0
         ages: list[float] = []
         for number, status in enumerate(statuses, 1):
@@ -219,10 +212,8 @@ class PartitionWatch:
     def _oldest_age_ms(
         status: PartitionArchiveStatus, watched: _Watched, now_ms: int
     ) -> int | None:
-        """By the record's timestamp where it was read, else since it was first known to wait.
-
-        None: nothing waits. Where a status knows nothing new (store or brokers are away), what
-        waited goes on waiting.
+        """By the record's timestamp where it was read, else since it was first known to wait; None:
+        nothing waits. Where a status knows nothing new, what waited goes on waiting.
         """
         if status.archive_end is not None and status.archive_end != watched.archive_end:
             watched.archive_end, watched.waiting_since_ms = status.archive_end, None

@@ -68,16 +68,13 @@ def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
-    """Those of `archive.log_dirs`. Blocks, briefly. Raises ConfigError where one cannot be read or
-    is none.
-    """
+    """Blocks, briefly. Raises ConfigError where one cannot be read or is none."""
     if config.log_dirs is None:
         return []
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
 
 
-# A change in the group is noticed within this (heartbeat.interval.ms), or within a sixth of the
-# session where that is short, so that a few lost heartbeats cost nobody its partitions.
+# heartbeat.interval.ms, or a sixth of a short session: a few lost ones cost nobody its partitions.
 HEARTBEAT_INTERVAL_MS = 3_000
 HEARTBEATS_PER_SESSION = 6
 
@@ -97,9 +94,7 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
 
 
 # A bounded number of workers takes one due partition at a time (`schedule`) and gives it one turn
-# (`partition_archiver`). Which partitions this instance leads `leadership` says; the others it
-# follows. What a turn does, and what is to be copied or deleted, is decided below; here is only
-# when, and what an error means for the next turn.
+# (`partition_archiver`). The partitions that this instance does not lead it follows.
 
 log = structlog.get_logger(__name__)
 
@@ -185,9 +180,7 @@ _DISCOVERY_JITTER = 0.1
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RemoteLogManager(_Archiver):
-    """`await manager.run()` inside a TaskGroup of the app; it ends only by cancellation.
-    `leadership`: None for what `config` says.
-    """
+    """Its `run` ends only by cancellation. `leadership`: None for what `config` says."""
 
     rng: random.Random
     leadership: Leadership | None = None
@@ -253,8 +246,8 @@ class RemoteLogManager(_Archiver):
         return tip in self._partitions
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
-        """The offset from which on this archiver gathers the partition; None: it does not.
-        NOT_KNOWN at the start also where it is not known whether it does. Never blocks.
+        """The offset from which on it gathers the partition; None: it does not. NOT_KNOWN at the
+        start also where it is not known whether it does. Never blocks.
         """
         partition = self._partitions.get(tip)
         if partition is None:
@@ -325,7 +318,6 @@ class RemoteLogManager(_Archiver):
     def _managed(self, tip: TopicIdPartition, spool: Spool) -> ManagedPartition:
         return ManagedPartition(
             archiver=self.archiver(tip, spool, lambda: self._leadership.leads(tip)),
-            rlmm=self.rlmm,
             leadership=self._leadership,
             expirer=self.expirer,
             local_retention=self.local_retention,
@@ -421,8 +413,7 @@ class RemoteLogManager(_Archiver):
             kept = self._schedule.failed(tip, loop.time())
         else:
             partition.note_success(self.wall_clock_ms())
-            done = self._schedule.more_waits if more else self._schedule.succeeded
-            kept = done(tip, loop.time())
+            kept = self._schedule.succeeded(tip, loop.time(), more_waits=more)
         self._publish(tip)
         if not kept and not partition.given_up:
             await self._drop(tip)

@@ -19,8 +19,7 @@ RETRY_INTERVALS_MAX = 6
 
 @dataclass(slots=True)
 class _Entry:
-    due_at: float
-    turn: int  # breaks ties: who became due first goes first; also tells old heap items apart
+    turn: int = 0  # breaks ties: who became due first goes first; also tells old heap items apart
     in_process: bool = False
     deleted: bool = False
     failures: int = 0  # in a row
@@ -42,7 +41,7 @@ class ProcessingSchedule:
         """New ones are due since ever. Known ones keep their time."""
         entry = self._entries.get(tip)
         if entry is None:
-            self._entries[tip] = entry = _Entry(0.0, 0)
+            self._entries[tip] = entry = _Entry()
             self._push(tip, entry, 0.0)
         entry.deleted = False
 
@@ -83,24 +82,19 @@ class ProcessingSchedule:
             heapq.heappop(self._heap)
         return None
 
-    def succeeded(self, tip: TopicIdPartition, now: float) -> bool:
-        """As `more_waits`, due one process interval from now."""
+    def succeeded(self, tip: TopicIdPartition, now: float, *, more_waits: bool = False) -> bool:
+        """Back from its worker and due one process interval from now, or (`more_waits`) after those
+        that are due already. False: it was unassigned meanwhile and is gone now.
+        """
         self._entries[tip].failures = 0
-        return self._bring_back(tip, now + self._process_s)
+        return self._bring_back(tip, now if more_waits else now + self._process_s)
 
     def failed(self, tip: TopicIdPartition, now: float) -> bool:
-        """As `more_waits`, due one retry interval from now, twice as long at each further time."""
+        """As `succeeded`, due one retry interval from now, twice as long at each further time."""
         entry = self._entries[tip]
         intervals = min(2**entry.failures, RETRY_INTERVALS_MAX)
         entry.failures += intervals < RETRY_INTERVALS_MAX
         return self._bring_back(tip, now + self._retry_s * intervals)
-
-    def more_waits(self, tip: TopicIdPartition, now: float) -> bool:
-        """Back from its worker and due again, after those that are due already. False: it was
-        unassigned meanwhile and is gone now.
-        """
-        self._entries[tip].failures = 0
-        return self._bring_back(tip, now)
 
     def _bring_back(self, tip: TopicIdPartition, due_at: float) -> bool:
         entry = self._entries[tip]
@@ -113,5 +107,5 @@ class ProcessingSchedule:
 
     def _push(self, tip: TopicIdPartition, entry: _Entry, due_at: float) -> None:
         self._turns += 1
-        entry.due_at, entry.turn = due_at, self._turns
+        entry.turn = self._turns
         heapq.heappush(self._heap, (due_at, entry.turn, tip))

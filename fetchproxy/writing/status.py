@@ -91,9 +91,7 @@ class PartitionArchiveStatus:
 
     @property
     def lost(self) -> tuple[int, int] | None:
-        """First and last offset that the brokers have deleted and nobody has copied. As long as the
-        archive has not gone on behind them; then it has a recorded gap.
-        """
+        """First and last offset that the brokers have deleted uncopied; None once it is a gap."""
         if self.archive_end is None or self.log_start_offset is None:
             return None
         first = max(self.archive_end, self.gathered_end or 0, self.raised_log_start)
@@ -110,14 +108,6 @@ class PartitionArchiveStatus:
     def copy_seconds(self, now: float) -> float | None:
         """How long the copy has been under way at loop time `now`; None: there is none."""
         return None if self.copy is None else max(now - self.copy.started_at, 0.0)
-
-    @property
-    def topic(self) -> str:
-        return self.tip.topic
-
-    @property
-    def partition(self) -> int:
-        return self.tip.partition
 
     @property
     def lag_offsets(self) -> int | None:

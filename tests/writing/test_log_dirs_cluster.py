@@ -70,7 +70,7 @@ async def test_each_partition_is_copied_beside_its_leader(
                 await asyncio.to_thread(produce, cluster, 2.5, life)
                 await archived(archive, cluster, leaders)
                 shown = {
-                    node: {s.partition for s in sidecar.status() if s.archive_end is not None}
+                    node: {s.tip.partition for s in sidecar.status() if s.archive_end is not None}
                     for node, sidecar in sidecars.items()
                 }
                 for partition, leader in leaders.items():

@@ -101,7 +101,7 @@ def log_dirs(kafka: KafkaServer, tmp_path: Path) -> dict[str, object]:
 
 
 def archived_to(topic: str, end: int) -> Callable[[list[PartitionArchiveStatus]], bool]:
-    return lambda found: [s.archive_end for s in found if s.topic == topic] == [end]
+    return lambda found: [s.archive_end for s in found if s.tip.topic == topic] == [end]
 
 
 async def segments(archive: Archive, tip: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:

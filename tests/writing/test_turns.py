@@ -266,6 +266,6 @@ async def test_a_log_that_never_answers_holds_no_worker_for_ever(
     ):
         await until(manager, archived_up_to(TOPIC, others))
         await until_true(lambda: ARCHIVE_TURNS_ENDED._value.get() >= before + 2)
-        (stuck,) = [s for s in manager.status() if s.partition == silent]
+        (stuck,) = [s for s in manager.status() if s.tip.partition == silent]
         assert stuck.last_error is not None
         assert "longer than 1000 ms" in stuck.last_error

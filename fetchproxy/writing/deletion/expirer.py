@@ -240,9 +240,7 @@ class SegmentLooks:
         )
 
     async def damage(self, segments: Iterable[RemoteLogSegmentMetadata]) -> str | None:
-        """What is wrong with the first that is not whole, in words; None: all are there. Raises
-        RemoteStorageError: nobody knows.
-        """
+        """Of the first that is not whole, in words; None: all are. Raises RemoteStorageError."""
         for segment in segments:
             if segment.segment_id.id not in self._sound:
                 if found := await self._damage(segment):
@@ -365,11 +363,7 @@ class Expirer:
         self._partitions: dict[TopicIdPartition, _Partition] = {}
 
     async def expire(self, tip: TopicIdPartition) -> bool:
-        """Some of what is due, so that copying goes on; does nothing while nothing is due.
-
-        True: more is due already. Raises RemoteStorageError: the next call goes on where this one
-        ended.
-        """
+        """Some of what is due. True: more is due already. Raises RemoteStorageError."""
         loop = asyncio.get_running_loop()
         now_ms = self._clock.now_ms(loop.time())
         partition = self._partitions.setdefault(tip, _Partition())
@@ -382,9 +376,7 @@ class Expirer:
         return wait_s <= 0
 
     async def tidy(self, tip: TopicIdPartition) -> None:
-        """Whatever the retention is: copies that others replace, attempts that nobody works on,
-        what was hidden before. Raises RemoteStorageError.
-        """
+        """All that may go whatever the retention is. Raises RemoteStorageError."""
         loop = asyncio.get_running_loop()
         while (now_ms := self._clock.now_ms(loop.time())) is not None:
             view = await self.rlmm.refresh(tip, loop.time())
@@ -469,9 +461,7 @@ class Expirer:
         to_do: Sequence[tuple[_Step, RemoteLogSegmentMetadata]],
         removals: Removals,
     ) -> tuple[int, int]:
-        """How many of them were looked at, and done: a part, where it takes long, as copying waits
-        meanwhile.
-        """
+        """How many were looked at, and done: a part, where it takes long, as copying waits."""
         loop = asyncio.get_running_loop()
         enough_at = loop.time() + _TURN_ENOUGH_S
         looked_at = done = 0

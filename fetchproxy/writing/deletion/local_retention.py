@@ -115,9 +115,7 @@ class LocalRetention:
             self._allow(tip.topic)
 
     async def trim(self, tip: TopicIdPartition) -> None:
-        """Leader only; does something every `retention_check_interval_ms`. Raises
-        RemoteStorageError, ClusterError; may be repeated.
-        """
+        """Leader only, at an interval; may be repeated. Raises RemoteStorageError, ClusterError."""
         loop_s = asyncio.get_running_loop().time()
         now_ms = self._clock.now_ms(loop_s)
         if now_ms is None or loop_s < self._due_at.get(tip, 0.0):
@@ -194,9 +192,7 @@ class LocalRetention:
         return target
 
     async def _is_same_log(self, tip: TopicIdPartition, view: PartitionView, target: int) -> bool:
-        """The leader has, up to `target`, the log that was archived: none that an unclean election
-        put in its place since.
-        """
+        """Up to `target` the leader's log is the one that was archived."""
         epoch = epoch_of(view, target - 1)
         told = await self._leader.epoch_end(tip, epoch)
         if told is None:

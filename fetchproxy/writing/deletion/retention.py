@@ -60,12 +60,8 @@ def effective_retention(
                 return value
         raise AssertionError(name)  # `config` has every one
 
-    return Retention(
-        remote_ms=setting("remote_log_retention_ms"),
-        remote_bytes=setting("remote_log_retention_bytes"),
-        local_ms=setting("local_retention_ms"),
-        local_bytes=setting("local_retention_bytes"),
-    )
+    remote = setting("remote_log_retention_ms"), setting("remote_log_retention_bytes")
+    return Retention(*remote, setting("local_retention_ms"), setting("local_retention_bytes"))
 
 
 def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:

@@ -142,9 +142,7 @@ def read_file(folder: Path, offset: int, suffix: str) -> bytes | None:
 
 
 def read_epochs(folder: Path) -> tuple[EpochStart, ...] | None:
-    """The leader epochs of the log as its broker knows them; None: there is no checkpoint. Raises
-    LogDirUnusable for one that cannot be understood.
-    """
+    """As the broker knows them; None: no checkpoint. Raises LogDirUnusable for a broken one."""
     path = folder / "leader-epoch-checkpoint"
     try:
         return side_files.decode_epochs(path.read_bytes())
@@ -404,10 +402,9 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
     snapshot = sound(rolled.next_base_offset, SNAPSHOT, side_files.snapshot_fault)
     if not whole:
         return KafkaFiles(producer_snapshot=snapshot)
-    fault_of = side_files.offset_index_fault
-    offsets = sound(base, OFFSET_INDEX, lambda raw: fault_of(raw, base, end, size_bytes))
-    fault_of_times = side_files.time_index_fault
-    times = sound(base, TIME_INDEX, lambda raw: fault_of_times(raw, base, end, newest_ms))
+    offset_fault, time_fault = side_files.offset_index_fault, side_files.time_index_fault
+    offsets = sound(base, OFFSET_INDEX, lambda raw: offset_fault(raw, base, end, size_bytes))
+    times = sound(base, TIME_INDEX, lambda raw: time_fault(raw, base, end, newest_ms))
     return KafkaFiles(offsets, times, snapshot)
 
 
