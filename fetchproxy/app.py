@@ -64,7 +64,7 @@ from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
 from fetchproxy.writing.partition_archiver import deleted_at, until
-from fetchproxy.writing.remote_log_manager import RemoteLogManager, archive_once, open_log_dirs
+from fetchproxy.writing.remote_log_manager import ArchivePass, RemoteLogManager, open_log_dirs
 from fetchproxy.writing.status import PartitionArchiveStatus
 
 log = structlog.get_logger(__name__)
@@ -176,7 +176,7 @@ class Parts:
         manager = self.manager
         if manager is None:
             return None
-        return manager.leadership_state, manager.leads_and_follows, manager.refused_topics
+        return manager.leadership_state, manager.leads_and_follows, manager.discovery.refused
 
     def appetites(self) -> Appetites | None:
         return None if self.gateway is None else self.gateway.appetites
@@ -424,7 +424,7 @@ async def _keep_archiving(parts: Parts) -> None:
 
 
 async def _archive_once(parts: Parts) -> None:
-    done = await archive_once(
+    archive_pass = ArchivePass(
         parts.config.archive,
         parts.cluster,
         parts.rsm,
@@ -433,8 +433,9 @@ async def _archive_once(parts: Parts) -> None:
         uuid_factory=uuid4,
         limits=parts.limits.writing,
     )
-    if done.refused:
-        reasons = "; ".join(f"{topic}: {reason}" for topic, reason in done.refused.items())
+    archived, refused = await archive_pass.run(), archive_pass.discovery.refused
+    if refused:
+        reasons = "; ".join(f"{topic}: {reason}" for topic, reason in refused.items())
         raise ConfigError(f"not archived: {reasons}")
-    if not done.archived:
+    if not archived:
         raise ConfigError(f"archive.topics = {parts.config.archive.topics!r} matches no topic")

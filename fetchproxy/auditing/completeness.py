@@ -1,8 +1,6 @@
 """Is all of a partition there that was archived? Asked of the records in the store, and of the
-metadata topic where there is one.
-
-Reads no log. What is decided of offsets is `archive_health`; here is what is read, and in which
-order: what must be there before what is, so that a copy or a deletion under way is no fault.
+metadata topic where there is one; no log is read. What must be there is read before what is, so
+that a copy or a deletion under way is no fault.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fetchproxy.auditing.faults import Fault, NotKnown, RecordedGap, VerifyReport
+from fetchproxy.auditing.faults import Fault, NotKnown, VerifyReport
 from fetchproxy.errors import RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -22,7 +20,7 @@ from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.archive_health import (
-    NotHeld,
+    OffsetsLook,
     in_no_segment,
     look_at_offsets,
     metadata_in_words,
@@ -39,10 +37,8 @@ class CompletenessCheck:
     stored: StoreBackedRemoteLogMetadataManager
     topic: RemoteLogMetadataManager | None
 
-    async def check(self, tip: TopicIdPartition, lost: Sequence[Offsets]) -> VerifyReport:
-        """`lost`: offsets of segments of which only the metadata are missing. Raises
-        RemoteStorageError.
-        """
+    async def check(self, tip: TopicIdPartition, lost: Sequence[Offsets] = ()) -> VerifyReport:
+        """`lost`: of segments of which only the metadata are missing. Raises RemoteStorageError."""
         found = VerifyReport()
         in_topic = await self._in_topic(tip, found)
 
@@ -56,17 +52,15 @@ class CompletenessCheck:
         stated = look.stated
         if look.damaged is not None:
             key = self.rsm.records.finished_offsets_key(tip)
-            found.faults.append(Fault(tip.topic, tip.partition, key, None, None, look.damaged))
+            found.faults.append(Fault.of(tip, key, look.damaged))
         folder = self.rsm.records.folder(tip)
         for first, last in look.found.missing:
-            what = in_no_segment(first, last)
-            found.faults.append(Fault(tip.topic, tip.partition, folder, None, first, what))
+            found.faults.append(Fault.of(tip, folder, in_no_segment(first, last), first))
         if stated is not None and stated.log_start_offset > _log_start(self.stored, tip):
             what = f"the log start was raised to {stated.log_start_offset}, and is not any more"
-            found.faults.append(Fault(tip.topic, tip.partition, folder, None, None, what))
+            found.faults.append(Fault.of(tip, folder, what))
         found.faults += self._older_end(tip, stated)
-        found.gaps += [RecordedGap(tip.topic, tip.partition, *gap) for gap in look.found.gaps]
-        self._note_unknown(tip, stated, look.found, found)
+        found.not_known += self._unknown(tip, look)
         found.concerns += offsets_in_words(tip, look.found)
         if (view := self.stored.view(tip)) is not None:
             found.concerns += metadata_in_words(
@@ -88,27 +82,19 @@ class CompletenessCheck:
             return []
         key = self.rsm.object_key(at_end[-1], SegmentFile.METADATA)
         what = f"offset {stated.end_offset} was archived in leader epoch {stated.leader_epoch}"
-        return [
-            Fault(tip.topic, tip.partition, key, None, stated.end_offset, f"{what}, not in this")
-        ]
+        return [Fault.of(tip, key, f"{what}, not in this", stated.end_offset)]
 
-    def _note_unknown(
-        self,
-        tip: TopicIdPartition,
-        stated: FinishedOffsets | None,
-        result: NotHeld,
-        found: VerifyReport,
-    ) -> None:
+    def _unknown(self, tip: TopicIdPartition, look: OffsetsLook) -> list[NotKnown]:
         whats = [
             f"whether offsets {first} to {last}, which are in no segment, were archived"
-            for first, last in result.not_known
+            for first, last in look.found.not_known
         ]
         segments = finished(self.stored.list_remote_log_segments(tip))
-        if stated is None:
+        if look.stated is None:
             whats.append("where the archive began and up to where it was finished")
-        elif stated is not None and any(s.start_offset < stated.recorded_from for s in segments):
+        elif any(s.start_offset < look.stated.recorded_from for s in segments):
             whats.append(f"whether the archive began below offset {segments[0].start_offset}")
-        found.not_known += [NotKnown(tip.topic, tip.partition, what) for what in whats]
+        return [NotKnown(tip.topic, tip.partition, what) for what in whats]
 
     # --- the metadata topic ---
     async def _in_topic(
@@ -123,7 +109,7 @@ class CompletenessCheck:
             if error.retriable:
                 raise
             folder = self.rsm.records.folder(tip)
-            found.faults.append(Fault(tip.topic, tip.partition, folder, None, None, str(error)))
+            found.faults.append(Fault.of(tip, folder, str(error)))
             return None
         return self.topic.list_remote_log_segments(tip)
 
@@ -153,8 +139,7 @@ class CompletenessCheck:
         def fault(segment: RemoteLogSegmentMetadata, what: str) -> None:
             key = self.rsm.object_key(segment, SegmentFile.METADATA)
             if key not in named:
-                offset = segment.start_offset
-                faults.append(Fault(tip.topic, tip.partition, key, None, offset, what))
+                faults.append(Fault.of(tip, key, what, segment.start_offset))
 
         for segment in self._not_in_store(tip, unchanged):
             what = f"the metadata topic has offsets {segment.start_offset} to {segment.end_offset}"
@@ -175,9 +160,7 @@ class CompletenessCheck:
 async def refreshed(
     stored: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
 ) -> PartitionView:
-    """As of now. A large partition may take several reads: one that ran out of time keeps what it
-    got. Raises RemoteStorageError.
-    """
+    """As of now. A read that ran out of time keeps what it got. Raises RemoteStorageError."""
     while True:
         known = stored.objects_known(tip)
         try:

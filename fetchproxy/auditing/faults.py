@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Self
 
-from fetchproxy.model import RemoteLogSegmentMetadata
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Condition, in_order
 from fetchproxy.segments.object_keys import SegmentFile
 
@@ -20,22 +21,21 @@ class Fault:
     offset: int | None
     what: str
 
+    @classmethod
+    def of(
+        cls,
+        tip: TopicIdPartition,
+        object_key: str,
+        what: str,
+        offset: int | None = None,
+        byte_position: int | None = None,
+    ) -> Self:
+        return cls(tip.topic, tip.partition, object_key, byte_position, offset, what)
+
     def __str__(self) -> str:
         place = "" if self.byte_position is None else f" at byte {self.byte_position}"
         offset = "" if self.offset is None else f", offset {self.offset}"
         return f"{self.topic}-{self.partition}: {self.object_key}{place}{offset}: {self.what}"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class RecordedGap:
-    """Offsets that were lost before they could be copied, both inclusive; information, no fault. It
-    is one only where the archiver has put it on record.
-    """
-
-    topic: str
-    partition: int
-    first_offset: int
-    last_offset: int
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,27 +50,13 @@ class NotKnown:
         return f"{self.topic}-{self.partition}: {self.what}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Orphan:
-    """An object that nothing refers to; information, no fault: archivers delete it once it is old.
-    A crash or a lost answer leaves one behind.
-    """
-
-    topic: str
-    partition: int
-    object_key: str
-    size_bytes: int
-
-
 @dataclass(slots=True)
 class VerifyReport:
     partitions: int = 0
     segments: int = 0  # finished ones that were checked
     segments_unfinished: int = 0  # copies or deletions that are under way or were left
     size_bytes: int = 0  # of the checked segments' logs
-    gaps: list[RecordedGap] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    orphans: list[Orphan] = field(default_factory=list)
     segments_overlapping: int = 0  # two archivers met and copied some offsets twice; no fault
     not_known: list[NotKnown] = field(default_factory=list)
     concerns: list[Condition] = field(default_factory=list)  # what there is to know; no faults
@@ -85,8 +71,7 @@ class VerifyReport:
             setattr(self, each.name, total)
 
     def sort(self) -> None:
-        for found in (self.gaps, self.orphans, self.not_known):
-            found.sort()
+        self.not_known.sort()
         self.faults.sort(key=_place)
         self.concerns = list(in_order(self.concerns))
 
@@ -99,8 +84,6 @@ class VerifyReport:
 class Repair:
     """An object as the log says that it has to be; `content` None: it must not be there."""
 
-    topic: str
-    partition: int
     object_key: str
     metadata: RemoteLogSegmentMetadata
     file: SegmentFile
@@ -108,7 +91,7 @@ class Repair:
 
     def __str__(self) -> str:
         what = "derived from the log" if self.content is not None else "removed, as the log says"
-        return f"{self.topic}-{self.partition}: {self.object_key}: {what}"
+        return f"{self.metadata.topic_id_partition}: {self.object_key}: {what}"
 
 
 @dataclass(slots=True)

@@ -1,7 +1,6 @@
-"""One partition of an archive copied to another store as it is, each object checked on its way.
-
-Decides what a copy lacks and in which order it gets that: a reader of the copy never finds metadata
-of an object that is not there. Which of two places is the archive is decided in `moving`.
+"""One partition of an archive copied to another store as it is, each object checked on its way, in
+an order by which a reader of the copy never finds metadata of an object that is not there. Which of
+two places is the archive is decided in `moving`.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ from fetchproxy.writing.sources.segment_source import CopyPace, Spool
 
 # Read, written and compared at a time.
 RANGE_BYTES = 8 * MiB
-# In work at once in one partition, each on the disk meanwhile: one is uploaded while the other is
-# downloaded.
+# Of one partition, each on the disk meanwhile: one is uploaded while the other is downloaded.
 SEGMENTS_AT_ONCE = 2
 
 
@@ -103,15 +101,13 @@ class ToCopy:
 
 @dataclass(slots=True)
 class Plan:
-    """Places below the prefix. `others`: of no segment; their content is compared.
-
-    `extra`: objects of the copy that the archive has no more. Of a segment only its metadata go at
-    first, the others in a later run: a reader may be at them.
-    """
+    """`others`, `extra`: places below the prefix."""
 
     copies: list[ToCopy] = field(default_factory=list)
     there: list[RemoteLogSegmentMetadata] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)  # of no segment; their content is compared
+    # Objects of the copy that the archive has no more. Of a segment only its metadata go at first,
+    # the others in a later run: a reader may be at them.
     extra: list[str] = field(default_factory=list)
 
 
@@ -123,9 +119,8 @@ def plan_mirror(
     *,
     compare: bool = False,
 ) -> Plan:
-    """What the copy lacks. Pure. `segments`: the archive's finished ones, `copied`: what the copy's
-    metadata say. What belongs
-    to a segment never changes once it is there, so its size is enough, unless `compare`.
+    """What the copy lacks. Pure. `segments`: the archive's finished ones, `copied`: as the copy's
+    metadata say. Objects of a segment never change, so their size is enough, unless `compare`.
     """
     plan = Plan()
     own = by_segment(here)
@@ -177,19 +172,16 @@ class MirrorOptions:
 
 @dataclass(slots=True)
 class MirroredPartition:
-    """`segments`: the archive's finished ones, all of `size_bytes`; `copied`: those of which
-    something was written. `kept`: objects of the copy that the archive has lost. `overtaken`:
-    segments that were deleted meanwhile.
-    """
+    """`segments`: the archive's finished ones, all of `size_bytes`."""
 
     tip: TopicIdPartition
     segments: int = 0
     size_bytes: int = 0
-    copied: int = 0
+    copied: int = 0  # of which something was written
     bytes_copied: int = 0
     removed: int = 0
-    overtaken: int = 0
-    kept: list[str] = field(default_factory=list)
+    overtaken: int = 0  # deleted meanwhile
+    kept: list[str] = field(default_factory=list)  # objects of the copy that the archive has lost
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -215,7 +207,7 @@ class PartitionMirror:
         there = await self.target.partition_objects(tip)
         if there:
             await refreshed(self.target.rlmm, tip)
-        result.faults += await metadata_faults(self.source.rsm, self.source.rlmm, [tip])
+        result.faults += await metadata_faults(self.source.rsm, self.source.rlmm, tip)
         # The objects after the metadata: a finished segment has all of them.
         segments = finished(self.source.rlmm.list_remote_log_segments(tip))
         here = await self.source.partition_objects(tip)
@@ -260,16 +252,12 @@ class PartitionMirror:
             else:
                 key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
                 what, at = f"an object is missing ({error})", copy.metadata.start_offset
-                self._result.faults.append(
-                    Fault(self.tip.topic, self.tip.partition, key, None, at, what)
-                )
+                self._result.faults.append(Fault.of(self.tip, key, what, at))
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 
     async def _fetched(self, copy: ToCopy, folder: Path) -> list[Fault]:
-        """The segment's objects in the folder, and what is wrong with them. What looks damaged is
-        read once more.
-        """
+        """Faults of the segment's objects, now in the folder; damaged ones are read once more."""
         faults: list[Fault] = []
         await asyncio.to_thread(folder.mkdir)
         for _ in range(2):
@@ -283,13 +271,15 @@ class PartitionMirror:
     async def _download(self, stored: StoredObject, path: Path) -> None:
         await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
         file: IO[bytes] = await asyncio.to_thread(path.open, "wb")
+        step, position = self.pace.step(RANGE_BYTES), 0
         try:
-            async for content in _ranges(
-                self.source.store, stored.key, self.pace.step(RANGE_BYTES)
-            ):
+            while content := await _range(self.source.store, stored.key, position, step):
                 await asyncio.to_thread(file.write, content)
                 self.pace.spend(len(content))
                 await self.pace.turn(None)
+                position += len(content)
+                if len(content) < step:
+                    break
         finally:
             await asyncio.to_thread(file.close)
 
@@ -312,11 +302,13 @@ class PartitionMirror:
         store, key, path = self.target.store, self.target.prefix + place, folder / stored.key
         size = (await asyncio.to_thread(path.stat)).st_size
         found = there.get(place)
-        if found is not None and found.size_bytes == size and await same_as_file(store, key, path):
-            return False
-        await store.put_file(key, path, settled=True)
-        if not await same_as_file(store, key, path):
-            raise _not_what_was_put(key)
+        async with FilesystemObjectStore(folder) as own:
+            is_there = found is not None and found.size_bytes == size
+            if is_there and await same_objects(own, stored.key, store, key):
+                return False
+            await store.put_file(key, path, settled=True)
+            if not await same_objects(own, stored.key, store, key):
+                raise _not_what_was_put(key)
         self._result.bytes_copied += size
         return True
 
@@ -345,7 +337,7 @@ class PartitionMirror:
         if not places:
             return
         check = CompletenessCheck(self.source.rsm, self.source.rlmm, None)
-        lost = (await check.check(self.tip, ())).faults
+        lost = (await check.check(self.tip)).faults
         self._result.faults += [fault for fault in lost if fault not in self._result.faults]
         if self._result.faults:
             self._result.kept += places
@@ -367,20 +359,6 @@ async def put_if_other(target: Place, place: str, content: bytes) -> bool:
     return True
 
 
-async def same_as_file(store: ObjectStore, key: str, path: Path) -> bool:
-    """Whether the object has the file's bytes and no more. Raises RemoteStorageError."""
-    file: IO[bytes] = await asyncio.to_thread(path.open, "rb")
-    try:
-        async for content in _ranges(store, key, RANGE_BYTES):
-            if await asyncio.to_thread(file.read, len(content)) != content:
-                return False
-        return not await asyncio.to_thread(file.read, 1)
-    except ObjectNotFound:
-        return False
-    finally:
-        await asyncio.to_thread(file.close)
-
-
 async def same_objects(one: ObjectStore, key: str, other: ObjectStore, other_key: str) -> bool:
     """Whether both are there, with the same bytes. Raises RemoteStorageError."""
     position = 0
@@ -394,15 +372,6 @@ async def same_objects(one: ObjectStore, key: str, other: ObjectStore, other_key
             position += len(ours)
     except ObjectNotFound:
         return False
-
-
-async def _ranges(store: ObjectStore, key: str, range_bytes: int) -> AsyncIterator[Content]:
-    position = 0
-    while content := await _range(store, key, position, range_bytes):
-        yield content
-        position += len(content)
-        if len(content) < range_bytes:
-            return
 
 
 async def _range(

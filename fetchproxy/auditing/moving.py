@@ -1,14 +1,13 @@
 """Which of two places is the archive, while one is copied to the other and after.
 
-At any moment one place at most is open to archivers: the copy is marked as a mirror until the
-archive has been marked as moved, and everything copied since (docs/adr/0057). Here are these marks,
-and what may be deleted of an archive that has moved.
+At most one place is open to archivers: the copy is marked as a mirror until the archive has been
+marked as moved, and everything copied since (docs/adr/0057).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fetchproxy.auditing.completeness import CompletenessCheck
@@ -46,9 +45,7 @@ HEARD_WITHIN_S = 3 * BEAT_INTERVAL_S
 
 async def begin_mirror(source: Place, target: Place, to: str) -> ArchiveIdentity:
     """What the archive says of itself; the target is a mirror of it from now on, or the archive
-    already where that has moved there.
-
-    Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError.
+    already. Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError.
     """
     said = await read_identity(source.store, source.prefix)
     if said is None:
@@ -95,23 +92,22 @@ async def is_cut_over(target: Place) -> bool:
 
 async def copy_archive_wide(source: Place, target: Place) -> None:
     """What is of no partition. Raises RemoteStorageError."""
-    for place in await _topic_objects(source):
-        await _copied(source, target, place)
+    await _copy(source, target, await _topic_objects(source))
     for folder in archive_wide_folders(""):
         here = await source.objects_below(source.prefix + folder)
         there = await target.objects_below(target.prefix + folder)
-        for place in here:
-            await _copied(source, target, place)
+        await _copy(source, target, here)
         for place in there.keys() - here.keys():
             await target.store.delete(target.prefix + place)
 
 
-async def _copied(source: Place, target: Place, place: str) -> None:
-    try:
-        content = await source.store.get(source.prefix + place)
-    except ObjectNotFound:
-        return  # a topic that was never seen alive, or deleted meanwhile
-    await put_if_other(target, place, content)
+async def _copy(source: Place, target: Place, places: Iterable[str]) -> None:
+    for place in places:
+        try:
+            content = await source.store.get(source.prefix + place)
+        except ObjectNotFound:
+            continue  # a topic that was never seen alive, or deleted meanwhile
+        await put_if_other(target, place, content)
 
 
 async def _topic_objects(at: Place) -> list[str]:
@@ -142,19 +138,17 @@ async def mark_moved(source: Place, said: ArchiveIdentity, to: str, now_ms: int)
     return await _as_marked(source, moved)
 
 
-async def take_back(source: Place, moved: ArchiveIdentity) -> None:
-    """The archive is where it was: the copy is not whole."""
+async def take_back(at: Place, moved: ArchiveIdentity) -> None:
+    """The archive is here, with its generation and manager."""
     assert moved.moved is not None
     said = replace(moved, manager=moved.moved.manager, moved=None)
-    await source.store.put(source.prefix + LAYOUT_OBJECT, encode_identity(said))
+    await at.store.put(at.prefix + LAYOUT_OBJECT, encode_identity(said))
 
 
 async def hand_over(source: Place, target: Place, moved: ArchiveIdentity) -> None:
-    """The mirror is the archive from now on, the same one: with its generation and manager."""
-    assert moved.moved is not None
+    """The mirror is the archive from now on, the same one."""
     await _as_marked(source, moved)
-    said = replace(moved, manager=moved.moved.manager, moved=None)
-    await target.store.put(target.prefix + LAYOUT_OBJECT, encode_identity(said))
+    await take_back(target, moved)
 
 
 async def _as_marked(source: Place, moved: ArchiveIdentity) -> ArchiveIdentity:
@@ -186,8 +180,8 @@ async def delete_moved_partition(
 ) -> DeletedPartition:
     """Of (the old place, the new one). May be repeated. Raises RemoteStorageError."""
     (source, target), result = places, DeletedPartition(tip)
-    faults = await metadata_faults(target.rsm, target.rlmm, [tip])
-    missing = (await CompletenessCheck(target.rsm, target.rlmm, None).check(tip, ())).faults
+    faults = await metadata_faults(target.rsm, target.rlmm, tip)
+    missing = (await CompletenessCheck(target.rsm, target.rlmm, None).check(tip)).faults
     result.faults += [*faults, *missing]
     here = await source.partition_objects(tip)
     if result.faults:

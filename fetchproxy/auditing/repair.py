@@ -36,35 +36,27 @@ from fetchproxy.writing.published import read_finished_offsets
 
 # A segment's metadata from its log, where the `.metadata` object is lost or unreadable. Pure.
 #
-# A log that lies there alone may be a copy that was given up, or one that was deleted half-way,
-# or of which a part was cut off when a new leader's log was another one: it counts again only
-# where no other segment has its offsets, nobody has deleted them, and no newer log took their
-# place.
+# A log alone may be a copy that was given up, deleted half-way, or cut where a new leader's log was
+# another one: it counts again only where no other segment has its offsets, nobody has deleted them,
+# and no newer log took their place.
 
 
 @dataclass(slots=True)
 class Around:
-    """What is known of the partition besides a segment whose metadata are lost.
+    """What is known of the partition besides a segment whose metadata are lost."""
 
-    `counted`: its finished segments; `lineages`: the leader epochs that these state, each from the
-    log's beginning. `stated_epoch`: of the last segment that was put on record, -1: none.
-    `unknown`: where other segments begin of which nothing could be made.
-    """
-
-    counted: list[RemoteLogSegmentMetadata]
-    lineages: list[tuple[EpochStart, ...]]
+    counted: list[RemoteLogSegmentMetadata]  # finished
+    lineages: list[tuple[EpochStart, ...]]  # that these state, each from the log's beginning
     log_start_offset: int
-    stated_epoch: int
-    unknown: list[int] = field(default_factory=list)
+    stated_epoch: int  # of the last segment that was put on record, -1: none
+    unknown: list[int] = field(default_factory=list)  # where segments begin that stay lost
 
 
 def metadata_of_lost(
     stub: RemoteLogSegmentMetadata, derived: DerivedSegment, around: Around
 ) -> RemoteLogSegmentMetadata:
-    """`stub` has id and start offset.
-
-    Where a newer leader epoch's segment begins inside it, the log was cut there (an unclean leader
-    election), and so is it. Raises CorruptSegment where the segment must not count.
+    """`stub` has id and start offset. Where a newer leader epoch's segment begins inside it, the
+    log was cut there, and so is it. Raises CorruptSegment where the segment must not count.
     """
     segment = derived.segment
     start, end = segment.start_offset, segment.end_offset
@@ -122,12 +114,10 @@ def _begins_newer_lineage(other: RemoteLogSegmentMetadata, epochs: Sequence[Epoc
     return bool(newer) and newer[0].epoch > epoch_at(epochs, other.start_offset)
 
 
-# All of them say again what the log says, so a sound log is the source of each. No log object is
-# written and none deleted: what a log has lost stays a fault. Whoever repairs verifies again
-# after it, by the same checks; here is only what is derived from what, and when that is refused.
-#
-# A partition with faults is read once more from its beginning, since how a transaction ended may
-# be said in a later segment, and a lineage begins in an earlier one.
+# A sound log is the source of each. No log object is written and none deleted: what a log has lost
+# stays a fault. Whoever repairs verifies again. A partition with faults is read once more from its
+# beginning, since how a transaction ended may be said in a later segment, and a lineage begins in
+# an earlier one.
 
 # The derived objects of a segment as they are; None: missing.
 Stored = dict[SegmentFile, bytes | None]
@@ -143,10 +133,8 @@ async def repair_archive(
     dry_run: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> RepairReport:
-    """`faults` are those that `verify_archive` has just reported.
-
-    `dry_run`: report what would be done. Raises RemoteStorageError: what was repaired until then
-    is whole, and a next run goes on.
+    """`faults`: as `verify` has just reported; `dry_run`: report what would be done. Raises
+    RemoteStorageError: what was repaired until then is whole, and a next run goes on.
     """
     report = RepairReport()
     faulty: dict[TopicIdPartition, set[str]] = {}
@@ -329,9 +317,7 @@ class _PartitionRepair:
     async def _find_again(
         self, lost: Sequence[RemoteLogSegmentMetadata], known: Sequence[RemoteLogSegmentMetadata]
     ) -> dict[RemoteLogSegmentMetadata, tuple[RemoteLogSegmentMetadata, DerivedSegment]]:
-        """Metadata anew, by what stands for them. From the last one down: what begins inside
-        another segment has cut it.
-        """
+        """Metadata anew; from the last one down, as what begins inside another has cut it."""
         if not lost:
             return {}
         view = self.rlmm.view(self.tip)
@@ -413,18 +399,14 @@ class _PartitionRepair:
         elif broken.known is None:
             return []  # whether it has aborted transactions has to be in its metadata
         repairs = [
-            Repair(self.tip.topic, self.tip.partition, keys[file], metadata, file, content)
+            Repair(keys[file], metadata, file, content)
             for file, content in wanted.items()
             if (keys[file] in self.faulty or broken.known is None)
             and content != (broken.stored[file] or None)
         ]
         if metadata != broken.known:
-            key, content = keys[SegmentFile.METADATA], encode_segment(metadata)
-            repairs.append(
-                Repair(
-                    self.tip.topic, self.tip.partition, key, metadata, SegmentFile.METADATA, content
-                )
-            )
+            file, content = SegmentFile.METADATA, encode_segment(metadata)
+            repairs.append(Repair(keys[file], metadata, file, content))
         return repairs
 
     def _aborted(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes | None:

@@ -1,7 +1,7 @@
 """What a person says of a log that begins again, carried out: `fetchproxy resolve`.
 
-The archiver waits for it (LogBeginsAgain). `plan_resolution` is the rule, pure; `resolve` asks the
-leader, and records what was said (`model.LogHistory`) where every archiver and reader finds it.
+The archiver waits for it (LogBeginsAgain). What was said (`model.LogHistory`) is recorded where
+every archiver and reader finds it.
 """
 
 from __future__ import annotations
@@ -32,25 +32,21 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaderSays:
-    """Of its log: its edges, its own epoch (-1: it tells none), and where the epochs end that are
-    archived: an offset, -1 where it knows none so high.
-    """
+    """Of its log."""
 
     edges: LogEdges
-    leader_epoch: int
-    archived_epochs_end: int
+    leader_epoch: int  # -1: it tells none
+    archived_epochs_end: int  # an offset, -1 where it knows no epoch so high
 
 
 @dataclass(frozen=True, slots=True)
 class ResolutionPlan:
-    """To be done in this order. `history`, `log_start`: None where nothing is to be said of them.
-    `in_words`: what it does, one sentence each.
-    """
+    """To be done in this order; None where nothing is to be said of it."""
 
     drop: tuple[RemoteLogSegmentMetadata, ...]
     history: LogHistory | None
     log_start: int | None
-    in_words: tuple[str, ...]
+    in_words: tuple[str, ...]  # what it does, one sentence each
 
 
 def plan_resolution(

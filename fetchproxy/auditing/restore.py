@@ -1,9 +1,8 @@
 """Rebuilds the metadata topic from the store, which says of each segment what it is.
 
-It writes what the topic does not know and changes nothing that it knows, so it may be repeated, and
-goes on where it was interrupted. Until it is done with a partition, nobody is shown half of it: a
-Restore event comes before and behind what it writes. The logs themselves are not read: that is
-`verify`.
+It writes what the topic does not know and changes nothing that it knows, so it may be repeated.
+Nobody is shown half of a partition: a Restore event comes before and behind what it writes. No log
+is read: that is `verify`.
 """
 
 from __future__ import annotations
@@ -32,17 +31,13 @@ PARTITIONS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class RestoredPartition:
-    """`segments` are those in the store; `restored` of them, and `deletion`, the topic lacked.
-
-    `unreadable`: metadata in the store that nothing could be made of. `not_in_store`: finished
-    segments that the topic knows and the store has no metadata of.
-    """
+    """In segments."""
 
     tip: TopicIdPartition
-    segments: int
-    restored: int
-    unreadable: int
-    not_in_store: int
+    segments: int  # in the store
+    restored: int  # of these, that the topic lacked
+    unreadable: int  # in the store
+    not_in_store: int  # finished, in the topic
     raised_log_start: int | None  # the offset, where the topic did not know it
 
 
@@ -54,10 +49,8 @@ async def restore_archive(
     partitions: Iterable[TopicIdPartition] | None = None,
     dry_run: bool = False,
 ) -> list[RestoredPartition]:
-    """`follower` None (only with `dry_run`): there is no metadata topic yet.
-
-    `partitions` None: all in the store. Raises RemoteStorageError; what was written until then
-    stays, and counts in a next run.
+    """`follower` None (only with `dry_run`): there is no metadata topic yet. `partitions` None: all
+    in the store. Raises RemoteStorageError; what was written until then stays.
     """
     done: list[RestoredPartition] = []
 
@@ -123,9 +116,8 @@ def bracketed(
     tip: TopicIdPartition, events: Sequence[MetadataEvent], begun: bool, now_ms: int
 ) -> list[MetadataEvent]:
     """`events`, and what says that they belong together; none where there is nothing to be done.
-
-    `begun`: a restore was begun and not ended, by whomever. Of several at a time each writes all
-    that the topic lacks, so the first one's end is right.
+    `begun`: a restore was not ended. Of several at a time each writes all that the topic lacks, so
+    the first one's end is right.
     """
     if not events and not begun:
         return []
@@ -136,9 +128,7 @@ def bracketed(
 def missing_states(
     known: RemoteLogSegmentMetadata | None, stored: RemoteLogSegmentMetadata
 ) -> list[RemoteLogSegmentMetadata]:
-    """The events that lead from what the topic knows to what the store says; none if it is as far.
-    A segment has to be begun before it can be in any other state.
-    """
+    """From what the topic knows to what the store says; a segment has to be begun first."""
     steps = [State.COPY_SEGMENT_STARTED]
     if stored.state is not State.COPY_SEGMENT_STARTED:
         steps.append(stored.state)

@@ -1,9 +1,8 @@
 """Has the data keys of an archive's segments encrypted by the key ring's active key.
 
-One small object of each segment is replaced, whole or not at all, and what it says stays true with
-either key. So a run may be ended at any step, and the next one goes on; archivers and readers
-notice nothing. It looks at objects and not at metadata: a segment whose metadata are lost keeps its
-key, too.
+One small object of each segment is replaced, whole or not at all, and stays true with either key:
+archivers and readers notice nothing, and a next run goes on where one ended. It looks at objects:
+a segment whose metadata are lost keeps its key, too.
 """
 
 from __future__ import annotations
@@ -12,30 +11,25 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fetchproxy.auditing.verify import PARTITIONS_AT_ONCE
 from fetchproxy.errors import DamagedObject, ObjectNotFound
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
+PARTITIONS_AT_ONCE = 4
+
 
 @dataclass(slots=True)
 class RewrapReport:
-    """`keys`: of how many segments each key had the data key, before. `faults`: what could not be
-    opened, and why.
-    """
-
     rewrapped: int = 0
-    keys: Counter[str] = field(default_factory=Counter)
-    faults: list[str] = field(default_factory=list)
+    keys: Counter[str] = field(default_factory=Counter)  # of how many segments each was, before
+    faults: list[str] = field(default_factory=list)  # what could not be opened, and why
 
 
 async def rewrap_archive(
     rsm: RemoteStorageManager, *, topics: re.Pattern[str] | None = None, dry_run: bool = False
 ) -> RewrapReport:
-    """Of topics whose whole name matches (None: of all). Raises RemoteStorageError; what was done
-    until then stays.
-    """
+    """Of topics whose whole name matches (None: of all). Raises RemoteStorageError."""
     report = RewrapReport()
 
     async def rewrap(tip: TopicIdPartition) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fetchproxy.auditing.completeness import held_in
-from fetchproxy.auditing.faults import Fault, Orphan
+from fetchproxy.auditing.faults import Fault
 from fetchproxy.errors import (
     CorruptSegment,
     DamagedObject,
@@ -30,10 +30,8 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.orphans import Objects, find_orphans
 
-# Objects that no metadata name: is it a segment that lost its metadata, or only what was left?
-#
-# A crash between two steps, or an upload that arrived although its answer was lost, leaves
-# objects that nobody needs. A whole segment whose offsets no other has is a loss, unless it was
+# Objects that no metadata name. A crash between two steps, or an upload whose answer was lost,
+# leaves some that nobody needs. A whole segment whose offsets no other has is a loss, unless it was
 # deleted.
 
 T = TypeVar("T")
@@ -46,29 +44,23 @@ async def look_at_unnamed(
     rlmm: RemoteLogMetadataManager,
     tip: TopicIdPartition,
     finished: Iterable[RemoteLogSegmentMetadata],
-) -> tuple[list[Fault], list[Orphan], list[tuple[int, int]]]:
-    """Faults name the metadata object that should be there; the last are the offsets of these
-    segments. Raises RemoteStorageError.
+) -> tuple[list[Fault], list[tuple[int, int]]]:
+    """Faults name the metadata object that should be there; and the offsets of these segments.
+    What else lies there archivers delete once it is old. Raises RemoteStorageError.
     """
     faults: list[Fault] = []
     offsets: list[tuple[int, int]] = []
-    orphans: list[Orphan] = []
     held = [(segment.start_offset, segment.end_offset) for segment in finished]
     for objects in (await find_orphans(rsm, rlmm, tip)).values():
         view = rlmm.view(tip)
         lost = await _lost_segment(rsm, objects)
         is_deleted = lost is not None and view is not None and lost[1] < view.raised_log_start
-        if lost is None or is_deleted or held_in(*lost, held):
-            orphans += [
-                Orphan(tip.topic, tip.partition, o.key, o.size_bytes) for o in objects.values()
-            ]
-        else:
+        if lost is not None and not is_deleted and not held_in(*lost, held):
             stem = objects[SegmentFile.LOG].key.removesuffix(SegmentFile.LOG)
             what = f"object is missing; the log beside it has offsets {lost[0]} to {lost[1]}"
-            key = f"{stem}{SegmentFile.METADATA}"
-            faults.append(Fault(tip.topic, tip.partition, key, None, lost[0], what))
+            faults.append(Fault.of(tip, f"{stem}{SegmentFile.METADATA}", what, lost[0]))
             offsets.append(lost)
-    return faults, orphans, offsets
+    return faults, offsets
 
 
 async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[int, int] | None:
@@ -86,15 +78,9 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
     return parsed.base_offset, index.last_offset
 
 
-# What is true of the bytes and of transactions is decided in `check`; here is what is read, in
-# which order, and what a store's answer means.
-
-
 @dataclass(eq=False, repr=False)
 class SegmentVerifier:
-    """One segment; `faults` are complete after `verify`. `is_encrypted`: or nobody can tell.
-    `lineage`: the log's leader epochs up to its end, as its `.epochs` has them; None: not known.
-    """
+    """One segment; `faults` are complete after `verify`."""
 
     rsm: RemoteStorageManager
     metadata: RemoteLogSegmentMetadata
@@ -105,8 +91,9 @@ class SegmentVerifier:
     def __post_init__(self) -> None:
         self._reached = 0  # bytes of the log that count as done
         self.faults: list[Fault] = []
+        # The log's leader epochs up to its end, as its `.epochs` has them; None: not known.
         self.lineage: tuple[EpochStart, ...] | None = None
-        self.is_encrypted = True
+        self.is_encrypted = True  # or nobody can tell
 
     async def verify(self, *, continues: bool) -> None:
         metadata = self.metadata
@@ -136,10 +123,9 @@ class SegmentVerifier:
             self.txns.restart()
             return
         tip = metadata.topic_id_partition
-        self.faults.extend(
-            Fault(tip.topic, tip.partition, f.object_key, f.byte_position, f.offset, f.what)
-            for f in self.txns.end()
-        )
+        self.faults += [
+            Fault.of(tip, f.object_key, f.what, f.offset, f.byte_position) for f in self.txns.end()
+        ]
 
     async def _metadata_are_its_own(self) -> bool:
         """False: nothing else can be held against them."""
@@ -278,7 +264,7 @@ class SegmentVerifier:
         self, file: SegmentFile, what: str, position: int | None = None, offset: int | None = None
     ) -> None:
         tip = self.metadata.topic_id_partition
-        self.faults.append(Fault(tip.topic, tip.partition, self._key(file), position, offset, what))
+        self.faults.append(Fault.of(tip, self._key(file), what, offset, position))
 
 
 def _place_in_archive(key: str) -> list[str]:

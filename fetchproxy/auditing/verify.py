@@ -1,4 +1,4 @@
-"""Verification of a whole archive: every byte against its CRC, its index and its metadata."""
+"""Verification of an archive: every byte against its CRC, its index and its metadata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import FIRST_HISTORY, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.observability.health import Offsets
 from fetchproxy.segments.check import TxnCheck, first_newer
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import SegmentFile
@@ -24,11 +24,7 @@ Segments = list[RemoteLogSegmentMetadata]
 
 
 def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Segments]:
-    """First those that readers are shown, then those that a person has put aside, log by log.
-
-    The finished ones as last read, by start offset (`fetchproxy resolve`). Between two of these
-    nothing has to fit.
-    """
+    """Finished ones by start offset: those shown to readers, then those put aside, by log."""
     segments, view = rlmm.list_remote_log_segments(tip), rlmm.view(tip)
     history = FIRST_HISTORY if view is None else view.history
     borders = sorted({*history.earlier, history.after_epoch, history.kept_epoch})
@@ -40,113 +36,82 @@ def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Se
 
 
 # Reads only, so it may run beside archivers and proxies: what retention deletes meanwhile is no
-# fault. What one segment's objects say is read in `segment_verifier`, which segments there have
-# to be in `completeness`; here is the walk through partitions and their segments.
+# fault.
 
 CHUNK_BYTES = 4 * 1024 * 1024
-PARTITIONS_AT_ONCE = 4
 
 Progress = Callable[[int, int], None]
 
 
-async def verify_archive(
+async def verify_partition(
     rsm: RemoteStorageManager,
     rlmm: StoreBackedRemoteLogMetadataManager,
+    tip: TopicIdPartition,
     *,
-    partitions: Sequence[TopicIdPartition] | None = None,
     metadata_topic: RemoteLogMetadataManager | None = None,
     on_progress: Progress = lambda done, total: None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> VerifyReport:
-    """Check every finished segment of `partitions` (None: of all).
+    """Check every finished segment, front to back, also against `metadata_topic`.
 
-    `on_progress(bytes_done, bytes_total)` counts log bytes. Where `metadata_topic` is given, the
-    store is held against what it says, too. A few partitions are read at once, each front to back.
-    Memory: the metadata of all segments, and per partition read at once a chunk, one segment's
-    index and the largest batch (a batch whose size is corrupt may claim up to its segment's size).
-    Raises RemoteStorageError where the store does not answer: then nothing is known.
+    `on_progress(bytes_done, bytes_total)` counts log bytes. Memory: the metadata of all segments, a
+    chunk, one segment's index and the largest batch (a batch whose size is corrupt may claim up to
+    its segment's size). Raises RemoteStorageError.
     """
-    tips = await _partitions(rlmm, partitions, metadata_topic)
-    run = _Run(rsm, rlmm, metadata_topic, on_progress, chunk_bytes)
-    await for_each(tips, run.catalog, PARTITIONS_AT_ONCE)
-    run.progress(0)
-    await for_each(tips, run.verify_partition, PARTITIONS_AT_ONCE)
-    run.report.partitions = len(tips)
-    run.report.sort()
-    return run.report
+    check = _PartitionCheck(rsm, rlmm, tip, on_progress, chunk_bytes)
+    lost = await check.catalog()
+    check.progress(0)
+    check.report.add(await CompletenessCheck(rsm, rlmm, metadata_topic).check(tip, lost))
+    for segments in by_history(rlmm, tip):
+        await check.verify_log(segments)
+    check.report.sort()
+    return check.report
 
 
 async def metadata_faults(
-    rsm: RemoteStorageManager,
-    rlmm: StoreBackedRemoteLogMetadataManager,
-    partitions: Sequence[TopicIdPartition],
+    rsm: RemoteStorageManager, rlmm: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
 ) -> list[Fault]:
-    """Metadata that are unreadable or lost, without reading any log; `rlmm` is up to date then.
-    Raises RemoteStorageError.
-    """
-    run = _Run(rsm, rlmm, None, lambda done, total: None, CHUNK_BYTES)
-    await for_each(partitions, run.catalog, PARTITIONS_AT_ONCE)
-    run.report.sort()
-    return run.report.faults
-
-
-async def _partitions(
-    rlmm: StoreBackedRemoteLogMetadataManager,
-    partitions: Sequence[TopicIdPartition] | None,
-    metadata_topic: RemoteLogMetadataManager | None,
-) -> Sequence[TopicIdPartition]:
-    if partitions is not None:
-        return partitions
-    every = set(await rlmm.list_partitions())
-    if metadata_topic is not None:
-        every.update(await metadata_topic.list_partitions())
-    return sorted(every)
+    """Unreadable or lost ones; `rlmm` is up to date then. Raises RemoteStorageError."""
+    check = _PartitionCheck(rsm, rlmm, tip)
+    await check.catalog()
+    check.report.sort()
+    return check.report.faults
 
 
 @dataclass(slots=True)
-class _Run:
+class _PartitionCheck:
     rsm: RemoteStorageManager
     rlmm: StoreBackedRemoteLogMetadataManager
-    metadata_topic: RemoteLogMetadataManager | None
-    on_progress: Progress
-    chunk_bytes: int
+    tip: TopicIdPartition
+    on_progress: Progress = lambda done, total: None
+    chunk_bytes: int = CHUNK_BYTES
     bytes_total: int = 0
-    report: VerifyReport = field(default_factory=VerifyReport)
-    # Offsets of segments of which only the metadata are missing.
-    lost: dict[TopicIdPartition, list[tuple[int, int]]] = field(default_factory=dict)
+    report: VerifyReport = field(default_factory=lambda: VerifyReport(partitions=1))
 
     def progress(self, more_bytes: int) -> None:
         self.report.size_bytes += more_bytes
         self.on_progress(self.report.size_bytes, self.bytes_total)
 
-    async def catalog(self, tip: TopicIdPartition) -> None:
-        """Read the partition's metadata, and the faults of these objects themselves."""
-        await refreshed(self.rlmm, tip)
-        for problem in self.rlmm.problems(tip):
-            key, offset = problem.key, problem.base_offset
-            self.report.faults.append(
-                Fault(tip.topic, tip.partition, key, None, offset, problem.what)
-            )
-        every = self.rlmm.list_remote_log_segments(tip)
+    async def catalog(self) -> list[Offsets]:
+        """Read the metadata. The offsets of segments of which only the metadata are missing."""
+        await refreshed(self.rlmm, self.tip)
+        self.report.faults += [
+            Fault.of(self.tip, problem.key, problem.what, problem.base_offset)
+            for problem in self.rlmm.problems(self.tip)
+        ]
+        every = self.rlmm.list_remote_log_segments(self.tip)
         named = finished(every)
-        unnamed = await look_at_unnamed(self.rsm, self.rlmm, tip, named)
-        faults, orphans, self.lost[tip] = unnamed
+        faults, lost = await look_at_unnamed(self.rsm, self.rlmm, self.tip, named)
         self.report.faults += faults
-        self.report.orphans += orphans
-        self.bytes_total += sum(segment.segment_size_bytes for segment in named)
-        self.report.segments_unfinished += len(every) - len(named)
+        self.bytes_total = sum(segment.segment_size_bytes for segment in named)
+        self.report.segments_unfinished = len(every) - len(named)
+        return lost
 
-    async def verify_partition(self, tip: TopicIdPartition) -> None:
-        check = CompletenessCheck(self.rsm, self.rlmm, self.metadata_topic)
-        self.report.add(await check.check(tip, self.lost[tip]))
-        for segments in by_history(self.rlmm, tip):
-            await self._verify_log(tip, segments)
-
-    async def _verify_log(self, tip: TopicIdPartition, segments: Segments) -> None:
-        view = self.rlmm.view(tip)
+    async def verify_log(self, segments: Segments) -> None:
+        view = self.rlmm.view(self.tip)
         settled = 0 if view is None else view.history.kept_below
-        # By where the next segment of it begins. Copies of the same log may overlap, of archivers
-        # that met or of a merge: each is checked behind the one that it goes on from.
+        # By where the next segment of it begins: copies of the same log may overlap, of archivers
+        # that met or of a merge.
         chains: dict[int, TxnCheck] = {}
         expected: int | None = None
         before: RemoteLogSegmentMetadata | None = None  # the one that reaches up to `expected`
@@ -154,8 +119,8 @@ class _Run:
         told: set[str] = set()  # by its object's key, whose end is known to be wrong
         for metadata in segments:
             start = metadata.start_offset
-            # Where a person had the archive count below, another log goes on: of its batches one
-            # may reach over that offset, and its transactions are its own.
+            # Where a person had the archive count below, another log goes on: a batch may reach
+            # over that offset, and its transactions are its own.
             continues = start in chains and start != settled
             txns = chains.pop(start, None) if continues else None
             txns = txns or TxnCheck()
@@ -203,8 +168,8 @@ def lineage_faults(
     lineage: Sequence[EpochStart],
     settled: int,
 ) -> list[Fault]:
-    """Segments `before` one that hold what the log, as `lineage` tells of it, got from a newer
-    leader: they should end there. Below `settled` a person has said which counts.
+    """Segments `before` one that hold what the log, by `lineage`, got from a newer leader: they
+    should end there. Below `settled` a person has said which counts.
     """
     faults = []
     for older in before:
@@ -214,8 +179,8 @@ def lineage_faults(
                 f"its leader epoch from {parted} on is older than in the leader epochs of the "
                 f"segment from {metadata.start_offset}"
             )
-            tip, key = older.topic_id_partition, rsm.object_key(older, SegmentFile.METADATA)
-            faults.append(Fault(tip.topic, tip.partition, key, None, parted, what))
+            key = rsm.object_key(older, SegmentFile.METADATA)
+            faults.append(Fault.of(older.topic_id_partition, key, what, parted))
     return faults
 
 
@@ -225,9 +190,7 @@ def overlap_faults(
     metadata: RemoteLogSegmentMetadata,
     settled: int,
 ) -> list[Fault]:
-    """Two leaders that met copy the same log; readers take each offset from one of them.
-
-    Where their lineages part, the metadata of the older one are wrong, which should end there;
+    """Two leaders that met copy the same log. Where their lineages part, the older one should end;
     below `settled` a person has said which counts.
     """
     parted = first_difference(before, metadata, settled)
@@ -242,6 +205,5 @@ def overlap_faults(
         f"overlaps the segment from {newer.start_offset}, whose leader epoch is newer "
         f"from {parted} on"
     )
-    tip = older.topic_id_partition
     key = rsm.object_key(older, SegmentFile.METADATA)
-    return [Fault(tip.topic, tip.partition, key, None, parted, what)]
+    return [Fault.of(older.topic_id_partition, key, what, parted)]

@@ -1,6 +1,6 @@
 """The job `archive`: one pass over all partitions, planned on the driver, copied by executors.
 
-Each executor runs the archiver's own pass (`archive_partitions`) for its partition. It leads
+Each executor runs the archiver's own pass (`ArchivePass`) for its partition. It leads
 nothing: a running archiver may be at the same partition, and whichever comes second gives up its
 copy, as two archivers do that meet.
 """
@@ -31,7 +31,7 @@ from fetchproxy.runtime.loop import for_each
 from fetchproxy.writing.discovery import TopicDiscovery, partitions_of_all
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
-from fetchproxy.writing.remote_log_manager import archive_partitions
+from fetchproxy.writing.remote_log_manager import ArchivePass
 
 # Asked at once while planning: each is one request to a leader and a look at the archive.
 PLANNED_AT_ONCE = 16
@@ -155,16 +155,16 @@ def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, 
 async def _archive_partition(
     config: Config, opened: ManagedArchive, planned: PlannedPartition, tell: Tell
 ) -> ArchivedPartition:
-    await archive_partitions(
+    archive_pass = ArchivePass(
         config.archive,
         opened.cluster,
         opened.rsm,
         opened.rlmm,
-        [planned.tip],
-        topic_config=lambda topic_id: planned.topic_config,
+        topic_configs={planned.tip.topic_id: planned.topic_config},
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
     )
+    await archive_pass.archive([planned.tip])
     view = await opened.rlmm.refresh(planned.tip, asyncio.get_running_loop().time())
     new = view.segments[view.segments.index_at_or_after(planned.archive_end or 0) :]
     size = sum(segment.segment_size_bytes for segment in new)

@@ -22,8 +22,9 @@ from fetchproxy.archive import (
     stored_partitions,
     wall_clock_ms,
 )
+from fetchproxy.auditing.faults import Fault
 from fetchproxy.auditing.repair import repair_archive
-from fetchproxy.auditing.restore import RestoredPartition, restore_archive
+from fetchproxy.auditing.restore import PARTITIONS_AT_ONCE, RestoredPartition, restore_archive
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
@@ -31,6 +32,7 @@ from fetchproxy.jobs.runner import Partitions, Runner, StoreWork, Tell
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.own_archive import state_metadata_topic
 
@@ -116,7 +118,12 @@ async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToR
 
 async def _restore_group(dry_run: bool, opened: ToRestore, tips: Tips, tell: Tell) -> RestoredGroup:
     (rsm, rlmm), follower = opened
-    lost = await metadata_faults(rsm, rlmm, tips)
+    lost: list[Fault] = []
+
+    async def look(tip: TopicIdPartition) -> None:
+        lost.extend(await metadata_faults(rsm, rlmm, tip))
+
+    await for_each(tips, look, PARTITIONS_AT_ONCE)
     repaired = await repair_archive(rsm, rlmm, lost, wall_clock_ms=wall_clock_ms, dry_run=dry_run)
     done = await restore_archive(
         rlmm, follower, wall_clock_ms=wall_clock_ms, partitions=tips, dry_run=dry_run

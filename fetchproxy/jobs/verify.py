@@ -22,7 +22,7 @@ from fetchproxy.archive import (
 )
 from fetchproxy.auditing.faults import Fault, VerifyReport
 from fetchproxy.auditing.repair import repair_archive
-from fetchproxy.auditing.verify import verify_archive
+from fetchproxy.auditing.verify import verify_partition
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
@@ -109,9 +109,7 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
 async def _verify_partition(opened: ToVerify, tip: TopicIdPartition, tell: Tell) -> VerifyReport:
     """What is in the store against what is on record there, and in the metadata topic if any."""
     (rsm, rlmm), metadata_topic = opened
-    return await verify_archive(
-        rsm, rlmm, partitions=[tip], metadata_topic=metadata_topic, on_progress=tell
-    )
+    return await verify_partition(rsm, rlmm, tip, metadata_topic=metadata_topic, on_progress=tell)
 
 
 async def _partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:
@@ -253,7 +251,7 @@ async def _reindex_partition(
     config: Config, dry_run: bool, archive: StoredArchive, tip: TopicIdPartition, tell: Tell
 ) -> ReindexedPartition:
     rsm, rlmm = archive
-    found = await verify_archive(rsm, rlmm, partitions=[tip], on_progress=tell)
+    found = await verify_partition(rsm, rlmm, tip, on_progress=tell)
     if found.clean:
         return ReindexedPartition(tip, found.size_bytes, (), (), ())
     done = await _repair_partition(dry_run, archive, tuple(found.faults), tell)
@@ -261,5 +259,5 @@ async def _reindex_partition(
     if done.repairs and not dry_run:
         # The same checks say whether a repair was one, by a manager that has not read it before.
         async with stored_archive(config) as anew:
-            left = (await verify_archive(anew.rsm, anew.rlmm, partitions=[tip])).faults
+            left = (await verify_partition(anew.rsm, anew.rlmm, tip)).faults
     return ReindexedPartition(tip, found.size_bytes, done.repairs, done.refusals, tuple(left))

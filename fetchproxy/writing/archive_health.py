@@ -1,6 +1,4 @@
-"""What is to be known of a partition's archive by what lies in the store: lost, missing, put
-aside.
-"""
+"""What the store tells of a partition's archive: what is lost, missing, put aside."""
 
 from __future__ import annotations
 
@@ -24,22 +22,17 @@ from fetchproxy.writing.published import read_finished_offsets
 # Which offsets a partition's archive has to hold, and which of them it does not. Pure.
 #
 # A raised log start has deleted all below it. From `recorded_from` on, up to the end that was
-# stated, every offset was archived or is on record as a gap. Below `recorded_from` there are no
-# records: nobody can tell whether an offset there is lost.
+# stated, every offset was archived or is on record as a gap. Below it nobody can tell what is lost.
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the archive has of a partition.
-
-    `segments`: the offsets of each. `uncertain`: base offsets of segments whose metadata cannot be
-    read, which may reach up to the next one. `newest_epoch`: of all segments, -1: none.
-    """
+    """What the archive has of a partition."""
 
     segments: Sequence[Offsets]
-    uncertain: Sequence[int]
+    uncertain: Sequence[int]  # where segments begin whose metadata cannot be read
     log_start_offset: int  # as raised by DeleteRecords or retention; 0: never
-    newest_epoch: int
+    newest_epoch: int  # of all segments, -1: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +108,6 @@ def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offset
         yield at, last
 
 
-# Reads no log and asks no broker. `verify` and `segments` look at every partition, the status
-# page at those with holes alone: each look is a listing and a small read.
-
-
 @dataclass(frozen=True, slots=True)
 class OffsetsLook:
     """`stated`: what archivers put on record; None: nothing, or it is `damaged`, in words."""
@@ -135,8 +124,7 @@ async def look_at_offsets(
     refresh: Callable[[], Awaitable[PartitionView]] | None = None,
     also: Callable[[], Iterable[Offsets]] = tuple,
 ) -> OffsetsLook:
-    """Which offsets are in no segment, and what is on record of them.
-
+    """Which offsets are in no segment, and what is on record of them: a listing and a small read.
     `refresh`: how the metadata are read anew; None: as the manager does it. `also`: offsets that
     are known to be there otherwise. Raises RemoteStorageError.
     """

@@ -1,8 +1,5 @@
-"""What there is to know of the archive: its words, and what archivers keep of it in the store.
-
-What an archiver alone knows (that it stopped, what it does not delete, what is at risk) it keeps in
-the store too, for other processes and other archivers. What the archive itself tells is worked out
-from it by whoever looks: `archive_health`.
+"""What an archiver alone knows of the archive (that it stopped, what it does not delete, what is at
+risk): it keeps that in the store too, for other processes and other archivers.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from fetchproxy.observability.health import (
     Kind,
     Offsets,
     Subject,
-    in_order,
     of_partition,
 )
 from fetchproxy.runtime.loop import for_each
@@ -39,15 +35,12 @@ READ_AT_ONCE = 16
 
 
 class ArchiverConcerns:
-    """What one archiver holds of partitions; it decides nothing, and `hold`, `release`, `forget`
-    never block.
-
-    `health` has each of them while it lasts. `publish` writes to the store what was decided here.
-    Where this archiver has not looked yet, the store keeps what the archiver before it has said.
+    """`health` has each concern while it lasts; `publish` writes to the store what was decided
+    here. Where this archiver has not looked yet, the store keeps what the one before it has said.
+    `objects` None: nothing is kept in a store.
     """
 
     def __init__(self, objects: ConcernObjects | None = None) -> None:
-        """`objects` None: nothing is kept in a store."""
         self._objects = objects
         self.health = Health()
         self._decided: defaultdict[str, set[Subject]] = defaultdict(set)
@@ -67,12 +60,12 @@ class ArchiverConcerns:
         said = of_partition(kind, subject, what, offsets, until=until)
         if self._held(kind, subject) != said:
             self._unsaid.add((kind, subject))
-        self.health.report(said, _about(subject), **fields)
+        self.health.report(said, subject or "", **fields)
         self._decided[kind].add(subject)
 
     def release(self, kind: Kind, subject: Subject) -> None:
         """What was wrong is not any more, or was not."""
-        if self.health.clear(kind, _about(subject)) or subject not in self._decided[kind]:
+        if self.health.clear(kind, subject or "") or subject not in self._decided[kind]:
             self._decided[kind].add(subject)
             self._unsaid.add((kind, subject))
 
@@ -83,20 +76,15 @@ class ArchiverConcerns:
             self._decided[kind].discard(tip)
             self._unsaid.discard((kind, tip))
 
-    def conditions(self) -> tuple[Condition, ...]:
-        return in_order(self.health.all(0.0))
-
     def merged(self, stored: Iterable[StoredConcern], now: float) -> Iterator[Condition]:
-        """What is known here, and those of `stored` that other archivers have decided; in no order,
-        as there may be very many.
-        """
+        """In no order: what is known here, and of `stored` what others have decided."""
         yield from self.health.all(now)
         for one in stored:
             if one.subject not in self._decided.get(one.name, ()):
                 yield one.condition
 
     def _held(self, kind: Kind, subject: Subject) -> Condition | None:
-        return self.health.reported(kind, _about(subject))
+        return self.health.reported(kind, subject or "")
 
     async def publish(self) -> None:
         """Raises RemoteStorageError; what was not said by then is said by the next call."""
@@ -134,10 +122,6 @@ class ArchiverConcerns:
             await asyncio.sleep(PUBLISH_INTERVAL_S)
 
 
-def _about(subject: Subject) -> TopicIdPartition | str:
-    return "" if subject is None else subject
-
-
 # --- in the store ---
 @dataclass(frozen=True, slots=True)
 class StoredConcern:
@@ -150,9 +134,7 @@ class StoredConcern:
 async def read_concerns(
     objects: ConcernObjects, known: Iterable[StoredConcern] = ()
 ) -> list[StoredConcern]:
-    """Of the whole archive: a listing, and a small read for each that is not `known` as it is.
-    Raises RemoteStorageError.
-    """
+    """Of the whole archive; `known` ones are not read again. Raises RemoteStorageError."""
     before = {(one.name, one.subject, one.version): one for one in known}
     listed = await objects.list_concerns()
     found = [before.get((one.name, one.tip, one.version)) for one in listed]

@@ -1,8 +1,8 @@
 """Copies one gathered segment to the store, in two phases, and removes copies that failed.
 
 COPY_SEGMENT_STARTED is recorded, then all objects are written, then COPY_SEGMENT_FINISHED: a reader
-sees a segment whole or not at all. Every attempt has a new RemoteLogSegmentId, so nothing that an
-earlier or a parallel attempt wrote is ever overwritten. It does not decide what is copied or when.
+sees a segment whole or not at all. Every attempt has a new RemoteLogSegmentId, so nothing that
+another attempt wrote is ever overwritten.
 """
 
 from __future__ import annotations
@@ -90,14 +90,13 @@ class SegmentCopier:
         confirm: Callable[[], Awaitable[None]],
     ) -> RemoteLogSegmentMetadata:
         """The metadata of the finished copy. `lineage`: the archive's epochs before the segment.
-
         `confirm` has the last word before the copy counts: what it raises ends the copy.
 
         Raises RemoteStorageError, StorageUnavailable also after copy_max_ms; CorruptSegment or
         OSError where the segment's file has changed or cannot be read; as `confirm`. Then what was
-        written has been removed, or is marked for removal or left as a dangling attempt; the
-        archive must be looked at again before a next attempt: a copy whose last answer was lost may
-        count. That one is never removed, as readers and other archivers may rely on it already.
+        written has been removed, or is left as a dangling attempt. The archive must be looked at
+        again before a next attempt: a copy whose last answer was lost may count. That one is never
+        removed, as readers and other archivers may rely on it already.
         """
         await segment.check_size()  # a lost file must not look like a store that fails
         metadata = self._metadata(segment)
@@ -119,24 +118,19 @@ class SegmentCopier:
         finally:
             del self._running[segment.tip]
 
-    async def remove(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Best effort: what is left is found as a dangling attempt later.
-
-        Objects go only once DELETE_SEGMENT_STARTED is recorded, or a reader could find a segment
-        finished whose objects are gone.
+    async def remove(self, metadata: RemoteLogSegmentMetadata) -> None:
+        """Best effort: what is left is found as a dangling attempt later. Objects go only once
+        DELETE_SEGMENT_STARTED is recorded, or a reader could find a finished segment without them.
         """
         try:
             async with asyncio.timeout(self.copy_max_ms / 1000):
                 await delete_segment(self.rsm, self.rlmm, metadata, self.wall_clock_ms)
         except (RemoteStorageError, TimeoutError) as error:
             self._note("segment_removal_failed", metadata, error)
-            return False
         except ValueError as error:
             # Not known as begun: COPY_SEGMENT_STARTED itself did not get through, or another
             # archiver has removed it.
             self._note("segment_removal_not_needed", metadata, error)
-            return False
-        return True
 
     async def _upload(
         self,

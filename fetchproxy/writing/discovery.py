@@ -31,8 +31,8 @@ def matching_topics(pattern: str, topics: Iterable[TopicInfo]) -> list[TopicInfo
 def refusal(topic: TopicInfo, topic_config: dict[str, str]) -> str | None:
     """Why a topic cannot be archived, as a sentence for the operator; None: it can.
 
-    Compaction takes records out of the log after they were copied, so archive and log would differ
-    (KIP-405 excludes it too). An archive is keyed by topic id (KIP-516).
+    Compaction takes records out of the log after they were copied (KIP-405 excludes it too). An
+    archive is keyed by topic id (KIP-516).
     """
     if topic.topic_id == ZERO_UUID:
         return "the brokers have no topic ids; they are older than 2.8"
@@ -73,9 +73,7 @@ class TopicDiscovery:
         return self._configs.get(topic_id)
 
     async def look(self) -> list[TopicInfo]:
-        """The topics to archive, of those that these credentials may see. Raises ClusterError: then
-        nothing is known anew, and nothing has changed.
-        """
+        """The topics to archive, of those that these credentials may see. Raises ClusterError."""
         topics = await self._cluster.topics(self._interval_ms // 2)
         archived: list[TopicInfo] = []
         refused: dict[str, str] = {}
@@ -105,12 +103,8 @@ class TopicDiscovery:
         return refusal(topic, config)
 
     def _publish(self, refused: dict[str, str]) -> None:
-        self._health.keep(
-            Kind.TOPIC_REFUSED,
-            [
-                of_topic(Kind.TOPIC_REFUSED, name, f"{name} is not archived: {why}")
-                for name, why in refused.items()
-            ],
-        )
+        kind = Kind.TOPIC_REFUSED
+        reasons = {name: f"{name} is not archived: {why}" for name, why in refused.items()}
+        self._health.keep(kind, [of_topic(kind, name, what) for name, what in reasons.items()])
         self._refused = refused
         ARCHIVE_REFUSED_TOPICS.set(len(refused))

@@ -3,10 +3,8 @@
 Of each segment that is not in it yet the `.index` object is fetched and appended; files that the
 log start has passed go; where the archive is another than before (a dead lineage was dropped, a
 segment took another's place) the local index is cut and goes on from there. A segment that was only
-clipped keeps its entries, as its objects do: whether an offset counts is the metadata's matter.
-
-It decides nothing about the archive, and a local index that is behind or missing costs a reader one
-request to the store, no more.
+clipped keeps its entries: whether an offset counts is the metadata's matter. A local index that is
+behind or missing costs a reader one request to the store.
 """
 
 from __future__ import annotations
@@ -63,9 +61,7 @@ class LocalIndexRefresher:
         self._left_out: dict[TopicIdPartition, set[UUID]] = {}
 
     async def refresh(self, tip: TopicIdPartition, view: PartitionView) -> bool:
-        """True: more segments wait. Returns at once where nothing is new. Raises
-        RemoteStorageError, OSError; then the next turn goes on from there.
-        """
+        """True: more wait. Raises RemoteStorageError, OSError; a next turn goes on from there."""
         index = self._local.partition(tip)
         last = view.segments[-1].segment_id if view.segments else None
         # What tells one archive of a partition from another, without looking at every segment.
@@ -75,7 +71,9 @@ class LocalIndexRefresher:
             return False
         missing = await self._local.in_thread(self._missing, index, view)
         fetched = missing[:FETCHES_MAX]
-        for metadata, raw in zip(fetched, await self._fetch(fetched), strict=True):
+        contents = await self._fetch(fetched)
+        for metadata in fetched:
+            raw = contents[metadata.segment_id.id]
             try:
                 if isinstance(raw, DamagedObject):
                     raise raw
@@ -109,7 +107,9 @@ class LocalIndexRefresher:
         except OSError as error:
             log.warning("local_index_leftovers_not_deleted", error=str(error))
 
-    async def _fetch(self, segments: list[RemoteLogSegmentMetadata]) -> list[bytes | DamagedObject]:
+    async def _fetch(
+        self, segments: list[RemoteLogSegmentMetadata]
+    ) -> dict[UUID, bytes | DamagedObject]:
         fetched: dict[UUID, bytes | DamagedObject] = {}
 
         async def fetch(metadata: RemoteLogSegmentMetadata) -> None:
@@ -120,4 +120,4 @@ class LocalIndexRefresher:
                 fetched[metadata.segment_id.id] = damage
 
         await for_each(segments, fetch, FETCHES_MAX)
-        return [fetched[metadata.segment_id.id] for metadata in segments]
+        return fetched

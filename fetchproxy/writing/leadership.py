@@ -5,7 +5,6 @@ current.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import random
 import struct
 from abc import ABC, abstractmethod
@@ -28,7 +27,7 @@ from fetchproxy.observability import metrics
 
 # Leadership saves work, it is no lock: two leaders of one partition at once (one of them was
 # paused, or has not heard yet) do no harm, because segments have ids of their own and each copy
-# begins with a fresh look at the archive. It decides nothing about what is to be done.
+# begins with a fresh look at the archive.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,7 @@ class LeadershipState:
 
 
 class Leadership(ABC):
-    """The manager owns `run()`, says what there is to lead, and hears of every change. `on_change`
-    is called on the loop whenever `leads` may answer differently than before.
-    """
+    """`on_change` is called on the loop whenever `leads` may answer differently than before."""
 
     on_change: Callable[[], None] = staticmethod(lambda: None)
 
@@ -79,8 +76,7 @@ class SoleLeadership(Leadership):
 #
 # The cooperative protocol (KIP-429): a partition that is to move is first given back by its owner
 # and assigned to the new one in the next round, so no two members are told to lead it.
-# kafka-python's own assignor has the same outcome, but takes seconds for some thousand
-# partitions, during which the loop would serve nobody.
+# kafka-python's own assignor holds the loop for seconds, for some thousand partitions.
 
 Partition = tuple[str, int]  # topic, number
 
@@ -97,21 +93,19 @@ class Member:
 def assign(
     members: Mapping[str, Member], partition_counts: Mapping[str, int]
 ) -> dict[str, set[Partition]]:
-    """Each member's part in this round. Numbers of partitions differ by one at most where all
-    members want the same topics, once no partition is on the move.
-    """
+    """Each member's part in this round: even, where all want the same topics and nothing moves."""
     wanted = {topic for member in members.values() for topic in member.topics}
-    every = sorted(
+    every = frozenset(
         (topic, number) for topic in wanted for number in range(partition_counts.get(topic, 0))
     )
-    owners = _owners(members, frozenset(every))
+    owners = _owners(members, every)
     parts = _kept(members, owners, len(every))
-    free = sorted(set(every).difference(*parts.values()))
-    loads = [(len(part), member_id) for member_id, part in parts.items()]
-    heapq.heapify(loads)
-    for partition in free:
-        taker = _least_loaded(loads, members, partition[0])
-        if taker is not None and owners.get(partition, taker) == taker:
+    takers = {topic: [m for m in sorted(members) if topic in members[m].topics] for topic in wanted}
+    loads = {member_id: len(part) for member_id, part in parts.items()}
+    for partition in sorted(every.difference(*parts.values())):
+        taker = min(takers[partition[0]], key=loads.__getitem__)
+        loads[taker] += 1
+        if owners.get(partition, taker) == taker:
             parts[taker].add(partition)
     return parts
 
@@ -140,29 +134,10 @@ def _kept(
     return kept
 
 
-def _least_loaded(
-    loads: list[tuple[int, str]], members: Mapping[str, Member], topic: str
-) -> str | None:
-    """The member that wants the topic and has least; it is counted with one more."""
-    passed: list[tuple[int, str]] = []
-    taker: str | None = None
-    while loads:
-        load, member_id = heapq.heappop(loads)
-        if topic in members[member_id].topics:
-            taker = member_id
-            passed.append((load + 1, member_id))
-            break
-        passed.append((load, member_id))
-    for entry in passed:
-        heapq.heappush(loads, entry)
-    return taker
-
-
 # Leadership of a partition is its assignment in a Kafka consumer group of the archivers.
 #
-# The members subscribe to the archived topics and consume nothing; the brokers' group coordinator
-# notices who is gone. What the members tell each other is Kafka's own consumer protocol, so that
-# `kafka-consumer-groups.sh --describe` shows who leads what.
+# The members consume nothing; the brokers' group coordinator notices who is gone. They speak the
+# consumer protocol, so `kafka-consumer-groups.sh --describe` shows who leads what.
 
 log = structlog.get_logger(__name__)
 
@@ -198,10 +173,8 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         return LeadershipState("group", member.state, self._members, member.error)
 
     def manage(self, topics: Iterable[TopicInfo]) -> None:
-        """New topics and partitions are to be shared out; who joins for them says so to all.
-
-        Of a member that wants the same as before the coordinator makes no rebalance, except of the
-        group's leader, which is the one that shares out.
+        """New topics and partitions are to be shared out: then the member joins again. Of one that
+        wants the same as before the coordinator makes no rebalance, except of the group's leader.
         """
         before = self._topics
         self._topics = {topic.name: len(topic.leaders) for topic in topics}
@@ -302,9 +275,9 @@ def _by_topic(partitions: Iterable[Partition]) -> Iterable[tuple[str, list[int]]
 
 # Leadership with the `log-dirs` source: an instance leads what the broker beside it leads.
 #
-# So with a sidecar beside every broker each partition has one leader, and it moves with the
-# broker's. No group is needed. What leads here at any moment is as old as the last discovery; the
-# source asks again before it takes a segment.
+# With a sidecar beside every broker each partition has one leader, and it moves with the broker's:
+# no group is needed. It is as old as the last discovery; the source asks again before it takes a
+# segment.
 
 
 class LogDirsLeadership(Leadership):

@@ -13,11 +13,10 @@ class WritingLimits:
     # Between two turns of a partition, and until its next turn after a remote error.
     rlm_process_interval_ms: int = 1_000
     rlm_retry_interval_ms: int = 5_000
-    # A partition's turn besides its copy. It is then ended and tried again, so that a silent broker
-    # or disk does not hold a worker for ever.
+    # A partition's turn besides its copy: a silent broker or disk holds a worker no longer.
     turn_max_ms: int = 300_000
-    # Leader and follower know what is in the archive no older than this. A look lists the partition
-    # where metadata lies in the store, which S3 charges for.
+    # Between two looks of leader and follower at the archive. Each lists the partition where
+    # metadata lies in the store, which S3 charges for.
     remote_refresh_interval_ms: int = 60_000
     # Of a broker, per fetch. `process.memory_bytes_max` counts with the default.
     fetch_bytes_max: int = FETCH_BYTES_MAX
@@ -27,17 +26,16 @@ class WritingLimits:
     local_index_file_age_max_ms: int = 7 * 24 * 3_600_000
     # Between two looks for new and deleted topics, which are one request to the brokers.
     discovery_interval_ms: int = 10_000
-    # Between two looks at what of a partition is to be deleted, in either tier. Each lists the
-    # partition. Kafka's default (log.retention.check.interval.ms).
+    # Between two looks at what is to be deleted, in either tier; each lists the partition. Kafka's
+    # default (log.retention.check.interval.ms).
     retention_check_interval_ms: int = 300_000
     # Segments hidden or deleted before the partition's copying goes on.
     retention_deletes_per_turn_max: int = 16
-    # Retention by time waits until the system's clock has run evenly for this long, after the start
-    # and after each jump: a wrong clock deletes nothing.
+    # Retention by time waits until the clock has run evenly for this long: a wrong one deletes
+    # nothing.
     retention_clock_settle_ms: int = 60_000
     # Between two looks for objects that no metadata names; each lists the partition. One is deleted
-    # when it was seen for so long: no less than the largest `archive.copy_max_ms`, which an
-    # upload may take whose answer was lost.
+    # when it was seen for so long: no less than the largest `archive.copy_max_ms`.
     orphan_check_interval_ms: int = 3_600_000
     orphan_age_min_ms: int = 3_600_000
     # Between two looks for archives of deleted topics; each lists the archive's partitions.

@@ -43,10 +43,9 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-# Where the archive parts from the leader's log says `lineage`. As a follower truncates its log, so
-# is the archive truncated: segments wholly at or above the place are dropped, one that straddles it
-# is clipped, its objects staying what they are (KIP-405, "log truncation": the metadata get
-# truncation offsets, nothing that somebody may be reading is rewritten). Planning is pure.
+# As a follower truncates its log, so is the archive truncated where it parts from the leader's
+# (`lineage`): segments wholly at or above the place are dropped, one that straddles it is clipped
+# in its metadata, its objects staying what they are (KIP-405, "log truncation").
 
 Transaction = tuple[int, int]  # producer id, first offset
 
@@ -76,10 +75,8 @@ def plan_truncation(segments: Iterable[RemoteLogSegmentMetadata], offset: int) -
 def buried_copies(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView
 ) -> TruncationPlan:
-    """Finished copies of a dead log that lie below others of the log that lives (`overlaps`).
-
-    The view does not show them, or not all of them: they must not come back when those above them
-    go.
+    """Finished copies of a dead log that lie below others of the log that lives (`overlaps`): the
+    view hides them, and they must not come back when those above them go.
     """
     shown = {segment.segment_id.id: segment.end_offset for segment in view.segments}
     drop: list[RemoteLogSegmentMetadata] = []
@@ -128,12 +125,11 @@ def decided_below(
     archived: Iterable[AbortedTxn],
     leader: Collection[Transaction] | None,
 ) -> int:
-    """`offset`, or below it where a transaction that was open there may have ended otherwise.
-
-    What is archived must be decided, and as the leader has it: it lies below its last stable
-    offset, and of the transactions that began before `offset` and ended above it the same ones were
-    aborted. `archived` is the transaction index of `below`, the segment with `offset` - 1; `leader`
-    what the leader lists from `offset` on, None where it has deleted that.
+    """`offset`, or below it where a transaction that was open there may have ended otherwise: what
+    is archived lies below the leader's last stable offset, and of the transactions that began
+    before `offset` and ended above it the same ones were aborted. `archived` is the transaction
+    index of `below`, the segment with `offset` - 1; `leader` what the leader lists from `offset`
+    on, None where it has deleted that.
     """
     if leader is None or below is None:
         return min(offset, last_stable_offset)
@@ -149,8 +145,7 @@ def decided_below(
     return min([offset, last_stable_offset, *differing])
 
 
-# Compares with the leader, and records what `truncation` has planned. It gathers and copies
-# nothing: the archiver begins anew afterwards. The objects of dropped segments stay until the
+# The archiver begins anew after a truncation. The objects of dropped segments stay until the
 # expirer's grace for readers in flight is over.
 
 log = structlog.get_logger(__name__)
@@ -180,11 +175,9 @@ class LogTruncation:
         kept_below: int = 0,
     ) -> int:
         """That the archive and `segment` behind it are the log of the leader, whose epoch it gives.
-
         `archived` is where the archive begins and ends (exclusive), `lineage` its epochs. What is
-        archived below `kept_below` need not be the leader's.
-
-        Raises LogDiverged where they are not, LogTruncated where that cannot be told, ClusterError.
+        archived below `kept_below` need not be the leader's. Raises LogDiverged where they are not,
+        LogTruncated where that cannot be told, ClusterError.
         """
         epochs = segment.leader_epochs
         if lineage and epochs and epochs[0].epoch < lineage[-1].epoch:
@@ -206,9 +199,7 @@ class LogTruncation:
         kept_below: int = 0,
     ) -> int | None:
         """The epoch of the leader whose log is the archive's up to its end; None: it has another.
-
-        Arguments are those of `confirm`. Raises LogBeginsAgain where the leader's log has nothing
-        of the archive, LogTruncated, ClusterError.
+        As `confirm`; raises LogBeginsAgain where it has nothing of the archive.
         """
         end = archived[1]
         part = compared_part(lineage, archived, kept_below)
@@ -217,10 +208,8 @@ class LogTruncation:
         return self._epoch_of(tip, compared) if shared >= end else None
 
     async def check_log_start(self, tip: TopicIdPartition, raised_log_start: int) -> None:
-        """Of a partition without a segment: what is below its log start was deleted in both tiers.
-
-        DeleteRecords asks the broker first: the leader's log begins no lower, or begins again.
-        Raises LogBeginsAgain, ClusterError.
+        """Of a partition without a segment: as DeleteRecords asks the broker first, the leader's
+        log begins no lower, or begins again. Raises LogBeginsAgain, ClusterError.
         """
         edges = await self.leader.edges(tip)
         if edges.log_start_offset < raised_log_start:
@@ -231,11 +220,9 @@ class LogTruncation:
             )
 
     async def truncate(self, tip: TopicIdPartition, view: PartitionView) -> None:
-        """Take out of the archive what is not in the leader's log; nothing where all of it is.
-
-        `view` must be the last one read. May be repeated; two archivers at it do the same.
-        Raises LogBeginsAgain where that would be all, LogTruncated, ClusterError,
-        RemoteStorageError.
+        """Take out of the archive what is not in the leader's log. `view` must be the last one
+        read. May be repeated; two archivers at it do the same. Raises LogBeginsAgain where that
+        would be all, LogTruncated, ClusterError, RemoteStorageError.
         """
         segments = self.rlmm.list_remote_log_segments(tip)  # as old as `view`: others may add
         end = view.log_end_offset
@@ -265,9 +252,7 @@ class LogTruncation:
     async def drop(
         self, tip: TopicIdPartition, segments: Sequence[RemoteLogSegmentMetadata]
     ) -> None:
-        """Take them out of the archive, as a person has said; the highest first. Raises
-        RemoteStorageError.
-        """
+        """As a person has said; the highest first. Raises RemoteStorageError."""
         log.error(
             "archive_truncated",
             **tip.logged,
@@ -278,9 +263,7 @@ class LogTruncation:
         await self._carry_out(TruncationPlan(tuple(segments)))
 
     async def remove_buried(self, tip: TopicIdPartition, view: PartitionView) -> bool:
-        """Take out copies of a dead log that others lie over. False: there were none. `view` must
-        be the last one read. Raises RemoteStorageError.
-        """
+        """Copies of a dead log that others lie over. False: none. Raises RemoteStorageError."""
         plan = buried_copies(self.rlmm.list_remote_log_segments(tip), view)
         if not plan:
             return False

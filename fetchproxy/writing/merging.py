@@ -28,18 +28,17 @@ from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
 # unclean election has cut, those that DeleteRecords or retention reaches into, and any without
 # timestamps, whose age for retention is that of their copy.
 #
-# A merged segment is a further copy of the same offsets, so what becomes of the ones it replaces
-# is decided by the rule for copies of archivers that met (`orphans`): the longest chain stays, and
-# whatever lies below it goes once everything there is old. That rule, not this plan, lets anything
-# be deleted. To keep it settled nothing is merged that overlaps: a range whose replaced segments
-# are still there has its turn when they are gone.
+# A merged segment is a further copy of the same offsets. The rule for copies of archivers that met
+# (`orphans`), not this plan, lets those be deleted that it replaces, once everything there is old.
+# To keep that settled nothing is merged that overlaps: a range whose replaced segments are still
+# there has its turn when they are gone.
 
 Segments = tuple[RemoteLogSegmentMetadata, ...]
 
 # Offsets within a segment fit an int32, as Kafka's own index files have them.
 MERGED_OFFSETS_MAX = 2**31 - 1
-# The largest of those merged holds at most this share of the bytes: so a byte at the archive's end
-# is copied again only when what it lies in grows by a third, a logarithm's number of times in all.
+# The largest of those merged holds at most this share of the bytes: so a byte is copied again only
+# when what it lies in grows by a third, a logarithm's number of times in all.
 LARGEST_SHARE_MAX = 0.75
 
 
@@ -47,10 +46,8 @@ def plan_merges(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView, *, bytes_max: int
 ) -> list[Segments]:
     """Groups of two or more, by offset, each of at most `bytes_max` bytes. `segments`: as `view`.
-
-    Small is what has at most half of that: then a group to which no more is added since it would be
-    too large gives a segment that is not small. The same archive gives the same plan, also when a
-    part of it has been carried out; all of it leaves none.
+    Small is what has at most half of that, so a full group gives a segment that is not small. The
+    same archive gives the same plan, also when a part of it has been carried out.
     """
     groups: list[Segments] = []
     group: list[RemoteLogSegmentMetadata] = []
@@ -140,10 +137,9 @@ def _is_worth_it(group: Segments) -> bool:
     return len(sizes) > 1 and max(sizes) <= LARGEST_SHARE_MAX * sum(sizes)
 
 
-# Several segments' logs as one that is ready to be copied, as if it had been gathered at once.
-#
-# Batches stay byte for byte what they are; each is checked again on its way. What the segments'
-# indexes say is put together, and held against the log before anybody may rely on it.
+# Several segments' logs as one, as if it had been gathered at once. Batches stay byte for byte what
+# they are and are checked on their way. What the segments' indexes say is put together, and held
+# against the log before anybody may rely on it.
 
 Sources = Sequence[RemoteLogSegmentMetadata]
 
@@ -151,9 +147,8 @@ Sources = Sequence[RemoteLogSegmentMetadata]
 async def merged_log(
     rsm: RemoteStorageManager, sources: Sources, writer: SegmentWriter, chunk_bytes: int
 ) -> tuple[GatheredSegment, tuple[EpochStart, ...]]:
-    """And the log's epochs up to its end, also those that ended before it.
-
-    `writer` is new and at the first one's start; it is the caller's to discard.
+    """And the log's epochs up to its end, also those that ended before it. `writer` is new and at
+    the first one's start; it is the caller's to discard.
 
     Memory: two chunks, or the largest batch. Raises CorruptSegment or CompactedLog where segments
     are not what their metadata and indexes say; ObjectNotFound, RemoteStorageError; OSError.
@@ -242,12 +237,10 @@ def _place(source: RemoteLogSegmentMetadata) -> str:
     return f"{source.topic_id_partition}: segment at offset {source.start_offset}"
 
 
-# The merged segment is copied by the archiver's own copier: a new segment id, STARTED, its
-# objects, FINISHED. Until that last word nothing has changed for anybody; with it, readers see
-# the merged segment above the first one that it replaces, and each offset once. Those replaced
-# stay what they are until the rule for spare copies takes them (`merging`), with the grace of
-# every deletion. So a merger that is killed at any step leaves an attempt that is removed as any
-# other, or is done.
+# The merged segment is copied by the archiver's own copier. Until FINISHED nothing has changed for
+# anybody; with it, readers see the merged segment above the first one that it replaces, and each
+# offset once. Those replaced stay until the rule for spare copies takes them. A merger that is
+# killed at any step leaves an attempt that is removed as any other, or is done.
 
 log = structlog.get_logger(__name__)
 
@@ -257,18 +250,14 @@ MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's own default of a segment (log.s
 
 @dataclass(frozen=True, slots=True)
 class MergedPartition:
-    """`replaced` segments became `merged` ones of `size_bytes` in all.
-
-    `overtaken`: merges given up because somebody has changed what they were of; `refused`: what
-    could not be merged, and why. With a dry run: what would be done.
-    """
+    """`replaced` segments became `merged` ones of `size_bytes` in all; with a dry run, would."""
 
     tip: TopicIdPartition
     merged: int = 0
     replaced: int = 0
     size_bytes: int = 0
-    overtaken: int = 0
-    refused: tuple[str, ...] = ()
+    overtaken: int = 0  # merges given up because somebody has changed what they were of
+    refused: tuple[str, ...] = ()  # what could not be merged, and why
 
 
 @dataclass(eq=False, repr=False)
@@ -293,9 +282,7 @@ class PartitionMerger:
         return plan_merges(segments, view, bytes_max=self.bytes_max)
 
     async def merge(self, tip: TopicIdPartition) -> MergedPartition:
-        """All that the plan has now. Raises RemoteStorageError, OSError of the spool's disk. What
-        was merged until then counts; a next run goes on from there.
-        """
+        """All of the plan; what was merged counts. Raises RemoteStorageError, OSError (disk)."""
         merged = replaced = size_bytes = overtaken = 0
         refused: list[str] = []
         for sources in await self.plan(tip):

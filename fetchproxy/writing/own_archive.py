@@ -32,10 +32,9 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.retention import effective_retention
 from fetchproxy.writing.discovery import matching_topics, partitions_of
 
-# At which places this machine's archivers have seen an archive: a small file each, by the spool.
-#
-# It tells a mount that is missing, or a bucket that was emptied, from a place where an archive is
-# yet to begin. A machine that forgets loses that warning and nothing else.
+# At which places this machine's archivers have seen an archive: a small file each, by the spool. It
+# tells a missing mount, or an emptied bucket, from a place where an archive is yet to begin. A
+# machine that forgets loses that warning and nothing else.
 
 log = structlog.get_logger(__name__)
 
@@ -70,11 +69,9 @@ class KnownPlaces:
         return self._folder / f"{_NAME_START}{name}"
 
 
-# An archiver makes it where none is expected. A place without an archive may be a mistyped prefix
-# or a mount that is not there, and readers would skip what only the archive has. So a person has
-# to say (`--create`) that there is none where this machine has seen one, or where brokers lack
-# records that archivers delete there (docs/adr/0037).
-
+# A place without an archive may be a mistyped prefix or a missing mount, and readers would skip
+# what only the archive has. So a person has to say (`--create`) that there is none where this
+# machine has seen one, or where brokers lack records that archivers delete there (docs/adr/0037).
 
 # Clients wait for the listener meanwhile. What is not known by then is found out beside them.
 AT_START_MAX_S = 3.0
@@ -108,11 +105,9 @@ class OwnArchive:
         self.confirmed = asyncio.Event()
 
     async def confirm(self) -> None:
-        """Returns when the archive is known to be there and our own.
-
-        Raises ConfigError, ArchiveMismatch where it is not: no process should run so. Raises
-        ArchiveMissing where there is none, and RemoteStorageError, ClusterError while store or
-        brokers do not answer.
+        """Returns when the archive is known to be there and our own. Raises ConfigError,
+        ArchiveMismatch where it is not: no process should run so; ArchiveMissing where there is
+        none; RemoteStorageError, ClusterError while store or brokers do not answer.
         """
         said = await self.rsm.identity.look()
         if said is None and not self.archives:
@@ -144,9 +139,7 @@ class OwnArchive:
         self.confirmed.set()
 
     async def at_start(self) -> None:
-        """What may pass is left to `run`: an outage, or an archive that is yet to be made. Raises
-        ConfigError, ArchiveMismatch.
-        """
+        """What may pass is left to `run`. Raises ConfigError, ArchiveMismatch."""
         try:
             async with asyncio.timeout(AT_START_MAX_S):
                 await self.confirm()
@@ -264,9 +257,7 @@ class OwnArchive:
 
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
-    """From now on it rules: after it was rebuilt from all that the store has. Raises
-    ArchiveMismatch at a mirror.
-    """
+    """It rules from now on, as it was rebuilt. Raises ArchiveMismatch at a mirror."""
     said = await rsm.identity.look()
     if said is not None:
         said.check_is_the_archive()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -26,33 +26,29 @@ from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
 from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import EpochStart, TopicIdPartition
+from fetchproxy.model import EpochStart, LogEdges, TopicIdPartition
 from fetchproxy.observability.health import Condition, Health, Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS, ARCHIVER_DISK_FAILING
 from fetchproxy.segments.contents import GatheredSegment
 from fetchproxy.writing.concerns import ArchiverConcerns
-from fetchproxy.writing.copier import CopyProgress, SegmentCopier
+from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.index_refresh import LocalIndexRefresher
 from fetchproxy.writing.leadership import Leadership
 from fetchproxy.writing.log_truncation import LogTruncation
-from fetchproxy.writing.margin import broker_retention
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.sources.segment_source import LogGap, SegmentSource, Spool
+from fetchproxy.writing.status import PartitionArchiveStatus, Step, broker_retention
 
 # Partitions that an archiver cannot archive for its own disk's sake: full, failing, read-only.
-#
-# Nothing else tells of that disk: store and brokers are well. Decides nothing.
 
 log = structlog.get_logger(__name__)
 
 
 class DiskTroubles:
-    """One per archiver; `spool_dir` as configured. `deleted_in_ms`: when the brokers begin to
-    delete what is not archived, None: not known.
-    """
+    """`deleted_in_ms`: when the brokers delete what is not archived; None: not known."""
 
     def __init__(
         self,
@@ -140,41 +136,20 @@ def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
 
 # Where to go on is read from the archive itself, after a start, after every failure and before
 # every copy; nothing local counts. After an election, and before a copy counts, the archive is
-# held against the new leader's log (`log_truncation`). It owns no task and decides no schedule:
-# that is `remote_log_manager`.
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What the last turns have learned; None: not known yet. Ends are exclusive."""
-
-    archive_start: int | None = None
-    archive_end: int | None = None
-    log_start_offset: int | None = None
-    last_stable_offset: int | None = None
-    gathered_bytes: int = 0
-    gathered_end: int | None = None
-    bytes_per_offset: float | None = None  # of what is gathered
-    raised_log_start: int = 0  # below it everything was deleted on purpose
-    closed_segments: int = 0
-    first_unarchived_ms: int | None = None  # timestamp of the first record that was gathered
-    copy: CopyProgress | None = None  # of the segment that is on its way to the store
+# held against the new leader's log (`log_truncation`).
 
 
 @dataclass(slots=True)
 class _Resumed:
-    """Where the archive ended when it was last looked at, and the leader epochs up to there.
-
-    `position` is where the next segment begins, None: not known yet. It is the archive's end, or
-    above it where the log has a gap.
-    """
+    """Where the archive ended when it was last looked at, and the leader epochs up to there."""
 
     archive_start: int | None
     archive_end: int | None
     raised_log_start: int
     kept_below: int
     lineage: tuple[EpochStart, ...]
-    position: int | None
+    # Where the next segment begins: the archive's end, or above it where the log has a gap.
+    position: int | None  # None: not known yet
     leader_epoch: int | None = None  # of the leader whose log this was found to be; None: not yet
 
     @property
@@ -206,23 +181,9 @@ class PartitionArchiver:
         self._gathered_anew_at: tuple[int | None, int] | None = None
 
     @property
-    def progress(self) -> Progress:
-        resumed, gatherer = self._resumed, self._gatherer
-        position, end = resumed.position if resumed else None, gatherer.gathered_end
-        offsets = 0 if position is None or end is None else end - position
-        return Progress(
-            archive_start=resumed.archive_start if resumed else None,
-            archive_end=resumed.archive_end if resumed else None,
-            log_start_offset=self._gatherer.log_start_offset,
-            last_stable_offset=self._gatherer.last_stable_offset,
-            gathered_bytes=self._gatherer.gathered_bytes,
-            gathered_end=end,
-            bytes_per_offset=gatherer.gathered_bytes / offsets if offsets > 0 else None,
-            raised_log_start=resumed.raised_log_start if resumed else 0,
-            closed_segments=1 if self._closed else 0,
-            first_unarchived_ms=self._gatherer.first_timestamp_ms,
-            copy=self.copier.running(self.tip),
-        )
+    def archive_end(self) -> int | None:
+        """As last known, exclusive; None: not known."""
+        return None if self._resumed is None else self._resumed.archive_end
 
     @property
     def position(self) -> int:
@@ -230,34 +191,52 @@ class PartitionArchiver:
         resumed = self._resumed
         return NOT_KNOWN if resumed is None or resumed.position is None else resumed.position
 
+    def status(self) -> PartitionArchiveStatus:
+        """What the last turns have learned. Never blocks."""
+        resumed, gatherer = self._resumed, self._gatherer
+        end, gathered_bytes = gatherer.gathered_end, gatherer.gathered_bytes
+        offsets = 0 if end is None or self.position == NOT_KNOWN else end - self.position
+        return PartitionArchiveStatus(
+            tip=self.tip,
+            archive_start=resumed.archive_start if resumed else None,
+            archive_end=self.archive_end,
+            log_start_offset=gatherer.log_start_offset,
+            last_stable_offset=gatherer.last_stable_offset,
+            gathered_bytes=gathered_bytes,
+            gathered_end=end,
+            bytes_per_offset=gathered_bytes / offsets if offsets > 0 else None,
+            raised_log_start=resumed.raised_log_start if resumed else 0,
+            closed_segments=1 if self._closed else 0,
+            first_unarchived_ms=gatherer.first_timestamp_ms,
+            copy=self.copier.running(self.tip),
+        )
+
     async def process(self, *, close_short: bool = False) -> bool:
         """One turn: gather what is there and copy at most one segment. True: more waits already.
-
         `close_short`: what was gathered when nothing more is there makes a segment, however short.
 
         Raises RemoteStorageError and ClusterError (worth another try), LogTruncated (is not),
         CorruptSegment, CompactedLog (no retry mends it), OSError of the spool's disk.
         """
-        try:
+        with self._forgetting():
             return await self._turn(close_short)
-        except BaseException as error:
-            self._forget_after(error)
-            raise
 
     async def compare_with_leader(self) -> None:
         """Hold the archive against the leader's log, unless that was done. Raises as `process`."""
-        try:
+        with self._forgetting():
             await self._has_parted(await self._resume())
-        except BaseException as error:
-            self._forget_after(error)
-            raise
 
-    def _forget_after(self, error: BaseException) -> None:
-        """The gatherer may have taken a batch by half. Where store or brokers are away, what is
-        gathered stays: the copy begins with a new look at the archive.
+    @contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """After an error the gatherer may have taken a batch by half. Where store or brokers are
+        away, what is gathered stays: the copy begins with a new look at the archive.
         """
-        if not isinstance(error, RemoteStorageError | ClusterError):
-            self._resumed = None
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, RemoteStorageError | ClusterError):
+                self._resumed = None
+            raise
 
     async def release(self) -> None:
         """Forget all that is local, give the disk space back. The next turn resumes anew."""
@@ -311,10 +290,8 @@ class PartitionArchiver:
 
     # --- the leader's lineage ---
     async def _has_parted(self, resumed: _Resumed) -> bool:
-        """The leader is new and its log is not what was archived: the archive has been truncated.
-
-        Then all that is known here is forgotten, too. What waits to be archived from a former
-        leader is confirmed at the end of its copy.
+        """The leader is new and its log is not what was archived: the archive has been truncated,
+        and all that was known here is forgotten.
         """
         if resumed.leader_epoch == self.truncation.leader_epoch(self.tip):
             return False
@@ -444,10 +421,8 @@ class PartitionArchiver:
         await self.release()
 
     async def _confirm(self, resumed: _Resumed, segment: GatheredSegment) -> None:
-        """The last word before the copy counts: see `SegmentCopier.copy`.
-
-        That nobody has gone on from the same end is asked here again, within the time limit of the
-        copy: what retention takes for spare (`orphans`) rests on that.
+        """The last word before the copy counts. That nobody has gone on from the same end is asked
+        within the copy's time limit: what retention takes for spare (`orphans`) rests on that.
         """
         resumed.leader_epoch = await self.truncation.confirm(
             segment, resumed.lineage, resumed.archived, resumed.kept_below
@@ -458,27 +433,16 @@ class PartitionArchiver:
         await self.records.begin(view, segment.start_offset)
 
 
-# What one turn does with a partition: the three steps of KIP-405's RemoteLogManager.
-#
-# Step 1, leader: delete what retention has passed, and stale temporaries. Step 2, leader: copy
-# what is not in the archive yet. Step 3, leader and follower: bring the remote information up to
-# date. When a turn is due is decided elsewhere (`schedule`).
-
-
-class Step(StrEnum):
-    DELETE = "delete"
-    COPY = "copy"
-    REFRESH = "refresh"
+# The three steps of KIP-405's RemoteLogManager. Step 1, leader: delete what retention has passed,
+# and stale temporaries. Step 2, leader: copy what is not in the archive yet. Step 3, leader and
+# follower: bring the remote information up to date.
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ManagedPartition:
-    """One partition of an archiver: its turns, and what the last one has come to. A follower holds
-    nothing local, so it takes over with a fresh look.
-    """
+    """Its turns, and what the last one has come to. A follower holds nothing local."""
 
     archiver: PartitionArchiver
-    rlmm: RemoteLogMetadataManager
     leadership: Leadership
     expirer: Expirer
     local_retention: LocalRetention
@@ -504,11 +468,9 @@ class ManagedPartition:
         return self.leadership.leads(self.tip)
 
     async def process(self) -> bool:
-        """One turn. True: more waits already. Raises what the steps raise.
-
-        What retention cannot delete does not keep new segments from being copied: an error of step
-        1 is raised when the other steps are done. Nothing is deleted in either tier before the
-        leader has said that its log is the one that is archived.
+        """One turn. True: more waits already. Raises what the steps raise: an error of step 1 only
+        when the others are done, as new segments are to be copied all the same. Nothing is deleted
+        in either tier before the leader has said that its log is the one that is archived.
         """
         try:
             failure, more = None, False
@@ -558,12 +520,52 @@ class ManagedPartition:
     async def _refresh(self) -> bool:
         self.step = Step.REFRESH
         now = asyncio.get_running_loop().time()
-        self.view = await self.rlmm.refresh(self.tip, now - self.refresh_interval_ms / 1000)
+        oldest = now - self.refresh_interval_ms / 1000
+        self.view = await self.archiver.rlmm.refresh(self.tip, oldest)
         if self.refresher is None:
             return False
         return await self.refresher.refresh(self.tip, self.view)
 
     # --- how it stands ---
+    def status(
+        self,
+        topic_config: Mapping[str, str] | None,
+        margin: tuple[float | None, int | None],
+        edges: LogEdges | None,
+    ) -> PartitionArchiveStatus:
+        """The range is what step 3 has seen; its end, of a leader, what its own copies made of it.
+        `margin`: as of PartitionWatch. `edges` of the brokers' log, as they said whether or not a
+        turn got as far as to read it.
+        """
+        known, view = self.archiver.status(), self.view
+        start, end = known.archive_start, known.archive_end
+        bytes_per_offset = known.bytes_per_offset
+        if view is not None:
+            start = start if view.log_start_offset is None else view.log_start_offset
+            end = view.log_end_offset if end is None else end
+            bytes_per_offset = _bytes_per_offset(view) or bytes_per_offset
+        log_start, stable = known.log_start_offset, known.last_stable_offset
+        if edges is not None and self.leads:
+            # Both only rise, but in a log that begins again.
+            log_start = max(edges.log_start_offset, 0 if self.stopped else log_start or 0)
+            stable = max(edges.last_stable_offset, 0 if self.stopped else stable or 0)
+        return replace(
+            known,
+            archive_start=start,
+            archive_end=end,
+            log_start_offset=log_start,
+            last_stable_offset=stable,
+            bytes_per_offset=bytes_per_offset,
+            last_error=self.last_error or self.local_retention.refusal(self.tip.topic),
+            last_success_ms=self.last_success_ms,
+            stopped=self.stopped,
+            leads=self.leads,
+            step=self.step,
+            broker_retention=broker_retention(topic_config or {}),
+            retention_used=margin[0],
+            deleted_in_ms=margin[1],
+        )
+
     async def stop(self, error: FetchProxyError) -> None:
         """Nothing that was archived is overwritten: what is right only an operator can say."""
         await self.release()
@@ -610,3 +612,10 @@ class ManagedPartition:
         self.disk.over(self.tip)
         log.info("partition_unassigned", **self.tip.logged)
         await self.release()
+
+
+def _bytes_per_offset(view: PartitionView) -> float | None:
+    if not view.segments:
+        return None
+    last = view.segments[-1]
+    return last.segment_size_bytes / (last.end_offset - last.start_offset + 1)

@@ -1,7 +1,5 @@
 """Says aloud, once each, what goes wrong slowly: copies that hang, retention that comes too near.
-
 Looks at every partition at an interval and not at the end of turns, as a turn that hangs has none.
-It ends and repairs nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +15,13 @@ from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind, of_partition
-from fetchproxy.writing import margin
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.partition_archiver import DiskTroubles, deleted_at
-from fetchproxy.writing.status import STALLED_SHARE, PartitionArchiveStatus
+from fetchproxy.writing.status import STALLED_SHARE, BrokerRetention, PartitionArchiveStatus
 
 log = structlog.get_logger(__name__)
 
-# Of the brokers' retention, by time or by bytes, that the oldest record which is not archived has
-# used up: from here on it is a concern. At 1 the broker deletes it uncopied.
+# A concern from here on: of the brokers' retention, used up by the oldest record not archived.
 MARGIN_WARN_SHARE = 0.5
 
 WATCH_INTERVAL_S = 5.0
@@ -38,7 +34,8 @@ _MARGIN_CLEAR_SHARE = 0.8
 class _Watched:
     archive_end: int | None = None
     waiting_since_ms: int | None = None  # since when there is something above that archive end
-    margin: margin.Margin = margin.NOT_LOOKED_AT
+    used: float | None = None  # as of PartitionArchiveStatus, when last looked at
+    deleted_in_ms: int | None = None
     since: tuple[int, float] | None = None  # epoch ms and used share, when it came to that end
     stalled: UUID | None = None  # the copy that was reported
 
@@ -62,19 +59,47 @@ def loss_in_words(status: PartitionArchiveStatus) -> str:
     )
 
 
+# At 1 the broker may delete the oldest record that is not archived. Measured by time and bytes, not
+# by offsets: the log start moves a segment at a time, so of a topic with little traffic all that is
+# not archived may be one deletion away by offsets, and safe for days by the clock.
+
+
+def _deleted_in_ms(used: float, since: float, for_ms: int) -> int | None:
+    """When the brokers begin to delete what is not archived, if all goes on as it does. The share
+    was `since` so many ms ago, and nothing was copied in between. None: not under way.
+    """
+    if used >= 1:
+        return 0
+    if used <= since or for_ms <= 0:
+        return None
+    return round((1 - used) / (used - since) * for_ms)
+
+
+def retention_used(
+    retention: BrokerRetention, *, age_ms: int | None, unarchived_bytes: int | None
+) -> float | None:
+    """The larger share of the two; None where there is no limit, or nothing is known. `age_ms` of
+    the oldest record that is not archived, `unarchived_bytes` from it to the log's end.
+    """
+    shares = [
+        used / max(limit, 1)
+        for used, limit in ((age_ms, retention.ms), (unarchived_bytes, retention.bytes))
+        if used is not None and limit is not None
+    ]
+    return max(shares, default=None)
+
+
 class PartitionWatch:
     def __init__(self, config: ArchiveConfig, concerns: ArchiverConcerns) -> None:
         self._concerns = concerns
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
         self._watched: dict[TopicIdPartition, _Watched] = {}
-        self.disk = DiskTroubles(
-            config.spool_dir, lambda tip: self.margin(tip).deleted_in_ms, concerns.health
-        )
+        self.disk = DiskTroubles(config.spool_dir, lambda tip: self.margin(tip)[1], concerns.health)
 
-    def margin(self, tip: TopicIdPartition) -> margin.Margin:
-        """As last looked at."""
+    def margin(self, tip: TopicIdPartition) -> tuple[float | None, int | None]:
+        """`retention_used` and `deleted_in_ms` of its status, as last looked at."""
         watched = self._watched.get(tip)
-        return margin.NOT_LOOKED_AT if watched is None else watched.margin
+        return (None, None) if watched is None else (watched.used, watched.deleted_in_ms)
 
     def forget(self, tip: TopicIdPartition) -> None:
         """The partition is managed here no more."""
@@ -90,9 +115,7 @@ class PartitionWatch:
     async def look(
         self, statuses: Iterable[PartitionArchiveStatus], now: float, now_ms: int
     ) -> None:
-        """`now` is loop time (s), `now_ms` epoch ms, as records' timestamps are. Takes turns with
-        the rest of the loop, as there may be very many partitions.
-        """
+        """`now`: loop time (s), `now_ms`: epoch ms. Leaves the loop to others in between."""
         leading = 0
         ages: list[float] = []
         for number, status in enumerate(statuses, 1):
@@ -144,32 +167,33 @@ class PartitionWatch:
 
     def least_deleted_in_ms(self) -> int | None:
         """When the brokers begin to delete what is not archived, of any partition."""
-        known = [watched.margin.deleted_in_ms for watched in self._watched.values()]
+        known = [watched.deleted_in_ms for watched in self._watched.values()]
         return min((ms for ms in known if ms is not None), default=None)
 
     def _look_at_margin(
         self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
     ) -> None:
         age_ms = self._oldest_age_ms(status, watched, now_ms)
-        used = margin.retention_used(
+        used = retention_used(
             status.broker_retention, age_ms=age_ms, unarchived_bytes=status.unarchived_bytes
         )
         tip, small = status.tip, Kind.ARCHIVE_MARGIN_SMALL
         if used is None:
-            watched.margin = margin.NOT_LOOKED_AT
+            watched.used = watched.deleted_in_ms = None
             self._concerns.release(small, tip)
             return
         if watched.since is None or used < watched.since[1]:
             watched.since = now_ms, used
         at_ms, since = watched.since
-        watched.margin = margin.Margin(used, margin.deleted_in_ms(used, since, now_ms - at_ms))
+        watched.used = used
+        watched.deleted_in_ms = _deleted_in_ms(used, since, now_ms - at_ms)
         metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
         if used >= MARGIN_WARN_SHARE:
             self._concerns.hold(
                 small,
                 tip,
                 margin_in_words(status, used),
-                until=deleted_at(watched.margin.deleted_in_ms),
+                until=deleted_at(watched.deleted_in_ms),
                 retention_used=round(used, 3),
                 lag_offsets=status.lag_offsets,
                 margin_offsets=status.margin_offsets,
@@ -188,10 +212,8 @@ class PartitionWatch:
     def _oldest_age_ms(
         status: PartitionArchiveStatus, watched: _Watched, now_ms: int
     ) -> int | None:
-        """By the record's timestamp where it was read, else since it was first known to wait.
-
-        None: nothing waits. Where a status knows nothing new (store or brokers are away), what
-        waited goes on waiting.
+        """By the record's timestamp where it was read, else since it was first known to wait; None:
+        nothing waits. Where a status knows nothing new, what waited goes on waiting.
         """
         if status.archive_end is not None and status.archive_end != watched.archive_end:
             watched.archive_end, watched.waiting_since_ms = status.archive_end, None

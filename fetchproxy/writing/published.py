@@ -31,12 +31,9 @@ from fetchproxy.segments.description import (
 )
 from fetchproxy.storage.archive_objects import PartitionRecords
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.object_store import StoredObject
 
-# Tells other processes, through the store, from which offset on this archiver is gathering.
-#
-# `metadata.archiver_positions` says what is written, and who reads it. A store that does not take
-# it harms no archiving: readers then wait a little longer, or are told of a loss a little later.
+# From which offset on this archiver is gathering (`metadata.archiver_positions`). A store that does
+# not take it harms no archiving: readers wait a little longer, or hear of a loss a little later.
 
 log = structlog.get_logger(__name__)
 
@@ -65,10 +62,10 @@ class PublishedPositions:
     for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople()
 
     def __post_init__(self) -> None:
-        self.key = self.rsm.archivers.key(self.instance)  # of what it says
+        self.key = self.rsm.archivers.key(self.instance)  # of its object
         self._beat = 0
         self._failing = False
-        self._others: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
+        self._seen: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
 
     async def run(self) -> None:
         """For ever."""
@@ -121,28 +118,20 @@ class PublishedPositions:
         now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
-                listed = [stored async for stored in self.rsm.archivers.list()]
-                for stored in self._abandoned(listed, now):
-                    await self.rsm.archivers.delete_archiver_positions(stored.key)
+                seen: dict[str, tuple[str, float]] = {}
+                async for stored in self.rsm.archivers.list():
+                    version, since = self._seen.get(stored.key, ("", now))
+                    seen[stored.key] = (stored.version, since if version == stored.version else now)
+                self._seen = seen
+                for key, (_, since) in seen.items():
+                    if key != self.key and now - since >= _ABANDONED_AFTER_S:
+                        await self.rsm.archivers.delete_archiver_positions(key)
         except (RemoteStorageError, TimeoutError) as error:
             log.info("abandoned_positions_not_deleted", error=str(error) or "time-out")
 
-    def _abandoned(self, listed: list[StoredObject], now: float) -> list[StoredObject]:
-        seen: dict[str, tuple[str, float]] = {}
-        for stored in listed:
-            version, since = self._others.get(stored.key, ("", now))
-            seen[stored.key] = (stored.version, since if version == stored.version else now)
-        self._others = seen
-        return [
-            stored
-            for stored in listed
-            if stored.key != self.key and now - seen[stored.key][1] >= _ABANDONED_AFTER_S
-        ]
 
-
-# Puts on record what a partition's archive has to hold, for `verify` to hold it against that.
-#
-# One object says from where on and up to where all was finished; one more for each gap. A crash
+# What a partition's archive has to hold, for `verify`: one object says from where on and up to
+# where all was finished; one more for each gap. A crash
 # between a copy and its record leaves a statement that says too little, never one that says too
 # much: a gap is on record before the segment behind it counts, an end only once it does.
 

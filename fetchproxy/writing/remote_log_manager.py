@@ -55,12 +55,7 @@ from fetchproxy.writing.schedule import ProcessingSchedule
 from fetchproxy.writing.sources.broker import BatchSegments, BrokerSource
 from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsSegments, open_log_dir
 from fetchproxy.writing.sources.segment_source import CopyPace, SegmentSource, Spool
-from fetchproxy.writing.status import (
-    PartitionArchiveStatus,
-    partition_archive_status,
-    publish,
-    withdraw,
-)
+from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
 
 
 def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -> SegmentSource:
@@ -73,16 +68,13 @@ def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
-    """Those of `archive.log_dirs`. Blocks, briefly. Raises ConfigError where one cannot be read or
-    is none.
-    """
+    """Blocks, briefly. Raises ConfigError where one cannot be read or is none."""
     if config.log_dirs is None:
         return []
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
 
 
-# A change in the group is noticed within this (heartbeat.interval.ms), or within a sixth of the
-# session where that is short, so that a few lost heartbeats cost nobody its partitions.
+# heartbeat.interval.ms, or a sixth of a short session: a few lost ones cost nobody its partitions.
 HEARTBEAT_INTERVAL_MS = 3_000
 HEARTBEATS_PER_SESSION = 6
 
@@ -102,31 +94,34 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
 
 
 # A bounded number of workers takes one due partition at a time (`schedule`) and gives it one turn
-# (`partition_archiver`). Which partitions this instance leads `leadership` says; the others it
-# follows. What a turn does, and what is to be copied or deleted, is decided below; here is only
-# when, and what an error means for the next turn.
+# (`partition_archiver`). The partitions that this instance does not lead it follows.
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False, repr=False)
-class _Means:
-    """What all partitions of one archiver, or of one pass, are archived with."""
+class _Archiver:
+    """What all partitions are archived with. Raises ValueError without archive.topics."""
 
     config: ArchiveConfig
     cluster: Cluster
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager
-    topic_config: Callable[[UUID], Mapping[str, str] | None]
+    _: KW_ONLY
     wall_clock_ms: Callable[[], int]
     uuid_factory: Callable[[], UUID]
-    concerns: ArchiverConcerns
-    limits: WritingLimits
+    limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         config, cluster, rsm, rlmm = self.config, self.cluster, self.rsm, self.rlmm
-        clock = self.wall_clock_ms
-        self.source = open_source(config, cluster, self.limits.fetch_bytes_max)
+        clock, limits = self.wall_clock_ms, self.limits
+        if config.topics is None:
+            raise ValueError("archive.topics is not set")
+        self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it
+        self.discovery = TopicDiscovery(
+            cluster, config.topics, limits.discovery_interval_ms, self.concerns.health
+        )
+        self.source = open_source(config, cluster, limits.fetch_bytes_max)
         self.truncation = LogTruncation(LeaderLog(cluster), rsm, rlmm, wall_clock_ms=clock)
         self.copier = SegmentCopier(
             rsm,
@@ -142,7 +137,7 @@ class _Means:
             topic_config=self.topic_config,
             wall_clock_ms=clock,
             concerns=self.concerns,
-            limits=self.limits,
+            limits=limits,
         )
         self.local_retention = LocalRetention(
             config,
@@ -152,8 +147,15 @@ class _Means:
             topic_config=self.topic_config,
             wall_clock_ms=clock,
             concerns=self.concerns,
-            limits=self.limits,
+            limits=limits,
         )
+
+    def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
+        """A topic's settings; None: they are not known."""
+        return self.discovery.topic_config(topic_id)
+
+    def opened_spool(self) -> Spool:
+        return Spool(self.config.spool_dir, encrypted=self.rsm.encrypts)
 
     def archiver(
         self, tip: TopicIdPartition, spool: Spool, may_go_on: Callable[[], bool] = lambda: True
@@ -176,47 +178,21 @@ _STALE_UPLOADS_INTERVAL_S = 3600.0
 _DISCOVERY_JITTER = 0.1
 
 
-@dataclass(eq=False, repr=False)
-class RemoteLogManager:
-    """`await manager.run()` inside a TaskGroup of the app; it ends only by cancellation.
-    `leadership`: None for what `config` says. Raises ValueError without archive.topics.
-    """
+@dataclass(eq=False, repr=False, kw_only=True)
+class RemoteLogManager(_Archiver):
+    """Its `run` ends only by cancellation. `leadership`: None for what `config` says."""
 
-    config: ArchiveConfig
-    cluster: Cluster
-    rsm: RemoteStorageManager
-    rlmm: RemoteLogMetadataManager
-    _: KW_ONLY
-    wall_clock_ms: Callable[[], int]
-    uuid_factory: Callable[[], UUID]
     rng: random.Random
     leadership: Leadership | None = None
     local_indexes: LocalIndexes | None = None
-    limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         config, cluster, rsm, rlmm = self.config, self.cluster, self.rsm, self.rlmm
-        if config.topics is None:
-            raise ValueError("archive.topics is not set")
         self._schedule = ProcessingSchedule(
             self.limits.rlm_process_interval_ms, self.limits.rlm_retry_interval_ms
         )
         self._partitions: dict[TopicIdPartition, ManagedPartition] = {}
-        self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it
-        self._discovery = TopicDiscovery(
-            cluster, config.topics, self.limits.discovery_interval_ms, self.concerns.health
-        )
-        self._means = _Means(
-            config,
-            cluster,
-            rsm,
-            rlmm,
-            self._discovery.topic_config,
-            self.wall_clock_ms,
-            self.uuid_factory,
-            self.concerns,
-            self.limits,
-        )
         self._deletion = PartitionDeletion(
             config,
             cluster,
@@ -241,8 +217,7 @@ class RemoteLogManager:
 
     async def run(self) -> None:
         """Raises OSError where the spool folder cannot be made."""
-        opened = Spool(self.config.spool_dir, encrypted=self.rsm.encrypts)
-        async with opened as spool, asyncio.TaskGroup() as tasks:
+        async with self.opened_spool() as spool, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._leadership.run(), name="archive leadership")
             tasks.create_task(self._discover_forever(spool), name="archive discovery")
             tasks.create_task(self._watch_forever(), name="archive watch")
@@ -271,8 +246,8 @@ class RemoteLogManager:
         return tip in self._partitions
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
-        """The offset from which on this archiver gathers the partition; None: it does not.
-        NOT_KNOWN at the start also where it is not known whether it does. Never blocks.
+        """The offset from which on it gathers the partition; None: it does not. NOT_KNOWN at the
+        start also where it is not known whether it does. Never blocks.
         """
         partition = self._partitions.get(tip)
         if partition is None:
@@ -282,12 +257,7 @@ class RemoteLogManager:
         return partition.archiver.position
 
     def _for_people(self, topics: Iterable[UUID]) -> ForPeople:
-        return for_people(self.watch.disk, map(self._discovery.topic_config, topics))
-
-    @property
-    def refused_topics(self) -> dict[str, str]:
-        """Topic -> why it is not archived although `archive.topics` matches it."""
-        return self._discovery.refused
+        return for_people(self.watch.disk, map(self.topic_config, topics))
 
     @property
     def leadership_state(self) -> LeadershipState:
@@ -324,7 +294,7 @@ class RemoteLogManager:
                 log.info("stale_uploads_aborted", count=aborted)
 
     async def _discover(self, spool: Spool) -> None:
-        found = await self._discovery.look()
+        found = await self.discovery.look()
         self._leadership.manage(found)
         wanted = partitions_of_all(found)
         for tip in wanted:
@@ -347,11 +317,10 @@ class RemoteLogManager:
 
     def _managed(self, tip: TopicIdPartition, spool: Spool) -> ManagedPartition:
         return ManagedPartition(
-            archiver=self._means.archiver(tip, spool, lambda: self._leadership.leads(tip)),
-            rlmm=self.rlmm,
+            archiver=self.archiver(tip, spool, lambda: self._leadership.leads(tip)),
             leadership=self._leadership,
-            expirer=self._means.expirer,
-            local_retention=self._means.local_retention,
+            expirer=self.expirer,
+            local_retention=self.local_retention,
             refresher=self._refresher,
             refresh_interval_ms=self.limits.remote_refresh_interval_ms,
             concerns=self.concerns,
@@ -444,8 +413,7 @@ class RemoteLogManager:
             kept = self._schedule.failed(tip, loop.time())
         else:
             partition.note_success(self.wall_clock_ms())
-            done = self._schedule.more_waits if more else self._schedule.succeeded
-            kept = done(tip, loop.time())
+            kept = self._schedule.succeeded(tip, loop.time(), more_waits=more)
         self._publish(tip)
         if not kept and not partition.given_up:
             await self._drop(tip)
@@ -474,143 +442,98 @@ class RemoteLogManager:
             withdraw(tip)
 
     def _status(self, tip: TopicIdPartition) -> PartitionArchiveStatus:
-        partition = self._partitions[tip]
-        return partition_archive_status(
-            partition,
-            topic_config=self._discovery.topic_config(tip.topic_id),
-            margin=self.watch.margin(tip),
-            edges=self.cluster.cached_log_edges(tip),
-        )
+        topic_config, margin = self.topic_config(tip.topic_id), self.watch.margin(tip)
+        edges = self.cluster.cached_log_edges(tip)
+        return self._partitions[tip].status(topic_config, margin, edges)
 
 
-# One pass of the archiver, for cron and tests: all that is there now, then the end.
-#
-# The same PartitionArchiver does the work, so a pass resumes where any archiver stopped. An error
-# of store or brokers ends the pass; the next one goes on from there.
+@dataclass(eq=False, repr=False, kw_only=True)
+class ArchivePass(_Archiver):
+    """One pass, for cron, jobs and tests: all that is there now, then the end.
 
+    The same PartitionArchiver does the work, so a pass resumes where any archiver stopped; another
+    may be at the same partitions. `topic_configs`: None for what the brokers say at `run`.
 
-@dataclass(frozen=True, slots=True)
-class OncePass:
-    """`refused`: topic -> why it was not archived although the pattern matches it."""
-
-    archived: tuple[TopicIdPartition, ...]
-    refused: dict[str, str]
-
-
-async def archive_once(
-    config: ArchiveConfig,
-    cluster: Cluster,
-    rsm: RemoteStorageManager,
-    rlmm: RemoteLogMetadataManager,
-    *,
-    wall_clock_ms: Callable[[], int],
-    uuid_factory: Callable[[], UUID],
-    limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
-) -> OncePass:
-    """Copy up to the last stable offset of this moment, ending with a segment however short.
-
-    Raises ClusterError, RemoteStorageError, LogTruncated, CompactedLog, CorruptSegment, OSError (in
-    a group).
+    `run` and `archive` raise ClusterError, RemoteStorageError, LogTruncated, CompactedLog,
+    CorruptSegment, OSError (in a group); the next pass goes on from there.
     """
-    if config.topics is None:
-        raise ValueError("archive.topics is not set")
-    discovery = TopicDiscovery(cluster, config.topics, limits.discovery_interval_ms)
-    tips = partitions_of_all(await discovery.look())
-    await archive_partitions(
-        config,
-        cluster,
-        rsm,
-        rlmm,
-        tips,
-        topic_config=discovery.topic_config,
-        wall_clock_ms=wall_clock_ms,
-        uuid_factory=uuid_factory,
-        limits=limits,
-    )
-    return OncePass(tuple(tips), discovery.refused)
 
+    topic_configs: Mapping[UUID, Mapping[str, str] | None] | None = None
 
-async def archive_partitions(
-    config: ArchiveConfig,
-    cluster: Cluster,
-    rsm: RemoteStorageManager,
-    rlmm: RemoteLogMetadataManager,
-    tips: Iterable[TopicIdPartition],
-    *,
-    topic_config: Callable[[UUID], Mapping[str, str] | None],
-    wall_clock_ms: Callable[[], int],
-    uuid_factory: Callable[[], UUID],
-    limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
-) -> None:
-    """As `archive_once`, of these partitions; `topic_config`: a topic's settings, None: not known.
+    def __post_init__(self) -> None:
+        # A pass is too short to watch the clock.
+        self.limits = replace(self.limits, retention_clock_settle_ms=0)
+        super().__post_init__()
+        self._at_work: dict[TopicIdPartition, PartitionArchiver] = {}
+        self._places = asyncio.Semaphore(self.config.workers_max)
 
-    Another archiver may be at work on them: nothing is copied twice to a reader's eye. A partition
-    whose log was cut or begins again (LogTruncated) is raised when all others are archived.
-    """
-    concerns = ArchiverConcerns(rsm.concerns)
-    # A pass is too short to watch the clock.
-    limits = replace(limits, retention_clock_settle_ms=0)
-    means = _Means(
-        config, cluster, rsm, rlmm, topic_config, wall_clock_ms, uuid_factory, concerns, limits
-    )
-    places = asyncio.Semaphore(config.workers_max)
-    at_work: dict[TopicIdPartition, PartitionArchiver] = {}
-    stopped: list[LogTruncated] = []
+    def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
+        if self.topic_configs is not None:
+            return self.topic_configs.get(topic_id)
+        return super().topic_config(topic_id)
 
-    def gathered_from(tip: TopicIdPartition) -> int | None:
-        archiver = at_work.get(tip)
-        return None if archiver is None else archiver.position
+    async def run(self) -> list[TopicIdPartition]:
+        """Archive all that `archive.topics` matches, and name it; `discovery` has those refused."""
+        tips = partitions_of_all(await self.discovery.look())
+        await self.archive(tips)
+        return tips
 
-    told = PublishedPositions(rsm, uuid_factory(), lambda: at_work, gathered_from)
-    opened = Spool(config.spool_dir, encrypted=rsm.encrypts)
-    async with opened as spool, asyncio.TaskGroup() as workers:
+    async def archive(self, tips: Iterable[TopicIdPartition]) -> None:
+        """Copy up to the last stable offset of this moment, ending with a segment however short. A
+        partition whose log was cut or begins again (LogTruncated) holds up no other.
+        """
+        stopped: list[LogTruncated] = []
 
         async def archive_one(tip: TopicIdPartition) -> None:
-            """One partition that waits for a person holds up no other."""
             try:
-                async with places:
-                    await _archive(means.archiver(tip, spool), at_work, means)
+                async with self._places:
+                    await self._archive(self.archiver(tip, spool))
             except LogTruncated as error:
-                concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
+                self.concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
                 stopped.append(error)
             else:
-                concerns.release(Kind.PARTITION_STOPPED, tip)
+                self.concerns.release(Kind.PARTITION_STOPPED, tip)
 
-        telling = workers.create_task(told.run(), name="archive positions")
-        passes = [workers.create_task(archive_one(tip), name=f"archive {tip}") for tip in tips]
-        if passes:
-            await asyncio.wait(passes)
-        telling.cancel()
-        await concerns.publish()
-    if stopped:
-        raise ExceptionGroup("partitions were stopped", stopped)
+        told = PublishedPositions(
+            self.rsm, self.uuid_factory(), lambda: self._at_work, self._gathered_from
+        )
+        async with self.opened_spool() as spool, asyncio.TaskGroup() as workers:
+            telling = workers.create_task(told.run(), name="archive positions")
+            passes = [workers.create_task(archive_one(tip), name=f"archive {tip}") for tip in tips]
+            if passes:
+                await asyncio.wait(passes)
+            telling.cancel()
+            await self.concerns.publish()
+        if stopped:
+            raise ExceptionGroup("partitions were stopped", stopped)
 
+    def _gathered_from(self, tip: TopicIdPartition) -> int | None:
+        archiver = self._at_work.get(tip)
+        return None if archiver is None else archiver.position
 
-async def _archive(
-    archiver: PartitionArchiver, at_work: dict[TopicIdPartition, PartitionArchiver], means: _Means
-) -> None:
-    """Until the archive ends where the stable log ended at the beginning, or nothing more is.
+    async def _archive(self, archiver: PartitionArchiver) -> None:
+        """Until the archive ends where the stable log ended at the beginning, or nothing more is.
 
-    Then what retention has passed goes; what it hides now loses its objects in a later pass.
-    """
-    at_work[archiver.tip] = archiver
-    edges = await means.cluster.log_edges(archiver.tip)
-    end: int | None = None
-    try:
-        while await archiver.process(close_short=True):
-            end = archiver.progress.archive_end
-            if end is not None and end >= edges.last_stable_offset:
-                break
-        end = archiver.progress.archive_end
-    finally:
-        del at_work[archiver.tip]
-        await archiver.release()
-    while await means.expirer.expire(archiver.tip):
-        continue
-    await means.local_retention.trim(archiver.tip)
-    log.info(
-        "partition_archived",
-        **archiver.tip.logged,
-        archive_end=end,
-        last_stable_offset=edges.last_stable_offset,
-    )
+        Then what retention has passed goes; what it hides now loses its objects in a later pass.
+        """
+        tip = archiver.tip
+        self._at_work[tip] = archiver
+        edges = await self.cluster.log_edges(tip)
+        try:
+            while await archiver.process(close_short=True):
+                end = archiver.archive_end
+                if end is not None and end >= edges.last_stable_offset:
+                    break
+            end = archiver.archive_end
+        finally:
+            del self._at_work[tip]
+            await archiver.release()
+        while await self.expirer.expire(tip):
+            continue
+        await self.local_retention.trim(tip)
+        log.info(
+            "partition_archived",
+            **tip.logged,
+            archive_end=end,
+            last_stable_offset=edges.last_stable_offset,
+        )

@@ -1,9 +1,9 @@
-"""When each partition is processed next. Pure: times come as arguments (loop seconds).
+"""When each partition is processed next (KIP-405's RemoteLogManager). Pure: times come as arguments
+(loop seconds).
 
-Source: KIP-405's RemoteLogManager. A partition is due at once when it is new, one process interval
-after a success, one retry interval after a remote error, and twice as long after each further one;
-unassigned, it is removed, or marked deleted while a worker has it and removed when the worker
-brings it back.
+A partition is due at once when it is new, one process interval after a success, one retry interval
+after a remote error, and twice as long after each further one. One that is unassigned while a
+worker has it is removed when the worker brings it back.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from dataclasses import dataclass
 
 from fetchproxy.model import TopicIdPartition
 
-# A partition that keeps failing waits for at most so many retry intervals (30 s by default), so
-# that whatever ends is noticed soon.
+# One that keeps failing waits for at most so many retry intervals (30 s by default).
 RETRY_INTERVALS_MAX = 6
 
 
 @dataclass(slots=True)
 class _Entry:
-    due_at: float
-    turn: int  # breaks ties: who became due first goes first; also tells old heap items apart
+    turn: int = 0  # breaks ties: who became due first goes first; also tells old heap items apart
     in_process: bool = False
     deleted: bool = False
     failures: int = 0  # in a row
@@ -43,7 +41,7 @@ class ProcessingSchedule:
         """New ones are due since ever. Known ones keep their time."""
         entry = self._entries.get(tip)
         if entry is None:
-            self._entries[tip] = entry = _Entry(0.0, 0)
+            self._entries[tip] = entry = _Entry()
             self._push(tip, entry, 0.0)
         entry.deleted = False
 
@@ -84,24 +82,19 @@ class ProcessingSchedule:
             heapq.heappop(self._heap)
         return None
 
-    def succeeded(self, tip: TopicIdPartition, now: float) -> bool:
-        """As `more_waits`, due one process interval from now."""
+    def succeeded(self, tip: TopicIdPartition, now: float, *, more_waits: bool = False) -> bool:
+        """Back from its worker and due one process interval from now, or (`more_waits`) after those
+        that are due already. False: it was unassigned meanwhile and is gone now.
+        """
         self._entries[tip].failures = 0
-        return self._bring_back(tip, now + self._process_s)
+        return self._bring_back(tip, now if more_waits else now + self._process_s)
 
     def failed(self, tip: TopicIdPartition, now: float) -> bool:
-        """As `more_waits`, due one retry interval from now, twice as long at each further time."""
+        """As `succeeded`, due one retry interval from now, twice as long at each further time."""
         entry = self._entries[tip]
         intervals = min(2**entry.failures, RETRY_INTERVALS_MAX)
         entry.failures += intervals < RETRY_INTERVALS_MAX
         return self._bring_back(tip, now + self._retry_s * intervals)
-
-    def more_waits(self, tip: TopicIdPartition, now: float) -> bool:
-        """Back from its worker and due again, after those that are due already. False: it was
-        unassigned meanwhile and is gone now.
-        """
-        self._entries[tip].failures = 0
-        return self._bring_back(tip, now)
 
     def _bring_back(self, tip: TopicIdPartition, due_at: float) -> bool:
         entry = self._entries[tip]
@@ -114,5 +107,5 @@ class ProcessingSchedule:
 
     def _push(self, tip: TopicIdPartition, entry: _Entry, due_at: float) -> None:
         self._turns += 1
-        entry.due_at, entry.turn = due_at, self._turns
+        entry.turn = self._turns
         heapq.heappush(self._heap, (due_at, entry.turn, tip))

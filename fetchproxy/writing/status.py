@@ -3,51 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from enum import StrEnum
 
-from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability import metrics
-from fetchproxy.writing.margin import UNLIMITED, BrokerRetention, Margin, broker_retention
-from fetchproxy.writing.partition_archiver import ManagedPartition, Progress, Step
+from fetchproxy.writing.copier import CopyProgress
 
-_GAUGES = (
-    metrics.ARCHIVE_START_OFFSET,
-    metrics.ARCHIVE_END_OFFSET,
-    metrics.ARCHIVE_LAG_OFFSETS,
-    metrics.ARCHIVE_MARGIN_OFFSETS,
-    metrics.REMOTE_COPY_LAG_BYTES,
-    metrics.REMOTE_COPY_LAG_SEGMENTS,
-)
+
+@dataclass(frozen=True, slots=True)
+class BrokerRetention:
+    """The broker's limits of one partition; None: unlimited."""
+
+    ms: int | None
+    bytes: int | None
+
+
+UNLIMITED = BrokerRetention(None, None)
+
+
+def broker_retention(topic_config: Mapping[str, str]) -> BrokerRetention:
+    """From a topic's effective settings (DescribeConfigs).
+
+    With tiered storage of the brokers' own (KIP-405) local.retention.* counts for what they keep on
+    disk, -2 there meaning retention.*. Without `delete` in cleanup.policy nothing is deleted.
+    """
+    if "delete" not in topic_config.get("cleanup.policy", "delete"):
+        return UNLIMITED
+    tiered = topic_config.get("remote.storage.enable") == "true"
+
+    def limit(name: str) -> int | None:
+        value = topic_config.get(name)
+        if tiered and topic_config.get(f"local.{name}", "-2") != "-2":
+            value = topic_config[f"local.{name}"]
+        return None if value is None or int(value) < 0 else int(value)
+
+    return BrokerRetention(ms=limit("retention.ms"), bytes=limit("retention.bytes"))
+
+
+# By field of the status.
+_GAUGES = {
+    "archive_start": metrics.ARCHIVE_START_OFFSET,
+    "archive_end": metrics.ARCHIVE_END_OFFSET,
+    "lag_offsets": metrics.ARCHIVE_LAG_OFFSETS,
+    "margin_offsets": metrics.ARCHIVE_MARGIN_OFFSETS,
+    "gathered_bytes": metrics.REMOTE_COPY_LAG_BYTES,
+    "closed_segments": metrics.REMOTE_COPY_LAG_SEGMENTS,
+}
 # A copy that has used up this share of its time is worth a look while there is one to look at.
 STALLED_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionArchiveStatus(Progress):
-    """Offsets as last known, None where not known; ends are exclusive.
+class Step(StrEnum):
+    """Of a partition's turn."""
 
-    `lag_offsets`: on the brokers below the last stable offset, and not archived yet.
-    `margin_offsets`: archive end minus the broker's log start; below 0, the brokers have deleted
-    what is not archived. `last_success_ms`: epoch ms of the last turn without an error. `stopped`:
-    an error that no retry can mend. A follower knows no more than the archive's range.
+    DELETE = "delete"
+    COPY = "copy"
+    REFRESH = "refresh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionArchiveStatus:
+    """As last known; offsets are None where not known, and ends are exclusive. A follower knows no
+    more than the archive's range. `last_success_ms`: epoch ms of the last turn without an error.
     """
 
     tip: TopicIdPartition
-    last_error: str | None
-    last_success_ms: int | None
-    stopped: bool
+    last_error: str | None = None
+    last_success_ms: int | None = None
+    stopped: bool = False  # by an error that no retry can mend
     leads: bool = True
     step: Step | None = None  # of the turn under way
+    archive_start: int | None = None
+    archive_end: int | None = None
+    log_start_offset: int | None = None
+    last_stable_offset: int | None = None
+    gathered_bytes: int = 0
+    gathered_end: int | None = None
+    bytes_per_offset: float | None = None  # of what is gathered
+    raised_log_start: int = 0  # below it everything was deleted on purpose
+    closed_segments: int = 0
+    first_unarchived_ms: int | None = None  # timestamp of the first record that was gathered
+    copy: CopyProgress | None = None  # of the segment that is on its way to the store
     broker_retention: BrokerRetention = UNLIMITED
-    retention_used: float | None = None  # see `margin`
-    deleted_in_ms: int | None = None  # see `margin`
+    retention_used: float | None = None  # share of it, by what is not archived
+    deleted_in_ms: int | None = None  # when the brokers begin to delete that, as things go
 
     @property
     def lost(self) -> tuple[int, int] | None:
-        """First and last offset that the brokers have deleted and nobody has copied. As long as the
-        archive has not gone on behind them; then it has a recorded gap.
-        """
+        """First and last offset that the brokers have deleted uncopied; None once it is a gap."""
         if self.archive_end is None or self.log_start_offset is None:
             return None
         first = max(self.archive_end, self.gathered_end or 0, self.raised_log_start)
@@ -66,15 +110,8 @@ class PartitionArchiveStatus(Progress):
         return None if self.copy is None else max(now - self.copy.started_at, 0.0)
 
     @property
-    def topic(self) -> str:
-        return self.tip.topic
-
-    @property
-    def partition(self) -> int:
-        return self.tip.partition
-
-    @property
     def lag_offsets(self) -> int | None:
+        """On the brokers below the last stable offset, and not archived yet."""
         known = [at for at in (self.log_start_offset, self.archive_end) if at is not None]
         if not known or self.last_stable_offset is None:
             return None
@@ -82,66 +119,10 @@ class PartitionArchiveStatus(Progress):
 
     @property
     def margin_offsets(self) -> int | None:
+        """Below 0 the brokers have deleted what is not archived."""
         if self.archive_end is None or self.log_start_offset is None:
             return None
         return self.archive_end - self.log_start_offset
-
-
-def partition_archive_status(
-    partition: ManagedPartition,
-    *,
-    topic_config: Mapping[str, str] | None,
-    margin: Margin,
-    edges: LogEdges | None,
-) -> PartitionArchiveStatus:
-    """The range is what step 3 has seen; its end, of a leader, what its own copies made of it.
-    `edges` of the brokers' log, as they said whether or not a turn got as far as to read it.
-    """
-    progress, view, tip = partition.archiver.progress, partition.view, partition.tip
-    start, end = progress.archive_start, progress.archive_end
-    if view is not None:
-        start = start if view.log_start_offset is None else view.log_start_offset
-        end = view.log_end_offset if end is None else end
-    if not partition.leads:
-        edges = None
-    log_start, stable = _newest_edges(progress, edges, partition.stopped)
-    known = {each.name: getattr(progress, each.name) for each in fields(progress)}
-    known |= {"archive_start": start, "archive_end": end}
-    known |= {"log_start_offset": log_start, "last_stable_offset": stable}
-    known |= {"bytes_per_offset": _bytes_per_offset(view) or progress.bytes_per_offset}
-    return PartitionArchiveStatus(
-        **known,
-        tip=tip,
-        last_error=partition.last_error or partition.local_retention.refusal(tip.topic),
-        last_success_ms=partition.last_success_ms,
-        stopped=partition.stopped,
-        leads=partition.leads,
-        step=partition.step,
-        broker_retention=broker_retention(topic_config or {}),
-        retention_used=margin.used,
-        deleted_in_ms=margin.deleted_in_ms,
-    )
-
-
-def _newest_edges(
-    progress: Progress, edges: LogEdges | None, stopped: bool
-) -> tuple[int | None, int | None]:
-    """Log start and last stable offset. Both only rise, but in a log that begins again."""
-    if edges is None:
-        return progress.log_start_offset, progress.last_stable_offset
-    if stopped:
-        return edges.log_start_offset, edges.last_stable_offset
-    return (
-        max(edges.log_start_offset, progress.log_start_offset or 0),
-        max(edges.last_stable_offset, progress.last_stable_offset or 0),
-    )
-
-
-def _bytes_per_offset(view: PartitionView | None) -> float | None:
-    if view is None or not view.segments:
-        return None
-    last = view.segments[-1]
-    return last.segment_size_bytes / (last.end_offset - last.start_offset + 1)
 
 
 def publish(status: PartitionArchiveStatus) -> None:
@@ -158,20 +139,13 @@ def publish(status: PartitionArchiveStatus) -> None:
             metrics.REMOTE_COPY_ERRORS,
         ):
             counter.labels(status.tip.topic)
-    values = (
-        status.archive_start,
-        status.archive_end,
-        status.lag_offsets,
-        status.margin_offsets,
-        status.gathered_bytes,
-        status.closed_segments,
-    )
-    for gauge, value in zip(_GAUGES, values, strict=True):
+    for field, gauge in _GAUGES.items():
+        value = getattr(status, field)
         if value is not None:
             gauge.labels(*place).set(value)
 
 
 def withdraw(tip: TopicIdPartition) -> None:
     """The partition is archived here no more: its gauges go."""
-    for gauge in _GAUGES:
+    for gauge in _GAUGES.values():
         gauge.remove(tip.topic, tip.partition)

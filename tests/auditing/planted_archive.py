@@ -10,9 +10,9 @@ from uuid import UUID
 from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
+from whole_archive import verify_archive
 
 from fetchproxy.auditing.faults import VerifyReport
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
@@ -23,6 +23,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Kind
 from fetchproxy.segments.description import (
     FinishedOffsets,
     encode_archive_gap,
@@ -61,6 +62,12 @@ def batch(
     crc = crc32c(sealed + body)
     inner = struct.pack(">ibI", epoch, 2, crc) + sealed + body
     return struct.pack(">qi", base, len(inner)) + inner
+
+
+def gaps_of(report: VerifyReport) -> list[tuple[int | None, int | None]]:
+    """On record: offsets that were lost before they could be copied."""
+    found = [one for one in report.concerns if one.kind == Kind.ARCHIVE_GAP]
+    return [(gap.first_offset, gap.last_offset) for gap in found]
 
 
 @dataclass

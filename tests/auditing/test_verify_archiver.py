@@ -11,9 +11,10 @@ import test_archiver_kafka as kafka_traffic
 import test_archiver_mock as mock_traffic
 from archive_harness import Archive, archived_up_to, open_archive, running_archiver, tips, until
 from confluent_kafka import Producer
+from planted_archive import gaps_of
+from whole_archive import verify_archive
 
 from fetchproxy.auditing.faults import VerifyReport
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.segments.object_keys import SegmentFile
 from lab.kafka import KafkaServer
 from lab.mock_cluster import MockCluster
@@ -37,7 +38,7 @@ async def test_a_plain_archive(mock_cluster: MockCluster, tmp_path: Path) -> Non
         assert report.clean, report.faults
         assert report.partitions == 4
         assert report.segments > 12
-        assert report.gaps == []
+        assert gaps_of(report) == []
 
 
 @pytest.mark.kafka

@@ -11,9 +11,9 @@ from archived_topics import SETTINGS, archive_and_trim, new_topic
 from client_readers import read_confluent
 from proxy_process import ProxyProcess
 from topic_data import produce
+from whole_archive import verify_archive
 
 from fetchproxy.auditing.faults import VerifyReport
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.storage.remote_storage_manager import open_store

@@ -85,8 +85,8 @@ class SteeredManager(RemoteLogManager):
                 tip,
                 source=BatchSegments(source, self.config),
                 rlmm=self.rlmm,
-                copier=self._means.copier,
-                truncation=self._means.truncation,
+                copier=self.copier,
+                truncation=self.truncation,
                 records=ArchiveRecords(self.rsm, tip),
                 spool=self._spool,
             )
@@ -96,7 +96,7 @@ class SteeredManager(RemoteLogManager):
             source.border = border
             while await archiver.process(close_short=True):
                 pass
-        return f"end {archiver.progress.archive_end}"
+        return f"end {archiver.archive_end}"
 
 
 def configuration(bootstrap: str, store: str, port: str) -> Config:

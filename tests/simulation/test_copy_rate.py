@@ -19,7 +19,7 @@ from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, KiB, Metadata
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.limits import WritingLimits
-from fetchproxy.writing.remote_log_manager import RemoteLogManager, archive_once
+from fetchproxy.writing.remote_log_manager import ArchivePass, RemoteLogManager
 
 PARTITIONS, BATCHES = 4, 250
 WHOLE = PARTITIONS * BATCHES * BATCH_BYTES
@@ -70,11 +70,12 @@ def test_all_partitions_together_take_no_more_than_the_rate(
                 return [view.log_end_offset or 0 for view in views]
 
             if once:
-                await archive_once(
+                archive_pass = ArchivePass(
                     config, own, rsm, rlmm,
                     wall_clock_ms=wall_clock_ms, uuid_factory=lambda: random_uuid(ids),
                     limits=limits,
                 )  # fmt: skip
+                await archive_pass.run()
             else:
                 manager = RemoteLogManager(
                     config, own, rsm, rlmm,

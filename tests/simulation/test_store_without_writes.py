@@ -65,7 +65,8 @@ class Outage:
         return self.manager.status()[0]
 
     def held(self, kind: Kind) -> list[str]:
-        return [one.what for one in self.manager.concerns.conditions() if one.kind == kind]
+        conditions = self.manager.concerns.health.conditions(0.0)
+        return [one.what for one in conditions if one.kind == kind]
 
     def logged(self, *events: str) -> list[Any]:
         return [entry for entry in self.entries if entry["event"] in events]
@@ -79,7 +80,7 @@ async def _live(here: Outage) -> None:
             log.write(1)
             log.replicate(now())
             log.trim(log.log_end_offset - RETAINED_BATCHES * BATCH_OFFSETS)
-        archived = {status.partition: status for status in here.manager.status()}
+        archived = {status.tip.partition: status for status in here.manager.status()}
         lost = [status for status in archived.values() if status.lost is not None]
         if lost and here.losses_begin is None:
             here.losses_begin = now()
@@ -138,7 +139,7 @@ def gauge(metric: Any, partition: int = 0) -> float:
 
 def test_the_alarm_comes_before_the_loss_and_then_it_is_said(tmp_path: Path) -> None:
     async def main(here: Outage) -> None:
-        assert here.manager.concerns.conditions() == ()
+        assert here.manager.concerns.health.conditions(0.0) == ()
         here.store.full = True
         began = now()
         while not here.held(Kind.ARCHIVE_MARGIN_SMALL):
@@ -161,7 +162,7 @@ def test_the_alarm_comes_before_the_loss_and_then_it_is_said(tmp_path: Path) -> 
         here.store.full = False
         await asyncio.sleep(2 * RETENTION_S)
         assert here.status().lost is None
-        assert here.manager.concerns.conditions() == ()
+        assert here.manager.concerns.health.conditions(0.0) == ()
         assert len(here.logged("archive_gap")) == PARTITIONS
 
     run_outage(tmp_path, main)

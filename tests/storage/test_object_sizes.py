@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 from fetchproxy_protocol.record_batch import BatchHeader
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager

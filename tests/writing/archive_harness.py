@@ -156,7 +156,7 @@ def archived_up_to(
     topic: str, ends: dict[int, int]
 ) -> Callable[[list[PartitionArchiveStatus]], bool]:
     def check(statuses: list[PartitionArchiveStatus]) -> bool:
-        found = {s.partition: s.archive_end for s in statuses if s.topic == topic}
+        found = {s.tip.partition: s.archive_end for s in statuses if s.tip.topic == topic}
         return all(found.get(partition) == end for partition, end in ends.items() if end)
 
     return check

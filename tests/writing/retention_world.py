@@ -117,7 +117,7 @@ class World:
 
     def told(self) -> list[str]:
         """What the last process wants seen to."""
-        return [str(found) for found in self.concerns.conditions()]
+        return [str(found) for found in self.concerns.health.conditions(0.0)]
 
     def bases(self) -> list[int]:
         """Base offsets of the segments that have any object left."""

@@ -43,9 +43,9 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.storage.stores.object_store import StoreClock
 from fetchproxy.writing.concerns import ArchiverConcerns, read_concerns
-from fetchproxy.writing.margin import UNLIMITED
 from fetchproxy.writing.partition_watch import PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
+from fetchproxy.writing.status import UNLIMITED
 
 Making = Callable[[Path], Awaitable[MemoryObjectStore]]
 

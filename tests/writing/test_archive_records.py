@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from planted_archive import TIP, PlantedArchive, batch
+from planted_archive import TIP, PlantedArchive, batch, gaps_of
 
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.catalogue import build_view
@@ -36,7 +36,7 @@ async def test_a_new_partition_is_on_record_from_its_first_offset() -> None:
     assert await gaps(archive) == [(50, 69)]
     report = await archive.verify()
     assert not [f for f in report.faults if f.object_key.endswith("/0/")]
-    assert [(gap.first_offset, gap.last_offset) for gap in report.gaps] == [(50, 69)]
+    assert gaps_of(report) == [(50, 69)]
     assert report.not_known == []
 
 

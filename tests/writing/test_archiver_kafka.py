@@ -240,8 +240,8 @@ async def test_compacted_topics_are_refused_once_and_clearly(
         ):
             await until(manager, archived_up_to(plain, {0: 10}))
             await asyncio.sleep(0.7)  # several discoveries
-            assert [s.topic for s in manager.status()] == [plain]
-            assert list(manager.refused_topics) == [compacted]
+            assert [s.tip.topic for s in manager.status()] == [plain]
+            assert list(manager.discovery.refused) == [compacted]
     refused = [entry for entry in logs if entry["event"] == "topic_refused"]
     assert [(r["topic"], r["log_level"]) for r in refused] == [(compacted, "error")]
     assert "compact" in refused[0]["error"]

@@ -179,7 +179,7 @@ async def test_an_archive_that_goes_on_above_its_log_in_one_epoch_stops_the_part
                 await until(manager, lambda found: any(s.stopped for s in found))
                 produce(producer, 10)
                 await asyncio.sleep(0.2)  # several process intervals
-                status = next(s for s in manager.status() if s.partition == 0)
+                status = next(s for s in manager.status() if s.tip.partition == 0)
         assert status.last_error is not None
         assert "has lost archived records, up to offset 1000," in status.last_error
         assert [e["log_level"] for e in logs if e["event"] == "partition_stopped"] == ["error"]
@@ -198,7 +198,7 @@ async def test_a_log_without_epochs_that_ends_below_the_archive_stops_the_partit
             async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
                 await until(manager, lambda found: any(s.stopped for s in found))
                 await asyncio.sleep(0.2)  # several process intervals
-                status = next(s for s in manager.status() if s.partition == 0)
+                status = next(s for s in manager.status() if s.tip.partition == 0)
         assert status.last_error is not None
         assert "ends below offset 1000" in status.last_error
         assert [e["log_level"] for e in logs if e["event"] == "partition_stopped"] == ["error"]
@@ -217,7 +217,7 @@ async def test_only_whole_names_match_and_internal_topics_never(
             async with running_archiver(mock_cluster.bootstrap, archive, pattern) as (manager, _):
                 partitions = 4 * len(expected)
                 await until(manager, lambda found, n=partitions: len(found) == n)
-                assert {s.topic for s in manager.status()} == expected
+                assert {s.tip.topic for s in manager.status()} == expected
 
 
 class FailingStore(MemoryObjectStore):
@@ -255,7 +255,7 @@ async def test_a_failing_store_is_retried_with_new_ids(
         view = await archive.view(tip)
         assert view.unfinished == ()  # failed attempts have been removed
         assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 200)
-        assert all(s.last_error is None for s in manager.status() if s.partition == 0)
+        assert all(s.last_error is None for s in manager.status() if s.tip.partition == 0)
 
 
 async def test_a_copy_that_hangs_is_given_up(mock_cluster: MockCluster, producer: Producer) -> None:

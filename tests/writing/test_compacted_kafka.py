@@ -110,8 +110,8 @@ async def test_a_topic_that_becomes_compacted_is_archived_no_more(
         await until(manager, archived_up_to(topic, {0: 3}))
         await asyncio.to_thread(set_policy, kafka, topic, "compact")
         await until_true(lambda: manager.status() == [])
-        assert "compact" in manager.refused_topics[topic]
+        assert "compact" in manager.discovery.refused[topic]
         await asyncio.to_thread(set_policy, kafka, topic, "delete")
         await asyncio.to_thread(produce, kafka, topic, 0, ["d"])
         await until(manager, archived_up_to(topic, {0: 4}))
-        assert manager.refused_topics == {}
+        assert manager.discovery.refused == {}

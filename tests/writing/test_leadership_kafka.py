@@ -53,7 +53,7 @@ def group(topic: str, **changes: Any) -> dict[str, Any]:
 
 
 def led(manager: RemoteLogManager) -> set[int]:
-    return {status.partition for status in manager.status() if status.leads}
+    return {status.tip.partition for status in manager.status() if status.leads}
 
 
 def parts_of_members(kafka: KafkaServer, topic: str) -> list[set[int]]:
@@ -147,7 +147,7 @@ async def test_topics_and_partitions_that_come_are_shared_out(
 
         def shared() -> list[tuple[str, int]]:
             both = [s for manager in (one, two) for s in manager.status() if s.leads]
-            return sorted((s.topic, s.partition) for s in both)
+            return sorted((s.tip.topic, s.tip.partition) for s in both)
 
         await until_true(lambda: shared() == [("grows-a", 0), ("grows-a", 1)])
         await asyncio.to_thread(kafka.create_topic, "grows-b", 1)
@@ -160,7 +160,7 @@ async def test_topics_and_partitions_that_come_are_shared_out(
 
 
 def led_all(manager: RemoteLogManager) -> set[tuple[str, int]]:
-    return {(s.topic, s.partition) for s in manager.status() if s.leads}
+    return {(s.tip.topic, s.tip.partition) for s in manager.status() if s.leads}
 
 
 async def test_the_same_instance_id_twice(kafka: KafkaServer, tmp_path: Path) -> None:

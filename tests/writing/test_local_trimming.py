@@ -249,14 +249,14 @@ async def test_not_where_the_store_has_lost_what_was_copied(
             await world.local.trim(TIP)
             await asyncio.sleep(0.01)
         assert world.broker.deletions == 0
-        [headline] = headlines(world.concerns.conditions())
+        [headline] = headlines(world.concerns.health.conditions(0.0))
         assert said in headline
         assert key in headline
         # Mended, it goes on by itself.
         await world.store.put(key, before)
         await world.local.trim(TIP)
         assert world.broker.deletions == 1
-        assert headlines(world.concerns.conditions()) == ()
+        assert headlines(world.concerns.health.conditions(0.0)) == ()
 
 
 async def test_a_store_that_cannot_say_is_no_damage_and_no_leave() -> None:
@@ -265,4 +265,4 @@ async def test_a_store_that_cannot_say_is_no_damage_and_no_leave() -> None:
         with pytest.raises(RemoteStorageError):
             await world.local.trim(TIP)
         assert world.broker.deletions == 0
-        assert headlines(world.concerns.conditions()) == ()
+        assert headlines(world.concerns.health.conditions(0.0)) == ()

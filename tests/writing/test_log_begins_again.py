@@ -14,9 +14,9 @@ import structlog
 from planted_archive import TIP
 from test_unclean_histories import World, come_to_rest, world
 from unclean_cluster import Replica, UncleanCluster
+from whole_archive import verify_archive
 
 from fetchproxy.auditing.resolve import Answer, ResolutionPlan, resolve
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import LogBeginsAgain, ResolutionRefused
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from archive_harness import Archive, broker_batches, open_archive, running_archiver, tips
 from confluent_kafka import Producer
+from planted_archive import gaps_of
 from test_log_dirs_kafka import SMALL_SEGMENTS
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from lab.kafka_cluster import KafkaCluster
 
@@ -69,7 +70,7 @@ async def test_each_partition_is_copied_beside_its_leader(
                 await asyncio.to_thread(produce, cluster, 2.5, life)
                 await archived(archive, cluster, leaders)
                 shown = {
-                    node: {s.partition for s in sidecar.status() if s.archive_end is not None}
+                    node: {s.tip.partition for s in sidecar.status() if s.archive_end is not None}
                     for node, sidecar in sidecars.items()
                 }
                 for partition, leader in leaders.items():
@@ -81,7 +82,7 @@ async def test_each_partition_is_copied_beside_its_leader(
                 assert len((await archive.view(tip)).segments[-1].segment_leader_epochs) >= 1
             report = await verify_archive(archive.rsm, archive.rlmm)
             assert report.faults == []
-            assert report.gaps == []
+            assert gaps_of(report) == []
     finally:
         cluster.stop()
 

@@ -20,9 +20,10 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
+from planted_archive import gaps_of
 from planted_log_dir import CLUSTER_ID, plant_log_dir
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig
 from fetchproxy.errors import FetchProxyError, LogTruncated
@@ -100,7 +101,7 @@ def log_dirs(kafka: KafkaServer, tmp_path: Path) -> dict[str, object]:
 
 
 def archived_to(topic: str, end: int) -> Callable[[list[PartitionArchiveStatus]], bool]:
-    return lambda found: [s.archive_end for s in found if s.topic == topic] == [end]
+    return lambda found: [s.archive_end for s in found if s.tip.topic == topic] == [end]
 
 
 async def segments(archive: Archive, tip: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
@@ -110,7 +111,7 @@ async def segments(archive: Archive, tip: TopicIdPartition) -> list[RemoteLogSeg
 async def sound(archive: Archive) -> None:
     report = await verify_archive(archive.rsm, archive.rlmm)
     assert report.faults == []
-    assert report.gaps == []
+    assert gaps_of(report) == []
 
 
 async def test_rolled_segments_are_copied_as_they_are(

@@ -22,6 +22,7 @@ from labelled_store import (
     WITHIN_PACKING,
     labels,
 )
+from planted_archive import gaps_of
 from test_log_dirs_kafka import (
     SMALL_SEGMENTS,
     archived_to,
@@ -30,8 +31,8 @@ from test_log_dirs_kafka import (
     rolled_bases,
     transactions,
 )
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
@@ -233,7 +234,7 @@ async def finish(
                     await asyncio.sleep(0.1)
         report = await verify_archive(archive.rsm, archive.rlmm)
         assert report.faults == []
-        assert report.gaps == []
+        assert gaps_of(report) == []
         named = {
             archive.rsm.object_key(segment, file)
             for segment in (await archive.view(tip)).segments

@@ -23,8 +23,8 @@ from archive_harness import (
 from labelled_store import COPY_STEPS, DELETE_STEPS, labels
 from merger_process import COPIES_OLD_MS, merge_all
 from two_archivers import SMALL, produce, readable
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
 from lab.mock_cluster import MockCluster
 

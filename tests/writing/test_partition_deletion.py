@@ -329,13 +329,13 @@ async def test_a_cluster_that_was_formatted_anew_with_its_id(
                 for _ in range(3):
                     await deletion.look()
             assert before <= world.store.objects()
-            [headline] = headlines(concerns.conditions())
+            [headline] = headlines(concerns.health.conditions(0.0))
             assert "none of the 2 topics" in headline
             assert "archive.topic_deletion=delete-all" in headline
         # A person's word.
         async with world.process(topic_deletion="delete-all", concerns=concerns) as deletion:
             await deletion.look()
-        assert headlines(concerns.conditions()) == ()
+        assert headlines(concerns.health.conditions(0.0)) == ()
         logs = [world.planted.key(s, SegmentFile.LOG) for s in world.planted.segments]
         assert not set(logs[:4]) & world.store.objects()
 
@@ -351,7 +351,7 @@ async def test_kept_by_a_persons_word_for_good() -> None:
         async with world.process(concerns=concerns) as deletion:
             for _ in range(3):
                 await deletion.look()
-        assert headlines(concerns.conditions()) == ()
+        assert headlines(concerns.health.conditions(0.0)) == ()
         assert before <= world.store.objects()
 
 
@@ -363,10 +363,10 @@ async def test_it_shows_itself_again() -> None:
         async with world.process(concerns=concerns) as deletion:
             world.broker.topics = WIPED
             await deletion.look()
-            assert len(headlines(concerns.conditions())) == 1
+            assert len(headlines(concerns.health.conditions(0.0))) == 1
             world.broker.topics = (ALIVE, OTHER)
             await deletion.look()
-            assert headlines(concerns.conditions()) == ()
+            assert headlines(concerns.health.conditions(0.0)) == ()
         assert world.store.objects() == before
 
 

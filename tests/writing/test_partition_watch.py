@@ -19,9 +19,15 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import CopyProgress
-from fetchproxy.writing.margin import UNLIMITED, BrokerRetention, broker_retention, retention_used
-from fetchproxy.writing.partition_watch import PartitionWatch
-from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
+from fetchproxy.writing.partition_watch import PartitionWatch, retention_used
+from fetchproxy.writing.status import (
+    UNLIMITED,
+    BrokerRetention,
+    PartitionArchiveStatus,
+    broker_retention,
+    publish,
+    withdraw,
+)
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 3)
 HOUR = 3_600_000
@@ -88,9 +94,9 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
             await seen.look([status], 0.0, hours * HOUR)
     assert [(e["event"], e["retention_used"]) for e in logs] == [("archive_margin_small", 0.5)]
     assert logs[0]["log_level"] == "error"
-    assert seen.margin(TIP).used == pytest.approx(0.7)
+    assert seen.margin(TIP)[0] == pytest.approx(0.7)
     assert ARCHIVE_RETENTION_USED_SHARE.labels("orders", "3")._value.get() == pytest.approx(0.7)
-    assert [str(found) for found in concerns.conditions()] == [
+    assert [str(found) for found in concerns.health.conditions(0.0)] == [
         "archive_margin_small: orders-3: what is not archived, from offset 100 on, has used up "
         "70 % of the brokers' retention; at 100 % they delete it"
     ]
@@ -100,7 +106,7 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
         await seen.look([status], 0.0, 1_009 * HOUR)
     assert [e["event"] for e in logs] == ["archive_margin_small_no_more", "archive_margin_small"]
     seen.forget(TIP)
-    assert concerns.conditions() == ()
+    assert concerns.health.conditions(0.0) == ()
     assert ("orders", "3") not in ARCHIVE_RETENTION_USED_SHARE._metrics
 
 
@@ -109,10 +115,10 @@ async def test_what_nobody_could_read_counts_from_when_it_was_known_to_wait() ->
     await seen.look([LAGGING], 0.0, 0)
     unknown = replace(LAGGING, last_stable_offset=None)  # the brokers are away
     await seen.look([unknown], 0.0, 4 * HOUR)
-    assert seen.margin(TIP).used == pytest.approx(0.4)
+    assert seen.margin(TIP)[0] == pytest.approx(0.4)
     copied = replace(LAGGING, archive_end=120)
     await seen.look([copied], 0.0, 5 * HOUR)  # another range waits, since now
-    assert seen.margin(TIP).used == 0
+    assert seen.margin(TIP)[0] == 0
 
 
 async def test_bytes_count_too() -> None:
@@ -131,7 +137,7 @@ async def test_without_limits_nothing_is_said() -> None:
         await seen.look([replace(LAGGING, broker_retention=UNLIMITED)], 0.0, 0)
         await seen.look([replace(LAGGING, broker_retention=UNLIMITED)], 0.0, 9_999 * HOUR)
     assert logs == []
-    assert seen.margin(TIP).used is None
+    assert seen.margin(TIP)[0] is None
 
 
 async def test_a_copy_that_hangs_is_said_once_and_shown() -> None:
@@ -142,19 +148,19 @@ async def test_a_copy_that_hangs_is_said_once_and_shown() -> None:
     with capture_logs() as logs:
         for now in (1_010.0, 1_029.0):
             await seen.look([status], now, 0)
-        assert concerns.conditions() == ()
+        assert concerns.health.conditions(0.0) == ()
         for now in (1_030.0, 1_047.0, 1_059.0):
             await seen.look([status], now, 0)
     assert [(e["event"], e["since_s"], e["ended_after_s"]) for e in logs] == [
         ("segment_copy_stalled", 30.0, 60.0)
     ]
-    [shown] = concerns.conditions()
+    [shown] = concerns.health.conditions(0.0)
     assert shown.what == "a copy has been under way for 50 s; it is ended after 60 s"
     assert (shown.since, shown.until) == (1_000.0, 1_060.0)
     assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 59
     assert ARCHIVE_STALLED_COPIES._value.get() == 1
     await seen.look([replace(status, copy=None)], 1_061.0, 0)
-    assert concerns.conditions() == ()
+    assert concerns.health.conditions(0.0) == ()
     assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 0
     assert ARCHIVE_STALLED_COPIES._value.get() == 0
 

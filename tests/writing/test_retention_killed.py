@@ -22,8 +22,8 @@ from archive_harness import (
 )
 from confluent_kafka import Producer
 from labelled_store import DELETE_STEPS, labels
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from lab.mock_cluster import MockCluster
 
 TOPIC = "orders"

@@ -34,7 +34,7 @@ def test_success_failure_and_more_work() -> None:
         plan.take_due(100.0)
     assert plan.succeeded(A, 100.0)
     assert plan.failed(B, 100.0)
-    assert plan.more_waits(C, 100.0)
+    assert plan.succeeded(C, 100.0, more_waits=True)
     assert plan.take_due(100.0) == C
     assert plan.take_due(100.0) is None
     assert plan.next_due_at() == 101.0
@@ -49,7 +49,7 @@ def test_more_work_queues_behind_what_is_due() -> None:
     plan.assign(A)
     plan.assign(B)
     assert plan.take_due(10.0) == A
-    plan.more_waits(A, 10.0)
+    plan.succeeded(A, 10.0, more_waits=True)
     assert plan.take_due(10.0) == B
     assert plan.take_due(10.0) == A
 
@@ -125,7 +125,7 @@ def test_a_large_backlog_of_one_starves_nobody() -> None:
         tip = plan.take_due(float(now))
         assert tip is not None
         turns.append(tip)
-        (plan.more_waits if tip == A else plan.succeeded)(tip, float(now))
+        plan.succeeded(tip, float(now), more_waits=tip == A)
     assert turns.count(B) == turns.count(C) == 10
 
 

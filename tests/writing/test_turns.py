@@ -239,7 +239,7 @@ async def test_a_copy_that_hangs_is_shown_and_ended(
         told: set[str] = set()
 
         def ended() -> bool:
-            told.update(one.what for one in manager.concerns.conditions())
+            told.update(one.what for one in manager.concerns.health.conditions(0.0))
             return any("took over 3000 ms" in what for what in told)
 
         await until_true(ended)
@@ -266,6 +266,6 @@ async def test_a_log_that_never_answers_holds_no_worker_for_ever(
     ):
         await until(manager, archived_up_to(TOPIC, others))
         await until_true(lambda: ARCHIVE_TURNS_ENDED._value.get() >= before + 2)
-        (stuck,) = [s for s in manager.status() if s.partition == silent]
+        (stuck,) = [s for s in manager.status() if s.tip.partition == silent]
         assert stuck.last_error is not None
         assert "longer than 1000 ms" in stuck.last_error

@@ -33,8 +33,8 @@ from two_archivers import (
     produce,
     readable,
 )
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.segments.description import decode_segment, encode_segment

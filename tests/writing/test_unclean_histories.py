@@ -20,9 +20,9 @@ from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
 from planted_archive import TIP
 from unclean_cluster import UncleanCluster, Written
+from whole_archive import verify_archive
 
 from fetchproxy.auditing.resolve import Answer, resolve
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.config.schema import ArchiveConfig, MetadataConfig, RemoteFetchConfig
 from fetchproxy.errors import ClusterError, LogBeginsAgain, LogTruncated, ResolutionRefused
 from fetchproxy.metadata.leader_views import LeaderViews
@@ -302,7 +302,7 @@ async def test_what_two_leaders_sent_is_no_segment(tmp_path: Path) -> None:
         cluster.produce(5)
         while await turn(archiver, close_short=False):
             pass
-        assert archiver.progress.gathered_bytes > 0
+        assert archiver.status().gathered_bytes > 0
         position = cluster.leader.end
         lag(cluster, 2)
         shared = cluster.leader.end
@@ -334,5 +334,5 @@ async def test_what_was_deleted_above_the_archives_end_is_no_end_of_the_work(
         while await archiver.process(close_short=True):
             pass
         assert archived < deleted
-        assert archiver.progress.archive_end == cluster.leader.end
+        assert archiver.archive_end == cluster.leader.end
         assert await here.served() == [(b.base, b.epoch) for b in cluster.leader.log[3:]]

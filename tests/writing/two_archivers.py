@@ -26,8 +26,9 @@ from archive_harness import (
 )
 from confluent_kafka import Producer
 from fetchproxy_protocol.record_batch import walk
+from planted_archive import gaps_of
+from whole_archive import verify_archive
 
-from fetchproxy.auditing.verify import verify_archive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
 
@@ -143,5 +144,5 @@ async def meet(
                 assert await readable(archive, tip) == expected
             report = await verify_archive(archive.rsm, archive.rlmm, chunk_bytes=10_000)
             assert report.clean, report.faults
-            assert report.gaps == []
+            assert gaps_of(report) == []
             return finished, seen

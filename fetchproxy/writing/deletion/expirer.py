@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
+from cachetools import TTLCache
 
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import (
@@ -37,7 +39,6 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.orphans import (
     Objects,
-    OrphanWatch,
     delete_orphans,
     find_orphans,
     held_by_others,
@@ -61,17 +62,14 @@ from fetchproxy.writing.limits import WritingLimits
 # A step of retention that would hide much of a partition at once: announced first, done later.
 #
 # A mistyped retention and a wrong clock look like any other, but for how much they would hide. So
-# a step of more than STEP_SHARE_MAX is announced, in the store too, and done once its grace is
-# over. If by then retention computed anew would not take it, it is taken back, and nothing was
-# hidden. The decision is pure; `RetentionBrake` keeps the announcement.
+# a step of more than STEP_SHARE_MAX is announced, in the store too, and done after its grace,
+# unless retention computed anew would not take it by then.
 
 log = structlog.get_logger(__name__)
 
-# Retention that is as it was hides a segment or a few of many. What a typo or a clock weeks ahead
-# hides is nearly all.
+# Steady retention hides a few segments of many; a typo, or a clock weeks ahead, nearly all.
 STEP_SHARE_MAX = 0.5
-# Of a later time it says nothing: it was made by settings that nobody remembers. A weekly pass of
-# `archive --once` finds its own again, with the default of a day.
+# Then nobody remembers the settings that made it. A weekly `archive --once` finds its own again.
 FORGOTTEN_AFTER_GRACES = 30
 VERSION = 1
 
@@ -82,14 +80,6 @@ class Announcement:
 
     offset: int
     at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """`raise_to`: the log start now; None: not yet, or not at all. `announced`: what waits."""
-
-    raise_to: int | None
-    announced: Announcement | None
 
 
 def hidden_share(view: PartitionView, start: int) -> float:
@@ -107,25 +97,22 @@ def plan_step(
     grace_ms: int,
     *,
     doubtful: bool = False,
-) -> Step:
-    """`start`: the first offset that retention, computed now, keeps; None: it deletes nothing.
-    `doubtful`: the step is announced however small it is.
+) -> int | Announcement | None:
+    """The log start to be raised to now, what waits, or None: nothing. `start`: the first offset
+    that retention, computed now, keeps; None: it deletes nothing. `doubtful`: the step is announced
+    however small it is.
     """
-    if start is None:
-        return Step(None, None)
-    small = hidden_share(view, start) <= STEP_SHARE_MAX and not doubtful
-    if grace_ms == 0 or small:
-        return Step(start, None)
+    small = start is not None and hidden_share(view, start) <= STEP_SHARE_MAX and not doubtful
+    if start is None or grace_ms == 0 or small:
+        return start
     # One of the future: the clock was wrong.
     counts = announced is not None and 0 <= now_ms - announced.at_ms < (
         FORGOTTEN_AFTER_GRACES * grace_ms
     )
     if announced is None or not counts or announced.offset <= view.raised_log_start:
-        return Step(None, Announcement(start, now_ms))
+        return Announcement(start, now_ms)
     announced = replace(announced, offset=min(announced.offset, start))
-    if now_ms - announced.at_ms < grace_ms:
-        return Step(None, announced)
-    return Step(announced.offset, None)
+    return announced if now_ms - announced.at_ms < grace_ms else announced.offset
 
 
 @dataclass(eq=False, repr=False)
@@ -149,16 +136,15 @@ class RetentionBrake:
         *,
         doubtful: bool,
     ) -> int | None:
-        """To where the log start may be raised now; None: it stays. `done` has to follow. As
-        `plan_step`.
-        """
+        """As `plan_step`, None also while it waits. `done` has to follow."""
         announced = await self._announced(tip)
         step = plan_step(view, start, announced, now_ms, self.grace_ms, doubtful=doubtful)
-        if step.announced is not None:
-            await self._announce(tip, view, step.announced)
-        elif step.raise_to is None:
+        if isinstance(step, Announcement):
+            await self._announce(tip, view, step)
+            return None
+        if step is None:
             await self.done(tip)
-        return step.raise_to
+        return step
 
     async def done(self, tip: TopicIdPartition) -> None:
         """The step was made, or is taken back: nothing is announced any more."""
@@ -232,13 +218,12 @@ def _utc(at_ms: int) -> str:
 
 # Whether segments are in the store as their metadata say, before anything goes that they replace.
 #
-# Metadata say what was copied, not what is there: a lifecycle rule, a person or a mistyped prefix
-# takes objects away behind them. So the objects are asked for themselves; a listing may be old.
-# Two small reads a segment, and its records are not read: that is `verify`.
+# Metadata say what was copied. A lifecycle rule, a person or a mistyped prefix takes objects away
+# behind them, and a listing may be old: so the objects are asked for, in small reads. Their records
+# are not read: that is `verify`.
 
-# Twenty replaced segments ask for the one that replaces them once, not twenty times. It is below
-# `retention_grace_ms`, so what was looked at before they were hidden is looked at again before they
-# go.
+# Twenty replaced segments ask for what replaces them once. Below `retention_grace_ms`, so what was
+# looked at before they were hidden is looked at again before they go.
 LOOK_LASTS_S = 60.0
 _REMEMBERED_MAX = 10_000
 # The index of a segment of 64 MiB; that of a larger one takes long enough to be felt on the loop.
@@ -250,46 +235,33 @@ class SegmentLooks:
 
     def __init__(self, rsm: RemoteStorageManager) -> None:
         self._rsm = rsm
-        self._sound_at: dict[UUID, float] = {}  # loop time
+        self._sound: TTLCache[UUID, bool] = TTLCache(
+            _REMEMBERED_MAX, LOOK_LASTS_S, timer=lambda: asyncio.get_running_loop().time()
+        )
 
     async def damage(self, segments: Iterable[RemoteLogSegmentMetadata]) -> str | None:
-        """What is wrong with the first that is not whole, in words; None: all are there. Raises
-        RemoteStorageError: nobody knows.
-        """
+        """Of the first that is not whole, in words; None: all are. Raises RemoteStorageError."""
         for segment in segments:
-            now = asyncio.get_running_loop().time()
-            seen_at = self._sound_at.get(segment.segment_id.id)
-            if seen_at is not None and now - seen_at < LOOK_LASTS_S:
-                continue
-            found = await self._damage(segment)
-            if found is not None:
-                self._sound_at.pop(segment.segment_id.id, None)
-                return found
-            if len(self._sound_at) >= _REMEMBERED_MAX:
-                self._sound_at.clear()
-            self._sound_at[segment.segment_id.id] = now
+            if segment.segment_id.id not in self._sound:
+                if found := await self._damage(segment):
+                    return found
+                self._sound[segment.segment_id.id] = True
         return None
 
     async def only_metadata_left(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """Nothing of it is in the store but that it was finished: it was deleted, and whoever made
-        it said so later, from a pause or by a request that was long on its way.
-
-        Raises RemoteStorageError: nobody knows.
+        """It was deleted, and whoever made it said later that it was finished, from a pause or by a
+        request that was long on its way. Raises RemoteStorageError: nobody knows.
         """
-        try:
-            await self._rsm.fetch_log_segment(segment, ByteRange(0, 1))
-        except ObjectNotFound:
-            pass
-        except RangeNotSatisfiable:
-            return False
-        else:
-            return False
-        for file in (SegmentFile.INDEX, SegmentFile.EPOCHS):
+        for fetched in (
+            partial(self._rsm.fetch_log_segment, segment, ByteRange(0, 1)),
+            partial(self._rsm.fetch_index, segment, SegmentFile.INDEX),
+            partial(self._rsm.fetch_index, segment, SegmentFile.EPOCHS),
+        ):
             try:
-                await self._rsm.fetch_index(segment, file)
+                await fetched()
             except ObjectNotFound:
                 continue
-            except CorruptSegment:
+            except (RangeNotSatisfiable, CorruptSegment):
                 return False
             return False
         return True
@@ -325,13 +297,12 @@ class SegmentLooks:
 
 
 # The order keeps every reader safe, and every step may be the last before a crash:
-# 0. what retention would hide of it at once is announced before, if it is much;
+# 0. what retention (`retention`) would hide at once is announced before, if it is much;
 # 1. the log start is raised and published: from then on nobody begins to read below it;
 # 2. what lies below it, and what nobody can be working on, becomes DELETE_SEGMENT_STARTED;
 # 3. `retention_grace_ms` after that, by the time stored with it, its objects go, then its
 #   metadata. What goes because others hold its offsets goes only while these are seen to be in
-#   the store. It does not decide what retention has passed: that is `retention`.
-
+#   the store.
 
 State = RemoteLogSegmentState
 T = TypeVar("T")
@@ -352,15 +323,21 @@ _GAUGES = (
 class _Partition:
     due_at: float = float("-inf")  # loop time
     orphans_due_at: float = float("-inf")
-    orphans: OrphanWatch = field(default_factory=OrphanWatch)
+    # By segment: its objects without metadata, and since when they are the same (loop time). By our
+    # own clock, as stores' clocks differ: a restart begins anew, and nothing is deleted early.
+    orphans: dict[UUID, tuple[frozenset[tuple[str, str]], float]] = field(default_factory=dict)
     orphan_kept: bool = False  # by the last look for them, as what replaces it is damaged
 
-
-@dataclass(slots=True)
-class _Turn:
-    looked_at: int = 0
-    done: int = 0
-    kept: int = 0
+    def old_orphans(
+        self, found: Mapping[UUID, Objects], now: float, age_min_s: float
+    ) -> list[UUID]:
+        """Of `found`, all that there are now, those that were all the same for so long."""
+        before, self.orphans = self.orphans, {}
+        for segment_id, objects in found.items():
+            what = frozenset((o.key, o.version) for o in objects.values())
+            known = before.get(segment_id)
+            self.orphans[segment_id] = known if known and known[0] == what else (what, now)
+        return [s for s, (_, since) in self.orphans.items() if now - since >= age_min_s]
 
 
 @dataclass(eq=False, repr=False)
@@ -386,11 +363,7 @@ class Expirer:
         self._partitions: dict[TopicIdPartition, _Partition] = {}
 
     async def expire(self, tip: TopicIdPartition) -> bool:
-        """Some of what is due, so that copying goes on; does nothing while nothing is due.
-
-        True: more is due already. Raises RemoteStorageError: the next call goes on where this one
-        ended.
-        """
+        """Some of what is due. True: more is due already. Raises RemoteStorageError."""
         loop = asyncio.get_running_loop()
         now_ms = self._clock.now_ms(loop.time())
         partition = self._partitions.setdefault(tip, _Partition())
@@ -403,9 +376,7 @@ class Expirer:
         return wait_s <= 0
 
     async def tidy(self, tip: TopicIdPartition) -> None:
-        """All that may go now whatever the retention is: copies that others replace, attempts that
-        nobody works on, what was hidden before. Raises RemoteStorageError.
-        """
+        """All that may go whatever the retention is. Raises RemoteStorageError."""
         loop = asyncio.get_running_loop()
         while (now_ms := self._clock.now_ms(loop.time())) is not None:
             view = await self.rlmm.refresh(tip, loop.time())
@@ -435,8 +406,8 @@ class Expirer:
     async def _retained_from(
         self, view: PartitionView, retention: Retention, now_ms: int
     ) -> tuple[int | None, bool]:
-        """The first offset that retention keeps, None: all; and whether the clock is in doubt. By a
-        clock that is wrong for sure nothing goes; by bytes it does.
+        """The first offset that retention keeps, None: all; and whether the clock is in doubt. One
+        that is wrong for sure deletes nothing by time.
         """
         self._witness.saw(view)
         start = retained_from(view, retention, now_ms)
@@ -467,18 +438,18 @@ class Expirer:
             *((self._hide, segment) for segment in removals.hide),
             *((self._delete, segment) for segment in removals.delete),
         ]
-        turn = await self._do(tip, to_do, removals)
+        looked_at, done = await self._do(tip, to_do, removals)
         known = self._partitions.get(tip)
-        if turn.looked_at == len(to_do) and not turn.kept and not (known and known.orphan_kept):
+        if len(to_do) == looked_at == done and not (known and known.orphan_kept):
             # All that may go was looked at: what was wrong before is mended.
             self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
-        undeleted = removals.delete[max(0, turn.looked_at - len(removals.hide)) :]
+        undeleted = removals.delete[max(0, looked_at - len(removals.hide)) :]
         to_go = (*removals.hide, *removals.waiting, *undeleted)
         self._publish(tip, view, to_go)
-        if turn.done and turn.looked_at < len(to_do):
+        if done and looked_at < len(to_do):
             return 0.0
         waits_ms = [self.limits.retention_check_interval_ms]
-        if turn.done and removals.hide:
+        if done and removals.hide:
             waits_ms.append(self.config.retention_grace_ms)
         if removals.next_at_ms is not None:
             waits_ms.append(removals.next_at_ms - now_ms)
@@ -489,25 +460,23 @@ class Expirer:
         tip: TopicIdPartition,
         to_do: Sequence[tuple[_Step, RemoteLogSegmentMetadata]],
         removals: Removals,
-    ) -> _Turn:
-        """A part of them, where it takes long, as copying waits meanwhile."""
+    ) -> tuple[int, int]:
+        """How many were looked at, and done: a part, where it takes long, as copying waits."""
         loop = asyncio.get_running_loop()
         enough_at = loop.time() + _TURN_ENOUGH_S
-        turn = _Turn()
+        looked_at = done = 0
         for step, segment in to_do:
-            if turn.done >= self.limits.retention_deletes_per_turn_max or loop.time() > enough_at:
+            if done >= self.limits.retention_deletes_per_turn_max or loop.time() > enough_at:
                 break
             try:
-                done = await self._within(
+                done += await self._within(
                     self._do_one(step, segment, removals), f"{step.__name__} of a segment of {tip}"
                 )
             except RemoteStorageError:
                 metrics.REMOTE_DELETE_ERRORS.labels(tip.topic).inc()
                 raise
-            turn.looked_at += 1
-            turn.done += done
-            turn.kept += not done
-        return turn
+            looked_at += 1
+        return looked_at, done
 
     async def _do_one(
         self, step: _Step, segment: RemoteLogSegmentMetadata, removals: Removals
@@ -515,13 +484,13 @@ class Expirer:
         """Unless it is the last that has its offsets; then it stays, and that is told."""
         stand_ins = removals.stand_ins.get(segment.segment_id.id, ())
         damage = await self._looks.damage([segment] if stand_ins is None else stand_ins)
-        if stand_ins is None:
-            why = "it is whole, and no other has all of its offsets" if damage is None else None
-        else:
-            why = None if damage is None else f"of what replaces it {damage}"
-        if why is None:
+        # Without stand-ins it may go only if it is itself damaged.
+        if (damage is not None) == (stand_ins is None):
             await step(segment)
             return True
+        why = f"of what replaces it {damage}"
+        if stand_ins is None:
+            why = "it is whole, and no other has all of its offsets"
         for other in stand_ins or ():
             if await self._is_word_alone(other):
                 await self._hide(other)
@@ -590,7 +559,7 @@ class Expirer:
         view = await self.rlmm.refresh(tip, now)
         found = {i: o for i, o in unnamed.items() if is_worthless(self.rsm, view, o)}
         age_min_s = self.limits.orphan_age_min_ms / 1000
-        old = partition.orphans.old_enough(found, now, age_min_s)
+        old = partition.old_orphans(found, now, age_min_s)
         partition.orphan_kept = False
         gone = [i for i in old if await self._may_go(view, found[i], partition)]
         await delete_orphans(self.rsm, tip, [found[segment_id] for segment_id in gone])

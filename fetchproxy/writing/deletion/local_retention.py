@@ -1,10 +1,9 @@
 """Deletes from the brokers what is safely archived, where the archiver owns local retention.
 
-Outside a broker nothing makes it wait for the copy (in KIP-405 local segments do). So the topic's
-own retention is unlimited, and DeleteRecords goes up to where both the archive, read anew, holds
-every record and local retention has passed. Each segment that stands for the records is looked at
-in the store before: where one is not whole, nothing of the partition is trimmed. Sent to the broker
-itself, DeleteRecords leaves the archive alone.
+Outside a broker nothing makes retention wait for the copy (in KIP-405 local segments do). So the
+topic's own is unlimited, and DeleteRecords, sent to the broker itself, goes up to where the
+archive, read anew, holds every record and local retention has passed. Each segment that stands for
+them is looked at in the store before: where one is not whole, nothing of the partition is trimmed.
 """
 
 from __future__ import annotations
@@ -46,10 +45,8 @@ _LOOKS_ENOUGH_S = 5.0
 def trim_target(
     view: PartitionView, edges: LogEdges, retention: Retention, now_ms: int
 ) -> int | None:
-    """The offset below which the broker's log may go; None: nothing of it may.
-
-    By whole segments of the archive, oldest first, ending at the first that stays, and never above
-    an offset that is not archived.
+    """The offset below which the broker's log may go; None: nothing of it may. By whole segments of
+    the archive, oldest first, and never above an offset that is not archived.
     """
     if edges.log_start_offset < view.history.kept_below:
         return None  # what the broker has there is not what is archived
@@ -63,9 +60,7 @@ def trim_target(
 
 def _archived_from(view: PartitionView, offset: int) -> list[RemoteLogSegmentMetadata]:
     """The segments that hold every record from `offset` on, up to the first one that is not there.
-
-    What DeleteRecords through the proxy, or retention, has deleted from the archive may go here
-    too.
+    What was deleted from the archive on purpose may go here too.
     """
     run: list[RemoteLogSegmentMetadata] = []
     offset = max(offset, view.raised_log_start)
@@ -120,11 +115,7 @@ class LocalRetention:
             self._allow(tip.topic)
 
     async def trim(self, tip: TopicIdPartition) -> None:
-        """Leader only; does something every `retention_check_interval_ms`.
-
-        Raises RemoteStorageError, ClusterError: nothing was deleted, or DeleteRecords was and its
-        answer was lost, and may be repeated.
-        """
+        """Leader only, at an interval; may be repeated. Raises RemoteStorageError, ClusterError."""
         loop_s = asyncio.get_running_loop().time()
         now_ms = self._clock.now_ms(loop_s)
         if now_ms is None or loop_s < self._due_at.get(tip, 0.0):
@@ -132,16 +123,17 @@ class LocalRetention:
         topic_config = self.topic_config(tip.topic_id)
         retention = effective_retention(self.config, tip.topic, topic_config)
         reason = trimming_refusal(topic_config) if retention.trims_locally else None
+        more = False
         if reason is not None:
             self._refuse(tip.topic, reason)
         else:
             self._allow(tip.topic)
-            if not retention.trims_locally:
+            if retention.trims_locally:
+                more = await self._trim(tip, retention, loop_s, now_ms)
+            else:
                 self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
-            if retention.trims_locally and await self._trim(tip, retention, loop_s, now_ms):
-                self._due_at[tip] = loop_s
-                return
-        self._due_at[tip] = loop_s + self.limits.retention_check_interval_ms / 1000
+        wait_ms = 0 if more else self.limits.retention_check_interval_ms
+        self._due_at[tip] = loop_s + wait_ms / 1000
 
     async def _trim(
         self, tip: TopicIdPartition, retention: Retention, not_older_than: float, now_ms: int
@@ -155,16 +147,15 @@ class LocalRetention:
         whole_to = await self._whole_up_to(tip, view, edges.log_start_offset, target)
         if whole_to is None:
             return False
-        more, target = whole_to < target, whole_to
-        if not await self._is_same_log(tip, view, target):
+        if not await self._is_same_log(tip, view, whole_to):
             log.warning(
                 "local_log_not_trimmed",
                 **tip.logged,
-                offset=target,
+                offset=whole_to,
                 error="the leader's log below this offset is not the one that was archived",
             )
             return False
-        low_watermark = await delete_records(self.cluster, tip, target)
+        low_watermark = await delete_records(self.cluster, tip, whole_to)
         LOCAL_LOG_TRIMMED.labels(tip.topic).inc()
         log.info(
             "local_log_trimmed",
@@ -172,7 +163,7 @@ class LocalRetention:
             log_start_offset=low_watermark,
             archive_end=view.log_end_offset,
         )
-        return more
+        return whole_to < target
 
     async def _whole_up_to(
         self, tip: TopicIdPartition, view: PartitionView, start: int, target: int
@@ -201,9 +192,7 @@ class LocalRetention:
         return target
 
     async def _is_same_log(self, tip: TopicIdPartition, view: PartitionView, target: int) -> bool:
-        """The leader has, up to `target`, the log that was archived: none that an unclean election
-        put in its place since.
-        """
+        """Up to `target` the leader's log is the one that was archived."""
         epoch = epoch_of(view, target - 1)
         told = await self._leader.epoch_end(tip, epoch)
         if told is None:

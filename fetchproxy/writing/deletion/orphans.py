@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from uuid import UUID
 
 import structlog
@@ -26,9 +25,9 @@ from fetchproxy.storage.stores.object_store import StoredObject
 # Which finished segments may go because others hold the same offsets. Pure.
 #
 # Two archivers that met have copied the same log, cut in other places. Each copy begins where one
-# that was finished before it ends, so from the end of what they hold a chain leads back in which
-# each offset is once; the others are spare. The chain is settled only when all that may go or
-# stay are old: until then a copy may be finished that goes on from one that looked spare.
+# that was finished before it ends, so from the end of what they hold a chain leads back that has
+# each offset once; the others are spare. It is settled only when all of them are old: until then a
+# copy may be finished that goes on from one that looked spare.
 
 Segments = Sequence[RemoteLogSegmentMetadata]
 
@@ -36,11 +35,9 @@ Segments = Sequence[RemoteLogSegmentMetadata]
 def spare_copies(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView, finished_by_ms: int
 ) -> dict[UUID, Segments]:
-    """By id, those all of whose offsets are in others, and these. `segments`: as old as `view`.
-
-    They, and those that stay for them, were finished at `finished_by_ms` (epoch ms) or earlier.
-    A copy of another lineage is none of the same log: which of the two is dead is decided elsewhere
-    (`truncation`).
+    """By id, those all of whose offsets are in others, and these; all were finished at
+    `finished_by_ms` (epoch ms) or earlier. `segments`: as old as `view`. A copy of another lineage
+    is none of the same log: which of the two is dead decides `log_truncation`.
     """
     finished = [s for s in segments if s.is_finished and s.end_offset >= view.raised_log_start]
     spare: dict[UUID, Segments] = {}
@@ -123,10 +120,9 @@ def _overlapping(segments: list[RemoteLogSegmentMetadata]) -> Iterator[Segments]
 
 
 def _chain(together: Segments) -> Segments:
-    """Those of `together`, rising, that hold what all of them hold.
-
-    Chosen from the end down: one that ends right below what is above it, or else any that reaches
-    it; of these the longest, of equal ranges the one that was finished first.
+    """Those of `together`, rising, that hold what all of them hold. Chosen from the end down: one
+    that ends right below what is above it, or else any that reaches it; of these the longest, of
+    equal ranges the one that was finished first.
     """
     rising = sorted(together, key=lambda s: s.end_offset)
     ends = [segment.end_offset for segment in rising]
@@ -151,42 +147,18 @@ def _over(chain: Segments, first: int, segment: RemoteLogSegmentMetadata) -> Seg
 
 # Objects in the store that no metadata name: found by listing, deleted once they are old.
 #
-# They come from crashes between two steps, and from uploads that arrived although their answer
-# was lost. How long one lies there is measured by this process's own clock from when it was first
-# seen: stores' clocks differ, and not all tell. So a restart begins anew, and nothing is deleted
-# early.
+# They come from crashes between two steps, and from uploads whose answer was lost.
 
 log = structlog.get_logger(__name__)
 
 Objects = dict[SegmentFile, StoredObject]
 
 
-@dataclass(slots=True)
-class OrphanWatch:
-    """Which segments' objects were seen without metadata, and since when (loop seconds). Pure."""
-
-    _seen: dict[UUID, tuple[frozenset[tuple[str, str]], float]] = field(default_factory=dict)
-
-    def old_enough(
-        self, found: Mapping[UUID, Objects], now_s: float, age_min_s: float
-    ) -> list[UUID]:
-        """Of `found`, all orphans there are now, those that were all the same for so long."""
-        seen: dict[UUID, tuple[frozenset[tuple[str, str]], float]] = {}
-        for segment_id, objects in found.items():
-            what = frozenset((o.key, o.version) for o in objects.values())
-            before = self._seen.get(segment_id)
-            seen[segment_id] = before if before and before[0] == what else (what, now_s)
-        self._seen = seen
-        return [s for s, (_, since) in seen.items() if now_s - since >= age_min_s]
-
-
 async def find_orphans(
     rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
 ) -> dict[UUID, Objects]:
-    """By segment id. Raises RemoteStorageError.
-
-    The store is listed first and the metadata read after it: a copy that begins meanwhile is not
-    listed, and one that is listed has its metadata.
+    """By segment id. The store is listed before the metadata are read: a copy that begins meanwhile
+    is not listed, and one that is listed has its metadata. Raises RemoteStorageError.
     """
     listed: dict[UUID, Objects] = {}
     async for key, stored in rsm.list_segment_objects(tip):
@@ -202,11 +174,9 @@ async def find_orphans(
 
 
 def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Objects) -> bool:
-    """A log without metadata may be one whose metadata were lost: then nothing else has its place.
-
-    It is kept for `verify --repair`, until its first offset is archived elsewhere, or deleted.
-    Whether that elsewhere is there, and has the rest of it, is asked before it goes
-    (`offsets_held`).
+    """A log without metadata may have lost them: it is kept for `verify --repair`, until its first
+    offset is archived elsewhere, or deleted. Whether that elsewhere is there, and has the rest of
+    it, is asked before it goes (`offsets_held`).
     """
     stored = objects.get(SegmentFile.LOG)
     if stored is None or SegmentFile.METADATA in objects:
@@ -249,28 +219,23 @@ async def _is_orphan(
     segments: Iterable[RemoteLogSegmentMetadata],
     objects: Objects,
 ) -> bool:
-    """A finished segment is none, whatever the metadata manager says: it may be wrong.
-
-    A metadata topic that was lost, or is another cluster's, names nothing at all; the `.metadata`
-    object beside a segment still says what it is, and an archive is rebuilt from those. Where that
-    object is all there is of it, and others have its offsets, it was said of a copy that had been
-    deleted.
+    """A finished segment is none, whatever the metadata manager says: a metadata topic that was
+    lost, or is another cluster's, names nothing at all, and an archive is rebuilt from `.metadata`
+    objects. Where that is all there is of it, and others have its offsets, the copy was deleted.
     """
     stored = objects.get(SegmentFile.METADATA)
     if stored is None:
         return True
     try:
         metadata = decode_segment(await rsm.get_segment_metadata(stored.key), stored.key)
-    except ObjectNotFound:
-        return False  # being deleted: the next look tells
-    except CorruptSegment:
-        return False  # `verify` reports it
-    if metadata.is_finished:
-        if len(objects) == 1 and held_by_others(metadata, segments, view) is not None:
-            return True
-        log.warning("finished_segment_not_in_metadata", **metadata.logged)
-        return False
-    return True
+    except (ObjectNotFound, CorruptSegment):
+        return False  # being deleted: the next look tells; or `verify` does
+    if not metadata.is_finished:
+        return True
+    if len(objects) == 1 and held_by_others(metadata, segments, view) is not None:
+        return True
+    log.warning("finished_segment_not_in_metadata", **metadata.logged)
+    return False
 
 
 async def delete_orphans(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import KW_ONLY, dataclass, field, replace
 from uuid import UUID
 
 import structlog
 from fetchproxy_protocol.apis import ErrorCode
 
-from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import ClusterError, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -31,10 +31,9 @@ from fetchproxy.writing.limits import WritingLimits
 
 # Which topics a cluster had at the last look, and whether it can still be the same cluster. Pure.
 #
-# A cluster that was wiped and formatted again with the same id denies every topic that it had.
-# Denied one by one they look like topics that somebody deleted. So the store keeps a list of the
-# topics that the cluster had (`clusters/<id>.topics`). A look at the cluster renews the list only
-# if some of these topics are still there.
+# A cluster that was wiped and formatted again with the same id denies every topic that it had: one
+# by one they look like topics that somebody deleted. So the store keeps a list of the topics that
+# the cluster had (`clusters/<id>.topics`), and a look renews it only if some are still there.
 
 VERSION = 1
 # Of the archived topics; two or more. Whoever deletes so many at once is asked whether it is meant.
@@ -99,19 +98,16 @@ def _topics(fields: Fields) -> ClusterTopics:
     return ClusterTopics(frozenset(fields.uuids("alive")), frozenset(fields.uuids("gone")))
 
 
-# DELETE_PARTITION_MARKED, STARTED, segments, FINISHED: each state is recorded, so that any
-# archiver may go on where one ended. It stands beside the managed partitions and leads none of
-# them: nobody is assigned a topic that is gone, and every step may be done twice.
+# DELETE_PARTITION_MARKED, STARTED, segments, FINISHED: each state is recorded, so any archiver may
+# go on where one ended. Nobody leads a topic that is gone: every step may be done twice.
 #
 # An archive is deleted only if all of this holds, however long it takes:
 # - this cluster, by its id, has had the topic: an archiver has seen it alive there and has said
-#   so in the store. Archives of other clusters, and restored ones, have no such word or
-#   another's;
-# - the cluster denies it by name and by id (an error, or no right to see it, denies nothing);
+#   so in the store. Archives of other clusters, and restored ones, have no such word;
+# - the cluster denies it by name and by id (an error, or no right to see it, denies nothing; a
+#   topic of the same name that was created again has another id, and is another log);
 # - it has done so at every look for `topic_deletion_grace_ms`;
-# - other topics that it had were there when this one went (see above): a cluster that has
-#   lost all of them, or most at once, may be another one that was formatted with the same id. A
-#   topic of the same name that was created again has another id, and is another log.
+# - other topics that it had were there when this one went (see above).
 
 log = structlog.get_logger(__name__)
 
@@ -251,26 +247,14 @@ class PartitionDeletion:
 
     async def _is_denied(self, topic_id: UUID, topic: str, cluster_id: str) -> bool:
         """It says now that it has no such topic."""
-        denied = await self._denied_by_name(topic_id, topic) and await self._denied_by_id(topic_id)
+        by_name = self.cluster.topic_by_name(topic, max_age_ms=0)
+        if not await _is_denial(by_name, topic_id, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            return False
+        by_id = self.cluster.topic_by_id(topic_id, max_age_ms=0)
+        if not await _is_denial(by_id, topic_id, ErrorCode.UNKNOWN_TOPIC_ID):
+            return False
         # The answers may have come from elsewhere: addresses are given to other clusters.
-        return denied and await self.cluster.cluster_id() == cluster_id
-
-    async def _denied_by_name(self, topic_id: UUID, topic: str) -> bool:
-        try:
-            return (await self.cluster.topic_by_name(topic, max_age_ms=0)).topic_id != topic_id
-        except ClusterError as error:
-            if error.retriable or error.error_code is None:
-                raise
-            return error.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-    async def _denied_by_id(self, topic_id: UUID) -> bool:
-        try:
-            await self.cluster.topic_by_id(topic_id, max_age_ms=0)
-        except ClusterError as error:
-            if error.retriable or error.error_code is None:
-                raise
-            return error.error_code == ErrorCode.UNKNOWN_TOPIC_ID
-        return False
+        return await self.cluster.cluster_id() == cluster_id
 
     # --- the deletion ---
     async def _delete_when_due(
@@ -326,3 +310,12 @@ class PartitionDeletion:
             RemotePartitionDeleteMetadata(tip, state, self.wall_clock_ms())
         )
         log.info("partition_deletion", **tip.logged, state=state.name)
+
+
+async def _is_denial(asked: Awaitable[TopicInfo], topic_id: UUID, code: ErrorCode) -> bool:
+    try:
+        return (await asked).topic_id != topic_id
+    except ClusterError as error:
+        if error.retriable or error.error_code is None:
+            raise
+        return error.error_code == code

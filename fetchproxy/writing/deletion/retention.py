@@ -17,10 +17,9 @@ from fetchproxy.writing.deletion.orphans import Segments, spare_copies, stand_in
 
 # How long one topic's records are kept, in either tier: whose word counts. Pure.
 #
-# Outside the brokers a topic's `retention.ms` cannot be what the archive keeps: it is short
-# because there is an archive. So the archive has settings of its own, and the topic's count only
-# where the operator says so (`archive.follow_topic_retention`), and only those that mean what is
-# asked:
+# Outside the brokers a topic's `retention.ms` is short because there is an archive. So the archive
+# has settings of its own, and the topic's count only where the operator says so
+# (`archive.follow_topic_retention`), and only those that mean what is asked:
 #
 #     setting                 1. first override   2. the topic's own, if followed     3. otherwise
 #     remote_log_retention_*  that names it       retention.*, if remote.storage      archive.*
@@ -61,12 +60,8 @@ def effective_retention(
                 return value
         raise AssertionError(name)  # `config` has every one
 
-    return Retention(
-        remote_ms=setting("remote_log_retention_ms"),
-        remote_bytes=setting("remote_log_retention_bytes"),
-        local_ms=setting("local_retention_ms"),
-        local_bytes=setting("local_retention_bytes"),
-    )
+    remote = setting("remote_log_retention_ms"), setting("remote_log_retention_bytes")
+    return Retention(*remote, setting("local_retention_ms"), setting("local_retention_bytes"))
 
 
 def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:
@@ -122,9 +117,9 @@ def _number(topic_config: Mapping[str, str], key: str) -> int | None:
 
 # Whether the wall clock agrees with what other machines say of the time: store and producers.
 #
-# `SteadyClock` sees a clock that jumps. One that was wrong from the start runs evenly. A store
-# that tells its own time settles it. Otherwise there are the timestamps of records alone, which
-# producers on other machines write: little, as an old one may only mean that nobody writes.
+# `SteadyClock` sees a clock that jumps; one that was wrong from the start runs evenly. A store that
+# tells its own time settles it. Otherwise there are the timestamps of records alone: little, as an
+# old one may only mean that nobody writes.
 
 # A store says its time to about a second, in an answer that may take minutes.
 STORE_AHEAD_MAX_MS = 3_600_000
@@ -182,12 +177,11 @@ JUMP_MIN_MS = 10_000
 
 
 class SteadyClock:
-    """Compares the wall clock with the loop's, which no one can set: retention by time deletes what
-    a wrong one says.
+    """Compares the wall clock with the loop's, which no one can set. `settle_ms`: how long both
+    must have run evenly, 0: it is believed at once.
     """
 
     def __init__(self, wall_clock_ms: Callable[[], int], settle_ms: int) -> None:
-        """`settle_ms`: how long both must have run evenly. 0: it is believed at once."""
         self._wall_clock_ms = wall_clock_ms
         self._settle_s = settle_ms / 1000
         self._even: tuple[float, float] | None = None  # (difference in ms, since loop time s)
@@ -206,19 +200,17 @@ class SteadyClock:
         return now_ms if loop_s - self._even[1] >= self._settle_s else None
 
 
-# As Kafka's RemoteLogManager (RetentionSizeData, RetentionTimeData) does it: oldest first, ending
-# at the first segment that is to stay, by its newest record's timestamp and by the bytes above
-# the limit. Bytes count once: those of finished segments, without what two of them both hold.
+# As Kafka's RemoteLogManager (RetentionSizeData, RetentionTimeData): oldest first, ending at the
+# first segment that is to stay, by its newest record's timestamp and by the bytes above the limit.
+# Bytes count once: those of finished segments, without what two of them both hold.
 
 State = RemoteLogSegmentState
 
 
 def retained_from(view: PartitionView, retention: Retention, now_ms: int) -> int | None:
-    """The first offset that retention keeps; None: it deletes nothing.
-
-    The newest segment always stays, as Kafka's active one does: where it ends the archive goes on,
-    and no clock, however wrong, makes the archive empty. A segment whose metadata cannot be read
-    stays too, and so does what is above it: nobody knows what it holds.
+    """The first offset that retention keeps; None: it deletes nothing. The newest segment stays, as
+    Kafka's active one: where it ends the archive goes on, and no clock makes the archive empty. A
+    segment whose metadata cannot be read stays, and what is above it: nobody knows what it holds.
     """
     if not view.segments or (retention.remote_ms < 0 and retention.remote_bytes < 0):
         return None
@@ -271,17 +263,15 @@ def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadat
 
 @dataclass(frozen=True, slots=True)
 class Removals:
-    """What is to become DELETE_SEGMENT_STARTED, what of it may lose its objects, oldest first.
-
-    `stand_ins`: by id, of what goes though it is not below the log start, the segments that hold
-    its offsets and have to be there for that; None: there are none, so it must not go.
-    `next_at_ms`: when (epoch ms) the first of those that still wait is due; None: none waits.
+    """Oldest first. `stand_ins`: by id, of what goes though it is not below the log start, the
+    segments that hold its offsets and have to be there for that; None: there are none, so it must
+    not go.
     """
 
-    hide: tuple[RemoteLogSegmentMetadata, ...]
-    delete: tuple[RemoteLogSegmentMetadata, ...]
+    hide: tuple[RemoteLogSegmentMetadata, ...]  # to become DELETE_SEGMENT_STARTED
+    delete: tuple[RemoteLogSegmentMetadata, ...]  # hidden, and may lose their objects
     waiting: tuple[RemoteLogSegmentMetadata, ...]  # hidden; readers in flight have their grace
-    next_at_ms: int | None
+    next_at_ms: int | None  # when (epoch ms) the first that still waits is due; None: none waits
     stand_ins: Mapping[UUID, Segments | None]
 
 
@@ -293,10 +283,9 @@ def plan_removals(
     grace_ms: int,
     attempt_age_max_ms: int,
 ) -> Removals:
-    """`segments`: all that the metadata name, in whatever state, as old as `view`.
-
-    Hidden are segments below the log start, attempts older than `attempt_age_max_ms`, as nobody
+    """Hidden are segments below the log start, attempts older than `attempt_age_max_ms`, as nobody
     works on them any more, and copies as old all of whose offsets others hold (two archivers met).
+    `segments`: all that the metadata name, in whatever state, as old as `view`.
     """
     # What is of another history of the log stays until a person says otherwise (`LogHistory`).
     segments = tuple(s for s in segments if not s.is_finished or view.history.shows(s))

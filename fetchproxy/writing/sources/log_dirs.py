@@ -52,10 +52,9 @@ from fetchproxy.writing.sources.segment_source import (
 #                                   <20-digit base offset>.log .index .timeindex .txnindex .snapshot
 #
 # A snapshot's number is the offset that it stands at, the others' that of their segment's first
-# record. Folders that the broker is about to remove, or still fills, have other names (`-delete`,
-# `-stray`, `-future`), and so have files (`.deleted`, `.cleaned`, `.swap`): whoever looks for
-# exact names never meets them. All functions block. Source: Kafka's UnifiedLog, LogFileUtils,
-# PartitionMetadataFile, MetaProperties.
+# record. Folders and files that the broker is about to remove, or still fills, have other names
+# (`-delete`, `-stray`, `-future`; `.deleted`, `.cleaned`, `.swap`) than these exact ones. All
+# functions block. Source: Kafka's UnifiedLog, LogFileUtils, PartitionMetadataFile, MetaProperties.
 
 LOG = "log"
 OFFSET_INDEX = "index"
@@ -143,9 +142,7 @@ def read_file(folder: Path, offset: int, suffix: str) -> bytes | None:
 
 
 def read_epochs(folder: Path) -> tuple[EpochStart, ...] | None:
-    """The leader epochs of the log as its broker knows them; None: there is no checkpoint. Raises
-    LogDirUnusable for one that cannot be understood.
-    """
+    """As the broker knows them; None: no checkpoint. Raises LogDirUnusable for a broken one."""
     path = folder / "leader-epoch-checkpoint"
     try:
         return side_files.decode_epochs(path.read_bytes())
@@ -167,8 +164,7 @@ def _topic_id(content: str) -> UUID | None:
 #
 # The broker may delete, rename or truncate its files at any time: everything is read through one
 # open file, and what is copied later is a hard link to that file (or, where none can be made or
-# only a part is wanted, a copy of it). It writes nothing into the broker's directories. All
-# functions block.
+# only a part is wanted, a copy of it). All functions block.
 
 log = structlog.get_logger(__name__)
 
@@ -211,8 +207,8 @@ class Taken:
 
 
 def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
-    """(base offset, the next segment's) of the inactive segment that holds `position`. Pure.
-    `segments` are base offsets, rising; the last one is active. None: none of the inactive does.
+    """(base offset, the next segment's) of the inactive segment that holds `position`; None: none.
+    `segments` are base offsets, rising; the last one is active. Pure.
     """
     for base_offset, next_base_offset in pairwise(segments):
         if base_offset <= position < next_base_offset:
@@ -223,9 +219,8 @@ def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
 def take_segment(
     rolled: RolledSegment, path: Path, go_on: Callable[[], bool], stream_key: bytes | None = None
 ) -> Taken:
-    """Check the segment's file and put it, from the batch that holds the position on, at `path`.
-
-    What is copied there is encrypted with `stream_key`; a link is the broker's own file.
+    """Check the segment's file and put it, from the batch that holds the position on, at `path`. A
+    copy there is encrypted with `stream_key`; a link is the broker's own file.
 
     Raises SegmentGone, CorruptSegment, CompactedLog, LogDirUnusable for what this program does not
     archive or another look may find otherwise, OSError, and Stopped as soon as `go_on` answers
@@ -366,13 +361,12 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
-    """The aborted transactions that overlap the wanted offsets.
+    """Those that overlap the wanted offsets (Kafka's collectAbortedTransactions).
 
     An entry stands in the index of the segment that holds its marker, so later segments are looked
-    through, until an entry says that everything up to here was decided by then. The marker of
-    whatever is below the LSO has been written. A broker deletes segments from the first one on and
-    begins with their logs: as long as this one's could be opened after the listing, no later index
-    was missing from it. Source: Kafka's collectAbortedTransactions.
+    through, until an entry says that everything up to here was decided by then. A broker deletes
+    segments from the first one on and begins with their logs: as long as this one's could be opened
+    after the listing, no later index was missing from it.
     """
     end_offset = rolled.next_base_offset - 1
     found: list[AbortedTxn] = []
@@ -396,25 +390,22 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
     the file has no indexes; the snapshot is that of its end.
     """
     base, end = rolled.base_offset, segment.end_offset
-    offsets = read_file(rolled.folder, base, OFFSET_INDEX) if whole else None
-    times = read_file(rolled.folder, base, TIME_INDEX) if whole else None
-    snapshot = read_file(rolled.folder, rolled.next_base_offset, SNAPSHOT)
-    faults = (
-        ""
-        if offsets is None
-        else side_files.offset_index_fault(offsets, base, end, segment.size_bytes),
-        ""
-        if times is None
-        else side_files.time_index_fault(times, base, end, segment.max_timestamp_ms),
-        "" if snapshot is None else side_files.snapshot_fault(snapshot),
-    )
-    for fault in filter(None, faults):
+    size_bytes, newest_ms = segment.size_bytes, segment.max_timestamp_ms
+
+    def sound(offset: int, suffix: str, fault_of: Callable[[bytes], str]) -> bytes | None:
+        raw = read_file(rolled.folder, offset, suffix)
+        if raw is None or not (fault := fault_of(raw)):
+            return raw
         log.warning("kafka_file_left_out", **rolled.tip.logged, base_offset=base, error=fault)
-    return KafkaFiles(
-        offset_index=None if faults[0] else offsets,
-        time_index=None if faults[1] else times,
-        producer_snapshot=None if faults[2] else snapshot,
-    )
+        return None
+
+    snapshot = sound(rolled.next_base_offset, SNAPSHOT, side_files.snapshot_fault)
+    if not whole:
+        return KafkaFiles(producer_snapshot=snapshot)
+    offset_fault, time_fault = side_files.offset_index_fault, side_files.time_index_fault
+    offsets = sound(base, OFFSET_INDEX, lambda raw: offset_fault(raw, base, end, size_bytes))
+    times = sound(base, TIME_INDEX, lambda raw: time_fault(raw, base, end, newest_ms))
+    return KafkaFiles(offsets, times, snapshot)
 
 
 def _copied(file: IO[bytes], segment: GatheredSegment, stream_key: bytes | None) -> GatheredSegment:
@@ -444,10 +435,9 @@ def _link(file: IO[bytes], name: Path, path: Path) -> bool:
     return False
 
 
-# A sidecar beside each broker copies the partitions that this broker leads, so each is copied
-# once. What may be copied is asked of the leader (start, LSO), never guessed from files. Where a
-# segment ends is Kafka's own decision, so `archive.segment_bytes_max` and `segment_age_max_ms` do
-# not count.
+# A sidecar beside each broker copies the partitions that this broker leads. What may be copied is
+# asked of the leader (start, LSO), never guessed from files. Where a segment ends is Kafka's own
+# decision: `archive.segment_bytes_max` and `segment_age_max_ms` do not count.
 
 
 @dataclass(eq=False, repr=False)
