@@ -50,6 +50,7 @@ class PartitionTable:
         "_rows",
         "_shown",
         "_unfinished",
+        "changes",
         "deletion",
         "history",
         "restoring",
@@ -58,6 +59,7 @@ class PartitionTable:
 
     def __init__(self, tip: TopicIdPartition) -> None:
         self.tip = tip
+        self.changes = 0  # how many events it has taken
         self._forget()
 
     def _forget(self) -> None:
@@ -228,6 +230,7 @@ class PartitionTable:
     # --- changes ---
     def take(self, event: MetadataEvent) -> None:
         """Unchecked."""
+        self.changes += 1
         if isinstance(event, LogStartOffset):
             known = self._raised.get(event.after_epoch, 0)
             if event.offset > known:

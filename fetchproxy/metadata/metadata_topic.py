@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from uuid import UUID
 
 import structlog
 from fetchproxy_protocol.apis import ErrorCode
@@ -30,23 +29,6 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-
-
-@dataclass(frozen=True, slots=True)
-class LogIdentity:
-    """Which log it is: one that was created again has another id."""
-
-    log_id: UUID
-    name: str
-    partitions: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogBounds:
-    """The offsets `start` up to but not including `end` of one partition."""
-
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +77,9 @@ class KafkaMetadataLog:
         self._config = config
         self._wall_clock_ms = wall_clock_ms
         self._writers = writers
-        self._identity: LogIdentity | None = None
+        self._topic: TopicInfo | None = None
 
-    async def open(self) -> LogIdentity:
+    async def open(self) -> TopicInfo:
         """Create it if it is absent, look at it if it is there; may be called again. Raises
         ConfigError for one that would lose events; the message says how to mend it.
         """
@@ -108,8 +90,8 @@ class KafkaMetadataLog:
             await self._check(topic)
             if self._writers is not None:
                 await self._writers.tell_once()
-        self._identity = LogIdentity(topic.topic_id, topic.name, len(topic.leaders))
-        return self._identity
+        self._topic = topic
+        return topic
 
     async def exists(self) -> bool:
         """Whether there is such a topic; creates none. Raises RemoteStorageError."""
@@ -135,8 +117,8 @@ class KafkaMetadataLog:
         with _as_storage_errors(f"append to {tip}"):
             return await self._cluster.ask_leader(tip, ask)
 
-    async def bounds(self, partition: int) -> LogBounds:
-        """What was appended before the call is below `end`."""
+    async def bounds(self, partition: int) -> tuple[int, int]:
+        """The first offset and the next one: what was appended before the call is below that."""
         # By ListOffsets, as a leader that was just elected answers it only once it knows of every
         # record that was acknowledged (KIP-207); the high watermark in a Fetch may lag then.
         tip = self._tip(partition)
@@ -144,7 +126,7 @@ class KafkaMetadataLog:
             edges = await self._cluster.log_edges(
                 tip, not_older_than=asyncio.get_running_loop().time()
             )
-        return LogBounds(edges.log_start_offset, edges.high_watermark)
+        return edges.log_start_offset, edges.high_watermark
 
     async def read(self, partition: int, from_offset: int) -> LogChunk:
         """Some values from an offset within the bounds on; may wait a little where none is."""
@@ -162,9 +144,9 @@ class KafkaMetadataLog:
             return _chunk(fetched.records, from_offset)
 
     def _tip(self, partition: int) -> TopicIdPartition:
-        if self._identity is None:
+        if self._topic is None:
             raise StorageUnavailable(f"topic {self._config.topic_name} was not opened yet")
-        return TopicIdPartition(self._identity.log_id, self._identity.name, partition)
+        return TopicIdPartition(self._topic.topic_id, self._topic.name, partition)
 
     # --- the topic itself ---
     async def _find(self) -> TopicInfo | None:

@@ -22,7 +22,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import KeptEvents
-from fetchproxy.metadata.metadata_topic import KafkaMetadataLog, LogIdentity
+from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READ_MAX_MS,
@@ -118,11 +118,10 @@ class TopicFollower:
     ) -> None:
         self._log = metadata_log
         self._read_max_ms = read_max_ms
-        self._identity: LogIdentity | None = None
-        self._partitions: list[_LogPartition] = []
-        self._changes: dict[TopicIdPartition, int] = {}
+        self._topic_name = ""
+        self._partitions: list[_LogPartition] = []  # none before it was opened
         self._kept = KeptEvents(cache_dir)
-        self._opening = FreshReads(self._open)
+        self._opening = FreshReads[None, None](self._open)
         self._reads = FreshReads(self._read)
         self._loading = asyncio.Lock()
         self._owned = AsyncExitStack()
@@ -164,25 +163,19 @@ class TopicFollower:
 
     def read_at(self, tip: TopicIdPartition) -> float | None:
         """The loop time (s) at which the last read of the partition's log began. Never blocks."""
-        return None if self._identity is None else self._reads.cached(self._number(tip))
+        return self._reads.cached(self._number(tip)) if self._partitions else None
 
     def renew(self, tip: TopicIdPartition, oldest: float, pause_s: float) -> None:
         """Read again in the background where the last read began before `oldest`."""
-        if self._identity is not None:
+        if self._partitions:
             self._reads.renew(self._number(tip), oldest, pause_s)
 
     def loaded(self, tip: TopicIdPartition) -> PartitionTable | None:
-        if self._identity is None:
-            return None
-        return self._partitions[self._number(tip)].tables.get(tip)
-
-    def changes(self, tip: TopicIdPartition) -> int:
-        """Rises with each event that changed the partition's table."""
-        return self._changes.get(tip, 0)
+        return self._partitions[self._number(tip)].tables.get(tip) if self._partitions else None
 
     def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
         """Events that cannot be read and may have been about the partition. Never blocks."""
-        return () if self._identity is None else self._partitions[self._number(tip)].problems
+        return self._partitions[self._number(tip)].problems if self._partitions else ()
 
     # --- writing ---
     async def append(self, event: MetadataEvent) -> str | None:
@@ -207,20 +200,20 @@ class TopicFollower:
                 partition.refused.clear()
 
     # --- the log ---
-    async def _opened(self) -> LogIdentity:
-        return self._identity or await self._opening.get(None, float("-inf"))
+    async def _opened(self) -> None:
+        if not self._partitions:
+            await self._opening.get(None, float("-inf"))
 
-    async def _open(self, _: None, __: float) -> LogIdentity:
+    async def _open(self, _: None, __: float) -> None:
         try:
-            identity = await self._within("metadata topic", self._log.open())
-            positions, tips = await self._kept.open(identity.log_id)
+            topic = await self._within("metadata topic", self._log.open())
+            positions, tips = await self._kept.open(topic.topic_id)
         except ConfigError as error:
             raise RemoteStorageError(str(error)) from error
-        partitions = [_LogPartition(positions.get(n, 0)) for n in range(identity.partitions)]
+        self._topic_name = topic.name
+        self._partitions = [_LogPartition(positions.get(n, 0)) for n in range(len(topic.leaders))]
         for tip in tips:
-            partitions[metadata_partition(tip, identity.partitions)].unloaded.add(tip)
-        self._partitions, self._identity = partitions, identity
-        return identity
+            self._partitions[self._number(tip)].unloaded.add(tip)
 
     async def _number_of(self, tip: TopicIdPartition) -> int:
         await self._opened()
@@ -230,8 +223,7 @@ class TopicFollower:
         return metadata_partition(tip, len(self._partitions))
 
     def _place(self, number: int, offset: int) -> str:
-        assert self._identity is not None  # read only after it was opened
-        return f"{self._identity.name}-{number} offset {offset}"
+        return f"{self._topic_name}-{number} offset {offset}"
 
     async def _read(self, number: int, began_at: float) -> float:
         """Up to the log's end as it is from now on. What was read by a failure stays read."""
@@ -252,16 +244,16 @@ class TopicFollower:
 
     async def _read_to_end(self, number: int) -> None:
         partition = self._partitions[number]
-        bounds = await self._log.bounds(number)
-        if not bounds.start <= partition.position <= bounds.end:
+        start, end = await self._log.bounds(number)
+        if not start <= partition.position <= end:
             raise RemoteStorageError(
                 f"{self._place(number, partition.position)} is where reading goes on, but the "
-                f"topic now has {bounds.start} to {bounds.end}: it has lost events. Delete the "
+                f"topic now has {start} to {end}: it has lost events. Delete the "
                 "topic and rebuild it from the store with `fetchproxy restore`"
             )
         lag = METADATA_LAG.labels(str(number))
-        while partition.position < bounds.end:
-            lag.set(bounds.end - partition.position)
+        while partition.position < end:
+            lag.set(end - partition.position)
             chunk = await self._log.read(number, partition.position)
             for offset, value in chunk.values:
                 await self._take(number, offset, value)
@@ -291,7 +283,6 @@ class TopicFollower:
                 partition.refused[offset] = str(error)
             return
         table.take(event)
-        self._changes[tip] = self._changes.get(tip, 0) + 1
         if not partition.problems:
             self._kept.note(tip, [event], offset + 1)
 
@@ -365,14 +356,6 @@ VIEWS_AT_ONCE = 50
 IN_STORE_WAIT_MAX_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """A view and what it was made from; it is made anew when that changes."""
-
-    made_from: tuple[float, int, int]
-    view: PartitionView
-
-
 class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     """Strongly consistent: a put returns when its own event was read back, and of two that raced
     the one that came second in the log is refused, to all readers alike.
@@ -399,7 +382,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._config = config
         self._wall_clock_ms = wall_clock_ms
         self._follower = TopicFollower(metadata_log, config.cache_dir, read_max_ms)
-        self._shown: dict[TopicIdPartition, _Shown] = {}
+        # Views, and what each was made from: it is made anew when that changes.
+        self._shown: dict[TopicIdPartition, tuple[tuple[float, int, int], PartitionView]] = {}
         self._in_store_checked: set[TopicIdPartition] = set()
         self._archived = FreshReads(self._read_archived_topics)
         self._in_store = FreshReads(self._list_store_topics)
@@ -516,18 +500,17 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         assert table is not None  # `refresh` came first
         assert read_at is not None
         problems = self._follower.problems(tip)
-        made_from = (read_at, self._follower.changes(tip), len(problems))
+        made_from = (read_at, table.changes, len(problems))
         shown = self._shown.get(tip)
-        if shown is not None and table.restoring:
-            return shown.view  # as it was before: `refresh` says that nothing newer is known
-        if shown is None or shown.made_from != made_from:
-            view = table.view(read_at)
-            if problems:
-                # About any offset: whatever no segment covers may be what they speak of.
-                view = table.view(read_at, (0, *(end + 1 for end in view.end_offsets)))
-            shown = _Shown(made_from, view)
-            self._shown[tip] = shown
-        return shown.view
+        # While it is restored it is shown as before: `refresh` says that nothing newer is known.
+        if shown is not None and (table.restoring or shown[0] == made_from):
+            return shown[1]
+        view = table.view(read_at)
+        if problems:
+            # About any offset: whatever no segment covers may be what they speak of.
+            view = table.view(read_at, (0, *(end + 1 for end in view.end_offsets)))
+        self._shown[tip] = made_from, view
+        return view
 
     async def _check_not_in_store(self, tip: TopicIdPartition) -> None:
         if not await self._is_in_store(tip):
