@@ -90,17 +90,16 @@ Readable = SegmentMetadataObject | LogHistoryObject
 
 @dataclass(slots=True)
 class StoredPartition:
-    """`objects` is what was last listed, as far as it was read; `table` what that comes to."""
+    """`objects` is what was read and is still listed; `table` stands on what of it is `built`."""
 
     table: PartitionTable
     objects: Contents = field(default_factory=dict)
+    built: Contents = field(default_factory=dict)
     problems: tuple[MetadataProblem, ...] = ()
     # What was put lately, with its loop time: a listing begun before may have missed it.
     puts: dict[UUID, tuple[float, RemoteLogSegmentMetadata]] = field(default_factory=dict)
     put_at: float = float("-inf")  # loop time of the last put
     built_at: float = float("-inf")  # loop time at which the listing began that `table` is of
-    # `objects` have changed since: a read that failed, or is under way, got some of them.
-    is_behind: bool = False
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
 
     def put(self, metadata: RemoteLogSegmentMetadata, now: float, keep_s: float) -> None:
@@ -117,11 +116,6 @@ class StoredPartition:
 
     def note(self, stored: StoredObject, content: Content) -> None:
         self.objects[stored.key] = (stored.version, content)
-        self.is_behind = True
-
-    def forget(self, stored: StoredObject) -> None:
-        if self.objects.pop(stored.key, None) is not None:
-            self.is_behind = True
 
     def note_content(self, entry: Readable, raw: bytes | DamagedObject) -> None:
         """Raises RemoteStorageError where the log's history cannot be read.
@@ -154,8 +148,7 @@ class StoredPartition:
 
     def build(self, contents: Contents, began_at: float) -> None:
         """Stand on `contents`, as a listing that began then found them."""
-        self.built_at, self.is_behind = began_at, False
-        self.objects = contents
+        self.built_at, self.built, self.objects = began_at, contents, dict(contents)
         found = [content for _, content in contents.values()]
         self.problems = tuple(c for c in found if isinstance(c, MetadataProblem))
         history = next((c for c in found if isinstance(c, LogHistory)), FIRST_HISTORY)
@@ -181,8 +174,6 @@ class PartitionRead:
         self._listed: list[Readable] = []
         self._log_starts: list[LogStartObject] = []
         self._contents: Contents = {}
-        self._unchanged_since = partition.built_at
-        self._some_gone = False  # that were there when it was listed last
 
     def add(self, found: Standing) -> None:
         if isinstance(found, LogStartObject):
@@ -209,15 +200,13 @@ class PartitionRead:
                 self._contents[entry.stored.key] = (entry.stored.version, said)
             else:
                 waiting.append(entry)
-        self._unchanged_since = partition.built_at
-        self._some_gone = len(self._listed) - len(waiting) < len(partition.objects)
         return waiting
 
     def read(self, entry: Readable, raw: bytes | DamagedObject | None) -> None:
         """None: it was deleted since it was listed."""
         key = entry.stored.key
         if raw is None:
-            self.partition.forget(entry.stored)
+            self.partition.objects.pop(key, None)
         else:
             # Into the partition too: where this read fails, the next one is shorter.
             self.partition.note_content(entry, raw)
@@ -231,8 +220,7 @@ class PartitionRead:
         # Making thousands of segments anew holds the loop, and mostly nothing has changed.
         if (
             shown is not None
-            and not (self._some_gone or partition.is_behind)
-            and self._unchanged_since == partition.built_at
+            and self._contents == partition.built
             and partition.put_at < partition.built_at
             and shown[1].raised_log_start == partition.table.raised_log_start
         ):
@@ -283,19 +271,6 @@ PARTITIONS_AT_ONCE = 50
 VIEWS_AT_ONCE = 50
 
 
-@dataclass(frozen=True, slots=True)
-class _TopLevel:
-    """The topics that the archive has, by name and id; `ids` is made once, as it is asked often."""
-
-    topics: frozenset[tuple[str, UUID]]
-    ids: frozenset[UUID]
-
-    @classmethod
-    def of(cls, topics: Iterable[tuple[str, UUID]]) -> _TopLevel:
-        kept = frozenset(topics)
-        return cls(kept, frozenset(topic_id for _, topic_id in kept))
-
-
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     """`async with` owns the reads; `rsm` is opened and closed by the caller.
 
@@ -331,7 +306,9 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._views = FreshReads(self._read_partition)
         self._topic_views = FreshReads(self._read_topic_views)
         self._top_level = FreshReads(self._read_top_level)
-        self._put_topics: set[tuple[str, UUID]] = set()  # by this process, ever
+        self._put_topics: set[UUID] = set()  # by this process, ever
+        # Under which names a topic was seen in the archive: one, and that stays.
+        self._names: dict[UUID, set[str]] = {}
         self._archive = FreshReads(self._read_archive)
         self._deletions = FreshReads(self._read_deletion)
         self._owned = AsyncExitStack()
@@ -381,11 +358,11 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._topic_views.renew(topic_id, oldest, age_max_s)
 
     async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
-        return (await self._top_level.get(None, not_older_than)).ids
+        return await self._top_level.get(None, not_older_than)
 
     def known_archived_topics(self) -> tuple[frozenset[UUID], float] | None:
         entry = self._top_level.entry(None)
-        return None if entry is None else (entry[1].ids, entry[0])
+        return None if entry is None else (entry[1], entry[0])
 
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Write the state to the store, then show it in the view without another read.
@@ -408,10 +385,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         shown = self._views.cached(tip)
         if shown is not None:
             self._views.replace(tip, partition.view(shown.read_at))
-        self._put_topics.add((tip.topic, tip.topic_id))
-        top_level = self._top_level.cached(None)
-        if top_level is not None and tip.topic_id not in top_level.ids:
-            self._top_level.replace(None, _TopLevel.of([*top_level.topics, *self._put_topics]))
+        self._put_topics.add(tip.topic_id)
+        self._names.setdefault(tip.topic_id, set()).add(tip.topic)
+        if (listed := self._top_level.cached(None)) is not None and tip.topic_id not in listed:
+            self._top_level.replace(None, listed | {tip.topic_id})
 
     async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
         shown = await self.refresh(tip, float("-inf"))
@@ -490,10 +467,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             # Neither "nobody deletes it" nor a state to go on from: somebody has to look.
             raise RemoteStorageError(str(error)) from error
 
-    async def _read_top_level(self, _: None, began_at: float) -> _TopLevel:
+    async def _read_top_level(self, _: None, began_at: float) -> frozenset[UUID]:
         async with within(self._read_max_ms / 1000, "list of topics"):
             listed = await self._rsm.list_topics()
-        return _TopLevel.of([*listed, *self._put_topics])
+        for name, topic_id in listed:
+            self._names.setdefault(topic_id, set()).add(name)
+        return frozenset(self._put_topics.union(topic_id for _, topic_id in listed))
 
     async def _read_archive(self, _: None, began_at: float) -> tuple[TopicIdPartition, ...]:
         async with self._while_it_comes("list of partitions") as it_came:
@@ -626,11 +605,11 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def _names_of(self, topic_id: UUID, began_at: float) -> list[str]:
         """Under which names the topic lies in the archive: one, or none."""
-        top_level = self._top_level.cached(None)
-        if top_level is None or topic_id not in top_level.ids:
-            # Names stay, so any list that has it is good; that none has it must be seen now.
-            top_level = await self._top_level.get(None, began_at)
-        return sorted(name for name, listed_id in top_level.topics if listed_id == topic_id)
+        # Names stay, so any list that has it is good; that none has it must be seen now.
+        if topic_id in (self._top_level.cached(None) or ()):
+            return sorted(self._names[topic_id])
+        listed = await self._top_level.get(None, began_at)
+        return sorted(self._names[topic_id]) if topic_id in listed else []
 
     @asynccontextmanager
     async def _counted(self, began_at: float) -> AsyncIterator[None]:
