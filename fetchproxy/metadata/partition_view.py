@@ -64,7 +64,8 @@ class PartitionView:
 
         None too where the offset was deleted, though the first segment may still hold it.
         """
-        return None if offset < self.raised_log_start else self.segments.at_or_after(offset)
+        i = self._index_at_or_after(offset)
+        return None if i is None else self.segments[i]
 
     def _index_at_or_after(self, offset: int) -> int | None:
         if offset < self.raised_log_start:
