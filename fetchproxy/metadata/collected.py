@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 from uuid import UUID
 
 import structlog
+from cachetools import LRUCache
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.primitives import decode_uvarint, encode_string
 
@@ -163,17 +164,14 @@ class CollectedOnce:
 
     def __init__(self, rsm: RemoteStorageManager) -> None:
         self._rsm = rsm
-        self._topics: dict[UUID, Collected] = {}  # the one that was asked for last is last
+        self._topics = LRUCache[UUID, Collected](TOPICS_KEPT_MAX)
         self._reading: SingleFlight[Collected] = SingleFlight()
 
     async def read(self, topic_id: UUID) -> Collected:
-        found = self._topics.pop(topic_id, None)
+        found: Collected | None = self._topics.get(topic_id)
         if found is None:
             read = partial(read_collected, self._rsm, topic_id)
-            found = await self._reading.run(topic_id, read)
-        self._topics[topic_id] = found
-        if len(self._topics) > TOPICS_KEPT_MAX:
-            del self._topics[next(iter(self._topics))]
+            found = self._topics[topic_id] = await self._reading.run(topic_id, read)
         return found
 
 

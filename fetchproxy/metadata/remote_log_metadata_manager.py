@@ -151,7 +151,6 @@ async def delete_log_starts(
     except RemoteStorageError as error:
         log.warning(
             "old_log_start_not_deleted",
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             error=str(error),
         )

@@ -139,8 +139,7 @@ class StoredPartition:
         tip = entry.segment_id.topic_id_partition
         log.error(
             "segment_metadata_unreadable",
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             segment_id=str(entry.segment_id.id),
             base_offset=entry.base_offset,
             error=problem.what,

@@ -230,10 +230,8 @@ def _whole(raw: bytes, where: str, read: Callable[[_Fields], T]) -> T:
         if fields.remaining:
             raise CorruptSegment(f"{fields.remaining} bytes behind the last field")
         return event
-    except NewerMetadataVersion as error:
-        raise NewerMetadataVersion(f"{where}: {error}") from None
     except CorruptSegment as error:
-        raise CorruptSegment(f"{where}: {error}") from None
+        raise type(error)(f"{where}: {error}") from None
 
 
 def _at_least(name: str, value: int, low: int) -> int:
