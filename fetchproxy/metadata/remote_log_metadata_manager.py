@@ -21,6 +21,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteMetadata,
     TopicIdPartition,
 )
+from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.storage.listings import LogStartObject
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -32,6 +33,8 @@ PARTITIONS_ALONE_MAX = 8
 # Metadata objects that are read at once per topic, or partitions of the metadata topic: as many as
 # there are connections to a store, since they wait for its latency.
 READS_AT_ONCE_MAX = 32
+# Making a view of a few segments takes some 50 µs.
+VIEWS_AT_ONCE = 50
 # A listing or a read of metadata ends with an error when nothing has come for this long. A process
 # has half of `store.timeout_ms`.
 READ_MAX_MS = 10_000
@@ -66,17 +69,31 @@ class PartitionViews(ABC):
 
 
 class RemoteLogMetadataManager(PartitionViews):
-    @abstractmethod
+    def __init__(self) -> None:
+        self._archived = FreshReads(self._read_archived_topics)  # entered by the subclass
+        self._put_topics: set[UUID] = set()  # by this process, ever
+
     async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
         """Topics that have anything in the archive, read at or after that loop time (s).
 
         One listing of the archive's top level at most; a topic that this process has put something
         of is among them at once. Raises RemoteStorageError, as `refresh`.
         """
+        return await self._archived.get(None, not_older_than)
 
-    @abstractmethod
     def known_archived_topics(self) -> tuple[frozenset[UUID], float] | None:
         """What `archived_topics` has last said, and when that was read (loop s). Never blocks."""
+        entry = self._archived.entry(None)
+        return None if entry is None else (entry[1], entry[0])
+
+    def _note_put(self, topic_id: UUID) -> None:
+        self._put_topics.add(topic_id)
+        if (archived := self._archived.cached(None)) is not None and topic_id not in archived:
+            self._archived.replace(None, archived | {topic_id})
+
+    @abstractmethod
+    async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
+        """With those that this process has put something of."""
 
     @abstractmethod
     async def refresh_topic(

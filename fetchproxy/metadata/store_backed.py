@@ -39,6 +39,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READ_MAX_MS,
     READS_AT_ONCE_MAX,
+    VIEWS_AT_ONCE,
     MetadataProblem,
     RemoteLogMetadataManager,
     delete_log_starts,
@@ -266,8 +267,6 @@ def _decode(
 
 # Of a few segments each what was collected is decoded, some 20 µs a segment.
 PARTITIONS_AT_ONCE = 50
-# Making a view of a few segments takes some 50 µs.
-VIEWS_AT_ONCE = 50
 
 
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
@@ -295,6 +294,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """`collects`: reads and leaves what is collected of topics (`collected`).
         `plans`: reads it too, for partitions that are seen for the first time; leaves nothing.
         """
+        super().__init__()
         self._rsm = rsm
         self._collecting = Collecting(rsm) if collects else None
         self._collected_once = CollectedOnce(rsm) if plans else None
@@ -304,22 +304,15 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._partitions: dict[TopicIdPartition, StoredPartition] = {}
         self._views = FreshReads(self._read_partition)
         self._topic_views = FreshReads(self._read_topic_views)
-        self._top_level = FreshReads(self._read_top_level)
-        self._put_topics: set[UUID] = set()  # by this process, ever
         # Under which names a topic was seen in the archive: one, and that stays.
         self._names: dict[UUID, set[str]] = {}
-        self._archive = FreshReads(self._read_archive)
+        self._listed = FreshReads(self._list_partitions)
         self._deletions = FreshReads(self._read_deletion)
         self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        for reads in (
-            self._views,
-            self._topic_views,
-            self._top_level,
-            self._archive,
-            self._deletions,
-        ):
+        kinds = self._views, self._topic_views, self._archived, self._listed, self._deletions
+        for reads in kinds:
             await self._owned.enter_async_context(reads)
         if self._collecting is not None:
             await self._owned.enter_async_context(self._collecting)
@@ -356,13 +349,6 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         oldest = asyncio.get_running_loop().time() - age_max_s
         self._topic_views.renew(topic_id, oldest, age_max_s)
 
-    async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
-        return await self._top_level.get(None, not_older_than)
-
-    def known_archived_topics(self) -> tuple[frozenset[UUID], float] | None:
-        entry = self._top_level.entry(None)
-        return None if entry is None else (entry[1], entry[0])
-
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Write the state to the store, then show it in the view without another read.
 
@@ -384,10 +370,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         shown = self._views.cached(tip)
         if shown is not None:
             self._views.replace(tip, partition.view(shown.read_at))
-        self._put_topics.add(tip.topic_id)
         self._names.setdefault(tip.topic_id, set()).add(tip.topic)
-        if (listed := self._top_level.cached(None)) is not None and tip.topic_id not in listed:
-            self._top_level.replace(None, listed | {tip.topic_id})
+        self._note_put(tip.topic_id)
 
     async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
         shown = await self.refresh(tip, float("-inf"))
@@ -430,7 +414,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return await self._deletions.get(tip, not_older_than)
 
     async def list_partitions(self) -> Iterable[TopicIdPartition]:
-        return await self._archive.get(None, asyncio.get_running_loop().time())
+        return await self._listed.get(None, asyncio.get_running_loop().time())
 
     def list_remote_log_segments(
         self, tip: TopicIdPartition
@@ -466,14 +450,14 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             # Neither "nobody deletes it" nor a state to go on from: somebody has to look.
             raise RemoteStorageError(str(error)) from error
 
-    async def _read_top_level(self, _: None, began_at: float) -> frozenset[UUID]:
+    async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
         async with within(self._read_max_ms / 1000, "list of topics"):
             listed = await self._rsm.list_topics()
         for name, topic_id in listed:
             self._names.setdefault(topic_id, set()).add(name)
         return frozenset(self._put_topics.union(topic_id for _, topic_id in listed))
 
-    async def _read_archive(self, _: None, began_at: float) -> tuple[TopicIdPartition, ...]:
+    async def _list_partitions(self, _: None, began_at: float) -> tuple[TopicIdPartition, ...]:
         async with self._while_it_comes("list of partitions") as it_came:
             listed = await self._rsm.list_partitions(it_came)
         return tuple(sorted({*listed, *self._put_since(began_at)}, key=TopicIdPartition.order))
@@ -605,9 +589,9 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _names_of(self, topic_id: UUID, began_at: float) -> list[str]:
         """Under which names the topic lies in the archive: one, or none."""
         # Names stay, so any list that has it is good; that none has it must be seen now.
-        if topic_id in (self._top_level.cached(None) or ()):
+        if topic_id in (self._archived.cached(None) or ()):
             return sorted(self._names[topic_id])
-        listed = await self._top_level.get(None, began_at)
+        listed = await self._archived.get(None, began_at)
         return sorted(self._names[topic_id]) if topic_id in listed else []
 
     @asynccontextmanager

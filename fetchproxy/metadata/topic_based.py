@@ -27,6 +27,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READ_MAX_MS,
     READS_AT_ONCE_MAX,
+    VIEWS_AT_ONCE,
     MetadataProblem,
     RemoteLogMetadataManager,
     delete_log_starts,
@@ -350,8 +351,6 @@ def _known(partition: _LogPartition) -> list[TopicIdPartition]:
 
 State = RemoteLogSegmentState
 
-# Making a view of a few segments takes some 50 µs.
-VIEWS_AT_ONCE = 50
 # So long the first list of archived topics waits for a store that is slow.
 IN_STORE_WAIT_MAX_S = 1.0
 
@@ -377,6 +376,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         wall_clock_ms: Callable[[], int],
         read_max_ms: int = READ_MAX_MS,
     ) -> None:
+        super().__init__()
         self._rsm = rsm
         self._read_max_ms = read_max_ms
         self._config = config
@@ -385,9 +385,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         # Views, and what each was made from: it is made anew when that changes.
         self._shown: dict[TopicIdPartition, tuple[tuple[float, int, int], PartitionView]] = {}
         self._in_store_checked: set[TopicIdPartition] = set()
-        self._archived = FreshReads(self._read_archived_topics)
         self._in_store = FreshReads(self._list_store_topics)
-        self._put_topics: set[UUID] = set()  # by this process, ever
         self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -464,17 +462,10 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         for tip in [tip for tip in self._shown if tip.topic_id == topic_id]:
             self._follower.renew(tip, oldest, age_max_s)
 
-    async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
+    async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
         """By the metadata topic. The store is listed once, if it answers: a metadata topic that was
         lost must not look as if nothing had ever been archived.
         """
-        return await self._archived.get(None, not_older_than)
-
-    def known_archived_topics(self) -> tuple[frozenset[UUID], float] | None:
-        entry = self._archived.entry(None)
-        return None if entry is None else (entry[1], entry[0])
-
-    async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
         known = {tip.topic_id for tip in await self._follower.partitions(began_at)}
         with suppress(RemoteStorageError, TimeoutError):
             async with asyncio.timeout(IN_STORE_WAIT_MAX_S):
@@ -613,7 +604,4 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         refusal = await self._follower.append(event)
         if refusal is not None:
             raise ValueError(f"another writer was first: {refusal}")
-        topic_id = event.topic_id_partition.topic_id
-        self._put_topics.add(topic_id)
-        if (archived := self._archived.cached(None)) is not None and topic_id not in archived:
-            self._archived.replace(None, archived | {topic_id})
+        self._note_put(event.topic_id_partition.topic_id)

@@ -131,6 +131,12 @@ class Fields:
         except KeyError:
             raise CorruptSegment(f"field {name} is missing") from None
 
+    def _typed(self, name: str, kind: type, what: str) -> Any:
+        value = self._field(name)
+        if type(value) is not kind:
+            raise CorruptSegment(f"field {name} is {what}")
+        return value
+
     def integer(self, name: str, low: int, limit: int) -> int:
         value = self._field(name)
         # bool is an int in Python, but not in JSON.
@@ -148,9 +154,7 @@ class Fields:
         return tuple(value)
 
     def text(self, name: str) -> str:
-        value = self._field(name)
-        if not isinstance(value, str):
-            raise CorruptSegment(f"field {name} is no text")
+        value: str = self._typed(name, str, "no text")
         return value
 
     def texts(self, name: str) -> list[str]:
@@ -166,9 +170,7 @@ class Fields:
         return value
 
     def boolean(self, name: str) -> bool:
-        value = self._field(name)
-        if not isinstance(value, bool):
-            raise CorruptSegment(f"field {name} is neither true nor false")
+        value: bool = self._typed(name, bool, "neither true nor false")
         return value
 
     def member(self, name: str, of: type[E]) -> E:
@@ -181,9 +183,7 @@ class Fields:
         return list(self._document)
 
     def mapping(self, name: str) -> dict[str, Any]:
-        value = self._field(name)
-        if not isinstance(value, dict):
-            raise CorruptSegment(f"field {name} is no object")
+        value: dict[str, Any] = self._typed(name, dict, "no object")
         return value
 
     def uuids(self, name: str) -> list[UUID]:
@@ -194,10 +194,7 @@ class Fields:
         return [value for value in found if value is not None]
 
     def objects(self, name: str) -> list[Fields]:
-        value = self._field(name)
-        if not isinstance(value, list):
-            raise CorruptSegment(f"field {name} is no list")
-        return [Fields(entry) for entry in value]
+        return [Fields(entry) for entry in self._typed(name, list, "no list")]
 
     def partition(self) -> TopicIdPartition:
         """Raises CorruptSegment also for what no partition can be called."""
