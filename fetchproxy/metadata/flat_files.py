@@ -464,12 +464,11 @@ class KeptEvents:
             return {}, []
         try:
             async with self._disk:
-                found = await asyncio.to_thread(self._open, self._directory, log_id)
+                positions, tips = await asyncio.to_thread(self._open, self._directory, log_id)
         except OSError as error:
             raise StorageUnavailable(f"metadata.cache_dir: {error}") from error
-        self._positions, tips = dict(found[0]), found[1]
-        self._committed = dict(self._positions)
-        return found[0], tips
+        self._positions, self._committed = dict(positions), positions
+        return positions, tips
 
     async def load(self, tip: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
         """What the partition's file holds. Raises StorageUnavailable where it cannot be read."""

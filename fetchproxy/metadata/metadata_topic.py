@@ -242,9 +242,6 @@ def _as_storage_errors(what: str) -> Iterator[None]:
         yield
     except RemoteStorageError as error:
         raise type(error)(f"{what}: {error}") from error
-    except ClusterError as error:
-        if error.error_code in _DENIED:
-            raise StorageDenied(f"{what}: {error}") from error
-        raise StorageUnavailable(f"{what}: {error}") from error
-    except CorruptSegment as error:
-        raise StorageUnavailable(f"{what}: {error}") from error
+    except (ClusterError, CorruptSegment) as error:
+        is_denied = isinstance(error, ClusterError) and error.error_code in _DENIED
+        raise (StorageDenied if is_denied else StorageUnavailable)(f"{what}: {error}") from error

@@ -6,8 +6,10 @@ follows the events of `__remote_log_metadata`. Both pass tests/metadata/metadata
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -21,6 +23,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteMetadata,
     TopicIdPartition,
 )
+from fetchproxy.observability.metrics import METADATA_REFRESH_ERRORS, METADATA_REFRESH_SECONDS
 from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.storage.listings import LogStartObject
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -156,6 +159,17 @@ class RemoteLogMetadataManager(PartitionViews):
     @abstractmethod
     async def list_partitions(self) -> Iterable[TopicIdPartition]:
         """Every partition that the archive knows, sorted."""
+
+
+@asynccontextmanager
+async def counted(began_at: float) -> AsyncIterator[None]:
+    """A read of metadata that began then (loop time)."""
+    try:
+        yield
+    except RemoteStorageError:
+        METADATA_REFRESH_ERRORS.inc()
+        raise
+    METADATA_REFRESH_SECONDS.observe(asyncio.get_running_loop().time() - began_at)
 
 
 async def delete_log_starts(

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -19,12 +12,7 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.config.schema import MetadataConfig
-from fetchproxy.errors import (
-    CorruptSegment,
-    DamagedObject,
-    ObjectNotFound,
-    RemoteStorageError,
-)
+from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound, RemoteStorageError
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.collected import (
     NOTHING,
@@ -42,6 +30,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
     VIEWS_AT_ONCE,
     MetadataProblem,
     RemoteLogMetadataManager,
+    counted,
     delete_log_starts,
 )
 from fetchproxy.model import (
@@ -53,11 +42,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from fetchproxy.observability.metrics import (
-    METADATA_REFRESH_ERRORS,
-    METADATA_REFRESH_SECONDS,
-    METADATA_UNREADABLE,
-)
+from fetchproxy.observability.metrics import METADATA_UNREADABLE
 from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.runtime.loop import for_each, pieces
 from fetchproxy.runtime.retrying import within
@@ -474,7 +459,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         partition, collected = self._partition(tip), NOTHING
         read = PartitionRead(tip, partition, began_at)
         what = f"metadata of {tip}"
-        async with self._counted(began_at), self._while_it_comes(what) as it_came:
+        async with counted(began_at), self._while_it_comes(what) as it_came:
             async for found in self._rsm.list_partition(tip):
                 it_came()
                 read.add(found)
@@ -488,7 +473,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self, topic_id: UUID, began_at: float
     ) -> Mapping[int, PartitionView]:
         reads: dict[TopicIdPartition, PartitionRead] = {}
-        async with self._counted(began_at):
+        async with counted(began_at):
             alone = await self._list_topic_and_get(topic_id, began_at, reads)
         # What was listed once and is not any more lands too, and what was put meanwhile.
         for tip, partition in self._partitions.items():
@@ -593,12 +578,3 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             return sorted(self._names[topic_id])
         listed = await self._archived.get(None, began_at)
         return sorted(self._names[topic_id]) if topic_id in listed else []
-
-    @asynccontextmanager
-    async def _counted(self, began_at: float) -> AsyncIterator[None]:
-        try:
-            yield
-        except RemoteStorageError:
-            METADATA_REFRESH_ERRORS.inc()
-            raise
-        METADATA_REFRESH_SECONDS.observe(asyncio.get_running_loop().time() - began_at)

@@ -14,12 +14,7 @@ import structlog
 from kafka.partitioner.default import murmur2
 
 from fetchproxy.config.schema import MetadataConfig
-from fetchproxy.errors import (
-    ConfigError,
-    CorruptSegment,
-    RemoteStorageError,
-    StorageUnavailable,
-)
+from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import KeptEvents
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
@@ -30,6 +25,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
     VIEWS_AT_ONCE,
     MetadataProblem,
     RemoteLogMetadataManager,
+    counted,
     delete_log_starts,
 )
 from fetchproxy.model import (
@@ -45,8 +41,6 @@ from fetchproxy.observability.metrics import (
     METADATA_EVENTS_REFUSED,
     METADATA_EVENTS_WRITTEN,
     METADATA_LAG,
-    METADATA_REFRESH_ERRORS,
-    METADATA_REFRESH_SECONDS,
     METADATA_UNREADABLE,
 )
 from fetchproxy.runtime.flights import FreshReads
@@ -229,14 +223,9 @@ class TopicFollower:
     async def _read(self, number: int, began_at: float) -> float:
         """Up to the log's end as it is from now on. What was read by a failure stays read."""
         position = self._partitions[number].position
-        try:
-            await self._within(
-                f"{self._place(number, position)} to the end", self._read_to_end(number)
-            )
-        except RemoteStorageError:
-            METADATA_REFRESH_ERRORS.inc()
-            raise
-        METADATA_REFRESH_SECONDS.observe(asyncio.get_running_loop().time() - began_at)
+        async with counted(began_at):
+            what = f"{self._place(number, position)} to the end"
+            await self._within(what, self._read_to_end(number))
         return began_at
 
     async def _within(self, what: str, work: Awaitable[T]) -> T:
