@@ -76,13 +76,7 @@ class PartitionTable:
         """
         table = cls(tip)
         table._rows, others = load_rows(tip, entries, f"cached metadata of {tip}")
-        finished: list[RemoteLogSegmentMetadata] = []
-        for event in others:
-            if isinstance(event, RemoteLogSegmentMetadata) and event.state is _FINISHED:
-                finished.append(event)
-            else:
-                table.take(event)
-        table._insert_many(finished)
+        table._take_many(others)
         return table
 
     def replace(self, segments: Iterable[RemoteLogSegmentMetadata], history: LogHistory) -> None:
@@ -90,13 +84,7 @@ class PartitionTable:
         raised = self._raised
         self._forget()
         self._raised, self.history = raised, history
-        finished: list[RemoteLogSegmentMetadata] = []
-        for segment in segments:
-            if segment.state is _FINISHED:
-                finished.append(segment)
-            elif segment.state is not _GONE:
-                self._unfinished[segment.segment_id.id] = segment
-        self._insert_many(finished)
+        self._take_many(segments)
 
     def apply(self, event: MetadataEvent) -> bool:
         """Take over an event of the metadata topic; twice does no harm.
@@ -217,6 +205,16 @@ class PartitionTable:
                 self._insert(event)
             elif event.state is not _GONE:
                 self._unfinished[event.segment_id.id] = event
+
+    def _take_many(self, events: Iterable[MetadataEvent]) -> None:
+        """As `take` of each does; of each segment there is one."""
+        finished: list[RemoteLogSegmentMetadata] = []
+        for event in events:
+            if isinstance(event, RemoteLogSegmentMetadata) and event.state is _FINISHED:
+                finished.append(event)
+            else:
+                self.take(event)
+        self._insert_many(finished)
 
     def _insert(self, segment: RemoteLogSegmentMetadata) -> None:
         rows = self._rows

@@ -40,6 +40,8 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 # Written by `store_backed` where it serves or archives. Spark's planner reads it too; other
 # programs neither write nor trust it.
 
+log = structlog.get_logger(__name__)
+
 MAGIC = b"collected metadata 1\n"
 # Those of the first partitions by name; of the rest each is read by itself. 100 bytes each.
 COLLECTED_MAX = 200_000
@@ -47,6 +49,9 @@ COLLECTED_MAX = 200_000
 READ_ALONE_MIN = 64
 READ_ALONE_SHARE_MIN = 1 / 16
 PUT_INTERVAL_S = 300.0
+# Of topics that are read partition by partition. They come one after the other, and what was
+# collected of a large one takes 80 MB.
+TOPICS_KEPT_MAX = 4
 _LEVEL = 1
 _STRING_SIZE = Struct(">H")
 _DECODED_AT_ONCE = 500  # some 1 ms
@@ -139,14 +144,7 @@ def collected_segment(
     return event if same else None
 
 
-# Whatever goes wrong here costs time, and nothing else.
-
-log = structlog.get_logger(__name__)
-
-
-# Of topics that are read partition by partition. They come one after the other, and what was
-# collected of a large one takes 80 MB.
-TOPICS_KEPT_MAX = 4
+# Whatever goes wrong from here on costs time, and nothing else.
 
 
 async def read_collected(rsm: RemoteStorageManager, topic_id: UUID) -> Collected:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 from uuid import UUID
 
 import structlog
@@ -78,7 +78,6 @@ def metadata_partition(tip: TopicIdPartition, partitions: int) -> int:
 
 
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
 
 # Of one partition of the topic. One is enough to know that not all is known; more are for people.
 PROBLEMS_KEPT_MAX = 100
@@ -182,8 +181,8 @@ class TopicFollower:
         partition = self._partitions[number]
         partition.puts_waiting += 1
         try:
-            written = self._log.append(number, encode_message(event))
-            offset = await self._within(f"append for {event.topic_id_partition}", written)
+            async with self._within(f"append for {event.topic_id_partition}"):
+                offset = await self._log.append(number, encode_message(event))
             METADATA_EVENTS_WRITTEN.inc()
             await self._reads.anew(number)
             if partition.position <= offset:
@@ -201,7 +200,8 @@ class TopicFollower:
 
     async def _open(self, _: None, __: float) -> None:
         try:
-            topic = await self._within("metadata topic", self._log.open())
+            async with self._within("metadata topic"):
+                topic = await self._log.open()
             positions, tips = await self._kept.open(topic.topic_id)
         except ConfigError as error:
             raise RemoteStorageError(str(error)) from error
@@ -223,14 +223,13 @@ class TopicFollower:
     async def _read(self, number: int, began_at: float) -> float:
         """Up to the log's end as it is from now on. What was read by a failure stays read."""
         position = self._partitions[number].position
-        async with counted(began_at):
-            what = f"{self._place(number, position)} to the end"
-            await self._within(what, self._read_to_end(number))
+        what = f"{self._place(number, position)} to the end"
+        async with counted(began_at), self._within(what):
+            await self._read_to_end(number)
         return began_at
 
-    async def _within(self, what: str, work: Awaitable[T]) -> T:
-        async with within(self._read_max_ms / 1000, what):
-            return await work
+    def _within(self, what: str) -> AbstractAsyncContextManager[object]:
+        return within(self._read_max_ms / 1000, what)
 
     async def _read_to_end(self, number: int) -> None:
         partition = self._partitions[number]

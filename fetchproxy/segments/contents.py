@@ -176,9 +176,6 @@ class KafkaFiles:
     producer_snapshot: bytes | None = None
 
 
-NO_KAFKA_FILES = KafkaFiles()
-
-
 @dataclass(frozen=True, slots=True)
 class GatheredSegment:
     """A closed segment, ready to be copied any number of times."""
@@ -196,7 +193,7 @@ class GatheredSegment:
     index: RemoteLogIndex  # without an object key, which each copy attempt has anew
     compressible: bool = False  # most of its bytes are in batches that are not compressed
     stream_key: bytes | None = field(default=None, repr=False)  # `log` is encrypted with it
-    kafka_files: KafkaFiles = NO_KAFKA_FILES
+    kafka_files: KafkaFiles = KafkaFiles()
 
     async def check_size(self) -> None:
         """As `check_log`, at no cost: is the file there, and as long as it was?"""
