@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple, Self
+from typing import Self
 from uuid import UUID
 
 import structlog
@@ -57,12 +57,9 @@ _STRING_SIZE = Struct(">H")
 _DECODED_AT_ONCE = 500  # some 1 ms
 
 
-class CollectedEntry(NamedTuple):
-    version: str
-    entry: bytes  # behind its length
-
-
-Collected = Mapping[str, CollectedEntry]  # by key
+# By key: the version, and the entry behind its length.
+CollectedEntry = tuple[str, bytes]
+Collected = Mapping[str, CollectedEntry]
 NOTHING: Collected = {}
 Read = tuple[str, str, RemoteLogSegmentMetadata]  # key, version, what it says
 
@@ -111,7 +108,7 @@ def _decode_some(body: bytes, at: int, found: dict[str, CollectedEntry]) -> int:
         at += 2
         version = body[at : at + size].decode()
         size, at = decode_uvarint(body, at + size)
-        found[key] = CollectedEntry(version, body[at : at + size])
+        found[key] = version, body[at : at + size]
         at += size
     return at
 
@@ -131,11 +128,11 @@ def collected_segment(
     collected: Collected, listed: SegmentMetadataObject
 ) -> RemoteLogSegmentMetadata | None:
     """What the listed object says, if that was collected from this version of it."""
-    entry = collected.get(listed.stored.key)
-    if entry is None or entry.version != listed.stored.version:
+    version, entry = collected.get(listed.stored.key, ("", b""))
+    if version != listed.stored.version or not entry:
         return None
     try:
-        event = decode_entry(entry.entry, listed.segment_id.topic_id_partition, listed.stored.key)
+        event = decode_entry(entry, listed.segment_id.topic_id_partition, listed.stored.key)
     except CorruptSegment:
         return None
     if not isinstance(event, RemoteLogSegmentMetadata):

@@ -43,10 +43,6 @@ class PartitionView:
     history: LogHistory = FIRST_HISTORY
 
     @property
-    def end_offsets(self) -> tuple[int, ...]:
-        return tuple(end for _, end in self.segments.bounds())
-
-    @property
     def log_start_offset(self) -> int | None:
         """The first archived offset, readable or not: below it there is nothing to wait for."""
         if not self.segments:

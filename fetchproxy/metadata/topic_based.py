@@ -487,7 +487,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         view = table.view(read_at)
         if problems:
             # About any offset: whatever no segment covers may be what they speak of.
-            view = table.view(read_at, (0, *(end + 1 for end in view.end_offsets)))
+            ends = (end for _, end in view.segments.bounds())
+            view = table.view(read_at, (0, *(end + 1 for end in ends)))
         self._shown[tip] = made_from, view
         return view
 
