@@ -386,7 +386,7 @@ class _PartitionRepair:
         if broken.known is not None:
             metadata = _as_the_log_has_it(metadata, broken.derived)
         wanted: dict[SegmentFile, bytes | None] = {
-            SegmentFile.INDEX: segment.index(keys[SegmentFile.LOG])
+            SegmentFile.INDEX: segment.index.encoded(keys[SegmentFile.LOG])
         }
         for file, tell in ((SegmentFile.EPOCHS, self._epochs), (SegmentFile.TXN, self._aborted)):
             if keys[file] in self.faulty or broken.known is None:

@@ -21,7 +21,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 from uuid import UUID
 
@@ -139,24 +139,6 @@ class _Said:
     watched_from: float
 
 
-@dataclass(frozen=True, slots=True)
-class SilentArchiver:
-    """`partitions` of its own that no other archiver has. `since`: loop time (s)."""
-
-    since: float
-    partitions: int
-    retention: str
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiversStatus:
-    """As of the last look, by the key of what each has said. `heard`: how many are at work."""
-
-    heard: int = 0
-    silent: Mapping[str, SilentArchiver] = field(default_factory=dict)
-    troubles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
 class ArchiverPositions:
     """What all archivers say. An async context manager that owns its reads of the store.
 
@@ -182,7 +164,6 @@ class ArchiverPositions:
         self._said: dict[str, _Said] = {}
         self._looked_at = float("-inf")  # the last time that the store has answered
         self._failing = False
-        self.status = ArchiversStatus()
         self._reads = FreshReads[None, None](self._read)
 
     async def __aenter__(self) -> Self:
@@ -215,12 +196,12 @@ class ArchiverPositions:
                 await self.refresh(self._clock())
             await asyncio.sleep(LOOK_INTERVAL_S)
 
-    def _in_words(self, silent: SilentArchiver) -> str:
-        count = silent.partitions
-        whose = "its partition is" if count == 1 else f"its {count} partitions are"
-        since_s = int(self._clock() - silent.since)
+    def _in_words(self, silent: _Said, partitions: int) -> str:
+        """`partitions`: of its own that no other archiver has."""
+        whose = "its partition is" if partitions == 1 else f"its {partitions} partitions are"
+        since_s = int(self._clock() - silent.seen_at)
         for_ = f"{since_s // 5 * 5} s" if since_s < 60 else f"{since_s // 60} min"
-        until = f"; {silent.retention}" if silent.retention else ""
+        until = f"; {silent.for_people.retention}" if silent.for_people.retention else ""
         return (
             f"An archiver has not been heard of for {for_}: it was killed, or cannot write to the "
             f"store. Until it is back, or another takes over, {whose} not archived{until}"
@@ -254,7 +235,7 @@ class ArchiverPositions:
             self._said = await self._read_all(began_at)
             self._looked_at = began_at
             self._failing = False
-            self._note(archivers_status(self._said, began_at))
+            self._tell(began_at)
 
     async def _read_all(self, began_at: float) -> dict[str, _Said]:
         listed = [stored async for stored in self._rsm.archivers.list()]
@@ -280,23 +261,29 @@ class ArchiverPositions:
             )
         return said
 
-    def _note(self, status: ArchiversStatus) -> None:
-        self.status = status
-        ARCHIVERS_HEARD.set(status.heard)
-        ARCHIVERS_SILENT.set(len(status.silent))
-        own = self._own_key()
+    def _tell(self, looked_at: float) -> None:
+        """Of who is at work, and who is silent: one whose partitions others have is not missed."""
+        missed, heard = {}, {}
+        taken: set[tuple[UUID, int]] = set()
+        for key, one in self._said.items():
+            if looked_at - one.watched_from >= MISSED_AFTER_S:
+                missed[key] = one
+            else:
+                heard[key] = one
+                taken.update(one.positions)
+        silent = [
+            Condition(Kind.ARCHIVER_SILENT, self._in_words(one, left), key, since=one.seen_at)
+            for key, one in missed.items()
+            if (left := len(one.positions.keys() - taken))
+        ]
+        ARCHIVERS_HEARD.set(len(heard))
+        ARCHIVERS_SILENT.set(len(silent))
+        self._health.keep(Kind.ARCHIVER_SILENT, silent)
         # A full disk is all that archivers say. Two on one disk say it once.
-        others = {texts: key for key, texts in status.troubles.items() if texts and key != own}
-        disk = Kind.ARCHIVER_DISK_FAILING
+        own, disk = self._own_key(), Kind.ARCHIVER_DISK_FAILING
+        others = {o.for_people.troubles: key for key, o in heard.items() if key != own}
         self._health.keep(
-            disk, [Condition(disk, "; ".join(texts), key) for texts, key in others.items()]
-        )
-        self._health.keep(
-            Kind.ARCHIVER_SILENT,
-            [
-                Condition(Kind.ARCHIVER_SILENT, self._in_words(one), key, since=one.since)
-                for key, one in status.silent.items()
-            ],
+            disk, [Condition(disk, "; ".join(texts), key) for texts, key in others.items() if texts]
         )
 
 
@@ -307,19 +294,3 @@ def _unchanged(known: _Said, began_at: float, apart_s: float) -> _Said:
     if apart_s > LOOK_INTERVAL_S + LOOK_DELAY_MAX_S:
         return replace(known, watched_from=began_at)
     return known
-
-
-def archivers_status(said: Mapping[str, _Said], looked_at: float) -> ArchiversStatus:
-    """One whose partitions others have is missed by nobody."""
-    missed = {k: one for k, one in said.items() if looked_at - one.watched_from >= MISSED_AFTER_S}
-    heard = {key: one for key, one in said.items() if key not in missed}
-    taken: set[tuple[UUID, int]] = set()
-    for one in heard.values():
-        taken.update(one.positions)
-    silent = {
-        key: SilentArchiver(one.seen_at, left, one.for_people.retention)
-        for key, one in missed.items()
-        if (left := len(one.positions.keys() - taken))
-    }
-    troubles = {key: one.for_people.troubles for key, one in heard.items()}
-    return ArchiversStatus(len(heard), silent, troubles)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 from uuid import UUID
 
-from fetchproxy.metadata.columns import EntryRows, SegmentRows
+from fetchproxy.metadata.columns import SegmentRows, load_rows
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     FIRST_HISTORY,
@@ -30,9 +30,6 @@ from fetchproxy.segments.records import (
     LogStartOffset,
     MetadataEvent,
     Restore,
-    compact,
-    decode_entry,
-    walk_entries,
 )
 
 _STARTED = RemoteLogSegmentState.COPY_SEGMENT_STARTED
@@ -50,6 +47,7 @@ class PartitionTable:
         "_rows",
         "_shown",
         "_unfinished",
+        "changes",
         "deletion",
         "history",
         "restoring",
@@ -58,6 +56,7 @@ class PartitionTable:
 
     def __init__(self, tip: TopicIdPartition) -> None:
         self.tip = tip
+        self.changes = 0  # how many events it has taken
         self._forget()
 
     def _forget(self) -> None:
@@ -72,64 +71,20 @@ class PartitionTable:
 
     @classmethod
     def load(cls, tip: TopicIdPartition, entries: bytes) -> PartitionTable:
-        """Of the entries of a flat file; of each segment the last one counts. Raises
-        CorruptSegment, naming entry and field; NewerMetadataVersion.
+        """Of the entries of a flat file that still count (`compact`). Raises CorruptSegment, naming
+        entry and field; NewerMetadataVersion.
         """
-        where = f"cached metadata of {tip}"
-        table = cls._read(tip, entries, where)
-        if table is None:
-            table = cls._read(tip, compact(entries, tip, where), where)
-        assert table is not None, "compacted entries have each segment once"
-        return table
-
-    @classmethod
-    def _read(cls, tip: TopicIdPartition, entries: bytes, where: str) -> PartitionTable | None:
-        """None where the order of entries counts, as there are several of one segment."""
         table = cls(tip)
-        rows = EntryRows(entries)
-        others: list[MetadataEvent] = []
-        for entry in walk_entries(entries, where):
-            if not rows.take(entry):
-                _, body, end, _ = entry
-                others.append(decode_entry(entries[body:end], tip, f"{where}, byte {body}"))
-        columns = rows.columns()
-        if columns is None:  # not all apart and in order
-            others += rows.decoded(tip, where)
-        else:
-            table._rows = SegmentRows(tip, columns)
-        return table if table._take_once(others) else None
-
-    def _take_once(self, events: Iterable[MetadataEvent]) -> bool:
-        """False, and this is of no use, where one of them takes something back."""
-        finished: list[RemoteLogSegmentMetadata] = []
-        ids: set[UUID] = set()
-        for event in events:
-            if isinstance(event, RemoteLogSegmentMetadata):
-                segment_id = event.segment_id.id
-                if event.state is _GONE or segment_id in ids or self.known(event) is not None:
-                    return False
-                ids.add(segment_id)
-                if event.state is _FINISHED:
-                    finished.append(event)
-                    continue
-            elif getattr(event, "state", None) is _EMPTIED:
-                return False
-            self.take(event)
-        self._insert_many(finished)
-        return True
+        table._rows, others = load_rows(tip, entries, f"cached metadata of {tip}")
+        table._take_many(others)
+        return table
 
     def replace(self, segments: Iterable[RemoteLogSegmentMetadata], history: LogHistory) -> None:
         """What a listing has found, unchecked; raised log starts stay, as they never fall."""
         raised = self._raised
         self._forget()
         self._raised, self.history = raised, history
-        finished: list[RemoteLogSegmentMetadata] = []
-        for segment in segments:
-            if segment.state is _FINISHED:
-                finished.append(segment)
-            elif segment.state is not _GONE:
-                self._unfinished[segment.segment_id.id] = segment
-        self._insert_many(finished)
+        self._take_many(segments)
 
     def apply(self, event: MetadataEvent) -> bool:
         """Take over an event of the metadata topic; twice does no harm.
@@ -228,6 +183,7 @@ class PartitionTable:
     # --- changes ---
     def take(self, event: MetadataEvent) -> None:
         """Unchecked."""
+        self.changes += 1
         if isinstance(event, LogStartOffset):
             known = self._raised.get(event.after_epoch, 0)
             if event.offset > known:
@@ -249,6 +205,16 @@ class PartitionTable:
                 self._insert(event)
             elif event.state is not _GONE:
                 self._unfinished[event.segment_id.id] = event
+
+    def _take_many(self, events: Iterable[MetadataEvent]) -> None:
+        """As `take` of each does; of each segment there is one."""
+        finished: list[RemoteLogSegmentMetadata] = []
+        for event in events:
+            if isinstance(event, RemoteLogSegmentMetadata) and event.state is _FINISHED:
+                finished.append(event)
+            else:
+                self.take(event)
+        self._insert_many(finished)
 
     def _insert(self, segment: RemoteLogSegmentMetadata) -> None:
         rows = self._rows

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple, Self
+from typing import Self
 from uuid import UUID
 
 import structlog
+from cachetools import LRUCache
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.primitives import decode_uvarint, encode_string
 
@@ -39,6 +40,8 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 # Written by `store_backed` where it serves or archives. Spark's planner reads it too; other
 # programs neither write nor trust it.
 
+log = structlog.get_logger(__name__)
+
 MAGIC = b"collected metadata 1\n"
 # Those of the first partitions by name; of the rest each is read by itself. 100 bytes each.
 COLLECTED_MAX = 200_000
@@ -46,17 +49,17 @@ COLLECTED_MAX = 200_000
 READ_ALONE_MIN = 64
 READ_ALONE_SHARE_MIN = 1 / 16
 PUT_INTERVAL_S = 300.0
+# Of topics that are read partition by partition. They come one after the other, and what was
+# collected of a large one takes 80 MB.
+TOPICS_KEPT_MAX = 4
 _LEVEL = 1
 _STRING_SIZE = Struct(">H")
 _DECODED_AT_ONCE = 500  # some 1 ms
 
 
-class CollectedEntry(NamedTuple):
-    version: str
-    entry: bytes  # behind its length
-
-
-Collected = Mapping[str, CollectedEntry]  # by key
+# By key: the version, and the entry behind its length.
+CollectedEntry = tuple[str, bytes]
+Collected = Mapping[str, CollectedEntry]
 NOTHING: Collected = {}
 Read = tuple[str, str, RemoteLogSegmentMetadata]  # key, version, what it says
 
@@ -105,7 +108,7 @@ def _decode_some(body: bytes, at: int, found: dict[str, CollectedEntry]) -> int:
         at += 2
         version = body[at : at + size].decode()
         size, at = decode_uvarint(body, at + size)
-        found[key] = CollectedEntry(version, body[at : at + size])
+        found[key] = version, body[at : at + size]
         at += size
     return at
 
@@ -125,11 +128,11 @@ def collected_segment(
     collected: Collected, listed: SegmentMetadataObject
 ) -> RemoteLogSegmentMetadata | None:
     """What the listed object says, if that was collected from this version of it."""
-    entry = collected.get(listed.stored.key)
-    if entry is None or entry.version != listed.stored.version:
+    version, entry = collected.get(listed.stored.key, ("", b""))
+    if version != listed.stored.version or not entry:
         return None
     try:
-        event = decode_entry(entry.entry, listed.segment_id.topic_id_partition, listed.stored.key)
+        event = decode_entry(entry, listed.segment_id.topic_id_partition, listed.stored.key)
     except CorruptSegment:
         return None
     if not isinstance(event, RemoteLogSegmentMetadata):
@@ -138,14 +141,7 @@ def collected_segment(
     return event if same else None
 
 
-# Whatever goes wrong here costs time, and nothing else.
-
-log = structlog.get_logger(__name__)
-
-
-# Of topics that are read partition by partition. They come one after the other, and what was
-# collected of a large one takes 80 MB.
-TOPICS_KEPT_MAX = 4
+# Whatever goes wrong from here on costs time, and nothing else.
 
 
 async def read_collected(rsm: RemoteStorageManager, topic_id: UUID) -> Collected:
@@ -163,17 +159,14 @@ class CollectedOnce:
 
     def __init__(self, rsm: RemoteStorageManager) -> None:
         self._rsm = rsm
-        self._topics: dict[UUID, Collected] = {}  # the one that was asked for last is last
+        self._topics = LRUCache[UUID, Collected](TOPICS_KEPT_MAX)
         self._reading: SingleFlight[Collected] = SingleFlight()
 
     async def read(self, topic_id: UUID) -> Collected:
-        found = self._topics.pop(topic_id, None)
+        found: Collected | None = self._topics.get(topic_id)
         if found is None:
             read = partial(read_collected, self._rsm, topic_id)
-            found = await self._reading.run(topic_id, read)
-        self._topics[topic_id] = found
-        if len(self._topics) > TOPICS_KEPT_MAX:
-            del self._topics[next(iter(self._topics))]
+            found = self._topics[topic_id] = await self._reading.run(topic_id, read)
         return found
 
 

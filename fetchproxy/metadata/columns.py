@@ -39,6 +39,7 @@ from fetchproxy.segments.records import (
     Entry,
     MetadataEvent,
     decode_entry,
+    walk_entries,
 )
 
 # Each field that is a number or a yes or no has a column of its own.
@@ -208,13 +209,9 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         made = self._made.get(index)
         if made is None:
-            made = self._keep(index, self._make(self._row(index)))
-        return made
-
-    def _keep(self, index: int, made: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        if len(self._made) >= _MADE_MAX:
-            self._made.clear()
-        self._made[index] = made
+            if len(self._made) >= _MADE_MAX:
+                self._made.clear()
+            made = self._made[index] = self._make(self._row(index))
         return made
 
     def _row(self, index: int) -> int:
@@ -253,11 +250,6 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
             copied_end_offset=columns.copied.get(raw_id),
             **values,
         )
-
-    def at_or_after(self, offset: int) -> RemoteLogSegmentMetadata | None:
-        """The first segment whose end is at or above `offset`."""
-        index = self.index_at_or_after(offset)
-        return None if index == len(self) else self[index]
 
     # --- questions that need no value ---
     def index_at_or_after(self, offset: int) -> int:
@@ -355,67 +347,71 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         return SegmentRows(self._tip, changed + columns.part(end, self._end))
 
 
-class EntryRows:
-    """Finished segments among the entries of a flat file, on their way into columns."""
+def load_rows(
+    tip: TopicIdPartition, entries: bytes, where: str
+) -> tuple[SegmentRows, list[MetadataEvent]]:
+    """The finished segments of a flat file, and its other events.
 
-    def __init__(self, entries: bytes) -> None:
-        self._entries = entries
-        self._taken: list[Entry] = []
-        self._heads: list[tuple[Any, ...]] = []
-        self._tails: list[tuple[Any, ...]] = []
-
-    def take(self, entry: Entry) -> bool:
-        """False: it is none, and has to be decoded by itself."""
+    Where the segments are not all apart and in order they are among the others, too. Raises
+    CorruptSegment, naming entry and field; NewerMetadataVersion.
+    """
+    taken: list[Entry] = []
+    others: list[Entry] = []
+    heads: list[tuple[Any, ...]] = []
+    tails: list[tuple[Any, ...]] = []
+    for entry in walk_entries(entries, where):
         _, body, end, epochs = entry
-        if epochs < 0:
-            return False
-        packed, absent = SEGMENT_TAILS[self._entries[body + 1]]
-        tail = packed.unpack_from(self._entries, end - packed.size) + absent
-        if tail[_STATE] != _FINISHED:
-            return False
-        self._taken.append(entry)
-        self._heads.append(SEGMENT_HEAD.unpack_from(self._entries, body + 2))
-        self._tails.append(tail)
-        return True
+        if epochs >= 0:
+            packed, absent = SEGMENT_TAILS[entries[body + 1]]
+            tail = packed.unpack_from(entries, end - packed.size) + absent
+            if tail[_STATE] == _FINISHED:
+                taken.append(entry)
+                heads.append(SEGMENT_HEAD.unpack_from(entries, body + 2))
+                tails.append(tail)
+                continue
+        others.append(entry)
+    columns = _columns(entries, taken, heads, tails) if taken else None
+    if columns is None:
+        others += taken
+    return SegmentRows(tip, columns), [
+        decode_entry(entries[body:end], tip, f"{where}, byte {body}") for _, body, end, _ in others
+    ]
 
-    def columns(self) -> Columns | None:
-        """None where they are not all apart and in order, or where a value cannot be true."""
-        pool = EpochPool()
-        if not self._taken:
-            return Columns.of((), pool)
-        heads = dict(zip(HEAD_FIELDS, zip(*self._heads, strict=True), strict=True))
-        said = heads | dict(zip(TAIL_FIELDS, zip(*self._tails, strict=True), strict=True))
-        starts, ends, copied = said["start_offset"], said["end_offset"], said["copied_end_offset"]
-        if starts[0] < 0 or not all(map(ge, ends, starts)) or not all(map(gt, starts[1:], ends)):
+
+def _columns(
+    entries: bytes,
+    taken: list[Entry],
+    heads: list[tuple[Any, ...]],
+    tails: list[tuple[Any, ...]],
+) -> Columns | None:
+    """None where they are not all apart and in order, or where a value cannot be true: decoding
+    them one by one then says what is wrong.
+    """
+    said = dict(zip(HEAD_FIELDS, zip(*heads, strict=True), strict=True))
+    said |= zip(TAIL_FIELDS, zip(*tails, strict=True), strict=True)
+    starts, ends, copied = said["start_offset"], said["end_offset"], said["copied_end_offset"]
+    if starts[0] < 0 or not all(map(ge, ends, starts)) or not all(map(gt, starts[1:], ends)):
+        return None
+    sizes = said["segment_size_bytes"]
+    highest, size_max = max(ends[-1], *copied), max(sizes)
+    if highest > OFFSET_MAX or min(sizes) < 0 or size_max > SEGMENT_BYTES_MAX:
+        return None
+    ids = said["segment_id"]
+    clipped = {}
+    if copied.count(NO_OFFSET) < len(copied):
+        clipped = {i: end for i, end in zip(ids, copied, strict=True) if end != NO_OFFSET}
+        if any(NO_OFFSET != stored < end for stored, end in zip(copied, ends, strict=True)):
             return None
-        sizes = said["segment_size_bytes"]
-        highest, size_max = max(ends[-1], *copied), max(sizes)
-        if highest > OFFSET_MAX or min(sizes) < 0 or size_max > SEGMENT_BYTES_MAX:
-            return None  # decoding them one by one then says what is wrong
-        ids = said["segment_id"]
-        clipped = {}
-        if copied.count(NO_OFFSET) < len(copied):
-            clipped = {i: end for i, end in zip(ids, copied, strict=True) if end != NO_OFFSET}
-            pairs = zip(copied, ends, strict=True)
-            if any(NO_OFFSET != stored < end for stored, end in pairs):
-                return None
-        values = {name: array(typecode, said[name]) for name, typecode in COLUMNS.items()}
-        epochs = array("I", self._epochs(pool))
-        return Columns(bytearray(b"".join(ids)), values, epochs, pool, clipped)
-
-    def _epochs(self, pool: EpochPool) -> list[int]:
-        entries, start_at, size = self._entries, 2 + START_AT, SEGMENT_EPOCH.size
-        return [
-            pool.number(
-                entries[body + EPOCHS_AT : body + EPOCHS_AT + size * epochs],
-                entries[body + start_at : body + start_at + 8],
-            )
-            for _, body, _, epochs in self._taken
-        ]
-
-    def decoded(self, tip: TopicIdPartition, where: str) -> Iterator[MetadataEvent]:
-        for _, body, end, _ in self._taken:
-            yield decode_entry(self._entries[body:end], tip, f"{where}, byte {body}")
+    values = {name: array(typecode, said[name]) for name, typecode in COLUMNS.items()}
+    pool, start_at, size = EpochPool(), 2 + START_AT, SEGMENT_EPOCH.size
+    epochs = [
+        pool.number(
+            entries[body + EPOCHS_AT : body + EPOCHS_AT + size * count],
+            entries[body + start_at : body + start_at + 8],
+        )
+        for _, body, _, count in taken
+    ]
+    return Columns(bytearray(b"".join(ids)), values, array("I", epochs), pool, clipped)
 
 
 def _unpack_epochs(packed: bytes, start: int) -> tuple[EpochStart, ...]:

@@ -8,6 +8,7 @@ import asyncio
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
@@ -89,7 +90,7 @@ class CachedEntries:
 class CacheFile:
     """One partition's. Opened for each call only: there may be many thousands of them."""
 
-    __slots__ = ("_appended", "_checksum", "_compacted", "_lost", "_size", "_tip", "path")
+    __slots__ = ("_checksum", "_compacted", "_lost", "_size", "_tip", "path")
 
     def __init__(self, path: Path, tip: TopicIdPartition) -> None:
         self.path = path
@@ -98,7 +99,6 @@ class CacheFile:
         self._checksum = 0  # of that
         self._lost: bytes | None = None  # of a damaged file, the entries that are left
         self._compacted = 0  # bytes when it was last written anew
-        self._appended = 0  # bytes since then
 
     def load(self) -> CachedEntries:
         """What the file holds; where there is none, nothing, from offset 0 on. Changes no file.
@@ -134,14 +134,12 @@ class CacheFile:
         A damaged one is replaced. Raises OSError, as when the disk is full: nothing of it counts
         then, and it may be called again. Raises ValueError where the file was not loaded.
         """
-        size = self._loaded_size()
+        size, lost = self._loaded_size(), self._lost
         entries = b"".join([encode_entry(event) for event in events])
-        if self._lost is not None:
-            entries = compact(self._lost + entries, self._tip, str(self.path))
-            self._write_anew(entries, metadata_topic_offset, durable=True)
-        elif size == 0:
-            entries = compact(entries, self._tip, str(self.path))
-            self._write_anew(entries, metadata_topic_offset, durable=False)
+        if size == 0 or lost is not None:
+            entries = compact((lost or b"") + entries, self._tip, str(self.path))
+            # One that replaces nothing is made durable by `sync`, before anybody relies on it.
+            self._write_anew(entries, metadata_topic_offset, durable=lost is not None)
         else:
             checksum = crc32c(entries, self._checksum)
             checkpoint = _checkpoint(metadata_topic_offset, checksum)
@@ -151,12 +149,12 @@ class CacheFile:
                 write_all(file.fileno(), entries + checkpoint)
             self._size = size + len(entries) + len(checkpoint)
             self._checksum = crc32c(checkpoint, checksum)
-            self._appended += len(entries) + len(checkpoint)
 
     @property
     def wants_compaction(self) -> bool:
         """More was appended than there was when it was written anew."""
-        return self._lost is None and self._appended > max(APPENDED_BYTES_MIN, self._compacted)
+        appended = self._loaded_size() - self._compacted
+        return self._lost is None and appended > max(APPENDED_BYTES_MIN, self._compacted)
 
     def compact(self) -> None:
         """Write it anew with the last state of each segment only; a crash leaves old or new.
@@ -186,18 +184,14 @@ class CacheFile:
     def _remember(self, good: bytes, entries_bytes: int, lost: bytes | None) -> None:
         self._size, self._checksum, self._lost = len(good), crc32c(good), lost
         self._compacted = HEADER.size + entries_bytes + _CHECKPOINT_BYTES if good else 0
-        self._appended = len(good) - self._compacted
 
     def _is_own(self, good: bytes) -> bool:
         """False: somebody has put another partition's file here, or an older one."""
         magic, topic_id, partition, _ = HEADER.unpack_from(good)
         if magic > MAGIC:
             raise NewerMetadataVersion(f"{self.path}: magic {magic}, known are those up to {MAGIC}")
-        return (magic, topic_id, partition) == (
-            MAGIC,
-            self._tip.topic_id.bytes,
-            self._tip.partition,
-        )
+        own = MAGIC, self._tip.topic_id.bytes, self._tip.partition
+        return (magic, topic_id, partition) == own
 
     def _understood(self, good: bytes) -> bytes:
         """The entries of a file whose checksum holds, compacted where something was appended."""
@@ -213,7 +207,6 @@ class CacheFile:
         content = header + entries
         content += _checkpoint(metadata_topic_offset, crc32c(content))
         self.path.parent.mkdir(exist_ok=True)
-        # One that replaces nothing is made durable by `sync`, before anybody relies on it.
         replace_file(self.path, content, durable=durable)
         self._remember(content, len(entries), None)
 
@@ -225,12 +218,16 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
     if offset is not None:
         return len(raw), offset
     end = last_offset = checksum = seen = 0
-    for at in _checkpoints(raw):
-        checksum = crc32c(memoryview(raw)[seen:at], checksum)
-        offset = _holds(raw, at, checksum)
-        if offset is None:
-            break  # some byte before it is not what was written: no later one can hold either
-        seen, end, last_offset = at, at + _CHECKPOINT_BYTES, offset
+    with suppress(CorruptSegment):  # from there on entries cannot be told from each other
+        for begin, body, _, _ in walk_entries(raw[HEADER.size :], "a torn file"):
+            if raw[HEADER.size + body] != RecordType.CACHE_FILE_CHECKPOINT:
+                continue
+            at = HEADER.size + begin
+            checksum = crc32c(memoryview(raw)[seen:at], checksum)
+            offset = _holds(raw, at, checksum)
+            if offset is None:
+                break  # some byte before it is not what was written: no later one can hold either
+            seen, end, last_offset = at, at + _CHECKPOINT_BYTES, offset
     return end, last_offset
 
 
@@ -248,19 +245,6 @@ def _holds(raw: bytes, at: int, checksum: int) -> int | None:
     (offset,) = INT64.unpack_from(raw, offset_at)
     whole = raw[at : at + _CHECKPOINT_BYTES] == _checkpoint(offset, checksum)
     return offset if whole else None
-
-
-def _checkpoints(raw: bytes) -> list[int]:
-    """Where there are some, up to where entries cannot be told from each other any more."""
-    found = []
-    try:
-        entries = raw[HEADER.size :]
-        for begin, body, _, _ in walk_entries(entries, "a torn file"):
-            if entries[body] == RecordType.CACHE_FILE_CHECKPOINT:
-                found.append(HEADER.size + begin)
-    except CorruptSegment:
-        pass  # that is the place
-    return found
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -480,12 +464,11 @@ class KeptEvents:
             return {}, []
         try:
             async with self._disk:
-                found = await asyncio.to_thread(self._open, self._directory, log_id)
+                positions, tips = await asyncio.to_thread(self._open, self._directory, log_id)
         except OSError as error:
             raise StorageUnavailable(f"metadata.cache_dir: {error}") from error
-        self._positions, tips = dict(found[0]), found[1]
-        self._committed = dict(self._positions)
-        return found[0], tips
+        self._positions, self._committed = dict(positions), positions
+        return positions, tips
 
     async def load(self, tip: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
         """What the partition's file holds. Raises StorageUnavailable where it cannot be read."""

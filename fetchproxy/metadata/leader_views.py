@@ -309,8 +309,7 @@ class LeaderViews(PartitionViews):
             self._warnings.warn(
                 "archive_not_compared_with_leader",
                 tip,
-                topic=tip.topic,
-                partition=tip.partition,
+                **tip.logged,
                 error=str(error),
             )
 
@@ -326,8 +325,7 @@ class LeaderViews(PartitionViews):
             self._warnings.warn(
                 "log_begins_again",
                 tip,
-                topic=tip.topic,
-                partition=tip.partition,
+                **tip.logged,
                 archive_end=end,
                 leader_epoch=compared.leader_epoch,
                 remedy=f"fetchproxy resolve {tip}",
@@ -336,8 +334,7 @@ class LeaderViews(PartitionViews):
             self._warnings.warn(
                 "archive_parted_from_leader",
                 tip,
-                topic=tip.topic,
-                partition=tip.partition,
+                **tip.logged,
                 archive_end=end,
                 shared_end=shown,
                 leader_epoch=compared.leader_epoch,

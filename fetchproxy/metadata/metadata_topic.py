@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from uuid import UUID
 
 import structlog
 from fetchproxy_protocol.apis import ErrorCode
@@ -30,23 +29,6 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-
-
-@dataclass(frozen=True, slots=True)
-class LogIdentity:
-    """Which log it is: one that was created again has another id."""
-
-    log_id: UUID
-    name: str
-    partitions: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogBounds:
-    """The offsets `start` up to but not including `end` of one partition."""
-
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +77,9 @@ class KafkaMetadataLog:
         self._config = config
         self._wall_clock_ms = wall_clock_ms
         self._writers = writers
-        self._identity: LogIdentity | None = None
+        self._topic: TopicInfo | None = None
 
-    async def open(self) -> LogIdentity:
+    async def open(self) -> TopicInfo:
         """Create it if it is absent, look at it if it is there; may be called again. Raises
         ConfigError for one that would lose events; the message says how to mend it.
         """
@@ -108,8 +90,8 @@ class KafkaMetadataLog:
             await self._check(topic)
             if self._writers is not None:
                 await self._writers.tell_once()
-        self._identity = LogIdentity(topic.topic_id, topic.name, len(topic.leaders))
-        return self._identity
+        self._topic = topic
+        return topic
 
     async def exists(self) -> bool:
         """Whether there is such a topic; creates none. Raises RemoteStorageError."""
@@ -135,14 +117,14 @@ class KafkaMetadataLog:
         with _as_storage_errors(f"append to {tip}"):
             return await self._cluster.ask_leader(tip, ask)
 
-    async def bounds(self, partition: int) -> LogBounds:
-        """What was appended before the call is below `end`."""
+    async def bounds(self, partition: int) -> tuple[int, int]:
+        """The first offset and the next one: what was appended before the call is below that."""
         # By ListOffsets, as a leader that was just elected answers it only once it knows of every
         # record that was acknowledged (KIP-207); the high watermark in a Fetch may lag then.
         tip = self._tip(partition)
         with _as_storage_errors(f"end of {tip}"):
             edges = await self._cluster.log_edges(tip)
-        return LogBounds(edges.log_start_offset, edges.high_watermark)
+        return edges.log_start_offset, edges.high_watermark
 
     async def read(self, partition: int, from_offset: int) -> LogChunk:
         """Some values from an offset within the bounds on; may wait a little where none is."""
@@ -160,9 +142,9 @@ class KafkaMetadataLog:
             return _chunk(fetched.records, from_offset)
 
     def _tip(self, partition: int) -> TopicIdPartition:
-        if self._identity is None:
+        if self._topic is None:
             raise StorageUnavailable(f"topic {self._config.topic_name} was not opened yet")
-        return TopicIdPartition(self._identity.log_id, self._identity.name, partition)
+        return TopicIdPartition(self._topic.topic_id, self._topic.name, partition)
 
     # --- the topic itself ---
     async def _find(self) -> TopicInfo | None:
@@ -258,9 +240,6 @@ def _as_storage_errors(what: str) -> Iterator[None]:
         yield
     except RemoteStorageError as error:
         raise type(error)(f"{what}: {error}") from error
-    except ClusterError as error:
-        if error.error_code in _DENIED:
-            raise StorageDenied(f"{what}: {error}") from error
-        raise StorageUnavailable(f"{what}: {error}") from error
-    except CorruptSegment as error:
-        raise StorageUnavailable(f"{what}: {error}") from error
+    except (ClusterError, CorruptSegment) as error:
+        is_denied = isinstance(error, ClusterError) and error.error_code in _DENIED
+        raise (StorageDenied if is_denied else StorageUnavailable)(f"{what}: {error}") from error

@@ -43,10 +43,6 @@ class PartitionView:
     history: LogHistory = FIRST_HISTORY
 
     @property
-    def end_offsets(self) -> tuple[int, ...]:
-        return tuple(end for _, end in self.segments.bounds())
-
-    @property
     def log_start_offset(self) -> int | None:
         """The first archived offset, readable or not: below it there is nothing to wait for."""
         if not self.segments:
@@ -64,7 +60,8 @@ class PartitionView:
 
         None too where the offset was deleted, though the first segment may still hold it.
         """
-        return None if offset < self.raised_log_start else self.segments.at_or_after(offset)
+        i = self._index_at_or_after(offset)
+        return None if i is None else self.segments[i]
 
     def _index_at_or_after(self, offset: int) -> int | None:
         if offset < self.raised_log_start:

@@ -6,8 +6,10 @@ follows the events of `__remote_log_metadata`. Both pass tests/metadata/metadata
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -21,6 +23,8 @@ from fetchproxy.model import (
     RemotePartitionDeleteMetadata,
     TopicIdPartition,
 )
+from fetchproxy.observability.metrics import METADATA_REFRESH_ERRORS, METADATA_REFRESH_SECONDS
+from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.storage.listings import LogStartObject
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -32,6 +36,8 @@ PARTITIONS_ALONE_MAX = 8
 # Metadata objects that are read at once per topic, or partitions of the metadata topic: as many as
 # there are connections to a store, since they wait for its latency.
 READS_AT_ONCE_MAX = 32
+# Making a view of a few segments takes some 50 µs.
+VIEWS_AT_ONCE = 50
 # A listing or a read of metadata ends with an error when nothing has come for this long. A process
 # has half of `store.timeout_ms`.
 READ_MAX_MS = 10_000
@@ -66,17 +72,31 @@ class PartitionViews(ABC):
 
 
 class RemoteLogMetadataManager(PartitionViews):
-    @abstractmethod
+    def __init__(self) -> None:
+        self._archived = FreshReads(self._read_archived_topics)  # entered by the subclass
+        self._put_topics: set[UUID] = set()  # by this process, ever
+
     async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
         """Topics that have anything in the archive, read at or after that loop time (s).
 
         One listing of the archive's top level at most; a topic that this process has put something
         of is among them at once. Raises RemoteStorageError, as `refresh`.
         """
+        return await self._archived.get(None, not_older_than)
 
-    @abstractmethod
     def known_archived_topics(self) -> tuple[frozenset[UUID], float] | None:
         """What `archived_topics` has last said, and when that was read (loop s). Never blocks."""
+        entry = self._archived.entry(None)
+        return None if entry is None else (entry[1], entry[0])
+
+    def _note_put(self, topic_id: UUID) -> None:
+        self._put_topics.add(topic_id)
+        if (archived := self._archived.cached(None)) is not None and topic_id not in archived:
+            self._archived.replace(None, archived | {topic_id})
+
+    @abstractmethod
+    async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
+        """With those that this process has put something of."""
 
     @abstractmethod
     async def refresh_topic(
@@ -141,6 +161,17 @@ class RemoteLogMetadataManager(PartitionViews):
         """Every partition that the archive knows, sorted."""
 
 
+@asynccontextmanager
+async def counted(began_at: float) -> AsyncIterator[None]:
+    """A read of metadata that began then (loop time)."""
+    try:
+        yield
+    except RemoteStorageError:
+        METADATA_REFRESH_ERRORS.inc()
+        raise
+    METADATA_REFRESH_SECONDS.observe(asyncio.get_running_loop().time() - began_at)
+
+
 async def delete_log_starts(
     rsm: RemoteStorageManager, tip: TopicIdPartition, lower: Iterable[LogStartObject]
 ) -> None:
@@ -151,7 +182,6 @@ async def delete_log_starts(
     except RemoteStorageError as error:
         log.warning(
             "old_log_start_not_deleted",
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             error=str(error),
         )

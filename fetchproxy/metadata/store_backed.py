@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -19,12 +12,7 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.config.schema import MetadataConfig
-from fetchproxy.errors import (
-    CorruptSegment,
-    DamagedObject,
-    ObjectNotFound,
-    RemoteStorageError,
-)
+from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound, RemoteStorageError
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.collected import (
     NOTHING,
@@ -39,8 +27,10 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READ_MAX_MS,
     READS_AT_ONCE_MAX,
+    VIEWS_AT_ONCE,
     MetadataProblem,
     RemoteLogMetadataManager,
+    counted,
     delete_log_starts,
 )
 from fetchproxy.model import (
@@ -52,11 +42,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from fetchproxy.observability.metrics import (
-    METADATA_REFRESH_ERRORS,
-    METADATA_REFRESH_SECONDS,
-    METADATA_UNREADABLE,
-)
+from fetchproxy.observability.metrics import METADATA_UNREADABLE
 from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.runtime.loop import for_each, pieces
 from fetchproxy.runtime.retrying import within
@@ -90,17 +76,16 @@ Readable = SegmentMetadataObject | LogHistoryObject
 
 @dataclass(slots=True)
 class StoredPartition:
-    """`objects` is what was last listed, as far as it was read; `table` what that comes to."""
+    """`objects` is what was read and is still listed; `table` stands on what of it is `built`."""
 
     table: PartitionTable
     objects: Contents = field(default_factory=dict)
+    built: Contents = field(default_factory=dict)
     problems: tuple[MetadataProblem, ...] = ()
     # What was put lately, with its loop time: a listing begun before may have missed it.
     puts: dict[UUID, tuple[float, RemoteLogSegmentMetadata]] = field(default_factory=dict)
     put_at: float = float("-inf")  # loop time of the last put
     built_at: float = float("-inf")  # loop time at which the listing began that `table` is of
-    # `objects` have changed since: a read that failed, or is under way, got some of them.
-    is_behind: bool = False
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
 
     def put(self, metadata: RemoteLogSegmentMetadata, now: float, keep_s: float) -> None:
@@ -117,11 +102,6 @@ class StoredPartition:
 
     def note(self, stored: StoredObject, content: Content) -> None:
         self.objects[stored.key] = (stored.version, content)
-        self.is_behind = True
-
-    def forget(self, stored: StoredObject) -> None:
-        if self.objects.pop(stored.key, None) is not None:
-            self.is_behind = True
 
     def note_content(self, entry: Readable, raw: bytes | DamagedObject) -> None:
         """Raises RemoteStorageError where the log's history cannot be read.
@@ -145,8 +125,7 @@ class StoredPartition:
         tip = entry.segment_id.topic_id_partition
         log.error(
             "segment_metadata_unreadable",
-            topic=tip.topic,
-            partition=tip.partition,
+            **tip.logged,
             segment_id=str(entry.segment_id.id),
             base_offset=entry.base_offset,
             error=problem.what,
@@ -154,8 +133,7 @@ class StoredPartition:
 
     def build(self, contents: Contents, began_at: float) -> None:
         """Stand on `contents`, as a listing that began then found them."""
-        self.built_at, self.is_behind = began_at, False
-        self.objects = contents
+        self.built_at, self.built, self.objects = began_at, contents, dict(contents)
         found = [content for _, content in contents.values()]
         self.problems = tuple(c for c in found if isinstance(c, MetadataProblem))
         history = next((c for c in found if isinstance(c, LogHistory)), FIRST_HISTORY)
@@ -181,8 +159,6 @@ class PartitionRead:
         self._listed: list[Readable] = []
         self._log_starts: list[LogStartObject] = []
         self._contents: Contents = {}
-        self._unchanged_since = partition.built_at
-        self._some_gone = False  # that were there when it was listed last
 
     def add(self, found: Standing) -> None:
         if isinstance(found, LogStartObject):
@@ -209,15 +185,13 @@ class PartitionRead:
                 self._contents[entry.stored.key] = (entry.stored.version, said)
             else:
                 waiting.append(entry)
-        self._unchanged_since = partition.built_at
-        self._some_gone = len(self._listed) - len(waiting) < len(partition.objects)
         return waiting
 
     def read(self, entry: Readable, raw: bytes | DamagedObject | None) -> None:
         """None: it was deleted since it was listed."""
         key = entry.stored.key
         if raw is None:
-            self.partition.forget(entry.stored)
+            self.partition.objects.pop(key, None)
         else:
             # Into the partition too: where this read fails, the next one is shorter.
             self.partition.note_content(entry, raw)
@@ -231,8 +205,7 @@ class PartitionRead:
         # Making thousands of segments anew holds the loop, and mostly nothing has changed.
         if (
             shown is not None
-            and not (self._some_gone or partition.is_behind)
-            and self._unchanged_since == partition.built_at
+            and self._contents == partition.built
             and partition.put_at < partition.built_at
             and shown[1].raised_log_start == partition.table.raised_log_start
         ):
@@ -279,21 +252,6 @@ def _decode(
 
 # Of a few segments each what was collected is decoded, some 20 µs a segment.
 PARTITIONS_AT_ONCE = 50
-# Making a view of a few segments takes some 50 µs.
-VIEWS_AT_ONCE = 50
-
-
-@dataclass(frozen=True, slots=True)
-class _TopLevel:
-    """The topics that the archive has, by name and id; `ids` is made once, as it is asked often."""
-
-    topics: frozenset[tuple[str, UUID]]
-    ids: frozenset[UUID]
-
-    @classmethod
-    def of(cls, topics: Iterable[tuple[str, UUID]]) -> _TopLevel:
-        kept = frozenset(topics)
-        return cls(kept, frozenset(topic_id for _, topic_id in kept))
 
 
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
@@ -321,6 +279,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """`collects`: reads and leaves what is collected of topics (`collected`).
         `plans`: reads it too, for partitions that are seen for the first time; leaves nothing.
         """
+        super().__init__()
         self._rsm = rsm
         self._collecting = Collecting(rsm) if collects else None
         self._collected_once = CollectedOnce(rsm) if plans else None
@@ -330,20 +289,15 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._partitions: dict[TopicIdPartition, StoredPartition] = {}
         self._views = FreshReads(self._read_partition)
         self._topic_views = FreshReads(self._read_topic_views)
-        self._top_level = FreshReads(self._read_top_level)
-        self._put_topics: set[tuple[str, UUID]] = set()  # by this process, ever
-        self._archive = FreshReads(self._read_archive)
+        # Under which names a topic was seen in the archive: one, and that stays.
+        self._names: dict[UUID, set[str]] = {}
+        self._listed = FreshReads(self._list_partitions)
         self._deletions = FreshReads(self._read_deletion)
         self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        for reads in (
-            self._views,
-            self._topic_views,
-            self._top_level,
-            self._archive,
-            self._deletions,
-        ):
+        kinds = self._views, self._topic_views, self._archived, self._listed, self._deletions
+        for reads in kinds:
             await self._owned.enter_async_context(reads)
         if self._collecting is not None:
             await self._owned.enter_async_context(self._collecting)
@@ -380,13 +334,6 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         oldest = asyncio.get_running_loop().time() - age_max_s
         self._topic_views.renew(topic_id, oldest, age_max_s)
 
-    async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
-        return (await self._top_level.get(None, not_older_than)).ids
-
-    def known_archived_topics(self) -> tuple[frozenset[UUID], float] | None:
-        entry = self._top_level.entry(None)
-        return None if entry is None else (entry[1].ids, entry[0])
-
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Write the state to the store, then show it in the view without another read.
 
@@ -408,10 +355,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         shown = self._views.cached(tip)
         if shown is not None:
             self._views.replace(tip, partition.view(shown.read_at))
-        self._put_topics.add((tip.topic, tip.topic_id))
-        top_level = self._top_level.cached(None)
-        if top_level is not None and tip.topic_id not in top_level.ids:
-            self._top_level.replace(None, _TopLevel.of([*top_level.topics, *self._put_topics]))
+        self._names.setdefault(tip.topic_id, set()).add(tip.topic)
+        self._note_put(tip.topic_id)
 
     async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
         shown = await self.refresh(tip, float("-inf"))
@@ -454,7 +399,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return await self._deletions.get(tip, not_older_than)
 
     async def list_partitions(self) -> Iterable[TopicIdPartition]:
-        return await self._archive.get(None, asyncio.get_running_loop().time())
+        return await self._listed.get(None, asyncio.get_running_loop().time())
 
     def list_remote_log_segments(
         self, tip: TopicIdPartition
@@ -490,12 +435,14 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             # Neither "nobody deletes it" nor a state to go on from: somebody has to look.
             raise RemoteStorageError(str(error)) from error
 
-    async def _read_top_level(self, _: None, began_at: float) -> _TopLevel:
+    async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
         async with within(self._read_max_ms / 1000, "list of topics"):
             listed = await self._rsm.list_topics()
-        return _TopLevel.of([*listed, *self._put_topics])
+        for name, topic_id in listed:
+            self._names.setdefault(topic_id, set()).add(name)
+        return frozenset(self._put_topics.union(topic_id for _, topic_id in listed))
 
-    async def _read_archive(self, _: None, began_at: float) -> tuple[TopicIdPartition, ...]:
+    async def _list_partitions(self, _: None, began_at: float) -> tuple[TopicIdPartition, ...]:
         async with self._while_it_comes("list of partitions") as it_came:
             listed = await self._rsm.list_partitions(it_came)
         return tuple(sorted({*listed, *self._put_since(began_at)}, key=TopicIdPartition.order))
@@ -512,7 +459,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         partition, collected = self._partition(tip), NOTHING
         read = PartitionRead(tip, partition, began_at)
         what = f"metadata of {tip}"
-        async with self._counted(began_at), self._while_it_comes(what) as it_came:
+        async with counted(began_at), self._while_it_comes(what) as it_came:
             async for found in self._rsm.list_partition(tip):
                 it_came()
                 read.add(found)
@@ -526,7 +473,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self, topic_id: UUID, began_at: float
     ) -> Mapping[int, PartitionView]:
         reads: dict[TopicIdPartition, PartitionRead] = {}
-        async with self._counted(began_at):
+        async with counted(began_at):
             alone = await self._list_topic_and_get(topic_id, began_at, reads)
         # What was listed once and is not any more lands too, and what was put meanwhile.
         for tip, partition in self._partitions.items():
@@ -626,17 +573,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def _names_of(self, topic_id: UUID, began_at: float) -> list[str]:
         """Under which names the topic lies in the archive: one, or none."""
-        top_level = self._top_level.cached(None)
-        if top_level is None or topic_id not in top_level.ids:
-            # Names stay, so any list that has it is good; that none has it must be seen now.
-            top_level = await self._top_level.get(None, began_at)
-        return sorted(name for name, listed_id in top_level.topics if listed_id == topic_id)
-
-    @asynccontextmanager
-    async def _counted(self, began_at: float) -> AsyncIterator[None]:
-        try:
-            yield
-        except RemoteStorageError:
-            METADATA_REFRESH_ERRORS.inc()
-            raise
-        METADATA_REFRESH_SECONDS.observe(asyncio.get_running_loop().time() - began_at)
+        # Names stay, so any list that has it is good; that none has it must be seen now.
+        if topic_id in (self._archived.cached(None) or ()):
+            return sorted(self._names[topic_id])
+        listed = await self._archived.get(None, began_at)
+        return sorted(self._names[topic_id]) if topic_id in listed else []

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 from uuid import UUID
 
 import structlog
 from kafka.partitioner.default import murmur2
 
 from fetchproxy.config.schema import MetadataConfig
-from fetchproxy.errors import (
-    ConfigError,
-    CorruptSegment,
-    RemoteStorageError,
-    StorageUnavailable,
-)
+from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import KeptEvents
-from fetchproxy.metadata.metadata_topic import KafkaMetadataLog, LogIdentity
+from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READ_MAX_MS,
     READS_AT_ONCE_MAX,
+    VIEWS_AT_ONCE,
     MetadataProblem,
     RemoteLogMetadataManager,
+    counted,
     delete_log_starts,
 )
 from fetchproxy.model import (
@@ -44,8 +41,6 @@ from fetchproxy.observability.metrics import (
     METADATA_EVENTS_REFUSED,
     METADATA_EVENTS_WRITTEN,
     METADATA_LAG,
-    METADATA_REFRESH_ERRORS,
-    METADATA_REFRESH_SECONDS,
     METADATA_UNREADABLE,
 )
 from fetchproxy.runtime.flights import FreshReads
@@ -83,7 +78,6 @@ def metadata_partition(tip: TopicIdPartition, partitions: int) -> int:
 
 
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
 
 # Of one partition of the topic. One is enough to know that not all is known; more are for people.
 PROBLEMS_KEPT_MAX = 100
@@ -118,11 +112,10 @@ class TopicFollower:
     ) -> None:
         self._log = metadata_log
         self._read_max_ms = read_max_ms
-        self._identity: LogIdentity | None = None
-        self._partitions: list[_LogPartition] = []
-        self._changes: dict[TopicIdPartition, int] = {}
+        self._topic_name = ""
+        self._partitions: list[_LogPartition] = []  # none before it was opened
         self._kept = KeptEvents(cache_dir)
-        self._opening = FreshReads(self._open)
+        self._opening = FreshReads[None, None](self._open)
         self._reads = FreshReads(self._read)
         self._loading = asyncio.Lock()
         self._owned = AsyncExitStack()
@@ -164,25 +157,19 @@ class TopicFollower:
 
     def read_at(self, tip: TopicIdPartition) -> float | None:
         """The loop time (s) at which the last read of the partition's log began. Never blocks."""
-        return None if self._identity is None else self._reads.cached(self._number(tip))
+        return self._reads.cached(self._number(tip)) if self._partitions else None
 
     def renew(self, tip: TopicIdPartition, oldest: float, pause_s: float) -> None:
         """Read again in the background where the last read began before `oldest`."""
-        if self._identity is not None:
+        if self._partitions:
             self._reads.renew(self._number(tip), oldest, pause_s)
 
     def loaded(self, tip: TopicIdPartition) -> PartitionTable | None:
-        if self._identity is None:
-            return None
-        return self._partitions[self._number(tip)].tables.get(tip)
-
-    def changes(self, tip: TopicIdPartition) -> int:
-        """Rises with each event that changed the partition's table."""
-        return self._changes.get(tip, 0)
+        return self._partitions[self._number(tip)].tables.get(tip) if self._partitions else None
 
     def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
         """Events that cannot be read and may have been about the partition. Never blocks."""
-        return () if self._identity is None else self._partitions[self._number(tip)].problems
+        return self._partitions[self._number(tip)].problems if self._partitions else ()
 
     # --- writing ---
     async def append(self, event: MetadataEvent) -> str | None:
@@ -194,8 +181,8 @@ class TopicFollower:
         partition = self._partitions[number]
         partition.puts_waiting += 1
         try:
-            written = self._log.append(number, encode_message(event))
-            offset = await self._within(f"append for {event.topic_id_partition}", written)
+            async with self._within(f"append for {event.topic_id_partition}"):
+                offset = await self._log.append(number, encode_message(event))
             METADATA_EVENTS_WRITTEN.inc()
             await self._reads.anew(number)
             if partition.position <= offset:
@@ -207,20 +194,21 @@ class TopicFollower:
                 partition.refused.clear()
 
     # --- the log ---
-    async def _opened(self) -> LogIdentity:
-        return self._identity or await self._opening.get(None, float("-inf"))
+    async def _opened(self) -> None:
+        if not self._partitions:
+            await self._opening.get(None, float("-inf"))
 
-    async def _open(self, _: None, __: float) -> LogIdentity:
+    async def _open(self, _: None, __: float) -> None:
         try:
-            identity = await self._within("metadata topic", self._log.open())
-            positions, tips = await self._kept.open(identity.log_id)
+            async with self._within("metadata topic"):
+                topic = await self._log.open()
+            positions, tips = await self._kept.open(topic.topic_id)
         except ConfigError as error:
             raise RemoteStorageError(str(error)) from error
-        partitions = [_LogPartition(positions.get(n, 0)) for n in range(identity.partitions)]
+        self._topic_name = topic.name
+        self._partitions = [_LogPartition(positions.get(n, 0)) for n in range(len(topic.leaders))]
         for tip in tips:
-            partitions[metadata_partition(tip, identity.partitions)].unloaded.add(tip)
-        self._partitions, self._identity = partitions, identity
-        return identity
+            self._partitions[self._number(tip)].unloaded.add(tip)
 
     async def _number_of(self, tip: TopicIdPartition) -> int:
         await self._opened()
@@ -230,38 +218,31 @@ class TopicFollower:
         return metadata_partition(tip, len(self._partitions))
 
     def _place(self, number: int, offset: int) -> str:
-        assert self._identity is not None  # read only after it was opened
-        return f"{self._identity.name}-{number} offset {offset}"
+        return f"{self._topic_name}-{number} offset {offset}"
 
     async def _read(self, number: int, began_at: float) -> float:
         """Up to the log's end as it is from now on. What was read by a failure stays read."""
         position = self._partitions[number].position
-        try:
-            await self._within(
-                f"{self._place(number, position)} to the end", self._read_to_end(number)
-            )
-        except RemoteStorageError:
-            METADATA_REFRESH_ERRORS.inc()
-            raise
-        METADATA_REFRESH_SECONDS.observe(asyncio.get_running_loop().time() - began_at)
+        what = f"{self._place(number, position)} to the end"
+        async with counted(began_at), self._within(what):
+            await self._read_to_end(number)
         return began_at
 
-    async def _within(self, what: str, work: Awaitable[T]) -> T:
-        async with within(self._read_max_ms / 1000, what):
-            return await work
+    def _within(self, what: str) -> AbstractAsyncContextManager[object]:
+        return within(self._read_max_ms / 1000, what)
 
     async def _read_to_end(self, number: int) -> None:
         partition = self._partitions[number]
-        bounds = await self._log.bounds(number)
-        if not bounds.start <= partition.position <= bounds.end:
+        start, end = await self._log.bounds(number)
+        if not start <= partition.position <= end:
             raise RemoteStorageError(
                 f"{self._place(number, partition.position)} is where reading goes on, but the "
-                f"topic now has {bounds.start} to {bounds.end}: it has lost events. Delete the "
+                f"topic now has {start} to {end}: it has lost events. Delete the "
                 "topic and rebuild it from the store with `fetchproxy restore`"
             )
         lag = METADATA_LAG.labels(str(number))
-        while partition.position < bounds.end:
-            lag.set(bounds.end - partition.position)
+        while partition.position < end:
+            lag.set(end - partition.position)
             chunk = await self._log.read(number, partition.position)
             for offset, value in chunk.values:
                 await self._take(number, offset, value)
@@ -291,7 +272,6 @@ class TopicFollower:
                 partition.refused[offset] = str(error)
             return
         table.take(event)
-        self._changes[tip] = self._changes.get(tip, 0) + 1
         if not partition.problems:
             self._kept.note(tip, [event], offset + 1)
 
@@ -359,18 +339,8 @@ def _known(partition: _LogPartition) -> list[TopicIdPartition]:
 
 State = RemoteLogSegmentState
 
-# Making a view of a few segments takes some 50 µs.
-VIEWS_AT_ONCE = 50
 # So long the first list of archived topics waits for a store that is slow.
 IN_STORE_WAIT_MAX_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """A view and what it was made from; it is made anew when that changes."""
-
-    made_from: tuple[float, int, int]
-    view: PartitionView
 
 
 class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
@@ -394,16 +364,16 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         wall_clock_ms: Callable[[], int],
         read_max_ms: int = READ_MAX_MS,
     ) -> None:
+        super().__init__()
         self._rsm = rsm
         self._read_max_ms = read_max_ms
         self._config = config
         self._wall_clock_ms = wall_clock_ms
         self._follower = TopicFollower(metadata_log, config.cache_dir, read_max_ms)
-        self._shown: dict[TopicIdPartition, _Shown] = {}
+        # Views, and what each was made from: it is made anew when that changes.
+        self._shown: dict[TopicIdPartition, tuple[tuple[float, int, int], PartitionView]] = {}
         self._in_store_checked: set[TopicIdPartition] = set()
-        self._archived = FreshReads(self._read_archived_topics)
         self._in_store = FreshReads(self._list_store_topics)
-        self._put_topics: set[UUID] = set()  # by this process, ever
         self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -480,17 +450,10 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         for tip in [tip for tip in self._shown if tip.topic_id == topic_id]:
             self._follower.renew(tip, oldest, age_max_s)
 
-    async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
+    async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
         """By the metadata topic. The store is listed once, if it answers: a metadata topic that was
         lost must not look as if nothing had ever been archived.
         """
-        return await self._archived.get(None, not_older_than)
-
-    def known_archived_topics(self) -> tuple[frozenset[UUID], float] | None:
-        entry = self._archived.entry(None)
-        return None if entry is None else (entry[1], entry[0])
-
-    async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
         known = {tip.topic_id for tip in await self._follower.partitions(began_at)}
         with suppress(RemoteStorageError, TimeoutError):
             async with asyncio.timeout(IN_STORE_WAIT_MAX_S):
@@ -516,18 +479,18 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         assert table is not None  # `refresh` came first
         assert read_at is not None
         problems = self._follower.problems(tip)
-        made_from = (read_at, self._follower.changes(tip), len(problems))
+        made_from = (read_at, table.changes, len(problems))
         shown = self._shown.get(tip)
-        if shown is not None and table.restoring:
-            return shown.view  # as it was before: `refresh` says that nothing newer is known
-        if shown is None or shown.made_from != made_from:
-            view = table.view(read_at)
-            if problems:
-                # About any offset: whatever no segment covers may be what they speak of.
-                view = table.view(read_at, (0, *(end + 1 for end in view.end_offsets)))
-            shown = _Shown(made_from, view)
-            self._shown[tip] = shown
-        return shown.view
+        # While it is restored it is shown as before: `refresh` says that nothing newer is known.
+        if shown is not None and (table.restoring or shown[0] == made_from):
+            return shown[1]
+        view = table.view(read_at)
+        if problems:
+            # About any offset: whatever no segment covers may be what they speak of.
+            ends = (end for _, end in view.segments.bounds())
+            view = table.view(read_at, (0, *(end + 1 for end in ends)))
+        self._shown[tip] = made_from, view
+        return view
 
     async def _check_not_in_store(self, tip: TopicIdPartition) -> None:
         if not await self._is_in_store(tip):
@@ -630,7 +593,4 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         refusal = await self._follower.append(event)
         if refusal is not None:
             raise ValueError(f"another writer was first: {refusal}")
-        topic_id = event.topic_id_partition.topic_id
-        self._put_topics.add(topic_id)
-        if (archived := self._archived.cached(None)) is not None and topic_id not in archived:
-            self._archived.replace(None, archived | {topic_id})
+        self._note_put(event.topic_id_partition.topic_id)

@@ -60,12 +60,7 @@ class TxnHistory:
         self._undecided: list[_Txn] = []  # the end of these was not seen
         self._dark: list[tuple[int, int]] = []  # offsets at which others may have been open
         self._run_start = 0
-        self._open_is_known = True
-
-    @property
-    def is_dark(self) -> bool:
-        """What was open where the log went on is not known."""
-        return not self._open_is_known
+        self.is_dark = False  # what was open where the log went on is not known
 
     def add(self, event: TxnEvent) -> None:
         if event.control is None:
@@ -89,7 +84,7 @@ class TxnHistory:
         if self.is_dark:
             self._dark.append((self._run_start, log_end_offset))
         self._open = dict(aborted_open or {})
-        self._open_is_known = aborted_open is not None or goes_on_at == 0
+        self.is_dark = aborted_open is None and goes_on_at != 0
         self._run_start = goes_on_at
 
     def end(self, log_end_offset: int) -> None:

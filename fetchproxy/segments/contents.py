@@ -17,7 +17,7 @@ from fetchproxy_protocol.record_batch import CONTROL_ABORT, BatchHeader, control
 
 from fetchproxy.errors import CompactedLog, CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
-from fetchproxy.segments.remote_log_index import RemoteLogIndex, RemoteLogIndexBuilder, encode_entry
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
 
 # A read_committed fetch lists each aborted transaction that overlaps the fetched range as
 # (producer id, first offset), whether or not its ABORT marker lies in the range. The list is
@@ -165,7 +165,6 @@ def cut_reason(
 
 
 _BLOCK_BYTES = 1024 * 1024
-_UNNAMED = "-"  # stands for the object key, which each copy attempt has anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +174,6 @@ class KafkaFiles:
     offset_index: bytes | None = None
     time_index: bytes | None = None
     producer_snapshot: bytes | None = None
-
-
-NO_KAFKA_FILES = KafkaFiles()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +190,10 @@ class GatheredSegment:
     log: Path
     log_crc: int  # CRC-32C of all of `log`, as it lies there
     log_settled: bool  # nobody will write to `log` again; False: it is a broker's own file
-    unnamed_index: bytes
+    index: RemoteLogIndex  # without an object key, which each copy attempt has anew
     compressible: bool = False  # most of its bytes are in batches that are not compressed
     stream_key: bytes | None = field(default=None, repr=False)  # `log` is encrypted with it
-    kafka_files: KafkaFiles = NO_KAFKA_FILES
-
-    def index(self, object_key: str) -> bytes:
-        spans = RemoteLogIndex.parse(self.unnamed_index).spans()
-        return b"".join(encode_entry(object_key, span) for span in spans)
+    kafka_files: KafkaFiles = KafkaFiles()
 
     async def check_size(self) -> None:
         """As `check_log`, at no cost: is the file there, and as long as it was?"""
@@ -237,7 +229,7 @@ class SegmentSummary:
         self._max_timestamp_ms = -1
         self._epochs: list[EpochStart] = []
         self._aborted = AbortedTxnCollector()
-        self._index = RemoteLogIndexBuilder(_UNNAMED)
+        self._index = RemoteLogIndex()
 
     @property
     def leader_epochs(self) -> tuple[EpochStart, ...]:
@@ -296,7 +288,7 @@ class SegmentSummary:
             log=log,
             log_crc=self._crc,
             log_settled=settled,
-            unnamed_index=self._index.finish(),
+            index=self._index,
             compressible=2 * self._uncompressed_bytes > self.size_bytes,
         )
 

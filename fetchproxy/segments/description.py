@@ -99,10 +99,8 @@ def decode_document(raw: bytes, key: str, version: int, read: Callable[[Fields],
                 f"this one reads up to version {version}"
             )
         return read(fields)
-    except NewerMetadataVersion as error:
-        raise NewerMetadataVersion(f"{key}: {error}") from None
     except CorruptSegment as error:
-        raise CorruptSegment(f"{key}: {error}") from None
+        raise type(error)(f"{key}: {error}") from None
 
 
 def json_document(fields: Mapping[str, object]) -> bytes:
@@ -110,7 +108,7 @@ def json_document(fields: Mapping[str, object]) -> bytes:
     return json.dumps(fields, indent=1).encode() + b"\n"
 
 
-def _of_partition(tip: TopicIdPartition, version: int) -> dict[str, object]:
+def of_partition(tip: TopicIdPartition, version: int) -> dict[str, object]:
     return {
         "version": version,
         "topic": tip.topic,
@@ -133,6 +131,12 @@ class Fields:
         except KeyError:
             raise CorruptSegment(f"field {name} is missing") from None
 
+    def _typed(self, name: str, kind: type, what: str) -> Any:
+        value = self._field(name)
+        if type(value) is not kind:
+            raise CorruptSegment(f"field {name} is {what}")
+        return value
+
     def integer(self, name: str, low: int, limit: int) -> int:
         value = self._field(name)
         # bool is an int in Python, but not in JSON.
@@ -150,9 +154,7 @@ class Fields:
         return tuple(value)
 
     def text(self, name: str) -> str:
-        value = self._field(name)
-        if not isinstance(value, str):
-            raise CorruptSegment(f"field {name} is no text")
+        value: str = self._typed(name, str, "no text")
         return value
 
     def texts(self, name: str) -> list[str]:
@@ -168,9 +170,7 @@ class Fields:
         return value
 
     def boolean(self, name: str) -> bool:
-        value = self._field(name)
-        if not isinstance(value, bool):
-            raise CorruptSegment(f"field {name} is neither true nor false")
+        value: bool = self._typed(name, bool, "neither true nor false")
         return value
 
     def member(self, name: str, of: type[E]) -> E:
@@ -183,9 +183,7 @@ class Fields:
         return list(self._document)
 
     def mapping(self, name: str) -> dict[str, Any]:
-        value = self._field(name)
-        if not isinstance(value, dict):
-            raise CorruptSegment(f"field {name} is no object")
+        value: dict[str, Any] = self._typed(name, dict, "no object")
         return value
 
     def uuids(self, name: str) -> list[UUID]:
@@ -196,10 +194,7 @@ class Fields:
         return [value for value in found if value is not None]
 
     def objects(self, name: str) -> list[Fields]:
-        value = self._field(name)
-        if not isinstance(value, list):
-            raise CorruptSegment(f"field {name} is no list")
-        return [Fields(entry) for entry in value]
+        return [Fields(entry) for entry in self._typed(name, list, "no list")]
 
     def partition(self) -> TopicIdPartition:
         """Raises CorruptSegment also for what no partition can be called."""
@@ -366,7 +361,7 @@ _IN_EVERY_OBJECT = 1  # fields up to this version of the record: the first objec
 def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
     clipped = metadata.copied_end_offset is not None
     version = _CLIPPED_VERSION if clipped else _UNCLIPPED_VERSION
-    document = _of_partition(
+    document = of_partition(
         metadata.topic_id_partition, SEGMENT_VERSION if metadata.packed else version
     )
     for field in FIELDS:
@@ -444,7 +439,7 @@ LOG_START_VERSION = 1
 
 
 def encode_log_start(tip: TopicIdPartition, offset: int) -> bytes:
-    return json_document(_of_partition(tip, LOG_START_VERSION) | {"log_start_offset": offset})
+    return json_document(of_partition(tip, LOG_START_VERSION) | {"log_start_offset": offset})
 
 
 # Content of a partition's `delete-partition-state` object: RemotePartitionDeleteMetadata.
@@ -461,7 +456,7 @@ def encode_partition_deletion(deletion: RemotePartitionDeleteMetadata) -> bytes:
         "event_timestamp_ms": deletion.event_timestamp_ms,
         "epoch": deletion.epoch,
     }
-    place = _of_partition(deletion.topic_id_partition, PARTITION_DELETION_VERSION)
+    place = of_partition(deletion.topic_id_partition, PARTITION_DELETION_VERSION)
     return json_document(place | said)
 
 
@@ -517,7 +512,7 @@ class FinishedOffsets:
 
 
 def encode_finished_offsets(finished: FinishedOffsets) -> bytes:
-    place = _of_partition(finished.topic_id_partition, FINISHED_OFFSETS_VERSION)
+    place = of_partition(finished.topic_id_partition, FINISHED_OFFSETS_VERSION)
     said = {name: getattr(finished, name) for name in _FINISHED_FIELDS}
     return json_document(place | said | {"crc32c": _checksum(finished)})
 
@@ -539,7 +534,7 @@ def decode_finished_offsets(raw: bytes, key: str, tip: TopicIdPartition) -> Fini
 
 def encode_archive_gap(tip: TopicIdPartition, first: int, last: int) -> bytes:
     said = {"first_lost_offset": first, "last_lost_offset": last}
-    return json_document(_of_partition(tip, FINISHED_OFFSETS_VERSION) | said)
+    return json_document(of_partition(tip, FINISHED_OFFSETS_VERSION) | said)
 
 
 def _checksum(finished: FinishedOffsets) -> str:
@@ -558,7 +553,7 @@ LOG_HISTORY_VERSION = 1
 
 
 def encode_log_history(tip: TopicIdPartition, history: LogHistory) -> bytes:
-    return json_document(_of_partition(tip, LOG_HISTORY_VERSION) | asdict(history))
+    return json_document(of_partition(tip, LOG_HISTORY_VERSION) | asdict(history))
 
 
 def decode_log_history(raw: bytes, key: str) -> LogHistory:

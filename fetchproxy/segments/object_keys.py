@@ -90,7 +90,6 @@ _PARTITION_MAX = 2**31 - 1
 # 22 characters hold 132 bits, and of the last one's six the lower four are none of the 128.
 _UUID = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]", re.ASCII)
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
-_OFFSET = re.compile(r"[0-9]{20}", re.ASCII)
 _DELETION_OBJECT = "delete-partition-state"
 _CLUSTER_OBJECT = "cluster-id"
 _FINISHED_OBJECT = "finished-offsets"
@@ -104,9 +103,12 @@ _PARTITION_OBJECTS = (
 )
 _CLUSTERS_FOLDER = "clusters/"
 _LOG_START_SUFFIX = ".log-start-offset"
-_AFTER_EPOCH = re.compile(r"\.after-epoch-(0|[1-9][0-9]{0,9})", re.ASCII)
+_LOG_START = re.compile(
+    r"([0-9]{20})(?:\.after-epoch-(0|[1-9][0-9]{0,9}))?\.log-start-offset", re.ASCII
+)
 _EPOCH_MAX = 2**31 - 1
 _GAP_SUFFIX = ".archive-gap"
+_GAP = re.compile(r"([0-9]{20})-([0-9]{20})\.archive-gap", re.ASCII)
 _ARCHIVERS_FOLDER = "archivers/"
 _POSITIONS_SUFFIX = ".positions"
 _COLLECTED_FOLDER = "collected-metadata/"
@@ -133,7 +135,7 @@ class SegmentFile(StrEnum):
 # Of some segments only, whatever their metadata say; nothing that serves records needs them.
 KAFKA_FILES = (SegmentFile.OFFSET_INDEX, SegmentFile.TIME_INDEX, SegmentFile.PRODUCER_SNAPSHOT)
 
-_SEGMENT_FILES = {file.value: file for file in SegmentFile}
+_SEGMENT = re.compile(rf"([0-9]{{20}})-(.{{22}})\.({'|'.join(SegmentFile)})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,20 +195,11 @@ def log_start_key(prefix: str, tip: TopicIdPartition, offset: int, after_epoch: 
 
 def parse_log_start_key(prefix: str, key: str) -> tuple[int, int] | None:
     """The offset and `after_epoch` that a key of `log_start_key` says."""
-    folder, slash, name = key.rpartition("/")
-    stem = name.removesuffix(_LOG_START_SUFFIX)
-    offset, history = stem[:_OFFSET_DIGITS], stem[_OFFSET_DIGITS:]
-    if stem == name or not _OFFSET.fullmatch(offset) or int(offset) > _OFFSET_MAX:
+    found = _LOG_START.fullmatch(_name_in_partition(prefix, key))
+    if found is None:
         return None
-    after_epoch = -1
-    if history:
-        found = _AFTER_EPOCH.fullmatch(history)
-        if found is None or int(found.group(1)) > _EPOCH_MAX:
-            return None
-        after_epoch = int(found.group(1))
-    if parse_partition_folder(prefix, folder + slash) is None:
-        return None
-    return int(offset), after_epoch
+    offset, after_epoch = int(found[1]), int(found[2] or -1)
+    return (offset, after_epoch) if offset <= _OFFSET_MAX and after_epoch <= _EPOCH_MAX else None
 
 
 def log_history_key(prefix: str, tip: TopicIdPartition) -> str:
@@ -214,10 +207,7 @@ def log_history_key(prefix: str, tip: TopicIdPartition) -> str:
 
 
 def is_log_history_key(prefix: str, key: str) -> bool:
-    folder, slash, name = key.rpartition("/")
-    return (
-        name == _LOG_HISTORY_OBJECT and parse_partition_folder(prefix, folder + slash) is not None
-    )
+    return _name_in_partition(prefix, key) == _LOG_HISTORY_OBJECT
 
 
 def archive_gap_key(prefix: str, tip: TopicIdPartition, first: int, last: int) -> str:
@@ -227,14 +217,11 @@ def archive_gap_key(prefix: str, tip: TopicIdPartition, first: int, last: int) -
 
 
 def parse_archive_gap_key(prefix: str, key: str) -> tuple[int, int] | None:
-    folder, slash, name = key.rpartition("/")
-    first, _, last = name.removesuffix(_GAP_SUFFIX).partition("-")
-    if not name.endswith(_GAP_SUFFIX) or not (_OFFSET.fullmatch(first) and _OFFSET.fullmatch(last)):
+    found = _GAP.fullmatch(_name_in_partition(prefix, key))
+    if found is None:
         return None
-    if not int(first) <= int(last) <= _OFFSET_MAX:
-        return None
-    tip = parse_partition_folder(prefix, folder + slash)
-    return None if tip is None else (int(first), int(last))
+    first, last = int(found[1]), int(found[2])
+    return (first, last) if first <= last <= _OFFSET_MAX else None
 
 
 def finished_offsets_key(prefix: str, tip: TopicIdPartition) -> str:
@@ -247,11 +234,9 @@ def partition_deletion_key(prefix: str, tip: TopicIdPartition) -> str:
 
 def is_partition_object_key(prefix: str, key: str) -> bool:
     """Of a partition, and of none of its segments."""
-    folder, slash, name = key.rpartition("/")
-    if name in _PARTITION_OBJECTS:
-        return parse_partition_folder(prefix, folder + slash) is not None
     return (
-        parse_log_start_key(prefix, key) is not None
+        _name_in_partition(prefix, key) in _PARTITION_OBJECTS
+        or parse_log_start_key(prefix, key) is not None
         or parse_archive_gap_key(prefix, key) is not None
     )
 
@@ -346,19 +331,22 @@ def parse_partition_folder(prefix: str, folder: str) -> TopicIdPartition | None:
     return TopicIdPartition(topic_id=topic[1], topic=topic[0], partition=int(parts[1]))
 
 
+def _name_in_partition(prefix: str, key: str) -> str:
+    """Of an object in a partition's folder; "": it is in none."""
+    folder, slash, name = key.rpartition("/")
+    return "" if parse_partition_folder(prefix, folder + slash) is None else name
+
+
 def parse_segment_key(prefix: str, key: str) -> SegmentKey | None:
     folder, slash, name = key.rpartition("/")
-    tip = parse_partition_folder(prefix, folder + slash)
-    stem, dot, suffix = name.rpartition(".")
-    if tip is None or not dot or suffix not in _SEGMENT_FILES:
+    found = _SEGMENT.fullmatch(name)
+    tip = None if found is None else parse_partition_folder(prefix, folder + slash)
+    if found is None or tip is None:
         return None
-    if len(stem) != _OFFSET_DIGITS + 1 + _UUID_CHARS or stem[_OFFSET_DIGITS] != "-":
+    offset, segment_id = int(found[1]), parse_uuid(found[2])
+    if segment_id is None or offset > _OFFSET_MAX:
         return None
-    segment_id = parse_uuid(stem[_OFFSET_DIGITS + 1 :])
-    offset = stem[:_OFFSET_DIGITS]
-    if segment_id is None or not _OFFSET.fullmatch(offset) or int(offset) > _OFFSET_MAX:
-        return None
-    return SegmentKey(RemoteLogSegmentId(tip, segment_id), int(offset), _SEGMENT_FILES[suffix])
+    return SegmentKey(RemoteLogSegmentId(tip, segment_id), offset, SegmentFile(found[3]))
 
 
 def layout_text(version: int = LAYOUT_VERSION) -> bytes:

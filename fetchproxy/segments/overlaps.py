@@ -55,10 +55,7 @@ def first_difference(
     if first > last:
         return None
     for offset in sorted({first, *(start for start in starts if first < start <= last)}):
-        epochs = (
-            _epoch_at(one, offset),
-            _epoch_at(other, offset),
-        )
+        epochs = _epoch_at(one, offset), _epoch_at(other, offset)
         if -1 not in epochs and epochs[0] != epochs[1]:  # -1: written without epochs
             return offset
     return None

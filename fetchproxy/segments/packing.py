@@ -63,6 +63,7 @@ from fetchproxy.segments.description import (
     epoch_starts,
     epochs_as_json,
     json_document,
+    of_partition,
 )
 from fetchproxy.segments.object_keys import SegmentFile, uuid_text
 
@@ -273,7 +274,8 @@ def unpacked(
     CorruptSegment, naming the block.
     """
     out = bytearray(byte_range.length)
-    view, blocks, rooms = memoryview(out), packing.blocks_of(byte_range), (_Room(), _Room())
+    view, unpacking = memoryview(out), _Unpacking(packing, cipher)
+    blocks = packing.blocks_of(byte_range)
     begin = packing.stored_range(blocks).start
     for number in blocks:
         block_range = packing.stored_range(range(number, number + 1))
@@ -285,44 +287,55 @@ def unpacked(
         low, high = max(byte_range.start - start, 0), min(byte_range.end - start, length)
         at = start + low - byte_range.start
         try:
-            _unpack(packing, cipher, number, block, length, view[at : at + high - low], low, *rooms)
+            unpacking.unpack(number, block, length, low, view[at : at + high - low])
         except CorruptSegment as error:
             raise CorruptSegment(f"block {number}: {error}") from None
     return out
 
 
-def _unpack(
-    packing: Packing,
-    cipher: Cipher | None,
-    number: int,
-    block: memoryview,
-    length: int,
-    target: memoryview,
-    low: int,
-    of_block: _Room,
-    of_body: _Room,
-) -> None:
-    """The block's bytes from `low` on, as many as fit into `target`."""
-    codec = block[0]
-    if codec not in (_AS_IT_IS, _ZSTD):
-        raise CorruptSegment(f"codec {codec} is not known")
-    if codec == _AS_IT_IS and len(block) - 1 - _check_bytes(cipher) != length:
-        raise CorruptSegment(f"a block of {len(block)} bytes has not {length}")
-    whole = target if len(target) == length else of_block.of(length)
-    if codec == _AS_IT_IS:
-        _open_into(packing, cipher, number, block, whole)
-    else:
-        body = block[1 : -_check_bytes(cipher)]
-        opened = body if cipher is None else of_body.of(len(body))
-        _open_into(packing, cipher, number, block, None if cipher is None else opened)
-        try:
-            count = cramjam.zstd.decompress_into(opened, whole)
-        except cramjam.DecompressionError as error:
-            raise CorruptSegment(str(error)) from None
-        if count != length:
-            raise CorruptSegment(f"{count} bytes, not {length}")
-    if whole is not target:
-        target[:] = whole[low : low + len(target)]
+class _Unpacking:
+    def __init__(self, packing: Packing, cipher: Cipher | None) -> None:
+        self._place = packing.segment_id, packing.log_bytes, packing.block_bytes
+        self._cipher = cipher
+        self._check_bytes = _CRC_BYTES if cipher is None else TAG_BYTES
+        self._of_block, self._of_body = _Room(), _Room()
+
+    def unpack(
+        self, number: int, block: memoryview, length: int, low: int, target: memoryview
+    ) -> None:
+        """The block's bytes from `low` on, as many as fit into `target`; `length`: of all."""
+        codec, body = block[0], block[1 : -self._check_bytes]
+        if codec not in (_AS_IT_IS, _ZSTD):
+            raise CorruptSegment(f"codec {codec} is not known")
+        if codec == _AS_IT_IS and len(body) != length:
+            raise CorruptSegment(f"a block of {len(block)} bytes has not {length}")
+        whole = target if len(target) == length else self._of_block.of(length)
+        if codec == _AS_IT_IS:
+            self._open_into(number, block, whole)
+        else:
+            opened = body if self._cipher is None else self._of_body.of(len(body))
+            self._open_into(number, block, None if self._cipher is None else opened)
+            try:
+                count = cramjam.zstd.decompress_into(opened, whole)
+            except cramjam.DecompressionError as error:
+                raise CorruptSegment(str(error)) from None
+            if count != length:
+                raise CorruptSegment(f"{count} bytes, not {length}")
+        if whole is not target:
+            target[:] = whole[low : low + len(target)]
+
+    def _open_into(self, number: int, block: memoryview, out: memoryview | None) -> None:
+        """The block's body into `out`, which is as long; None: it is only checked."""
+        label = block_label(*self._place, number) + block[:1]
+        if self._cipher is not None:
+            assert out is not None
+            self._cipher.open_into(_BLOCK_NONCE.pack(number), block[1:], label, out)
+            return
+        body, check = block[1:-_CRC_BYTES], block[-_CRC_BYTES:]
+        if crc32c(body, crc32c(label)) != int.from_bytes(check, "big"):
+            raise CorruptSegment("its checksum does not match")
+        if out is not None:
+            out[:] = body
 
 
 class _Room:
@@ -335,32 +348,6 @@ class _Room:
         if len(self._kept) < size:
             self._kept = memoryview(bytearray(size))
         return self._kept[:size]
-
-
-def _open_into(
-    packing: Packing,
-    cipher: Cipher | None,
-    number: int,
-    block: memoryview,
-    out: memoryview | None,
-) -> None:
-    """The block's body into `out`, which is as long; None: it is only checked."""
-    head = bytes(block[:1])
-    place = packing.segment_id, packing.log_bytes, packing.block_bytes
-    label = block_label(*place, number) + head
-    if cipher is not None:
-        assert out is not None
-        cipher.open_into(_BLOCK_NONCE.pack(number), block[1:], label, out)
-        return
-    body, check = block[1:-_CRC_BYTES], block[-_CRC_BYTES:]
-    if crc32c(body, crc32c(label)) != int.from_bytes(check, "big"):
-        raise CorruptSegment("its checksum does not match")
-    if out is not None:
-        out[:] = body
-
-
-def _check_bytes(cipher: Cipher | None) -> int:
-    return _CRC_BYTES if cipher is None else TAG_BYTES
 
 
 def sealed_file(cipher: Cipher, label: bytes, content: bytes, random_bytes: bytes) -> bytes:
@@ -377,15 +364,12 @@ def opened_file(cipher: Cipher, label: bytes, sealed: bytes) -> bytes:
 
 
 def encode_packing(packing: Packing) -> bytes:
-    tip = packing.segment_id.topic_id_partition
     begins = [0, *packing.ends[:-1]]
     sizes = [end - begin for begin, end in zip(begins, packing.ends, strict=True)]
     said = packing.described
-    document: dict[str, object] = {
-        "version": _UNDESCRIBED_VERSION if said is None else PACKING_VERSION,
-        "topic": tip.topic,
-        "topic_id": uuid_text(tip.topic_id),
-        "partition": tip.partition,
+    version = _UNDESCRIBED_VERSION if said is None else PACKING_VERSION
+    document = {
+        **of_partition(packing.segment_id.topic_id_partition, version),
         "segment_id": uuid_text(packing.segment_id.id),
         "log_bytes": packing.log_bytes,
         "block_bytes": packing.block_bytes,

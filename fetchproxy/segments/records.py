@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from struct import Struct
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.primitives import (
@@ -118,15 +118,9 @@ TAIL_FIELDS = tuple(f.attribute for f in _BEHIND_EPOCHS)
 _TAIL_SINCE = 1  # the first version with such a tail; each later one has further fields at its end
 
 
-class SegmentTail(NamedTuple):
-    """What stands behind the epochs in one version, and the values of fields of later ones."""
-
-    packed: Struct
-    absent: tuple[Any, ...]
-
-
-SEGMENT_TAILS = {
-    version: SegmentTail(
+# By version: what stands behind the epochs, and the values of fields of later versions.
+SEGMENT_TAILS: dict[int, tuple[Struct, tuple[Any, ...]]] = {
+    version: (
         _struct_of(f for f in _BEHIND_EPOCHS if f.since <= version),
         tuple(f.if_absent for f in _BEHIND_EPOCHS if f.since > version),
     )
@@ -230,10 +224,8 @@ def _whole(raw: bytes, where: str, read: Callable[[_Fields], T]) -> T:
         if fields.remaining:
             raise CorruptSegment(f"{fields.remaining} bytes behind the last field")
         return event
-    except NewerMetadataVersion as error:
-        raise NewerMetadataVersion(f"{where}: {error}") from None
     except CorruptSegment as error:
-        raise CorruptSegment(f"{where}: {error}") from None
+        raise type(error)(f"{where}: {error}") from None
 
 
 def _at_least(name: str, value: int, low: int) -> int:
@@ -325,7 +317,7 @@ def _encode_segment(metadata: RemoteLogSegmentMetadata, version: int) -> bytes:
     epochs = metadata.segment_leader_epochs
     head = SEGMENT_HEAD.pack(*[_packed(metadata, f) for f in _BEFORE_EPOCHS], len(epochs))
     said = [_packed(metadata, f) for f in _BEHIND_EPOCHS if f.since <= version]
-    tail = SEGMENT_TAILS[version].packed.pack(*said)
+    tail = SEGMENT_TAILS[version][0].pack(*said)
     return b"".join([head, *(SEGMENT_EPOCH.pack(e.epoch, e.start_offset) for e in epochs), tail])
 
 
@@ -429,7 +421,7 @@ EPOCHS_AT = 2 + SEGMENT_HEAD.size  # behind the record's beginning: the first le
 
 _STATE_AT = _struct_of(_BEHIND_EPOCHS[:1]).size
 _SEGMENT = record_head(RecordType.REMOTE_LOG_SEGMENT_METADATA)[0]
-_FIXED_BYTES = {version: EPOCHS_AT + tail.packed.size for version, tail in SEGMENT_TAILS.items()}
+_FIXED_BYTES = {version: EPOCHS_AT + packed.size for version, (packed, _) in SEGMENT_TAILS.items()}
 _FIXED_BYTES_MIN = min(_FIXED_BYTES.values())
 _COUNT_AT = EPOCHS_AT - INT32.size
 

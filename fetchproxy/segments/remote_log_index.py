@@ -149,67 +149,8 @@ def _checked_length(raw: Buffer, at: int) -> int:
 INTERVAL_BYTES = 64 * 1024
 
 
-class RemoteLogIndexBuilder:
-    """Gathers consecutive batches into entries of at least `interval_bytes` (the last: less).
-
-    A batch is never split, so an entry is longer than the interval by up to one batch.
-    """
-
-    def __init__(self, object_key: str, interval_bytes: int = INTERVAL_BYTES) -> None:
-        if interval_bytes < 1:
-            raise ValueError(f"interval_bytes is {interval_bytes}")
-        encode_entry(object_key, IndexSpan(2**63 - 1, 1, 0, 0, 0, 0))  # a key that fits, for sure
-        self._object_key = object_key
-        self._interval_bytes = interval_bytes
-        self._entries: list[bytes] = []
-        self._position = 0  # of the next batch
-        self._open: IndexSpan | None = None
-        self._last_offset = -1
-
-    def add(self, header: BatchHeader) -> None:
-        """The next batch of the segment; only its size counts, not `header.position`. Raises
-        ValueError where it does not follow the batch before it in offsets.
-        """
-        if header.base_offset <= self._last_offset or header.last_offset < header.base_offset:
-            raise ValueError(
-                f"batch {header.base_offset}-{header.last_offset} after {self._last_offset}"
-            )
-        if self._open is not None and self._open.length + header.size > DATA_BYTES_MAX:
-            self._close()
-        span = self._open or IndexSpan(
-            self._position,
-            0,
-            header.base_offset,
-            header.last_offset,
-            header.base_timestamp,
-            header.max_timestamp,
-        )
-        self._open = IndexSpan(
-            span.position,
-            span.length + header.size,
-            span.first_offset,
-            header.last_offset,
-            span.first_timestamp_ms,
-            max(header.max_timestamp, span.max_timestamp_ms),
-        )
-        self._position += header.size
-        self._last_offset = header.last_offset
-        if self._open.length >= self._interval_bytes:
-            self._close()
-
-    def finish(self) -> bytes:
-        """The content of the `.index` object; empty where no batch was added."""
-        self._close()
-        return b"".join(self._entries)
-
-    def _close(self) -> None:
-        if self._open is not None:
-            self._entries.append(encode_entry(self._object_key, self._open))
-            self._open = None
-
-
 class RemoteLogIndex:
-    """A parsed index, 44 bytes an entry; the object key is kept once, not per entry."""
+    """An index, parsed or on its way; 44 bytes an entry, the object key once for all."""
 
     __slots__ = (
         "_first_timestamps",
@@ -268,13 +209,16 @@ class RemoteLogIndex:
         if not self._positions:
             self.object_key = entry.object_key
         self._check_follows(entry.object_key, entry.span)
-        self._positions.append(entry.span.position)
-        self._lengths.append(entry.span.length)
-        self.first_offsets.append(entry.span.first_offset)
-        self._last_offsets.append(entry.span.last_offset)
-        self._first_timestamps.append(entry.span.first_timestamp_ms)
-        self.max_timestamps.append(entry.span.max_timestamp_ms)
+        self._append(entry.span)
         return at + entry.size_bytes
+
+    def _append(self, span: IndexSpan) -> None:
+        self._positions.append(span.position)
+        self._lengths.append(span.length)
+        self.first_offsets.append(span.first_offset)
+        self._last_offsets.append(span.last_offset)
+        self._first_timestamps.append(span.first_timestamp_ms)
+        self.max_timestamps.append(span.max_timestamp_ms)
 
     def _take_run(self, raw: memoryview, at: int) -> tuple[int, bool]:
         """(byte behind the entries from `at` on that are as long as the first, are they sound?).
@@ -331,6 +275,37 @@ class RemoteLogIndex:
             raise CorruptSegment(f"offsets {first} to {last}")
         if self._last_offsets and first <= self._last_offsets[-1]:
             raise CorruptSegment(f"offset {first} after {self._last_offsets[-1]}")
+
+    def add(self, header: BatchHeader, interval_bytes: int = INTERVAL_BYTES) -> None:
+        """The next batch of the segment; only its size counts, not `header.position`.
+
+        It joins the last span while that has less than `interval_bytes`: longer by up to one batch,
+        as none is split. Raises ValueError where it does not follow the batch before it in offsets.
+        """
+        before = self._last_offsets[-1] if self._last_offsets else -1
+        if header.base_offset <= before or header.last_offset < header.base_offset:
+            raise ValueError(f"batch {header.base_offset}-{header.last_offset} after {before}")
+        if header.size > DATA_BYTES_MAX:
+            raise ValueError(f"batch {header.base_offset} of {header.size} bytes is too large")
+        length = self._lengths[-1] if self._lengths else interval_bytes
+        if length >= interval_bytes or length + header.size > DATA_BYTES_MAX:
+            span = IndexSpan(
+                self.size_bytes,
+                header.size,
+                header.base_offset,
+                header.last_offset,
+                header.base_timestamp,
+                header.max_timestamp,
+            )
+            self._append(span)
+            return
+        self._lengths[-1] = length + header.size
+        self._last_offsets[-1] = header.last_offset
+        self.max_timestamps[-1] = max(header.max_timestamp, self.max_timestamps[-1])
+
+    def encoded(self, object_key: str) -> bytes:
+        """The content of the `.index` object; empty where no batch was added. Raises ValueError."""
+        return b"".join(encode_entry(object_key, span) for span in self.spans())
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -437,7 +412,5 @@ class SegmentLayout:
 
     def first_chunk_with_timestamp(self, timestamp_ms: int, from_number: int = 0) -> int | None:
         """The first chunk, from `from_number` on, with a record at or after `timestamp_ms`."""
-        for number in range(from_number, len(self)):
-            if self.max_timestamps_ms[number] >= timestamp_ms:
-                return number
-        return None
+        times = self.max_timestamps_ms
+        return next((n for n in range(from_number, len(self)) if times[n] >= timestamp_ms), None)

@@ -231,7 +231,7 @@ class SegmentCopier:
     ) -> LogSegmentData:
         return LogSegmentData(
             log=segment.log,
-            index=segment.index(self.rsm.object_key(metadata, SegmentFile.LOG)),
+            index=segment.index.encoded(self.rsm.object_key(metadata, SegmentFile.LOG)),
             txn=encode_aborted(segment.aborted) if segment.aborted else None,
             epochs=encode_epochs(extend_lineage(lineage, segment.leader_epochs)),
             offset_index=segment.kafka_files.offset_index,

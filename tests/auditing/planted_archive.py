@@ -31,7 +31,7 @@ from fetchproxy.segments.description import (
     encode_segment,
 )
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.remote_log_index import RemoteLogIndexBuilder
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -109,11 +109,11 @@ class PlantedArchive:
             has_aborted_txns=bool(aborted),
         )
         key = self.key(metadata, SegmentFile.LOG)
-        index = RemoteLogIndexBuilder(key, index_interval_bytes)
+        index = RemoteLogIndex()
         for header in headers:
-            index.add(header)
+            index.add(header, index_interval_bytes)
         await self.store.put(key, log)
-        await self.store.put(self.key(metadata, SegmentFile.INDEX), index.finish())
+        await self.store.put(self.key(metadata, SegmentFile.INDEX), index.encoded(key))
         await self.store.put(self.key(metadata, SegmentFile.EPOCHS), encode_epochs(lineage))
         if aborted:
             await self.store.put(self.key(metadata, SegmentFile.TXN), encode_aborted(aborted))

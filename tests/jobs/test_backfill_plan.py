@@ -18,7 +18,7 @@ from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remotelog.planning import OffsetSpan
-from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex, RemoteLogIndexBuilder
+from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.writing.archive_health import uncovered
 
 SETTINGS = {"isolationLevel": "read_committed"}
@@ -138,10 +138,9 @@ def test_a_segment_is_cut_where_its_index_has_an_entry() -> None:
     from made_batches import Record, made_batch
 
     log = b"".join(made_batch(base, [Record()] * 10) for base in range(0, 400, 10))
-    builder = RemoteLogIndexBuilder("key", 300)
+    index = RemoteLogIndex()
     for header in walk(log):
-        builder.add(header)
-    index = RemoteLogIndex.parse(builder.finish())
+        index.add(header, 300)
     spans: list[IndexSpan] = list(index.spans())
     cuts = cut_offsets(index, 1_000)
     assert set(cuts) <= {span.first_offset for span in spans}

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
-from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity
+from fetchproxy.brokers.messages import TopicInfo
+from fetchproxy.metadata.metadata_topic import LogChunk
 
 
 class MemoryMetadataLog:
     """Shared by all who read and write it."""
 
     def __init__(self, partitions: int = 3, values_per_read: int = 2, log_id: int = 77) -> None:
-        self.identity = LogIdentity(UUID(int=log_id), "__remote_log_metadata", partitions)
+        leaders = dict.fromkeys(range(partitions), (0, 0))
+        self._topic = TopicInfo(UUID(int=log_id), "__remote_log_metadata", True, leaders)
         self.logs: list[list[bytes]] = [[] for _ in range(partitions)]
         self.starts = [0] * partitions
         self._values_per_read = values_per_read
 
-    async def open(self) -> LogIdentity:
+    async def open(self) -> TopicInfo:
         await asyncio.sleep(0)
-        return self.identity
+        return self._topic
 
     async def append(self, partition: int, value: bytes) -> int:
         await asyncio.sleep(0)
@@ -28,8 +30,8 @@ class MemoryMetadataLog:
         await asyncio.sleep(0)
         return offset
 
-    async def bounds(self, partition: int) -> LogBounds:
-        seen = LogBounds(self.starts[partition], len(self.logs[partition]))
+    async def bounds(self, partition: int) -> tuple[int, int]:
+        seen = self.starts[partition], len(self.logs[partition])
         await asyncio.sleep(0)
         return seen
 

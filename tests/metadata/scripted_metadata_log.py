@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from memory_metadata_log import MemoryMetadataLog
 
+from fetchproxy.brokers.messages import TopicInfo
 from fetchproxy.errors import ConfigError, RemoteStorageError
-from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity
+from fetchproxy.metadata.metadata_topic import LogChunk
 
 
 def _open_door() -> asyncio.Event:
@@ -42,7 +43,7 @@ class ScriptedMetadataLog:
         self._inner = inner
         self._script = script
 
-    async def open(self) -> LogIdentity:
+    async def open(self) -> TopicInfo:
         before, self._script.before_open = self._script.before_open, None
         if before is not None:
             await before()
@@ -65,7 +66,7 @@ class ScriptedMetadataLog:
             raise RemoteStorageError("the answer was lost")
         return offset
 
-    async def bounds(self, partition: int) -> LogBounds:
+    async def bounds(self, partition: int) -> tuple[int, int]:
         self._script.bounds_asked.append(partition)
         self._script.check()
         # What it says is what was there when it was asked, however late that arrives.

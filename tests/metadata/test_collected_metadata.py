@@ -262,8 +262,8 @@ async def test_nothing_is_lost_on_the_way() -> None:
     found = await decode_collected(content)
     assert list(found) == [f"é{n}" for n in range(len(every))]
     tip = plain.topic_id_partition
-    assert [decode_entry(one.entry, tip, "") for one in found.values()] == every
-    assert [one.version for one in found.values()] == [f'"{n}"' for n in range(len(every))]
+    assert [decode_entry(entry, tip, "") for _, entry in found.values()] == every
+    assert [version for version, _ in found.values()] == [f'"{n}"' for n in range(len(every))]
     assert await decode_collected(await encode_collected([])) == {}
 
 

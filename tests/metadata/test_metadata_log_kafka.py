@@ -48,11 +48,11 @@ class TestKafkaMetadataLog(MetadataLogContract):
 async def test_it_is_created_so_that_it_keeps_all(kafka_server: KafkaServer) -> None:
     name = unused_name()
     async with log_on(kafka_server, name, partitions=5) as metadata_log:
-        identity = await metadata_log.open()
-        assert (identity.name, identity.partitions) == (name, 5)
+        opened = await metadata_log.open()
+        assert (opened.name, len(opened.leaders)) == (name, 5)
     async with Cluster(ClusterConfig(bootstrap=kafka_server.bootstrap)) as cluster:
         topic = await cluster.topic_by_name(name)
-        assert topic.topic_id == identity.log_id
+        assert topic.topic_id == opened.topic_id
         settings = await cluster.topic_config(name)
         assert {key: settings[key] for key in SETTINGS} == SETTINGS
 
@@ -101,7 +101,7 @@ async def test_another_number_of_partitions_is_refused(kafka_server: KafkaServer
         with pytest.raises(ConfigError, match=r"has 2 partitions.*metadata.topic_partitions=2"):
             await metadata_log.open()
     async with log_on(kafka_server, name, partitions=2) as metadata_log:
-        assert (await metadata_log.open()).partitions == 2
+        assert len((await metadata_log.open()).leaders) == 2
 
 
 @pytest.mark.kafka

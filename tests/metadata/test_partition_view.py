@@ -86,7 +86,7 @@ def test_every_finished_offset_is_covered_and_no_other(
 def test_starts_and_ends_rise(every: list[RemoteLogSegmentMetadata]) -> None:
     view = build_view(TIP, every, 1.0)
     ends = [s.end_offset for s in view.segments]
-    assert list(view.end_offsets) == ends == sorted(set(ends))
+    assert [end for _, end in view.segments.bounds()] == ends == sorted(set(ends))
     starts = [s.start_offset for s in view.segments]
     assert starts == sorted(starts)
 

@@ -91,7 +91,7 @@ def test_questions_of_offset_and_time(plain: list[RemoteLogSegmentMetadata]) -> 
     assert rows.max_timestamp_ms() == max((s.max_timestamp_ms for s in plain), default=None)
     assert rows.size_bytes == sum(s.segment_size_bytes for s in plain)
     for i, each in enumerate(plain):
-        assert rows.at_or_after(each.start_offset) == each
+        assert rows[rows.index_at_or_after(each.start_offset)] == each
         assert rows.start_offset(i) == each.start_offset
         assert rows.end_offset(i) == each.end_offset
         assert rows.find(each.segment_id.id, each.start_offset) == i

@@ -19,7 +19,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.remote_log_index import RemoteLogIndexBuilder
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
 from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
@@ -75,12 +75,12 @@ class WrittenArchive:
         )
         store = FilesystemObjectStore(self.folder, create=True)
         async with RemoteStorageManager(store, at_rest=self.at_rest) as rsm:
-            index = RemoteLogIndexBuilder(rsm.object_key(metadata, SegmentFile.LOG), interval_bytes)
+            index = RemoteLogIndex()
             for header in headers:
-                index.add(header)
+                index.add(header, interval_bytes)
             objects = {
                 SegmentFile.LOG: log,
-                SegmentFile.INDEX: index.finish(),
+                SegmentFile.INDEX: index.encoded(rsm.object_key(metadata, SegmentFile.LOG)),
                 SegmentFile.EPOCHS: encode_epochs(metadata.segment_leader_epochs),
             }
             if aborted:

@@ -14,7 +14,6 @@ from fetchproxy.errors import CorruptSegment
 from fetchproxy.segments.remote_log_index import (
     IndexSpan,
     RemoteLogIndex,
-    RemoteLogIndexBuilder,
     encode_entry,
     entry_positions,
 )
@@ -62,11 +61,11 @@ def batches(draw: st.DrawFn) -> list[BatchHeader]:
     return out
 
 
-def built(headers: list[BatchHeader], interval_bytes: int) -> bytes:
-    builder = RemoteLogIndexBuilder(KEY, interval_bytes)
+def built(headers: list[BatchHeader], interval_bytes: int, key: str = KEY) -> bytes:
+    index = RemoteLogIndex()
     for one in headers:
-        builder.add(one)
-    return builder.finish()
+        index.add(one, interval_bytes)
+    return index.encoded(key)
 
 
 def test_entry_has_the_bytes_of_the_kip() -> None:
@@ -96,16 +95,17 @@ def test_data_length_never_overflows_its_int32() -> None:
     assert [s.length for s in RemoteLogIndex.parse(raw).spans()] == [2**31 - 100] * 3
 
 
-def test_builder_refuses_what_cannot_be_indexed() -> None:
-    builder = RemoteLogIndexBuilder(KEY)
-    builder.add(header(10, records=5))
+def test_what_cannot_be_indexed_is_refused() -> None:
+    index = RemoteLogIndex()
+    assert index.encoded(KEY) == b""
+    index.add(header(10, records=5))
     with pytest.raises(ValueError, match="after 14"):
-        builder.add(header(14))
+        index.add(header(14))
+    for interval_bytes in (1, 2**31 - 1):
+        with pytest.raises(ValueError, match="too large"):
+            index.add(header(15, size=2**31), interval_bytes)
     with pytest.raises(ValueError, match="too large"):
-        RemoteLogIndexBuilder("k" * 40_000)
-    with pytest.raises(ValueError, match="interval"):
-        RemoteLogIndexBuilder(KEY, 0)
-    assert RemoteLogIndexBuilder(KEY).finish() == b""
+        index.encoded("k" * 40_000)
 
 
 @given(batches(), st.integers(1, 20_000))
@@ -199,10 +199,7 @@ def test_another_way_to_write_a_position_is_read_as_before() -> None:
 def test_take_ends_where_another_segment_begins_or_at_the_damage(
     first: list[BatchHeader], second: list[BatchHeader], interval: int, data: st.DataObject
 ) -> None:
-    builder = RemoteLogIndexBuilder(KEY.replace("id", "jd"), interval)
-    for one in second:
-        builder.add(one)
-    one, other = built(first, interval), builder.finish()
+    one, other = built(first, interval), built(second, interval, KEY.replace("id", "jd"))
     taken, end, error = RemoteLogIndex.take(one + other)
     assert list(taken.spans()) == list(RemoteLogIndex.parse(one).spans())
     assert (end, error is not None) == (len(one), True)

@@ -16,8 +16,9 @@ from random import Random
 from faulty_store import Faults, FaultyObjectStore
 from memory_metadata_log import MemoryMetadataLog
 
+from fetchproxy.brokers.messages import TopicInfo
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.metadata.metadata_topic import LogBounds, LogChunk, LogIdentity
+from fetchproxy.metadata.metadata_topic import LogChunk
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore, StoredObject
 
@@ -108,7 +109,7 @@ class ArchiversMetadataLog:
         self._inner = inner
         self._door = door
 
-    async def open(self) -> LogIdentity:
+    async def open(self) -> TopicInfo:
         await self._suffer("open")
         return await self._inner.open()
 
@@ -118,7 +119,7 @@ class ArchiversMetadataLog:
         await self._door.answered("append")
         return offset
 
-    async def bounds(self, partition: int) -> LogBounds:
+    async def bounds(self, partition: int) -> tuple[int, int]:
         await self._suffer("bounds")
         bounds = await self._inner.bounds(partition)
         await self._door.passed()

@@ -24,7 +24,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile, layout_text
-from fetchproxy.segments.remote_log_index import RemoteLogIndexBuilder
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import encode_aborted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import ObjectStore
@@ -212,12 +212,13 @@ async def store_segment(
         has_aborted_txns=bool(entries),
     )
     rsm = RemoteStorageManager(store)
-    index = RemoteLogIndexBuilder(rsm.object_key(metadata, SegmentFile.LOG), index_interval_bytes)
+    index = RemoteLogIndex()
     for header in walk(content):
-        index.add(header)
+        index.add(header, index_interval_bytes)
     await store.put(LAYOUT_OBJECT, layout_text())
-    await store.put(rsm.object_key(metadata, SegmentFile.LOG), content)
-    await store.put(rsm.object_key(metadata, SegmentFile.INDEX), index.finish())
+    key = rsm.object_key(metadata, SegmentFile.LOG)
+    await store.put(key, content)
+    await store.put(rsm.object_key(metadata, SegmentFile.INDEX), index.encoded(key))
     if entries:
         await store.put(rsm.object_key(metadata, SegmentFile.TXN), encode_aborted(entries))
     await rsm.put_segment_metadata(metadata, encode_segment(metadata))

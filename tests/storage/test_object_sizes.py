@@ -24,7 +24,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.remote_log_index import INTERVAL_BYTES, RemoteLogIndexBuilder
+from fetchproxy.segments.remote_log_index import INTERVAL_BYTES, RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import (
@@ -56,12 +56,12 @@ def segment(number: int, start: int, size_bytes: int = 64 * MiB) -> RemoteLogSeg
 def test_the_longest_index_that_is_written_has_room(log_mib: int) -> None:
     """Entries of exactly 64 KiB, under a long key, at the highest offsets."""
     stem, entries = "p/" + "x" * 600, log_mib * 16
-    builder = RemoteLogIndexBuilder(f"{stem}.log")
+    built = RemoteLogIndex()
     first = OFFSET_MAX - entries
     one = BatchHeader(0, INTERVAL_BYTES, first, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, 1)
     for number in range(entries):
-        builder.add(one._replace(base_offset=first + number))
-    index = builder.finish()
+        built.add(one._replace(base_offset=first + number))
+    index = built.encoded(f"{stem}.log")
     key = f"{stem}.index"
     assert len(index) <= segment_file_bytes_max(SegmentFile.INDEX, key, log_mib * MiB)
     assert len(index) > entries * len(key)

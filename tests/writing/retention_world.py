@@ -79,7 +79,7 @@ class World:
         added = await self.planted.add([batch(base, timestamp=timestamp)])
         metadata = replace(added, **changes)
         await self.planted.restate(metadata)
-        number = metadata_partition(TIP, self.log.identity.partitions)
+        number = metadata_partition(TIP, len(self.log.logs))
         begun = replace(metadata, state=State.COPY_SEGMENT_STARTED)
         for event in (begun, metadata):
             await self.log.append(number, encode_message(event))

@@ -133,7 +133,7 @@ async def life(manager: str = "store") -> AsyncIterator[Life]:
         await planted.add([batch(0)], tip=tip)
     await planted.add([batch(10)], tip=TIPS[0])
     for metadata in planted.segments if log is not None else ():
-        number = metadata_partition(metadata.topic_id_partition, log.identity.partitions)
+        number = metadata_partition(metadata.topic_id_partition, len(log.logs))
         begun = replace(metadata, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
         for event in (begun, metadata):
             await log.append(number, encode_message(event))

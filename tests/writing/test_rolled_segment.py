@@ -69,7 +69,7 @@ def test_a_whole_segment_is_a_link_to_the_brokers_file(folder: Path, spool: Path
     assert segment.leader_epochs == (EpochStart(0, 0), EpochStart(2, 20))
     assert segment.max_timestamp_ms == 29
     assert segment.aborted == ()
-    RemoteLogIndex.parse(segment.index("k")).check_covers(29, segment.size_bytes)
+    RemoteLogIndex.parse(segment.index.encoded("k")).check_covers(29, segment.size_bytes)
     assert segment.kafka_files == KafkaFiles(*files)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -87,7 +87,7 @@ def test_from_a_position_inside_only_what_is_wanted_is_copied(
     assert taken.segment.log.read_bytes() == wanted
     assert (taken.segment.start_offset, taken.segment.end_offset) == (position, 29)
     assert taken.segment.leader_epochs == (EpochStart(0, position), EpochStart(2, 20))
-    RemoteLogIndex.parse(taken.segment.index("k")).check_covers(29, len(wanted))
+    RemoteLogIndex.parse(taken.segment.index.encoded("k")).check_covers(29, len(wanted))
     assert taken.segment.kafka_files == KafkaFiles(producer_snapshot=snapshot)
 
 

@@ -51,7 +51,7 @@ async def test_a_segment_over_several_appends(tmp_path: Path) -> None:
         assert segment.max_timestamp_ms == 5_009
         assert segment.leader_epochs == (EpochStart(1, 3), EpochStart(4, 20))
         assert segment.aborted == ()
-        index = RemoteLogIndex.parse(segment.index("a/b.log"))
+        index = RemoteLogIndex.parse(segment.index.encoded("a/b.log"))
         assert index.object_key == "a/b.log"
         index.check_covers(29, len(whole))
         await writer.discard()

@@ -20,6 +20,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.writing.log_truncation import (
     buried_copies,
     decided_below,
@@ -126,7 +127,7 @@ def test_an_end_at_a_segments_own_end_may_be_no_marker() -> None:
 
 def gathered(first: int, last: int, *epochs: tuple[int, int]) -> GatheredSegment:
     starts = tuple(EpochStart(epoch, start) for epoch, start in epochs)
-    return GatheredSegment(TIP, first, last, 0, 1, starts, (), Path("/"), 0, True, b"")
+    return GatheredSegment(TIP, first, last, 0, 1, starts, (), Path("/"), 0, True, RemoteLogIndex())
 
 
 def test_joints_are_where_epochs_meet() -> None:
