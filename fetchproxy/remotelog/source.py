@@ -29,7 +29,7 @@ from fetchproxy.remotelog.archive_reading import (
     Views,
     plan_input,
 )
-from fetchproxy.remotelog.decoder.arrow_batches import RowLimits
+from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, is_not_needed, parse_options
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
 from fetchproxy.remotelog.pushed_filters import PushedFilters

@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RangeNotSatisfiable
 from fetchproxy.model import ByteRange, IsolationLevel, StoredSegment
-from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches, RowLimits
+from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches
 from fetchproxy.remotelog.decoder.log_decoder import AbortedBatches, LogDecoder
+from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import SourceOptions
 from fetchproxy.remotelog.planning import ReadTask, SegmentPart
 from fetchproxy.remotelog.session import share_one_heap
@@ -241,7 +242,7 @@ def _decoded(each: _Range, decoder: LogDecoder, rows: RowLimits, faults: _Faults
         return
     yield from decoder.decode(
         data,
-        replace(rows, offset_from=each.part.offset_from, offset_end=each.part.offset_end),
+        rows._replace(offset_from=each.part.offset_from, offset_end=each.part.offset_end),
         position=each.span.position,
         first_offset=each.span.first_offset,
         last_offset=each.span.last_offset,

@@ -19,7 +19,7 @@ from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.model import AbortedTxn, TopicIdPartition
 from fetchproxy.remotelog import task_reader
 from fetchproxy.remotelog.archive_reading import plan_input
-from fetchproxy.remotelog.decoder.arrow_batches import RowLimits
+from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import DataLoss, ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
