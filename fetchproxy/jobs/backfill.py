@@ -117,7 +117,8 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     `backfill`.
     """
     options, folder = target.options, target.folder
-    views, spans, left_out = plan_backfill_input(options)
+    asked, left_out = plan_backfill_input(options)
+    views = {(view.tip.topic, view.tip.partition): view for view, _ in asked}
     number, last = folder.last_plan()
     manifests = [Manifest.decode(raw) for raw in folder.manifests()]
     done = [manifest.range for manifest in manifests if manifest.is_whole]
@@ -125,7 +126,7 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     plan = next_plan(
         last,
         done,
-        [(views[tip], span) for tip, span in spans.items()],
+        asked,
         _settings(options),
         bytes_max=range_bytes_max,
         cuts_of=_cuts_of(options, views.values(), range_bytes_max),
@@ -139,12 +140,12 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     finished = set(done)
     unread = {failure.what for failure in left_out}
     for one in plan.ranges:
-        tip = TopicIdPartition(UUID(one.topic_id), one.topic, one.partition)
-        if one in finished or str(tip) in unread:
+        if one in finished or f"{one.topic}-{one.partition}" in unread:
             continue
-        lost = _lost(options, views.get(tip), one)
+        view = views.get((one.topic, one.partition))
+        lost = _lost(options, view, one)
         if lost is None:
-            tasks.append(RangeTask(one, _read_task(tip, views.get(tip), one)))
+            tasks.append(RangeTask(one, _read_task(view, one)))
         else:
             gone.append(Failure(one.name, lost, False))
     return PlannedBackfill(tasks, len(done), (*left_out, *gone))
@@ -188,11 +189,10 @@ def _lost(options: SourceOptions, view: PartitionView | None, one: BackfillRange
     )
 
 
-def _read_task(tip: TopicIdPartition, view: PartitionView | None, one: BackfillRange) -> ReadTask:
-    if view is None:
-        return ReadTask(tip, ())
-    span = {tip: OffsetSpan(one.first, one.end)}
-    tasks = plan_tasks({tip: view}, span, partition_bytes_max=2**62)
+def _read_task(view: PartitionView | None, one: BackfillRange) -> ReadTask:
+    asked = [] if view is None else [(view, OffsetSpan(one.first, one.end))]
+    tasks = plan_tasks(asked, partition_bytes_max=2**62)
+    tip = TopicIdPartition(UUID(one.topic_id), one.topic, one.partition)
     return tasks[0] if tasks else ReadTask(tip, ())
 
 

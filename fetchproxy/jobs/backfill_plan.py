@@ -15,21 +15,15 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.runner import Failure
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata
-from fetchproxy.remotelog.archive_reading import (
-    PASSED_OVER,
-    ArchiveReading,
-    Spans,
-    Views,
-    asked_offsets,
-)
+from fetchproxy.remotelog.archive_reading import PASSED_OVER, ArchiveReading
 from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, SourceOptions
-from fetchproxy.remotelog.planning import OffsetSpan, holes_of
+from fetchproxy.remotelog.planning import Asked, OffsetSpan
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.writing.archive_health import uncovered
 
-# Views and spans, and why of some partitions there are none: something of them is not there, which
+# What is asked for, and why some partitions are left out: something of them is not there, which
 # stops no other.
-BackfillInput = tuple[Views, Spans, tuple[Failure, ...]]
+BackfillInput = tuple[list[Asked], tuple[Failure, ...]]
 
 
 def plan_backfill_input(options: SourceOptions) -> BackfillInput:
@@ -38,46 +32,34 @@ def plan_backfill_input(options: SourceOptions) -> BackfillInput:
 
 
 async def _planned(options: SourceOptions) -> BackfillInput:
-    lenient = replace(options, fail_on_data_loss=False)
-    async with ArchiveReading(lenient, once=True) as reading:
+    async with ArchiveReading(replace(options, fail_on_data_loss=False), once=True) as reading:
         views = await reading.views()
         named = options.topics.names or set(options.topics.assigned or ())
-        if missing := sorted(named - {tip.topic for tip in views}):
+        if missing := sorted(named - {topic for topic, _ in views}):
             there = {topic for topic, _ in await reading.rsm.list_topics()}
             for topic in missing:
                 if topic not in there:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
-        spans = await reading.spans(views)
+        asked = await reading.asked(views)
         if not options.fail_on_data_loss:
-            return views, spans, ()
-        losses = {tip: what for tip in views if (what := _outside(options, views[tip]))}
-        sound = [view for tip, view in views.items() if tip not in losses]
-        holes = await holes_of(
-            reading.rsm,
-            sound,
-            {view.tip: asked_offsets(options, spans[view.tip]) for view in sound},
-            views_of_store=options.metadata_cache_dir is None,
-        )
-    losses |= {tip: found.in_words() or "" for tip, found in holes.items()}
-    return (
-        {tip: view for tip, view in views.items() if tip not in losses},
-        {tip: span for tip, span in spans.items() if tip not in losses},
-        tuple(
-            Failure(str(tip), f"{what}; {PASSED_OVER}", False)
-            for tip, what in sorted(losses.items())
-        ),
-    )
+            return asked, ()
+        losses = {view.tip: said for view, _ in asked if (said := _outside(options, view))}
+        sound = [(view, span) for view, span in asked if view.tip not in losses]
+        losses |= await reading.holes((view, reading.looked_at(span)) for view, span in sound)
+    failures = [
+        Failure(str(tip), f"{said}; {PASSED_OVER}", False) for tip, said in sorted(losses.items())
+    ]
+    return [(view, span) for view, span in sound if view.tip not in losses], tuple(failures)
 
 
 def _outside(options: SourceOptions, view: PartitionView) -> str | None:
     """What is wrong with the offsets that are named for the partition; None: nothing."""
     first, end = view.log_start_offset or 0, view.log_end_offset or 0
     for bound in (options.starting, options.ending):
-        given = bound.by_partition.get((view.tip.topic, view.tip.partition))
-        if bound.kind is BoundKind.OFFSETS and given not in (None, EARLIEST, LATEST):
-            assert given is not None
-            if not first <= given <= end:
-                return f"offset {given} is not in the archive, which has {first} to {end - 1}"
+        given = bound.by_partition.get((view.tip.topic, view.tip.partition), LATEST)
+        named = bound.kind is BoundKind.OFFSETS and given not in (EARLIEST, LATEST)
+        if named and not first <= given <= end:
+            return f"offset {given} is not in the archive, which has {first} to {end - 1}"
     return None
 
 
@@ -131,7 +113,7 @@ class Plan:
 def next_plan(
     last: Plan | None,
     done: Iterable[BackfillRange],
-    wanted: Iterable[tuple[PartitionView, OffsetSpan]],
+    wanted: Iterable[Asked],
     settings: Mapping[str, str],
     *,
     bytes_max: int,

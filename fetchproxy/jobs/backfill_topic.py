@@ -103,18 +103,19 @@ def plan_topic(
     `backfill_topic`.
     """
     kafka_settings(target.cluster)  # what cannot be done is said before anything starts
-    views, spans, left_out = plan_backfill_input(target.options)
-    topics = {tip.topic for tip in views}
+    asked, left_out = plan_backfill_input(target.options)
+    topics = {view.tip.topic for view, _ in asked}
     if len(topics) > 1:
         raise ConfigError(f"one topic at a time goes into another, not {', '.join(sorted(topics))}")
     there = in_loop(_partition_count(config, target.topic))
-    needed = max((tip.partition for tip in views), default=-1) + 1
+    needed = max((view.tip.partition for view, _ in asked), default=-1) + 1
     if there < needed:
         raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {needed}")
-    found: list[PartitionTask] = []
-    for tip, span in sorted(spans.items()):
-        tasks = plan_tasks({tip: views[tip]}, {tip: span}, partition_bytes_max=2**62)
-        found += [PartitionTask(tip, task, span.end) for task in tasks]
+    found = [
+        PartitionTask(view.tip, task, span.end)
+        for view, span in sorted(asked, key=lambda one: one[0].tip)
+        for task in plan_tasks([(view, span)], partition_bytes_max=2**62)
+    ]
     return found, left_out
 
 

@@ -223,14 +223,14 @@ def find_crossing(admin: KafkaAdmin, brokers: LiveTopics, parsed: SourceOptions)
     """
     earliest = admin.earliest(brokers.places)
     views = in_loop(_views(parsed))
-    archived_ids = {tip.topic: uuid_text(tip.topic_id) for tip in views}
+    archived_ids = {topic: uuid_text(view.tip.topic_id) for (topic, _), view in views.items()}
     for topic, topic_id in brokers.ids.items():
         if archived_ids.get(topic, topic_id) != topic_id:
             raise ConfigError(
                 f"archive then live: topic {topic} was created again after it was archived; its "
                 "archive is another topic's history: read it by itself"
             )
-    ends = {(t.topic, t.partition): view.log_end_offset or 0 for t, view in views.items()}
+    ends = {place: view.log_end_offset or 0 for place, view in views.items()}
     missing = sorted(set(ends) - set(brokers.places))
     if missing:
         raise ConfigError(f"archive then live: the brokers have no partition {missing[0]}")

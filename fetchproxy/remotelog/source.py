@@ -5,7 +5,7 @@ a topic.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,14 +24,13 @@ from pyspark.sql.types import StructType
 from fetchproxy.errors import ConfigError, FetchProxyError
 from fetchproxy.remotelog.archive_reading import (
     FollowedArchive,
-    Spans,
     StreamOffset,
-    Views,
     plan_input,
+    tasks_of,
 )
 from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, is_not_needed, parse_options
-from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
+from fetchproxy.remotelog.planning import Asked, OffsetSpan, ReadTask
 from fetchproxy.remotelog.pushed_filters import PushedFilters
 from fetchproxy.remotelog.session import keep_what_is_loaded
 from fetchproxy.remotelog.task_reader import logged, read_task
@@ -74,6 +73,20 @@ def sentence_first() -> Iterator[None]:
             log.debug("archive_read_failed", exc_info=error)
         error.__traceback__ = error.__cause__ = error.__context__ = None
         raise ReadingFailed("the first line says why") from error
+
+
+def partitions_of(tasks: Iterable[ReadTask]) -> Sequence[RemoteLogPartition]:
+    return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
+
+
+def rows_of(
+    partition: RemoteLogPartition, options: SourceOptions, columns: Sequence[str], rows: RowLimits
+) -> Iterator[Any]:
+    """In a worker."""
+    if partition.task is not None:
+        with sentence_first():
+            yield from logged(partition.task, read_task(options, partition.task, columns, rows))
+    keep_what_is_loaded()
 
 
 # What the installed PySpark lets a Python source do; it is asked, its version is not compared.
@@ -176,14 +189,10 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
         with sentence_first():
             tasks = self._archive().tasks(start, end)
         self._repeated = self._repeated or (start != end and not self._looked_for_new)
-        return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
+        return partitions_of(tasks)
 
     def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
-        if partition.task is not None:
-            with sentence_first():
-                batches = read_task(self._options, partition.task, self._columns)
-                yield from logged(partition.task, batches)
-        keep_what_is_loaded()
+        return rows_of(partition, self._options, self._columns, RowLimits())
 
     def commit(self, end: StreamOffset) -> None:
         """Nothing to do: the archive is not the stream's to trim."""
@@ -318,18 +327,21 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> Sequence[RemoteLogPartition]:
         with sentence_first():
-            views, spans = plan_input(self._options)
-            tasks = tasks_of(self._options, views, spans, self._filters)
-        return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
+            return partitions_of(tasks_of(self._options, self._filtered()))
+
+    def _filtered(self) -> list[Asked]:
+        filters = self._filters
+        least, end = filters.offset.least, filters.offset.most + 1
+        return [
+            (view, OffsetSpan(max(span.start, least), min(span.end, end)))
+            for view, span in plan_input(self._options)
+            if filters.takes_partition(view.tip.topic, view.tip.partition)
+        ]
 
     def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
-        if partition.task is not None:
-            times = self._filters.timestamp
-            rows = RowLimits(timestamp_min=times.least, timestamp_max=times.most)
-            with sentence_first():
-                batches = read_task(self._options, partition.task, self._columns, rows)
-                yield from logged(partition.task, batches)
-        keep_what_is_loaded()
+        times = self._filters.timestamp
+        rows = RowLimits(timestamp_min=times.least, timestamp_max=times.most)
+        return rows_of(partition, self._options, self._columns, rows)
 
 
 class FilteringReader(RemoteLogReader):
@@ -339,22 +351,3 @@ class FilteringReader(RemoteLogReader):
         """Those that Spark has to apply itself."""
         self._filters = PushedFilters()
         return iter(self._filters.push(filters))
-
-
-def tasks_of(
-    options: SourceOptions, views: Views, spans: Spans, filters: PushedFilters | None = None
-) -> list[ReadTask]:
-    """What of `spans` the filters leave, as tasks. Pure."""
-    wanted = filters or PushedFilters()
-    chosen: Mapping[Any, OffsetSpan] = {
-        tip: OffsetSpan(max(span.start, wanted.offset.least), min(span.end, wanted.offset.most + 1))
-        for tip, span in spans.items()
-        if wanted.takes_partition(tip.topic, tip.partition)
-    }
-    return plan_tasks(
-        views,
-        chosen,
-        partition_bytes_max=options.partition_bytes_max,
-        partitions_min=options.partitions_min,
-        records_max=options.partition_records_max,
-    )

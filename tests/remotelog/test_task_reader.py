@@ -56,10 +56,8 @@ def options_of(archive: WrittenArchive, **options: str) -> SourceOptions:
 
 
 def tasks_of(options: SourceOptions) -> list[ReadTask]:
-    views, spans = plan_input(options)
     return plan_tasks(
-        views,
-        spans,
+        plan_input(options),
         partition_bytes_max=options.partition_bytes_max,
         partitions_min=options.partitions_min,
     )
