@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self
 
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import first_record_at_or_after, walk
@@ -66,7 +66,6 @@ PASSED_OVER = "with failOnDataLoss=false it is passed over"
 # Most archives are planned before a second process would have started.
 ALONE_S = 2.0
 
-T = TypeVar("T")
 Views = Mapping[Place, PartitionView]
 
 
@@ -376,13 +375,8 @@ class FollowedArchive:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._loop = LoopThread("archive")
         self._reading = ArchiveReading(options)
-        try:
-            self._done(self._reading.__aenter__())
-        except BaseException:
-            self._loop.stop()
-            raise
+        self._loop = LoopThread("archive", self._reading)
         self._views: Views = {}
         self._read_up_to: Ends = {}
         # Set for a query with availableNow: it ends at these offsets.
@@ -393,11 +387,11 @@ class FollowedArchive:
         """Where a new query begins. Raises ConfigError for a topic that the archive knows not."""
         self._look()
         self._reading.check_topics()
-        starts = self._done(self._reading.starts(self._views))
+        starts = self._loop.done(self._reading.starts(self._views))
         if self._options.starting.kind is BoundKind.EARLIEST:
             # Where the archive begins now may be behind where it has to begin.
             below = [(self._views[at], (ALL_OFFSETS[0], start - 1)) for at, start in starts.items()]
-            self._done(self._reading.check_no_loss(below))
+            self._loop.done(self._reading.check_no_loss(below))
         self._read_up_to = starts
         return by_topic(starts)
 
@@ -445,25 +439,19 @@ class FollowedArchive:
                 _check_ends(view, span, first)
             asked.append((view, span))
         read = [(view, (span.start, span.end - 1)) for view, span in asked]
-        self._done(self._reading.check_no_loss(read))
+        self._loop.done(self._reading.check_no_loss(read))
         self._read_up_to = ends
         return tasks_of(self._options, asked)
 
     def close(self) -> None:
-        try:
-            self._done(self._reading.__aexit__(None, None, None))
-        finally:
-            self._loop.stop()
-
-    def _done(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._loop.submit(work).result()
+        self._loop.close()
 
     def _look(self) -> Views:
-        self._views = self._done(self._reading.views())
+        self._views = self._loop.done(self._reading.views())
         return self._views
 
     def _ends(self) -> Ends:
-        return self._done(self._reading.ends(self._look(), so_far=True))
+        return self._loop.done(self._reading.ends(self._look(), so_far=True))
 
     def _waits(self, starts: Ends, ends: Ends) -> bool:
         """As Spark's Kafka source: the first batch does not wait. Nor does one of a query that has

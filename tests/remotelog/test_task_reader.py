@@ -312,9 +312,9 @@ def test_a_store_that_goes_on_failing_ends_the_task_by_name(
 class FailingReads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
         self.left = failures
-        read = task_reader.StoreThread.begin
+        read = task_reader._TaskReading._begin
 
-        def begin(thread: Any, what: str, ask: Any) -> Any:
+        def begin(reading: Any, what: str, ask: Any) -> Any:
             async def failing() -> bytes:
                 if self.left:
                     self.left -= 1
@@ -322,9 +322,9 @@ class FailingReads:
                 found: bytes = await ask()
                 return found
 
-            return read(thread, what, failing)
+            return read(reading, what, failing)
 
-        monkeypatch.setattr(task_reader.StoreThread, "begin", begin)
+        monkeypatch.setattr(task_reader._TaskReading, "_begin", begin)
 
 
 def test_reading_leaves_no_thread_behind_also_where_nobody_reads_on(
