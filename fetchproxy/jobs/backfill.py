@@ -7,7 +7,7 @@ more by then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from fetchproxy.jobs.backfill_plan import (
 from fetchproxy.jobs.runner import Failure, Runner, Work
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
 from fetchproxy.remotelog.store_thread import opened_store, with_retries
@@ -35,7 +36,6 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 
 # Stored bytes of a range: what a task reads, and about what a task that is lost costs.
 RANGE_BYTES_MAX = 128 * 1024 * 1024
-COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 CODECS = ("snappy", "zstd", "gzip", "lz4", "none")
 
 MANIFEST_SCHEMA = (
@@ -120,7 +120,7 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     asked, left_out = plan_backfill_input(options)
     views = {(view.tip.topic, view.tip.partition): view for view, _ in asked}
     number, last = folder.last_plan()
-    manifests = [Manifest.decode(raw) for raw in folder.manifests()]
+    manifests = folder.manifests()
     done = [manifest.range for manifest in manifests if manifest.is_whole]
     begun = [manifest.range for manifest in manifests if not manifest.is_whole]
     plan = next_plan(
@@ -155,19 +155,14 @@ def backfill_range(target: Target, wanted: RangeTask) -> Manifest:
     """In a worker process; a range that is whole is not written again. Raises CorruptSegment,
     RemoteStorageError, OSError.
     """
-    raw = target.folder.manifest(wanted.range.name)
-    before = None if raw is None else Manifest.decode(raw)
+    folder, before = target.folder, target.folder.manifest(wanted.range.name)
     if before is not None and before.is_whole:
         return before
-    parts, passed_over = wanted.task.parts, PassedOver()
-    batches = (
-        read_task(target.options, wanted.task, COLUMNS, passed_over=passed_over)
-        if parts
-        else iter(())
-    )
-    return write_range(
-        target.folder, wanted.range, batches, target.compression, passed_over, before
-    )
+    passed_over = PassedOver()
+    batches: Iterator[Any] = iter(())
+    if wanted.task.parts:
+        batches = read_task(target.options, wanted.task, COLUMNS, passed_over=passed_over)
+    return write_range(folder, wanted.range, batches, target.compression, passed_over, before)
 
 
 def _settings(options: SourceOptions) -> dict[str, str]:

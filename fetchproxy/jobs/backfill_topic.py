@@ -24,10 +24,10 @@ from fetchproxy.archive import for_executors, in_loop, open_cluster
 from fetchproxy.config.schema import ClusterConfig, Config
 from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
-from fetchproxy.jobs.backfill import COLUMNS
 from fetchproxy.jobs.backfill_plan import plan_backfill_input
 from fetchproxy.jobs.runner import Done, Failure, Runner, Work
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
@@ -136,8 +136,8 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
             for batch in read_task(target.options, task, COLUMNS, passed_over=passed_over):
                 copied.add(batch)
         copied.end(end)
-    faults = passed_over.batches + passed_over.objects
-    return CopiedPartition(place.partition, copied.records, end, passed_over.records, faults)
+    left_out = passed_over.records, passed_over.faults
+    return CopiedPartition(place.partition, copied.records, end, *left_out)
 
 
 def from_offset(task: ReadTask, first: int) -> ReadTask | None:

@@ -47,6 +47,11 @@ class Day:
     records: int
     segments: int
 
+    def plus(self, other: Day) -> Day:
+        """What another one has too, in this one's place."""
+        size, records = self.size_bytes + other.size_bytes, self.records + other.records
+        return Day(self.day, size, records, self.segments + other.segments)
+
 
 @dataclass(frozen=True, slots=True)
 class CodecFigures:
@@ -129,13 +134,11 @@ def held_by(view: PartitionView) -> tuple[Held, ...]:
 
 def by_day(held: Iterable[Held]) -> tuple[Day, ...]:
     """Rising; days of which there is nothing are left out."""
-    days: dict[int, list[Held]] = {}
+    days: dict[int, Day] = {}
     for one in held:
-        days.setdefault(one.newest_ms // DAY_MS, []).append(one)
-    return tuple(
-        Day(day, sum(h.size_bytes for h in of_day), sum(h.records for h in of_day), len(of_day))
-        for day, of_day in sorted(days.items())
-    )
+        day = one.newest_ms // DAY_MS
+        days[day] = days.get(day, Day(day, 0, 0, 0)).plus(Day(day, one.size_bytes, one.records, 1))
+    return tuple(days[day] for day in sorted(days))
 
 
 def add_codecs(every: Iterable[CodecFigures]) -> tuple[CodecFigures, ...]:

@@ -80,8 +80,9 @@ class _Range:
 class PassedOver:
     """What a task has left out because its options say so; `records` at most, markers included."""
 
-    batches: int = 0  # damaged ones (corruptBatches=skip)
-    objects: int = 0  # missing ones, or reads behind their ends (failOnDataLoss=false)
+    # Damaged batches (corruptBatches=skip), missing objects or reads behind their ends
+    # (failOnDataLoss=false).
+    faults: int = 0
     records: int = 0
 
 
@@ -213,14 +214,14 @@ class _TaskReading:
             )
         place = {"topic": tip.topic, "partition": tip.partition, "offset": offset}
         self._faults.append({**place, "object": self._key, "byte": position, "what": what})
-        self._passed_over.batches += 1
+        self._passed_over.faults += 1
 
     def _lost(self, error: Exception, offset_from: int, offset_end: int) -> None:
         """Objects that were to have these offsets."""
         if self._options.fail_on_data_loss:
             raise error
         log.warning("archived_data_lost", error=str(error))
-        self._passed_over.objects += 1
+        self._passed_over.faults += 1
         self._passed_over.records += offset_end - offset_from
 
     def report(self) -> None:

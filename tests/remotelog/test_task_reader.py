@@ -261,17 +261,17 @@ def test_what_is_passed_over_is_counted(archive: WrittenArchive) -> None:
     sizes = [len(batch) for batch in batches_of(100)]
     damage(path, sizes[0] + 65)
     lost, found = counted(corruptBatches="skip")
-    assert (lost, found) == (10, PassedOver(batches=1, records=10))
+    assert (lost, found) == (10, PassedOver(faults=1, records=10))
     damage(path, sum(sizes[:4]) + 16)
     lost, found = counted(corruptBatches="skip")
-    assert found == PassedOver(batches=2, records=lost)
+    assert found == PassedOver(faults=2, records=lost)
     last = archive.path(archive.segments[2], SegmentFile.LOG)
     last.write_bytes(last.read_bytes()[: -len(batches_of(200)[-1])])
     lost, found = counted(corruptBatches="skip")
-    assert found == PassedOver(batches=3, records=lost)
+    assert found == PassedOver(faults=3, records=lost)
     archive.path(archive.segments[0], SegmentFile.LOG).unlink()
     lost, found = counted(corruptBatches="skip", failOnDataLoss="false")
-    assert found == PassedOver(batches=3, objects=1, records=lost)
+    assert found == PassedOver(faults=4, records=lost)
 
 
 @pytest.mark.parametrize("file", [SegmentFile.LOG, SegmentFile.INDEX])
