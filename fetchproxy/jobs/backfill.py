@@ -7,32 +7,22 @@ more by then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from fetchproxy.archive import in_loop
-from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound
+from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_files import Manifest, OutputFolder, write_range
-from fetchproxy.jobs.backfill_plan import (
-    BackfillRange,
-    CutsOf,
-    cut_offsets,
-    next_plan,
-    plan_backfill_input,
-)
+from fetchproxy.jobs.backfill_plan import BackfillRange, next_plan, plan_backfill_input
 from fetchproxy.jobs.runner import Failure, Runner, Work
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
-from fetchproxy.remotelog.store_thread import opened_store, with_retries
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
-from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.remote_log_index import RemoteLogIndex
 
 # Stored bytes of a range: what a task reads, and about what a task that is lost costs.
 RANGE_BYTES_MAX = 128 * 1024 * 1024
@@ -104,7 +94,7 @@ def backfill(
         name=lambda one: one.range.name,
         size=lambda manifest: manifest.rows,
     )
-    done = runner.spread(plan.tasks, work)
+    done = runner.each(plan.tasks, work)
     if not done.failures:
         target.folder.remove_parts()
     rows = [_row(manifest) for manifest in done.results]
@@ -129,7 +119,6 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
         asked,
         _settings(options),
         bytes_max=range_bytes_max,
-        cuts_of=_cuts_of(options, views.values(), range_bytes_max),
         begun=begun,
     )
     waiting = set(last.ranges) - set(done) if last is not None else set()
@@ -189,34 +178,6 @@ def _read_task(view: PartitionView | None, one: BackfillRange) -> ReadTask:
     tasks = plan_tasks(asked, partition_bytes_max=2**62)
     tip = TopicIdPartition(UUID(one.topic_id), one.topic, one.partition)
     return tasks[0] if tasks else ReadTask(tip, ())
-
-
-def _cuts_of(options: SourceOptions, views: Iterable[PartitionView], bytes_max: int) -> CutsOf:
-    """By the indexes of segments that are larger than a range, which are read now."""
-    large = [
-        segment
-        for view in views
-        for segment in view.segments
-        if segment.segment_size_bytes > bytes_max
-    ]
-    cuts = in_loop(_read_cuts(options, large, bytes_max)) if large else {}
-    return lambda segment: cuts.get(segment.segment_id.id, ())
-
-
-async def _read_cuts(
-    options: SourceOptions, large: Iterable[RemoteLogSegmentMetadata], bytes_max: int
-) -> dict[UUID, list[int]]:
-    cuts: dict[UUID, list[int]] = {}
-    async with opened_store(options) as rsm:
-        for segment in large:
-            key = rsm.object_key(segment, SegmentFile.INDEX)
-            read = partial(rsm.fetch_index, segment, SegmentFile.INDEX)
-            try:
-                raw = await with_retries(key, read, options.read_max_ms / 1000)
-                cuts[segment.segment_id.id] = cut_offsets(RemoteLogIndex.parse(raw), bytes_max)
-            except (CorruptSegment, ObjectNotFound):
-                continue  # not cut: whoever reads the range says what it is, and fails alone
-    return cuts
 
 
 def _row(m: Manifest) -> tuple[str, int, int, int, int, int, int, list[str]]:

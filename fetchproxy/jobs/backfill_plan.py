@@ -5,7 +5,7 @@ lacks some.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,11 +14,9 @@ from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.runner import Failure
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.remotelog.archive_reading import PASSED_OVER, ArchiveReading
 from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, SourceOptions
 from fetchproxy.remotelog.planning import Asked, OffsetSpan
-from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.writing.archive_health import uncovered
 
 # What is asked for, and why some partitions are left out: something of them is not there, which
@@ -68,8 +66,6 @@ def _outside(options: SourceOptions, view: PartitionView) -> str | None:
 # covers only what no earlier one has, however the archive's segments have been merged meanwhile.
 
 VERSION = 1
-# As many offsets of a segment that is larger than a range, rising, at which it may be cut.
-CutsOf = Callable[[RemoteLogSegmentMetadata], Sequence[int]]
 
 
 class BackfillRange(NamedTuple):
@@ -117,7 +113,6 @@ def next_plan(
     settings: Mapping[str, str],
     *,
     bytes_max: int,
-    cuts_of: CutsOf,
     begun: Iterable[BackfillRange] = (),
 ) -> Plan:
     """What was planned and is not done, and what of `wanted` nobody has planned yet.
@@ -148,28 +143,15 @@ def next_plan(
             )
         taken = sorted((one.first, one.end - 1) for one in before)
         for first, end in uncovered(span.start, span.end - 1, taken):
-            ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max, cuts_of)
+            ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max)
     return Plan(settings, tuple(sorted(ranges)))
 
 
-def cut_offsets(index: RemoteLogIndex, bytes_max: int) -> list[int]:
-    """Where a segment may be cut, so that each piece has `bytes_max` bytes or a span more."""
-    cuts: list[int] = []
-    began = 0
-    for span in index.spans():
-        if span.position - began >= bytes_max:
-            cuts.append(span.first_offset)
-            began = span.position
-    return cuts
-
-
-def _ranges(
-    view: PartitionView, span: OffsetSpan, bytes_max: int, cuts_of: CutsOf
-) -> Iterator[BackfillRange]:
+def _ranges(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[BackfillRange]:
     place = (view.tip.topic, str(view.tip.topic_id), view.tip.partition)
     first: int | None = None
     size = end = 0
-    for piece, piece_bytes in _pieces(view, span, bytes_max, cuts_of):
+    for piece, piece_bytes in _pieces(view, span, bytes_max):
         # None has a hole in it: what is mended there later is still to be planned then.
         if first is not None and (size + piece_bytes > bytes_max or piece.start > end):
             yield BackfillRange(*place, first, end)
@@ -183,23 +165,23 @@ def _ranges(
 
 
 def _pieces(
-    view: PartitionView, span: OffsetSpan, bytes_max: int, cuts_of: CutsOf
+    view: PartitionView, span: OffsetSpan, bytes_max: int
 ) -> Iterator[tuple[OffsetSpan, int]]:
-    """Segments, or parts of large ones, with about their bytes; each offset once, rising."""
+    """Segments, or parts of large ones, with about their bytes, as if records were of one size;
+    each offset once, rising.
+    """
     at = max(span.start, view.raised_log_start)
-    for i in range(view.segments.index_at_or_after(at), len(view.segments)):
-        segment = view.segments[i]
-        start, end = max(segment.start_offset, at), min(segment.end_offset + 1, span.end)
+    for segment in view.segments.extents(view.segments.index_at_or_after(at)):
         if segment.start_offset >= span.end:
             return
+        start, end = max(segment.start_offset, at), min(segment.end_offset + 1, span.end)
         if start >= end:
             continue
-        size = segment.segment_size_bytes
-        cuts = cuts_of(segment) if size > bytes_max else ()
-        borders = [start, *(cut for cut in cuts if start < cut < end), end]
         held = segment.stored_end_offset - segment.start_offset + 1
+        count = min(-(-segment.size_bytes * (end - start) // (held * bytes_max)) or 1, end - start)
+        borders = [start + (end - start) * number // count for number in range(count + 1)]
         for one, other in pairwise(borders):
-            yield OffsetSpan(one, other), size * (other - one) // held
+            yield OffsetSpan(one, other), segment.size_bytes * (other - one) // held
         at = end
 
 

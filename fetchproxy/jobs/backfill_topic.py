@@ -90,7 +90,7 @@ def backfill_topic(
         name=lambda one: f"{one.task.tip} to {topic}",
         size=lambda copied: copied.records,
     )
-    done = runner.spread(tasks, work)
+    done = runner.each(tasks, work)
     frame = runner.frame([astuple(one) for one in done.results], COPIED_SCHEMA)
     return Done(done.results, (*left_out, *done.failures), frame)
 

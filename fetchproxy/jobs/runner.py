@@ -101,6 +101,9 @@ class Work(Generic[T, R]):
     name: Callable[[T], str] = str
     size: Callable[[R], int] = lambda result: 0
 
+    def __call__(self, item: T) -> R:
+        return self.do(item)
+
 
 @dataclass(frozen=True, slots=True)
 class StoreWork(Generic[Opened, T, R]):
@@ -124,6 +127,9 @@ class StoreWork(Generic[Opened, T, R]):
         return asyncio.run(done())
 
 
+AnyWork = Work[T, R] | StoreWork[Any, T, R]
+
+
 class Runner(ABC):
     """`log`: for the processes that do the work."""
 
@@ -132,20 +138,17 @@ class Runner(ABC):
         self._log = log or LogConfig()
 
     @abstractmethod
-    def spread(self, items: Sequence[T], work: Work[T, R]) -> Done[R]:
-        """Raises PipelineFailed where a worker process is lost (on Spark: too often,
-        spark.task.maxFailures): what was finished until then stays, and a next run goes on.
-        """
-
-    @abstractmethod
     def each(
         self,
         items: Sequence[T],
-        work: StoreWork[Opened, T, R],
+        work: AnyWork[T, R],
         on_result: Callable[[R], None] = lambda result: None,
     ) -> Done[R]:
-        """As `spread`. `on_result` gets the results in the order of the items, as early as that
-        allows; on Spark that is at the end.
+        """`on_result` gets the results in the order of the items, as early as that allows; on Spark
+        that is at the end.
+
+        Raises PipelineFailed where a worker process is lost (on Spark: too often,
+        spark.task.maxFailures): what was finished until then stays, and a next run goes on.
         """
 
     @abstractmethod
@@ -156,12 +159,24 @@ class Runner(ABC):
 class Here(Runner):
     """In this process, or for `Work` in worker processes, one for each core."""
 
-    def spread(self, items: Sequence[T], work: Work[T, R]) -> Done[R]:
-        doing = _Doing(len(items), work.size)
-        if not items:
-            return doing.done()
+    def each(
+        self,
+        items: Sequence[T],
+        work: AnyWork[T, R],
+        on_result: Callable[[R], None] = lambda result: None,
+    ) -> Done[R]:
+        doing = _Doing(len(items), work.size, on_result)
+        if items:
+            with _watched(doing.progress, self._on_progress):
+                if isinstance(work, Work):
+                    self._in_processes(items, work, doing)
+                else:
+                    in_loop(_in_loop(items, work, doing))
+        return doing.done()
+
+    def _in_processes(self, items: Sequence[T], work: Work[T, R], doing: _Doing[R]) -> None:
         at_once = min(len(items), os.cpu_count() or 1)
-        with _workers(at_once, self._log) as workers, _watched(doing.progress, self._on_progress):
+        with _workers(at_once, self._log) as workers:
             numbers = {
                 workers.submit(attempt, work.do, item, work.name(item)): number
                 for number, item in enumerate(items)
@@ -174,38 +189,6 @@ class Here(Runner):
                     raise PipelineFailed(
                         f"a worker process was lost with its task; not finished: {named(left)}"
                     ) from error
-        return doing.done()
-
-    def each(
-        self,
-        items: Sequence[T],
-        work: StoreWork[Opened, T, R],
-        on_result: Callable[[R], None] = lambda result: None,
-    ) -> Done[R]:
-        doing = _Doing(len(items), work.size, on_result)
-        left = iter(enumerate(items))
-
-        async def worker(opened: Opened) -> None:
-            for number, item in left:
-                result = work.do(opened, item, partial(doing.tell, number))
-                doing.add(number, await _attempted(result, work.name(item)))
-
-        async def every() -> None:
-            async with AsyncExitStack() as stack:
-                with _domain_errors("") as failures:
-                    opened = await stack.enter_async_context(work.opened())
-                for failure in failures:  # as an executor would have it, for each item
-                    for number, item in left:
-                        doing.add(number, (None, replace(failure, what=work.name(item))))
-                    return
-                async with asyncio.TaskGroup() as workers:
-                    for _ in range(min(AT_ONCE_HERE, len(items))):
-                        workers.create_task(worker(opened))
-
-        if items:
-            with _watched(doing.progress, self._on_progress):
-                in_loop(every())
-        return doing.done()
 
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
         return list(rows)
@@ -220,7 +203,12 @@ class OnSpark(Runner):
         super().__init__(on_progress, log)
         self._spark = spark
 
-    def spread(self, items: Sequence[T], work: Work[T, R]) -> Done[R]:
+    def each(
+        self,
+        items: Sequence[T],
+        work: AnyWork[T, R],
+        on_result: Callable[[R], None] = lambda result: None,
+    ) -> Done[R]:
         if not items:
             return _done(())
         context, label = self._spark.sparkContext, work.label
@@ -245,15 +233,7 @@ class OnSpark(Runner):
                     raise
                 left = [work.name(item) for i, item in enumerate(items) if i not in sizes.value]
                 raise PipelineFailed(f"{lost}; not finished: {named(left)}") from error
-        return _done(outcome for _, outcome in sorted(rows, key=lambda row: row[0]))
-
-    def each(
-        self,
-        items: Sequence[T],
-        work: StoreWork[Opened, T, R],
-        on_result: Callable[[R], None] = lambda result: None,
-    ) -> Done[R]:
-        done = self.spread(items, Work(work.label, work, work.name, work.size))
+        done = _done(outcome for _, outcome in sorted(rows, key=lambda row: row[0]))
         for result in done.results:
             on_result(result)
         return done
@@ -262,14 +242,31 @@ class OnSpark(Runner):
         return self._spark.createDataFrame(rows, schema)
 
 
+async def _in_loop(items: Sequence[T], work: StoreWork[Opened, T, R], doing: _Doing[R]) -> None:
+    left = iter(enumerate(items))
+
+    async def worker(opened: Opened) -> None:
+        for number, item in left:
+            result = work.do(opened, item, partial(doing.tell, number))
+            doing.add(number, await _attempted(result, work.name(item)))
+
+    async with AsyncExitStack() as stack:
+        with _domain_errors("") as failures:
+            opened = await stack.enter_async_context(work.opened())
+        for failure in failures:  # as an executor would have it, for each item
+            for number, item in left:
+                doing.add(number, (None, replace(failure, what=work.name(item))))
+            return
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(AT_ONCE_HERE, len(items))):
+                workers.create_task(worker(opened))
+
+
 class _Doing(Generic[R]):
     """What has become of every item here, by its number."""
 
     def __init__(
-        self,
-        items: int,
-        size: Callable[[R], int],
-        on_result: Callable[[R], None] = lambda result: None,
+        self, items: int, size: Callable[[R], int], on_result: Callable[[R], None]
     ) -> None:
         self.sizes: dict[int, int] = {}
         self._items = items
@@ -325,11 +322,11 @@ class _Sizes:
 
 
 def _on_executor(
-    work: Work[T, R], done: Any, log: LogConfig, numbered: Iterable[tuple[int, T]]
+    work: AnyWork[T, R], done: Any, log: LogConfig, numbered: Iterable[tuple[int, T]]
 ) -> Iterator[tuple[int, Outcome[R]]]:
     configure_logging(log, sys.stderr)  # a worker's own, which Spark keeps
     for number, item in numbered:
-        outcome = attempt(work.do, item, work.name(item))
+        outcome = attempt(work, item, work.name(item))
         done.add({number: 0 if outcome[0] is None else work.size(outcome[0])})
         yield number, outcome
     keep_what_is_loaded()

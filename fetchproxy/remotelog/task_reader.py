@@ -182,15 +182,16 @@ class _TaskReading:
         return self._loop.begin(with_retries(what, read, self._options.read_max_ms / 1000))
 
     def decoded(self, each: _Range, decoder: LogDecoder, rows: RowLimits) -> Iterator[Any]:
-        self._key, span = each.key, each.span
+        self._key, span, part = each.key, each.span, each.part
         try:
             data = each.data.result()
         except (ObjectNotFound, RangeNotSatisfiable) as error:
-            self._lost(error, span.first_offset, span.last_offset + 1)
+            end = min(span.last_offset + 1, part.offset_end)
+            self._lost(error, max(span.first_offset, part.offset_from), end)
             return
         yield from decoder.decode(
             data,
-            rows._replace(offset_from=each.part.offset_from, offset_end=each.part.offset_end),
+            rows._replace(offset_from=part.offset_from, offset_end=part.offset_end),
             position=span.position,
             first_offset=span.first_offset,
             last_offset=span.last_offset,
