@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_files import Manifest, OutputFolder, write_range
-from fetchproxy.jobs.backfill_plan import BackfillRange, next_plan, plan_backfill_input
+from fetchproxy.jobs.backfill_plan import BackfillRange, backfill_input, next_plan
 from fetchproxy.jobs.runner import Failure, Runner, Work
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
@@ -107,7 +108,7 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     `backfill`.
     """
     options, folder = target.options, target.folder
-    asked, left_out = plan_backfill_input(options)
+    asked, left_out = in_loop(backfill_input(options))
     views = {(view.tip.topic, view.tip.partition): view for view, _ in asked}
     number, last = folder.last_plan()
     manifests = folder.manifests()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.runner import Failure
 from fetchproxy.metadata.partition_view import PartitionView
@@ -24,12 +23,8 @@ from fetchproxy.writing.archive_health import uncovered
 BackfillInput = tuple[list[Asked], tuple[Failure, ...]]
 
 
-def plan_backfill_input(options: SourceOptions) -> BackfillInput:
+async def backfill_input(options: SourceOptions) -> BackfillInput:
     """Raises ConfigError for a topic that the archive does not have; RemoteStorageError."""
-    return in_loop(_planned(options))
-
-
-async def _planned(options: SourceOptions) -> BackfillInput:
     async with ArchiveReading(replace(options, fail_on_data_loss=False), once=True) as reading:
         views = await reading.views()
         named = options.topics.names or set(options.topics.assigned or ())

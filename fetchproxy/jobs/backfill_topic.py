@@ -24,7 +24,7 @@ from fetchproxy.archive import for_executors, in_loop, open_cluster
 from fetchproxy.config.schema import ClusterConfig, Config
 from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
-from fetchproxy.jobs.backfill_plan import plan_backfill_input
+from fetchproxy.jobs.backfill_plan import backfill_input
 from fetchproxy.jobs.runner import Done, Failure, Runner, Work
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
@@ -102,7 +102,7 @@ def plan_topic(
     `backfill_topic`.
     """
     kafka_settings(target.cluster)  # what cannot be done is said before anything starts
-    asked, left_out = plan_backfill_input(target.options)
+    asked, left_out = in_loop(backfill_input(target.options))
     topics = {view.tip.topic for view, _ in asked}
     if len(topics) > 1:
         raise ConfigError(f"one topic at a time goes into another, not {', '.join(sorted(topics))}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeVar
@@ -85,9 +85,23 @@ class LiveTopics:
 class KafkaAdmin:
     """Raises ConfigError, in one line, for whatever the brokers or the client refuse."""
 
-    def __init__(self, jvm: Any, client: Any) -> None:
-        self._jvm = jvm
-        self._client = client
+    def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
+        given = {
+            name[len(_KAFKA) :]: value
+            for name, value in options.items()
+            if name.lower().startswith(_KAFKA)
+        }
+        if not given.get("bootstrap.servers"):
+            raise ConfigError("archive then live: the option 'kafka.bootstrap.servers' is needed")
+        self._jvm: Any = spark._jvm
+        settings = self._jvm.java.util.Properties()
+        for name, value in {**_PATIENCE, **given}.items():
+            settings.setProperty(name, value)
+        create = self._jvm.org.apache.kafka.clients.admin.AdminClient.create
+        self._client = _asked("the Kafka client", lambda: create(settings))
+
+    def close(self) -> None:
+        self._client.close()
 
     def topics(self, chosen: TopicChoice) -> LiveTopics:
         names = sorted(chosen.names or chosen.assigned or ())
@@ -120,25 +134,6 @@ class KafkaAdmin:
             asked.put(partition, spec)
         found = _asked("the first offsets", self._client.listOffsets(asked).all().get)
         return {place: found.get(partition).offset() for place, partition in made.items()}
-
-
-@contextmanager
-def kafka_admin(spark: SparkSession, options: Mapping[str, str]) -> Iterator[KafkaAdmin]:
-    """Raises ConfigError."""
-    given = {
-        name[len(_KAFKA) :]: value
-        for name, value in options.items()
-        if name.lower().startswith(_KAFKA)
-    }
-    if not given.get("bootstrap.servers"):
-        raise ConfigError("archive then live: the option 'kafka.bootstrap.servers' is needed")
-    jvm: Any = spark._jvm
-    settings = jvm.java.util.Properties()
-    for name, value in {**_PATIENCE, **given}.items():
-        settings.setProperty(name, value)
-    create = jvm.org.apache.kafka.clients.admin.AdminClient.create
-    with closing(_asked("the Kafka client", lambda: create(settings))) as client:
-        yield KafkaAdmin(jvm, client)
 
 
 def _asked(what: str, ask: Callable[[], T]) -> T:
@@ -193,7 +188,7 @@ def archive_then_live(
     register_source(spark)
     file = None if crossing_at is None else CrossingFile(spark, crossing_at)
     crossing = None if file is None else file.read()
-    with kafka_admin(spark, options) as admin:
+    with closing(KafkaAdmin(spark, options)) as admin:
         brokers = admin.topics(parsed.topics)
         if crossing is None:
             found = find_crossing(admin, brokers, parsed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -63,14 +63,6 @@ _KAFKA = "kafka."
 _REFUSED = {name.lower(): name for name in REFUSED}
 # Of the Kafka source alone, where both sources read one topic.
 _LIVE_ONLY = ("kafkaconsumer.", "fetchoffset.", "groupidprefix")
-
-
-def check_not_refused(names: Iterable[str]) -> None:
-    """Raises ConfigError with the reason."""
-    for name in names:
-        known = _REFUSED.get(name.lower())
-        if known is not None:
-            raise ConfigError(f"remotelog: {known}: {REFUSED[known]}; take the option out")
 
 
 def is_not_needed(name: str) -> bool:
@@ -222,7 +214,8 @@ class SourceOptions:
 def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
     """Names in any case. Raises ConfigError, naming the option."""
     options = _Given({name.lower(): value for name, value in given.items()})
-    check_not_refused(options.values)
+    if (refused := next((_REFUSED[n] for n in options.values if n in _REFUSED), None)) is not None:
+        raise ConfigError(f"remotelog: {refused}: {REFUSED[refused]}; take the option out")
     for name in options.values:
         known = name in _KNOWN or name.startswith(_STORE_SETTING)
         if not known and name != "kafka.isolation.level" and not is_not_needed(name):

@@ -35,15 +35,6 @@ from fetchproxy.remotelog.pushed_filters import PushedFilters
 from fetchproxy.remotelog.session import keep_what_is_loaded
 from fetchproxy.remotelog.task_reader import logged, read_task
 
-
-class RemoteLogPartition(InputPartition):  # type: ignore[misc]  # pyspark has no types here
-    """One task; None: there is nothing to read."""
-
-    def __init__(self, task: ReadTask | None) -> None:
-        super().__init__(task)
-        self.task = task
-
-
 # How an error of ours looks in Spark: its sentence first, and no frames of ours below it.
 #
 # Spark shows a Python source's error as the traceback that Python prints. Python prints first
@@ -75,17 +66,18 @@ def sentence_first() -> Iterator[None]:
         raise ReadingFailed("the first line says why") from error
 
 
-def partitions_of(tasks: Iterable[ReadTask]) -> Sequence[RemoteLogPartition]:
-    return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
+def partitions_of(tasks: Iterable[ReadTask]) -> list[InputPartition]:
+    """One of a task each; of None: there is nothing to read."""
+    return [InputPartition(task) for task in tasks] or [InputPartition(None)]
 
 
 def rows_of(
-    partition: RemoteLogPartition, options: SourceOptions, columns: Sequence[str], rows: RowLimits
+    task: ReadTask | None, options: SourceOptions, columns: Sequence[str], rows: RowLimits
 ) -> Iterator[Any]:
     """In a worker."""
-    if partition.task is not None:
+    if task is not None:
         with sentence_first():
-            yield from logged(partition.task, read_task(options, partition.task, columns, rows))
+            yield from logged(task, read_task(options, task, columns, rows))
     keep_what_is_loaded()
 
 
@@ -103,12 +95,8 @@ ADMITS = limits is not None
 PUSHES_FILTERS = hasattr(DataSourceReader, "pushFilters")
 
 
-class _NoTrigger:
-    """In place of the interface that this PySpark has not."""
-
-
 # The base class of streams that know availableNow.
-EndsWithWhatIsThere: Any = limits.SupportsTriggerAvailableNow if ADMITS else _NoTrigger
+EndsWithWhatIsThere: Any = limits.SupportsTriggerAvailableNow if ADMITS else object
 
 
 def check_stream(options: SourceOptions) -> None:
@@ -127,23 +115,6 @@ def check_batch(options: SourceOptions) -> None:
         raise ConfigError(
             f"remotelog: pushFilters: needs PySpark 4.1 or newer, this is {pyspark.__version__}"
         )
-
-
-def default_limit(options: SourceOptions) -> Any:
-    """What Spark shows, and gives back where the query's trigger does not say "all"."""
-    trigger = options.trigger
-    if trigger.offsets_max:
-        return limits.ReadMaxRows(trigger.offsets_max)
-    if trigger.bytes_max:
-        return limits.ReadMaxBytes(trigger.bytes_max)
-    if trigger.offsets_min:
-        return limits.ReadMinRows(trigger.offsets_min)
-    return limits.ReadAllAvailable()
-
-
-def is_limited(limit: Any) -> bool:
-    """Whether Spark leaves it to the options how much a batch has."""
-    return ADMITS and limit is not None and not isinstance(limit, limits.ReadAllAvailable)
 
 
 # `spark.readStream.format("remotelog")`: follows the archive as it grows.
@@ -169,7 +140,15 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
             return self._archive().initial()
 
     def getDefaultReadLimit(self) -> Any:
-        return default_limit(self._options)
+        """What Spark shows, and gives back where the query's trigger does not say "all"."""
+        trigger = self._options.trigger
+        if trigger.offsets_max:
+            return limits.ReadMaxRows(trigger.offsets_max)
+        if trigger.bytes_max:
+            return limits.ReadMaxBytes(trigger.bytes_max)
+        if trigger.offsets_min:
+            return limits.ReadMinRows(trigger.offsets_min)
+        return limits.ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         with sentence_first():
@@ -178,21 +157,22 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
     def latestOffset(self, start: StreamOffset | None = None, limit: Any = None) -> StreamOffset:
         """PySpark 4.0 and 4.1 say neither."""
         self._looked_for_new = True
+        limited = ADMITS and limit is not None and not isinstance(limit, limits.ReadAllAvailable)
         with sentence_first():
-            return self._archive().latest(start, limited=is_limited(limit))
+            return self._archive().latest(start, limited=limited)
 
     def reportLatestOffset(self) -> StreamOffset:
         """How far the archive is: with the end of the last batch the lag, in the progress."""
         return self._archive().last_seen()
 
-    def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[RemoteLogPartition]:
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         with sentence_first():
             tasks = self._archive().tasks(start, end)
         self._repeated = self._repeated or (start != end and not self._looked_for_new)
         return partitions_of(tasks)
 
-    def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
-        return rows_of(partition, self._options, self._columns, RowLimits())
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return rows_of(partition.value, self._options, self._columns, RowLimits())
 
     def commit(self, end: StreamOffset) -> None:
         """Nothing to do: the archive is not the stream's to trim."""
@@ -325,7 +305,7 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
         self._columns = columns
         self._filters = PushedFilters()
 
-    def partitions(self) -> Sequence[RemoteLogPartition]:
+    def partitions(self) -> Sequence[InputPartition]:
         with sentence_first():
             return partitions_of(tasks_of(self._options, self._filtered()))
 
@@ -338,10 +318,10 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
             if filters.takes_partition(view.tip.topic, view.tip.partition)
         ]
 
-    def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
+    def read(self, partition: InputPartition) -> Iterator[Any]:
         times = self._filters.timestamp
         rows = RowLimits(timestamp_min=times.least, timestamp_max=times.most)
-        return rows_of(partition, self._options, self._columns, rows)
+        return rows_of(partition.value, self._options, self._columns, rows)
 
 
 class FilteringReader(RemoteLogReader):
