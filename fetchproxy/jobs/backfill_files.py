@@ -161,10 +161,9 @@ def _plan_name(number: int) -> str:
     return f"{_SIDE}/{_MARK}{number:06d}.json"
 
 
-# Writes one range of a partition's records as Parquet, a file for each date. Reads no archive.
-#
+# One range's records as Parquet, a file for each date; the same records give the same files.
 # Memory: `BUFFERED_BYTES_MAX` of rows that are not written yet, and what Parquet keeps of each
-# open file. The same records give the same files, however often.
+# open file.
 
 DAY_US = 86_400_000_000
 # A row group: large enough to scan well, small enough for several tasks a host.
@@ -172,7 +171,7 @@ BUFFERED_BYTES_MAX = 24 * 1024 * 1024
 # Records are about in the order of time; of more dates than these the one written to longest ago is
 # closed, and a later record of it begins another file.
 OPEN_DATES_MAX = 16
-# Of the others a dictionary is begun for nothing: a fifth of the writing.
+# Columns with a dictionary: of the others one is begun for nothing, a fifth of the writing.
 _REPEATING = ["key", "partition", "timestampType"]
 _NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # how Hive and Spark name what has none
 

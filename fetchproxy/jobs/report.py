@@ -41,7 +41,7 @@ from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.deletion.retention import effective_retention
 
-# Charts as SVG, in text. Pure: no scripts, no fonts, nothing that a page would have to fetch.
+# Charts as SVG, in text: no scripts, no fonts, nothing that a page would have to fetch.
 
 WIDTH, HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 12, 12, 28
@@ -98,8 +98,6 @@ def round_ticks(top: float) -> list[float]:
     step = next(step for step in steps if step * _TICKS >= top)
     return [step * i for i in range(_TICKS + 1)]
 
-
-# The report as one HTML page that needs nothing else. Pure: figures in, text out.
 
 Figures = Sequence[tuple[PartitionFigures, Forecast]]
 

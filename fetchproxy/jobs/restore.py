@@ -1,9 +1,8 @@
 """The job `restore`: the metadata topic, caches and local indexes anew, from the store alone.
 
-Metadata objects that are lost are derived from their logs; then the metadata topic gets what it
-does not know. Partitions whose events lie in the same partition of that topic share a task, so that
-each part of it is read once. Local indexes are made again where there is one machine; on Spark an
-archiver makes its own again.
+Lost metadata objects are derived from their logs; then the metadata topic gets what it does not
+know. Partitions whose events lie in the same partition of that topic share a task: each part of it
+is read once. On Spark, local indexes are left to the archivers.
 """
 
 from __future__ import annotations

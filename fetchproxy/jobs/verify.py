@@ -149,9 +149,6 @@ def fault_rows(faults: Iterable[Fault]) -> list[tuple[str, int, str, int | None,
     return [(f.topic, f.partition, f.object_key, f.byte_position, f.offset, f.what) for f in faults]
 
 
-# What is derived from the logs alone (indexes, transactions, epochs, metadata), made again.
-
-
 @dataclass(frozen=True, slots=True)
 class RepairedPartition:
     """`repairs`: what was made again (would be, in a dry run)."""

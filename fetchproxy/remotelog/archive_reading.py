@@ -1,5 +1,7 @@
-"""What the planner asks the archive, once for a batch and again for each micro-batch of a
-stream.
+"""What the planner asks the archive, once for a batch and again for each micro-batch of a stream.
+
+Only metadata is read, from the store or from an archiver's cache files; for timestamps also the
+index and one span of one segment a partition, as Kafka's brokers do.
 """
 
 from __future__ import annotations
@@ -50,10 +52,6 @@ from fetchproxy.remotelog.rate_limits import Ends, admitted, waits_for_more
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
-
-# Only metadata is read, from the store or from an archiver's cache files; for timestamps also the
-# index and one span of one segment a partition, as Kafka's brokers do when they are asked for
-# one.
 
 # It hides latency, within the store's own limits.
 PARTITIONS_AT_ONCE_MAX = 16
@@ -362,16 +360,14 @@ def tasks_of(options: SourceOptions, asked: Iterable[Asked]) -> list[ReadTask]:
     )
 
 
-# The archive of one running stream, looked at again for each micro-batch. Knows no Spark.
-#
-# A stream's offsets are those of Spark's Kafka source, {"topic": {"0": 23}}: the next offset to
-# read of each partition.
-
+# As Spark's Kafka source has them, {"topic": {"0": 23}}: the next offset to read of each partition.
 StreamOffset = dict[str, dict[str, int]]
 
 
 class FollowedArchive:
-    """Blocking. `close` when the query ends."""
+    """Of one running stream, looked at again for each micro-batch. Blocking. `close` when the query
+    ends.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options

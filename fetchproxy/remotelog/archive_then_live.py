@@ -29,12 +29,12 @@ from fetchproxy.remotelog.options import (
 from fetchproxy.remotelog.source import NAME, all_columns, check_stream, register_source
 from fetchproxy.segments.object_keys import uuid_text
 
-# The file that keeps a stream's crossing, in any of Hadoop's file systems.
-#
-# It is written beside and renamed: it is there as a whole or not at all.
-
 
 class CrossingFile:
+    """Keeps a stream's crossing, in any of Hadoop's file systems. It is written beside and renamed:
+    it is there as a whole or not at all.
+    """
+
     def __init__(self, spark: SparkSession, name: str) -> None:
         self._jvm: Any = spark._jvm
         self._name = name
@@ -62,11 +62,6 @@ class CrossingFile:
         return kept
 
 
-# What the brokers say of the chosen topics, asked by the Kafka client that Spark's source brings.
-#
-# It runs in the driver's JVM, with the settings of that source (`kafka.…`): what it reaches, the
-# source reaches too.
-
 T = TypeVar("T")
 
 _KAFKA = "kafka."
@@ -83,7 +78,11 @@ class LiveTopics:
 
 
 class KafkaAdmin:
-    """Raises ConfigError, in one line, for whatever the brokers or the client refuse."""
+    """The Kafka client that Spark's source brings, in the driver's JVM, with the settings of that
+    source (`kafka.…`): what it reaches, the source reaches too.
+
+    Raises ConfigError, in one line, for whatever the brokers or the client refuse.
+    """
 
     def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
         given = {
@@ -148,10 +147,8 @@ def _asked(what: str, ask: Callable[[], T]) -> T:
 
 
 # History comes from `remotelog`, all after it from Spark's own Kafka source, which begins at
-# exactly the offset at which the archive ended when it was looked at: the crossing. So there is
-# no gap and no duplicate, whatever the archiver does meanwhile, and where the brokers have
-# forgotten the crossing already, Spark's source fails (`failOnDataLoss`) and nothing is passed
-# over in silence.
+# exactly the offset at which the archive ended when it was looked at: the crossing. Where the
+# brokers have forgotten it already, Spark's source fails (`failOnDataLoss`).
 
 log = structlog.get_logger(__name__)
 

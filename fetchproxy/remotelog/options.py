@@ -12,10 +12,8 @@ from typing import Any
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import IsolationLevel
 
-# What becomes of each option that Spark documents for its Kafka source. Pure; names in any case.
-#
-# `docs/pipeline.md` has the same as a table, and a test compares both: no option is passed over
-# without a word.
+# What becomes of each option that Spark documents for its Kafka source. `docs/pipeline.md` has the
+# same as a table, and a test compares both.
 
 # They mean here what they mean there.
 HONOURED = (
@@ -76,9 +74,7 @@ def is_live_only(name: str) -> bool:
     return is_not_needed(name) or name.lower().startswith(_LIVE_ONLY)
 
 
-# A job moves by changing the format's name and adding `store`: `options` says what becomes
-# of each option of Spark's. Pure; any other option is refused, as a mistyped one would go
-# unnoticed.
+# Any other option is refused, as a mistyped one would go unnoticed.
 
 # Stored bytes of one task: what Spark takes for files (spark.sql.files.maxPartitionBytes).
 PARTITION_BYTES_MAX = 128 * 1024 * 1024

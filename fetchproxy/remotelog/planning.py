@@ -25,12 +25,10 @@ from fetchproxy.writing.archive_health import (
 )
 from fetchproxy.writing.published import read_finished_offsets
 
-# Which offsets that are asked for the archive does not have, and whether that is on record.
-#
-# The rule is that of `verify` (`archive_health.not_held`): a gap is one only where the archiver has
-# put it on record; a hole without a record was archived and is gone. Data source and jobs ask it
-# here. Where nothing is missing it costs one small object a partition, and nothing where what is
-# asked for lies within the archive's ends.
+# Which offsets the archive does not have, by the rule of `verify` (`archive_health.not_held`): a
+# gap is one only where the archiver has put it on record; a hole without a record was archived and
+# is gone. It costs one small object a partition, or nothing where what is asked for lies within
+# the archive's ends.
 
 PARTITIONS_AT_ONCE = 32
 ALL_OFFSETS: Offsets = (0, 2**63 - 1)

@@ -81,10 +81,8 @@ def rows_of(
     keep_what_is_loaded()
 
 
-# What the installed PySpark lets a Python source do; it is asked, its version is not compared.
-#
-# 4.0 and 4.1 ask a stream only for its latest offset; from 4.2 on they say from where and how
-# much.
+# What the installed PySpark lets a Python source do. 4.0 and 4.1 ask a stream only for its latest
+# offset; from 4.2 on they say from where and how much.
 
 try:
     from pyspark.sql.streaming import datasource as limits
@@ -117,13 +115,10 @@ def check_batch(options: SourceOptions) -> None:
         )
 
 
-# `spark.readStream.format("remotelog")`: follows the archive as it grows.
-#
-# Its offsets are kept by Spark in the query's checkpoint; what they mean: `archive_reading`.
-
-
 class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # type: ignore[misc]
-    """Lives in one process on the driver; `read` runs on executors, where nothing else is kept."""
+    """Lives in one process on the driver; `read` runs on executors, where nothing else is kept.
+    Spark keeps its offsets in the query's checkpoint; what they mean: `archive_reading`.
+    """
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = options
@@ -191,14 +186,8 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
         return self._followed
 
 
-# `spark.read.format("remotelog")`: the archive as Spark's own Kafka source shows the topic.
-#
-#     spark.read.format("remotelog").option("store", "s3://…").option("topics", "orders").load()
-#
-# Spark finds it by the package `pyspark_remotelog`. Planning happens on the driver and reads
-# metadata alone; each task reads its ranges of segments from the store itself. A schema of the
-# user's says which columns are built: Spark has no other way to say so to a Python data source.
-
+# Spark finds the format by the package `pyspark_remotelog`. A schema of the user's says which
+# columns are built: Spark has no other way to say so to a Python data source.
 
 NAME = "remotelog"
 

@@ -29,17 +29,14 @@ from fetchproxy.segments.side_files import decode_aborted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import Content
 
-# What a task of the data source has read, as a line in the worker's log.
-#
-# Spark's own page shows rows, and bytes that crossed the pipe; a Python source can add no figure
-# of its own there.
-
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
 def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
-    """`batches`, of which rows are counted; a task that fails says so itself."""
+    """`batches`, and then a line in the worker's log: a Python source can add no figure of its own
+    to Spark's page. A task that fails says so itself.
+    """
     rows = 0
     for batch in batches:
         rows += batch.num_rows
@@ -58,8 +55,6 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
 # Memory of a worker is bounded: `RANGES_AHEAD_MAX` + 2 ranges of `RANGE_BYTES` (a batch that is
 # larger makes one longer), the decoder's arena, and one Arrow batch being made and one being
 # sent.
-
-
 RANGE_BYTES = 8 * 1024 * 1024
 RANGES_AHEAD_MAX = 1
 

@@ -40,15 +40,13 @@ from fetchproxy.remotelog.decoder.header_scan import (
 )
 from fetchproxy.remotelog.decoder.record_rows import OFFSET_MAX, RowLimits
 
-# Which batches belong to aborted transactions: whole columns of headers at once. Pure.
-#
-# As Kafka's consumer judges (CompletedFetch), but without walking from the beginning: a batch is
-# aborted when it is transactional and lies between the first offset and the marker of an aborted
-# transaction of its producer, since a producer has one transaction at a time. So any part of a
-# segment can be read alone.
-
 
 class AbortedBatches:
+    """As Kafka's consumer judges (CompletedFetch), but without walking from the beginning: a batch
+    is aborted when it is transactional and lies between the first offset and the marker of an
+    aborted transaction of its producer, which has one at a time.
+    """
+
     def __init__(self, entries: Iterable[AbortedTxn]) -> None:
         """In any order; of several entries of one transaction the one that ends last counts."""
         by_producer: dict[int, dict[int, int]] = {}
@@ -79,15 +77,11 @@ class AbortedBatches:
         return aborted & headers.has(TRANSACTIONAL_MASK)
 
 
-# Compressed records into one buffer that is used again and again.
-#
-# zstd and lz4 unpack right into it; gzip and snappy, with the framing of Java producers, are
-# `fetchproxy_protocol.record_batch`'s. The size of the result is bounded as there.
-
 # Many batches at once, so that compiled code is called seldom; one that is larger makes it grow.
 ARENA_BYTES = 8 * 1024 * 1024
 _ROOM_BYTES = 4 * 1024 * 1024  # a batch of usual size finds as much
 
+# gzip and snappy, with the framing of Java producers, are `fetchproxy_protocol.record_batch`'s.
 _UNPACK_INTO: dict[int, Callable[[memoryview, Any], int]] = {
     CompressionType.LZ4: cramjam.lz4.decompress_into,
     CompressionType.ZSTD: cramjam.zstd.decompress_into,
@@ -154,8 +148,6 @@ class Arena:
         larger[: self._used] = self._bytes[: self._used]
         self._bytes = larger
 
-
-# What is damaged is told to the caller's `on_fault`, which raises, or returns to go on behind it.
 
 # Position in the log in bytes, offset, what is wrong. May raise, which ends the decoding.
 OnFault = Callable[[int, int, str], None]
