@@ -102,13 +102,13 @@ def _planned(given: dict[str, str]) -> dict[str, float]:
     options = parse_options(given)
     resident = resident_mib(os.getpid())
     began, cpu = time.perf_counter(), time.process_time()
-    views, spans = plan_input(options)
-    tasks = plan_tasks(views, spans, partition_bytes_max=options.partition_bytes_max)
+    asked = plan_input(options)
+    tasks = plan_tasks(asked, partition_bytes_max=options.partition_bytes_max)
     planned, cpu = time.perf_counter(), time.process_time() - cpu
     size = sum(len(pickle.dumps(task)) for task in tasks)
     pickled = time.perf_counter()
     return {
-        "segments": sum(len(view.segments) for view in views.values()),
+        "segments": sum(len(view.segments) for view, _ in asked),
         "tasks": len(tasks),
         "planning_s": planned - began,
         "planning_cpu_s": cpu,

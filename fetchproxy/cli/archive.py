@@ -63,16 +63,16 @@ def archive(
 
 
 def _archive_on_spark(context: typer.Context, config: Config, create: bool) -> None:
-    done = run_job(context, config, lambda runner: job.archive(runner, config, create=create))
-    segments = sum(partition.segments for partition in done.partitions)
-    size = decimal(sum(partition.size_bytes for partition in done.partitions))
+    plan, done = run_job(context, config, lambda runner: job.archive(runner, config, create=create))
+    segments = sum(partition.segments for partition in done.results)
+    size = decimal(sum(partition.size_bytes for partition in done.results))
     typer.echo(
-        f"{count(len(done.partitions), 'partition')} archived: {count(segments, 'segment')}, {size}"
+        f"{count(len(done.results), 'partition')} archived: {count(segments, 'segment')}, {size}"
     )
-    for topic, reason in done.plan.refused.items():
+    for topic, reason in plan.refused.items():
         typer.echo(f"not archived: {topic}: {reason}", err=True)
     say_failures(done.failures)
-    if done.plan.refused:
+    if plan.refused:
         raise typer.Exit(EXIT_USER_ERROR)
 
 

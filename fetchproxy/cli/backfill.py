@@ -140,7 +140,7 @@ def backfill(
         unit=_records,
         words=as_options,
     )
-    for partition in copied.partitions:
+    for partition in copied.results:
         left_out = passed_over({topics: (partition.passed_over, partition.faults)})
         typer.echo(
             f"{to_topic}-{partition.partition}: {partition.records:,} records, up to offset "

@@ -43,11 +43,11 @@ def merge(
     done = run_job(
         context, config, lambda runner: job.merge(runner, config, topic=topic, options=merging)
     )
-    merged = sum(partition.merged for partition in done.partitions)
-    replaced = sum(partition.replaced for partition in done.partitions)
-    size = decimal(sum(partition.size_bytes for partition in done.partitions))
-    refused = [reason for partition in done.partitions for reason in partition.refused]
-    overtaken = sum(partition.overtaken for partition in done.partitions)
+    merged = sum(partition.merged for partition in done.results)
+    replaced = sum(partition.replaced for partition in done.results)
+    size = decimal(sum(partition.size_bytes for partition in done.results))
+    refused = [reason for partition in done.results for reason in partition.refused]
+    overtaken = sum(partition.overtaken for partition in done.results)
     for reason in refused:
         typer.echo(f"not merged: {reason}")
     typer.echo(

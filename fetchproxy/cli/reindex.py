@@ -26,14 +26,14 @@ def reindex(
     done = run_job(
         context, config, lambda runner: job.reindex(runner, config, topic=topic, dry_run=dry_run)
     )
-    repairs = [repair for partition in done.partitions for repair in partition.repairs]
-    for partition in done.partitions:
+    repairs = [repair for partition in done.results for repair in partition.repairs]
+    for partition in done.results:
         print_repaired(partition, dry_run=dry_run)
-    left = [fault for partition in done.partitions for fault in partition.left]
+    left = [fault for partition in done.results for fault in partition.left]
     for fault in left:
         print_fault(fault)
     typer.echo(
-        f"{count(len(done.partitions), 'partition')}: {count(len(repairs), 'object')} "
+        f"{count(len(done.results), 'partition')}: {count(len(repairs), 'object')} "
         f"{'to be ' if dry_run else ''}repaired, {count(len(left), 'fault')} left"
     )
     say_failures(done.failures)

@@ -40,9 +40,9 @@ def restore(
         ),
         unit=lambda size: f"{size:.0f} segments",
     )
-    print_restored(list(done.partitions), Console(), dry_run=dry_run)
+    print_restored(list(done.results), Console(), dry_run=dry_run)
     say_failures(done.failures)
-    if any(partition.unreadable or partition.not_in_store for partition in done.partitions):
+    if any(partition.unreadable or partition.not_in_store for partition in done.results):
         raise typer.Exit(EXIT_FAULTS)
 
 

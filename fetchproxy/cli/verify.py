@@ -102,7 +102,7 @@ def _repaired(
     dry_run: bool,
 ) -> job.Verified:
     """The report after it: the same checks say whether a repair was one."""
-    done = run_job(
+    done, uploads_removed = run_job(
         context,
         config,
         lambda runner: job.repair(
@@ -113,10 +113,10 @@ def _repaired(
             on_result=lambda repaired: print_repaired(repaired, dry_run=dry_run),
         ),
     )
-    if done.uploads_removed:
-        typer.echo(f"removed: {count(done.uploads_removed, 'unfinished upload')}")
+    if uploads_removed:
+        typer.echo(f"removed: {count(uploads_removed, 'unfinished upload')}")
     say_failures(done.failures)
-    if dry_run or not any(partition.repairs for partition in done.partitions):
+    if dry_run or not any(partition.repairs for partition in done.results):
         return found
     after = _verified(context, config, topic, print_fault)
     print_summary(after.report, after.failures)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 from uuid import uuid4
 
 from fetchproxy.archive import (
@@ -21,11 +20,9 @@ from fetchproxy.archive import (
     managed_archive,
     wall_clock_ms,
 )
-from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
-from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
-from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.jobs.runner import Done, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.writing.discovery import TopicDiscovery, partitions_of_all
@@ -79,17 +76,9 @@ class ArchivedPartition:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Archived:
-    """`frame`: `partitions` as a frame of ARCHIVED_SCHEMA."""
-
-    plan: ArchivePlan
-    partitions: tuple[ArchivedPartition, ...]
-    frame: Any
-    failures: tuple[Failure, ...]
-
-
-def archive(runner: Runner, config: Config, *, create: bool = False) -> Archived:
+def archive(
+    runner: Runner, config: Config, *, create: bool = False
+) -> tuple[ArchivePlan, Done[ArchivedPartition]]:
     """Copy what `archive.topics` matches, up to the last stable offsets of this moment.
 
     `create`: as of `OwnArchive`.
@@ -101,7 +90,7 @@ def archive(runner: Runner, config: Config, *, create: bool = False) -> Archived
     plan = plan_archive(config)
     done = runner.each(plan.partitions, archive_work(config))
     rows = [_row(partition) for partition in done.results]
-    return Archived(plan, done.results, runner.frame(rows, ARCHIVED_SCHEMA), done.failures)
+    return plan, replace(done, frame=runner.frame(rows, ARCHIVED_SCHEMA))
 
 
 def check_source(config: Config) -> None:
@@ -117,25 +106,46 @@ def begin_archive(config: Config, *, create: bool = False) -> None:
     """Runs on the driver, first of all: the archive is there and our own, or is made where it may.
     Raises as `OwnArchive.confirm`.
     """
+    in_loop(_confirm(config, create))
 
-    async def confirmed() -> None:
-        async with managed_archive(config, create=True) as opened:
-            own = OwnArchive(config, *opened, uuid4, archives=True, create=create)
-            await own.confirm()
 
-    in_loop(confirmed())
+async def _confirm(config: Config, create: bool) -> None:
+    async with managed_archive(config, create=True) as opened:
+        await OwnArchive(config, *opened, uuid4, archives=True, create=create).confirm()
 
 
 def plan_archive(config: Config) -> ArchivePlan:
     """Runs on the driver. Those with the most to copy come first. Raises as `archive`."""
     if config.archive.topics is None:
         raise ConfigError("archive.topics is not set; give --archive REGEX")
+    return in_loop(_plan(config, config.archive.topics))
 
-    async def planned() -> ArchivePlan:
-        async with managed_archive(config, create=True, must_exist=False) as opened:
-            return await _plan(config, opened.cluster, opened.rlmm)
 
-    return in_loop(planned())
+async def _plan(config: Config, topics: str) -> ArchivePlan:
+    async with managed_archive(config, create=True, must_exist=False) as opened:
+        cluster = opened.cluster
+        discovery = TopicDiscovery(cluster, topics, WritingLimits.discovery_interval_ms)
+        tips = partitions_of_all(await discovery.look())
+        if not tips and not discovery.refused:
+            raise ConfigError(f"archive.topics = {topics!r} matches no topic")
+        found: list[PlannedPartition] = []
+
+        async def look(tip: TopicIdPartition) -> None:
+            edges = await cluster.log_edges(tip)
+            view = await opened.rlmm.refresh(tip, asyncio.get_running_loop().time())
+            found.append(
+                PlannedPartition(
+                    tip,
+                    view.log_end_offset,
+                    edges.log_start_offset,
+                    edges.last_stable_offset,
+                    discovery.topic_config(tip.topic_id),
+                )
+            )
+
+        await for_each(tips, look, PLANNED_AT_ONCE)
+    found.sort(key=lambda planned: (-planned.offsets, planned.tip))
+    return ArchivePlan(tuple(found), discovery.refused)
 
 
 def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, ArchivedPartition]:
@@ -169,27 +179,6 @@ async def _archive_partition(
     new = view.segments[view.segments.index_at_or_after(planned.archive_end or 0) :]
     size = sum(segment.segment_size_bytes for segment in new)
     return ArchivedPartition(planned, view.log_end_offset, len(new), size)
-
-
-async def _plan(config: Config, cluster: Cluster, rlmm: RemoteLogMetadataManager) -> ArchivePlan:
-    assert config.archive.topics is not None
-    discovery = TopicDiscovery(cluster, config.archive.topics, WritingLimits.discovery_interval_ms)
-    tips = partitions_of_all(await discovery.look())
-    if not tips and not discovery.refused:
-        raise ConfigError(f"archive.topics = {config.archive.topics!r} matches no topic")
-    found: list[PlannedPartition] = []
-
-    async def look(tip: TopicIdPartition) -> None:
-        edges = await cluster.log_edges(tip)
-        end = (await rlmm.refresh(tip, asyncio.get_running_loop().time())).log_end_offset
-        settings = discovery.topic_config(tip.topic_id)
-        found.append(
-            PlannedPartition(tip, end, edges.log_start_offset, edges.last_stable_offset, settings)
-        )
-
-    await for_each(tips, look, PLANNED_AT_ONCE)
-    found.sort(key=lambda planned: (-planned.offsets, planned.tip))
-    return ArchivePlan(tuple(found), discovery.refused)
 
 
 def _row(p: ArchivedPartition) -> tuple[str, int, int | None, int | None, int, int, int]:

@@ -7,35 +7,26 @@ more by then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from fetchproxy.archive import in_loop
-from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound
+from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_files import Manifest, OutputFolder, write_range
-from fetchproxy.jobs.backfill_plan import (
-    BackfillRange,
-    CutsOf,
-    cut_offsets,
-    next_plan,
-    plan_backfill_input,
-)
+from fetchproxy.jobs.backfill_plan import BackfillRange, backfill_input, next_plan
 from fetchproxy.jobs.runner import Failure, Runner, Work
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
-from fetchproxy.remotelog.store_thread import opened_store, with_retries
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
-from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.remote_log_index import RemoteLogIndex
 
 # Stored bytes of a range: what a task reads, and about what a task that is lost costs.
 RANGE_BYTES_MAX = 128 * 1024 * 1024
-COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 CODECS = ("snappy", "zstd", "gzip", "lz4", "none")
 
 MANIFEST_SCHEMA = (
@@ -104,7 +95,7 @@ def backfill(
         name=lambda one: one.range.name,
         size=lambda manifest: manifest.rows,
     )
-    done = runner.spread(plan.tasks, work)
+    done = runner.each(plan.tasks, work)
     if not done.failures:
         target.folder.remove_parts()
     rows = [_row(manifest) for manifest in done.results]
@@ -117,18 +108,18 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     `backfill`.
     """
     options, folder = target.options, target.folder
-    views, spans, left_out = plan_backfill_input(options)
+    asked, left_out = in_loop(backfill_input(options))
+    views = {(view.tip.topic, view.tip.partition): view for view, _ in asked}
     number, last = folder.last_plan()
-    manifests = [Manifest.decode(raw) for raw in folder.manifests()]
+    manifests = folder.manifests()
     done = [manifest.range for manifest in manifests if manifest.is_whole]
     begun = [manifest.range for manifest in manifests if not manifest.is_whole]
     plan = next_plan(
         last,
         done,
-        [(views[tip], span) for tip, span in spans.items()],
+        asked,
         _settings(options),
         bytes_max=range_bytes_max,
-        cuts_of=_cuts_of(options, views.values(), range_bytes_max),
         begun=begun,
     )
     waiting = set(last.ranges) - set(done) if last is not None else set()
@@ -139,12 +130,12 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     finished = set(done)
     unread = {failure.what for failure in left_out}
     for one in plan.ranges:
-        tip = TopicIdPartition(UUID(one.topic_id), one.topic, one.partition)
-        if one in finished or str(tip) in unread:
+        if one in finished or f"{one.topic}-{one.partition}" in unread:
             continue
-        lost = _lost(options, views.get(tip), one)
+        view = views.get((one.topic, one.partition))
+        lost = _lost(options, view, one)
         if lost is None:
-            tasks.append(RangeTask(one, _read_task(tip, views.get(tip), one)))
+            tasks.append(RangeTask(one, _read_task(view, one)))
         else:
             gone.append(Failure(one.name, lost, False))
     return PlannedBackfill(tasks, len(done), (*left_out, *gone))
@@ -154,19 +145,14 @@ def backfill_range(target: Target, wanted: RangeTask) -> Manifest:
     """In a worker process; a range that is whole is not written again. Raises CorruptSegment,
     RemoteStorageError, OSError.
     """
-    raw = target.folder.manifest(wanted.range.name)
-    before = None if raw is None else Manifest.decode(raw)
+    folder, before = target.folder, target.folder.manifest(wanted.range.name)
     if before is not None and before.is_whole:
         return before
-    parts, passed_over = wanted.task.parts, PassedOver()
-    batches = (
-        read_task(target.options, wanted.task, COLUMNS, passed_over=passed_over)
-        if parts
-        else iter(())
-    )
-    return write_range(
-        target.folder, wanted.range, batches, target.compression, passed_over, before
-    )
+    passed_over = PassedOver()
+    batches: Iterator[Any] = iter(())
+    if wanted.task.parts:
+        batches = read_task(target.options, wanted.task, COLUMNS, passed_over=passed_over)
+    return write_range(folder, wanted.range, batches, target.compression, passed_over, before)
 
 
 def _settings(options: SourceOptions) -> dict[str, str]:
@@ -188,40 +174,11 @@ def _lost(options: SourceOptions, view: PartitionView | None, one: BackfillRange
     )
 
 
-def _read_task(tip: TopicIdPartition, view: PartitionView | None, one: BackfillRange) -> ReadTask:
-    if view is None:
-        return ReadTask(tip, ())
-    span = {tip: OffsetSpan(one.first, one.end)}
-    tasks = plan_tasks({tip: view}, span, partition_bytes_max=2**62)
+def _read_task(view: PartitionView | None, one: BackfillRange) -> ReadTask:
+    asked = [] if view is None else [(view, OffsetSpan(one.first, one.end))]
+    tasks = plan_tasks(asked, partition_bytes_max=2**62)
+    tip = TopicIdPartition(UUID(one.topic_id), one.topic, one.partition)
     return tasks[0] if tasks else ReadTask(tip, ())
-
-
-def _cuts_of(options: SourceOptions, views: Iterable[PartitionView], bytes_max: int) -> CutsOf:
-    """By the indexes of segments that are larger than a range, which are read now."""
-    large = [
-        segment
-        for view in views
-        for segment in view.segments
-        if segment.segment_size_bytes > bytes_max
-    ]
-    cuts = in_loop(_read_cuts(options, large, bytes_max)) if large else {}
-    return lambda segment: cuts.get(segment.segment_id.id, ())
-
-
-async def _read_cuts(
-    options: SourceOptions, large: Iterable[RemoteLogSegmentMetadata], bytes_max: int
-) -> dict[UUID, list[int]]:
-    cuts: dict[UUID, list[int]] = {}
-    async with opened_store(options) as rsm:
-        for segment in large:
-            key = rsm.object_key(segment, SegmentFile.INDEX)
-            read = partial(rsm.fetch_index, segment, SegmentFile.INDEX)
-            try:
-                raw = await with_retries(key, read, options.read_max_ms / 1000)
-                cuts[segment.segment_id.id] = cut_offsets(RemoteLogIndex.parse(raw), bytes_max)
-            except (CorruptSegment, ObjectNotFound):
-                continue  # not cut: whoever reads the range says what it is, and fails alone
-    return cuts
 
 
 def _row(m: Manifest) -> tuple[str, int, int, int, int, int, int, list[str]]:

@@ -84,7 +84,7 @@ class OutputFolder:
         if not numbers:
             return 0, None
         name = _plan_name(max(numbers))
-        return max(numbers), Plan.decode(self.read(name), self.path(name))
+        return max(numbers), Plan.decode(self._read(name), self.path(name))
 
     def add_plan(self, number: int, plan: Plan) -> Plan:
         """The plan of that number: this one, or that of another run which was faster."""
@@ -103,25 +103,25 @@ class OutputFolder:
             self.fs.move(part, path)
         else:
             self.discard(part)
-        return Plan.decode(self.read(name), path)
+        return Plan.decode(self._read(name), path)
 
-    def manifests(self) -> Iterator[bytes]:
+    def manifests(self) -> list[Manifest]:
         """Of all ranges that have one."""
-        for name in self._names(f"{_SIDE}/done"):
-            raw = self.manifest(name.removesuffix(".json"))
-            if raw is not None:
-                yield raw
+        names = (name.removesuffix(".json") for name in self._names(f"{_SIDE}/done"))
+        return [manifest for name in names if (manifest := self.manifest(name)) is not None]
 
-    def manifest(self, name: str) -> bytes | None:
+    def manifest(self, name: str) -> Manifest | None:
+        """Of the range of that name."""
         path = f"{_SIDE}/done/{name}.json"
         if self.fs.get_file_info(self.path(path)).type == pafs.FileType.NotFound:
             return None
-        return self.read(path)
+        return Manifest.decode(self._read(path))
 
-    def put_manifest(self, name: str, content: bytes) -> None:
-        part = self.part(f"{_SIDE}/done/{name}.json")
-        self._write(part, content)
-        self.publish(part, f"{_SIDE}/done/{name}.json")
+    def put_manifest(self, manifest: Manifest) -> None:
+        name = f"{_SIDE}/done/{manifest.range.name}.json"
+        part = self.part(name)
+        self._write(part, manifest.encode())
+        self.publish(part, name)
 
     def remove_parts(self) -> None:
         """What killed tasks have left; whoever still writes one fails, and finds its range done."""
@@ -129,7 +129,7 @@ class OutputFolder:
         if self.fs.get_file_info(path).type == pafs.FileType.Directory:
             self.fs.delete_dir(path)
 
-    def read(self, name: str) -> bytes:
+    def _read(self, name: str) -> bytes:
         with self.fs.open_input_stream(self.path(name)) as file:
             return bytes(file.readall())
 
@@ -161,10 +161,9 @@ def _plan_name(number: int) -> str:
     return f"{_SIDE}/{_MARK}{number:06d}.json"
 
 
-# Writes one range of a partition's records as Parquet, a file for each date. Reads no archive.
-#
+# One range's records as Parquet, a file for each date; the same records give the same files.
 # Memory: `BUFFERED_BYTES_MAX` of rows that are not written yet, and what Parquet keeps of each
-# open file. The same records give the same files, however often.
+# open file.
 
 DAY_US = 86_400_000_000
 # A row group: large enough to scan well, small enough for several tasks a host.
@@ -172,7 +171,7 @@ BUFFERED_BYTES_MAX = 24 * 1024 * 1024
 # Records are about in the order of time; of more dates than these the one written to longest ago is
 # closed, and a later record of it begins another file.
 OPEN_DATES_MAX = 16
-# Of the others a dictionary is begun for nothing: a fifth of the writing.
+# Columns with a dictionary: of the others one is begun for nothing, a fifth of the writing.
 _REPEATING = ["key", "partition", "timestampType"]
 _NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # how Hive and Spark name what has none
 
@@ -229,6 +228,7 @@ class _Open:
     waiting: list[Any] = field(default_factory=list)
     waiting_bytes: int = 0
     rows: int = 0
+    size_bytes: int = 0
 
 
 def write_range(
@@ -253,17 +253,18 @@ def write_range(
         files.discard()
         raise
     # Those of one name are replaced by now. Killed here, the next run does the range again.
-    for name in {file.path for file in before.files} if before is not None else set():
-        if name not in {file.path for file in written}:
-            folder.discard(folder.path(name))
+    replaced = {file.path for file in written}
+    for file in before.files if before is not None else ():
+        if file.path not in replaced:
+            folder.discard(folder.path(file.path))
     manifest = Manifest(
         wanted,
         sum(file.rows for file in written),
         tuple(written),
         passed_over.records,
-        passed_over.batches + passed_over.objects,
+        passed_over.faults,
     )
-    folder.put_manifest(wanted.name, manifest.encode())
+    folder.put_manifest(manifest)
     return manifest
 
 
@@ -273,7 +274,7 @@ class _DatedFiles:
         self._wanted = wanted
         self._compression = compression
         self._open: dict[int, _Open] = {}  # by day, the one written to longest ago first
-        self._closed: list[tuple[_Open, int]] = []
+        self._closed: list[_Open] = []
         self._begun: dict[int, int] = {}  # files of each day
         self._waiting_bytes = 0
 
@@ -290,14 +291,13 @@ class _DatedFiles:
         """By name, each where readers look."""
         for day in list(self._open):
             self._close(day)
-        written: list[WrittenFile] = []
-        for file, size in self._closed:
+        for file in self._closed:
             self._folder.publish(file.part, file.name)
-            written.append(WrittenFile(file.name, file.rows, size))
+        written = [WrittenFile(file.name, file.rows, file.size_bytes) for file in self._closed]
         return sorted(written, key=lambda file: file.path)
 
     def discard(self) -> None:
-        for file in (*self._open.values(), *(closed for closed, _ in self._closed)):
+        for file in (*self._open.values(), *self._closed):
             if file.writer is not None:
                 file.writer.close()
             if self._folder.renames:
@@ -342,7 +342,8 @@ class _DatedFiles:
         self._flush(file)
         writer, file.writer = file.writer, None
         writer.close()
-        self._closed.append((file, self._folder.fs.get_file_info(file.part).size))
+        file.size_bytes = self._folder.fs.get_file_info(file.part).size
+        self._closed.append(file)
 
 
 def by_day(batch: Any) -> Iterator[tuple[int, Any]]:

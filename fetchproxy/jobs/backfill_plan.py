@@ -5,79 +5,54 @@ lacks some.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.runner import Failure
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import RemoteLogSegmentMetadata
-from fetchproxy.remotelog.archive_reading import (
-    PASSED_OVER,
-    ArchiveReading,
-    Spans,
-    Views,
-    asked_offsets,
-)
+from fetchproxy.remotelog.archive_reading import PASSED_OVER, ArchiveReading
 from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, SourceOptions
-from fetchproxy.remotelog.planning import OffsetSpan, holes_of
-from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.remotelog.planning import Asked, OffsetSpan
 from fetchproxy.writing.archive_health import uncovered
 
-# Views and spans, and why of some partitions there are none: something of them is not there, which
+# What is asked for, and why some partitions are left out: something of them is not there, which
 # stops no other.
-BackfillInput = tuple[Views, Spans, tuple[Failure, ...]]
+BackfillInput = tuple[list[Asked], tuple[Failure, ...]]
 
 
-def plan_backfill_input(options: SourceOptions) -> BackfillInput:
+async def backfill_input(options: SourceOptions) -> BackfillInput:
     """Raises ConfigError for a topic that the archive does not have; RemoteStorageError."""
-    return in_loop(_planned(options))
-
-
-async def _planned(options: SourceOptions) -> BackfillInput:
-    lenient = replace(options, fail_on_data_loss=False)
-    async with ArchiveReading(lenient, once=True) as reading:
+    async with ArchiveReading(replace(options, fail_on_data_loss=False), once=True) as reading:
         views = await reading.views()
         named = options.topics.names or set(options.topics.assigned or ())
-        if missing := sorted(named - {tip.topic for tip in views}):
+        if missing := sorted(named - {topic for topic, _ in views}):
             there = {topic for topic, _ in await reading.rsm.list_topics()}
             for topic in missing:
                 if topic not in there:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
-        spans = await reading.spans(views)
+        asked = await reading.asked(views)
         if not options.fail_on_data_loss:
-            return views, spans, ()
-        losses = {tip: what for tip in views if (what := _outside(options, views[tip]))}
-        sound = [view for tip, view in views.items() if tip not in losses]
-        holes = await holes_of(
-            reading.rsm,
-            sound,
-            {view.tip: asked_offsets(options, spans[view.tip]) for view in sound},
-            views_of_store=options.metadata_cache_dir is None,
-        )
-    losses |= {tip: found.in_words() or "" for tip, found in holes.items()}
-    return (
-        {tip: view for tip, view in views.items() if tip not in losses},
-        {tip: span for tip, span in spans.items() if tip not in losses},
-        tuple(
-            Failure(str(tip), f"{what}; {PASSED_OVER}", False)
-            for tip, what in sorted(losses.items())
-        ),
-    )
+            return asked, ()
+        losses = {view.tip: said for view, _ in asked if (said := _outside(options, view))}
+        sound = [(view, span) for view, span in asked if view.tip not in losses]
+        losses |= await reading.holes((view, reading.looked_at(span)) for view, span in sound)
+    failures = [
+        Failure(str(tip), f"{said}; {PASSED_OVER}", False) for tip, said in sorted(losses.items())
+    ]
+    return [(view, span) for view, span in sound if view.tip not in losses], tuple(failures)
 
 
 def _outside(options: SourceOptions, view: PartitionView) -> str | None:
     """What is wrong with the offsets that are named for the partition; None: nothing."""
     first, end = view.log_start_offset or 0, view.log_end_offset or 0
     for bound in (options.starting, options.ending):
-        given = bound.by_partition.get((view.tip.topic, view.tip.partition))
-        if bound.kind is BoundKind.OFFSETS and given not in (None, EARLIEST, LATEST):
-            assert given is not None
-            if not first <= given <= end:
-                return f"offset {given} is not in the archive, which has {first} to {end - 1}"
+        given = bound.by_partition.get((view.tip.topic, view.tip.partition), LATEST)
+        named = bound.kind is BoundKind.OFFSETS and given not in (EARLIEST, LATEST)
+        if named and not first <= given <= end:
+            return f"offset {given} is not in the archive, which has {first} to {end - 1}"
     return None
 
 
@@ -86,8 +61,6 @@ def _outside(options: SourceOptions, view: PartitionView) -> str | None:
 # covers only what no earlier one has, however the archive's segments have been merged meanwhile.
 
 VERSION = 1
-# As many offsets of a segment that is larger than a range, rising, at which it may be cut.
-CutsOf = Callable[[RemoteLogSegmentMetadata], Sequence[int]]
 
 
 class BackfillRange(NamedTuple):
@@ -131,11 +104,10 @@ class Plan:
 def next_plan(
     last: Plan | None,
     done: Iterable[BackfillRange],
-    wanted: Iterable[tuple[PartitionView, OffsetSpan]],
+    wanted: Iterable[Asked],
     settings: Mapping[str, str],
     *,
     bytes_max: int,
-    cuts_of: CutsOf,
     begun: Iterable[BackfillRange] = (),
 ) -> Plan:
     """What was planned and is not done, and what of `wanted` nobody has planned yet.
@@ -166,28 +138,15 @@ def next_plan(
             )
         taken = sorted((one.first, one.end - 1) for one in before)
         for first, end in uncovered(span.start, span.end - 1, taken):
-            ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max, cuts_of)
+            ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max)
     return Plan(settings, tuple(sorted(ranges)))
 
 
-def cut_offsets(index: RemoteLogIndex, bytes_max: int) -> list[int]:
-    """Where a segment may be cut, so that each piece has `bytes_max` bytes or a span more."""
-    cuts: list[int] = []
-    began = 0
-    for span in index.spans():
-        if span.position - began >= bytes_max:
-            cuts.append(span.first_offset)
-            began = span.position
-    return cuts
-
-
-def _ranges(
-    view: PartitionView, span: OffsetSpan, bytes_max: int, cuts_of: CutsOf
-) -> Iterator[BackfillRange]:
+def _ranges(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[BackfillRange]:
     place = (view.tip.topic, str(view.tip.topic_id), view.tip.partition)
     first: int | None = None
     size = end = 0
-    for piece, piece_bytes in _pieces(view, span, bytes_max, cuts_of):
+    for piece, piece_bytes in _pieces(view, span, bytes_max):
         # None has a hole in it: what is mended there later is still to be planned then.
         if first is not None and (size + piece_bytes > bytes_max or piece.start > end):
             yield BackfillRange(*place, first, end)
@@ -201,23 +160,23 @@ def _ranges(
 
 
 def _pieces(
-    view: PartitionView, span: OffsetSpan, bytes_max: int, cuts_of: CutsOf
+    view: PartitionView, span: OffsetSpan, bytes_max: int
 ) -> Iterator[tuple[OffsetSpan, int]]:
-    """Segments, or parts of large ones, with about their bytes; each offset once, rising."""
+    """Segments, or parts of large ones, with about their bytes, as if records were of one size;
+    each offset once, rising.
+    """
     at = max(span.start, view.raised_log_start)
-    for i in range(view.segments.index_at_or_after(at), len(view.segments)):
-        segment = view.segments[i]
-        start, end = max(segment.start_offset, at), min(segment.end_offset + 1, span.end)
+    for segment in view.segments.extents(view.segments.index_at_or_after(at)):
         if segment.start_offset >= span.end:
             return
+        start, end = max(segment.start_offset, at), min(segment.end_offset + 1, span.end)
         if start >= end:
             continue
-        size = segment.segment_size_bytes
-        cuts = cuts_of(segment) if size > bytes_max else ()
-        borders = [start, *(cut for cut in cuts if start < cut < end), end]
         held = segment.stored_end_offset - segment.start_offset + 1
+        count = min(-(-segment.size_bytes * (end - start) // (held * bytes_max)) or 1, end - start)
+        borders = [start + (end - start) * number // count for number in range(count + 1)]
         for one, other in pairwise(borders):
-            yield OffsetSpan(one, other), size * (other - one) // held
+            yield OffsetSpan(one, other), segment.size_bytes * (other - one) // held
         at = end
 
 

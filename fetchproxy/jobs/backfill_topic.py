@@ -24,10 +24,10 @@ from fetchproxy.archive import for_executors, in_loop, open_cluster
 from fetchproxy.config.schema import ClusterConfig, Config
 from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
-from fetchproxy.jobs.backfill import COLUMNS
-from fetchproxy.jobs.backfill_plan import plan_backfill_input
-from fetchproxy.jobs.runner import Failure, Partitions, Runner, Work
+from fetchproxy.jobs.backfill_plan import backfill_input
+from fetchproxy.jobs.runner import Done, Failure, Runner, Work
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
@@ -46,7 +46,6 @@ COPIED_SCHEMA = "partition int, records bigint, source_end bigint, passed_over b
 class PartitionTask(NamedTuple):
     """All that is asked for of a partition, also what may have been copied already."""
 
-    tip: TopicIdPartition
     task: ReadTask
     end: int
 
@@ -78,7 +77,7 @@ class CopiedPartition:
 
 def backfill_topic(
     runner: Runner, config: Config, source: Mapping[str, str], topic: str, *, append: bool = False
-) -> Partitions[CopiedPartition]:
+) -> Done[CopiedPartition]:
     """Into `topic` of `cluster.*`, which has as many partitions. `source`: as of `backfill`. Raises
     ConfigError, ClusterError, and as `backfill`.
     """
@@ -88,12 +87,12 @@ def backfill_topic(
     work = Work(
         "backfill",
         partial(copy_partition, target),
-        name=lambda one: f"{one.tip} to {topic}",
+        name=lambda one: f"{one.task.tip} to {topic}",
         size=lambda copied: copied.records,
     )
-    done = runner.spread(tasks, work)
+    done = runner.each(tasks, work)
     frame = runner.frame([astuple(one) for one in done.results], COPIED_SCHEMA)
-    return Partitions(done.results, frame, (*left_out, *done.failures))
+    return Done(done.results, (*left_out, *done.failures), frame)
 
 
 def plan_topic(
@@ -103,41 +102,42 @@ def plan_topic(
     `backfill_topic`.
     """
     kafka_settings(target.cluster)  # what cannot be done is said before anything starts
-    views, spans, left_out = plan_backfill_input(target.options)
-    topics = {tip.topic for tip in views}
+    asked, left_out = in_loop(backfill_input(target.options))
+    topics = {view.tip.topic for view, _ in asked}
     if len(topics) > 1:
         raise ConfigError(f"one topic at a time goes into another, not {', '.join(sorted(topics))}")
     there = in_loop(_partition_count(config, target.topic))
-    needed = max((tip.partition for tip in views), default=-1) + 1
+    needed = max((view.tip.partition for view, _ in asked), default=-1) + 1
     if there < needed:
         raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {needed}")
-    found: list[PartitionTask] = []
-    for tip, span in sorted(spans.items()):
-        tasks = plan_tasks({tip: views[tip]}, {tip: span}, partition_bytes_max=2**62)
-        found += [PartitionTask(tip, task, span.end) for task in tasks]
+    found = [
+        PartitionTask(task, span.end)
+        for view, span in sorted(asked, key=lambda one: one[0].tip)
+        for task in plan_tasks([(view, span)], partition_bytes_max=2**62)
+    ]
     return found, left_out
 
 
 def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartition:
     """In a worker process. Raises ConfigError, ClusterError, CorruptSegment, RemoteStorageError."""
-    place = TopicPartition(target.topic, wanted.tip.partition)
-    group = f"fetchproxy-backfill-{wanted.tip.topic}"
+    tip, place = wanted.task.tip, TopicPartition(target.topic, wanted.task.tip.partition)
+    group, topic_id = f"fetchproxy-backfill-{tip.topic}", str(tip.topic_id)
     # A producer that is closed in a transaction aborts it.
-    with _kafka_errors(str(wanted.tip)), closing(_producer(target, wanted)) as producer:
+    with _kafka_errors(str(tip)), closing(_producer(target, tip)) as producer:
         producer.init_transactions()  # whoever was at it is fenced, and what it left is aborted
-        copied = _Transactions(producer, place, group, str(wanted.tip.topic_id))
-        done = _come_to(target, group, place, str(wanted.tip.topic_id))
+        copied = _Transactions(producer, place, group, topic_id)
+        done = _come_to(target, group, place, topic_id)
         if done is None:
             done = 0
             copied.begin()
+        end = max(wanted.end, done)
         task, passed_over = from_offset(wanted.task, done), PassedOver()
         if task is not None:
             for batch in read_task(target.options, task, COLUMNS, passed_over=passed_over):
                 copied.add(batch)
-        copied.end(max(wanted.end, done))
-    faults = passed_over.batches + passed_over.objects
-    end = max(wanted.end, done)
-    return CopiedPartition(place.partition, copied.records, end, passed_over.records, faults)
+        copied.end(end)
+    left_out = passed_over.records, passed_over.faults
+    return CopiedPartition(place.partition, copied.records, end, *left_out)
 
 
 def from_offset(task: ReadTask, first: int) -> ReadTask | None:
@@ -269,11 +269,10 @@ def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
     return settings
 
 
-def _producer(target: TopicTarget, wanted: PartitionTask) -> Any:
+def _producer(target: TopicTarget, tip: TopicIdPartition) -> Any:
     return KafkaProducer(
         **kafka_settings(target.cluster),
-        transactional_id=f"fetchproxy-backfill-{wanted.tip.topic_id}-{wanted.tip.partition}"
-        f"-{target.topic}",
+        transactional_id=f"fetchproxy-backfill-{tip.topic_id}-{tip.partition}-{target.topic}",
         value_serializer=_Nulls(),
         enable_idempotence=True,
         acks="all",

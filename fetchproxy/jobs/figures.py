@@ -17,12 +17,9 @@ from fetchproxy.storage.stores.object_store import Content
 from fetchproxy.writing.archive_health import look_at_offsets
 from fetchproxy.writing.deletion.retention import Retention, counted_bytes, newest_timestamp_ms
 
-# All but the compression is said by the metadata; for that, the first batches of some segments
-# are read and unpacked. Nothing is written.
-
 DAY_MS = 86_400_000
-# Spread evenly over the partition: enough to see producers that pack differently, and seconds at
-# most of a store's time.
+# Whose first batches are unpacked, spread evenly over the partition: enough to see producers that
+# pack differently, and seconds at most of a store's time.
 SAMPLED_SEGMENTS_MAX = 16
 SAMPLE_BYTES = 256 * 1024
 
@@ -46,6 +43,11 @@ class Day:
     size_bytes: int
     records: int
     segments: int
+
+    def plus(self, other: Day) -> Day:
+        """What another one has too, in this one's place."""
+        size, records = self.size_bytes + other.size_bytes, self.records + other.records
+        return Day(self.day, size, records, self.segments + other.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +131,11 @@ def held_by(view: PartitionView) -> tuple[Held, ...]:
 
 def by_day(held: Iterable[Held]) -> tuple[Day, ...]:
     """Rising; days of which there is nothing are left out."""
-    days: dict[int, list[Held]] = {}
+    days: dict[int, Day] = {}
     for one in held:
-        days.setdefault(one.newest_ms // DAY_MS, []).append(one)
-    return tuple(
-        Day(day, sum(h.size_bytes for h in of_day), sum(h.records for h in of_day), len(of_day))
-        for day, of_day in sorted(days.items())
-    )
+        day = one.newest_ms // DAY_MS
+        days[day] = days.get(day, Day(day, 0, 0, 0)).plus(Day(day, one.size_bytes, one.records, 1))
+    return tuple(days[day] for day in sorted(days))
 
 
 def add_codecs(every: Iterable[CodecFigures]) -> tuple[CodecFigures, ...]:
@@ -184,11 +184,8 @@ async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadat
     return await rsm.fetch_log_segment(segment, ByteRange(0, end))
 
 
-# How large an archive becomes if things go on as they did lately, and what retention takes. Pure.
-#
-# The model is as simple as it can be explained: records go on arriving at the mean rate of the
-# last weeks; what is there goes when it is older than retention by time allows; retention by
-# bytes caps what is left. It knows no seasons and no plans.
+# The forecast: records go on arriving at the mean rate of the last weeks; what is there goes when
+# it is older than retention by time allows; retention by bytes caps what is left.
 
 RATE_DAYS = 28  # four of each day of the week
 # What came within hours says nothing of a year: one import, or the night.

@@ -24,7 +24,7 @@ from fetchproxy.archive import (
     wall_clock_ms,
 )
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Partitions, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Done, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -52,12 +52,12 @@ def merge(
     *,
     topic: str | None = None,
     options: MergeOptions = MergeOptions(),
-) -> Partitions[MergedPartition]:
+) -> Done[MergedPartition]:
     """Merge in every partition of `topic` (None: of all). Raises as `verify`."""
     tips = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, merge_work(config, options))
     rows = [_row(partition) for partition in done.results]
-    return Partitions(done.results, runner.frame(rows, MERGED_SCHEMA), done.failures)
+    return replace(done, frame=runner.frame(rows, MERGED_SCHEMA))
 
 
 def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:

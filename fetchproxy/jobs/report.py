@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from html import escape
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.deletion.retention import effective_retention
 
-# Charts as SVG, in text. Pure: no scripts, no fonts, nothing that a page would have to fetch.
+# Charts as SVG, in text: no scripts, no fonts, nothing that a page would have to fetch.
 
 WIDTH, HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 12, 12, 28
@@ -94,17 +94,10 @@ def round_ticks(top: float) -> list[float]:
     """A few round numbers from 0 up to at least `top`."""
     if top <= 0:
         return [0.0, 1.0]
-    step = 1.0
-    while step * 1000 <= top / _TICKS:
-        step *= 1000
-    for factor in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
-        if step * factor * _TICKS >= top:
-            step *= factor
-            break
+    steps = (factor * 10.0**power for power in count() for factor in (1, 2, 5))
+    step = next(step for step in steps if step * _TICKS >= top)
     return [step * i for i in range(_TICKS + 1)]
 
-
-# The report as one HTML page that needs nothing else. Pure: figures in, text out.
 
 Figures = Sequence[tuple[PartitionFigures, Forecast]]
 
@@ -131,10 +124,8 @@ def page(figures: Figures, now_ms: int) -> str:
         f"<h1>Archive report</h1><p class=note>{_moment(now_ms)} · {_total(figures)}</p>",
         _topics_table(figures),
     ]
-    for (topic, topic_id), group in groupby(
-        figures, key=lambda f: (f[0].tip.topic, f[0].tip.topic_id)
-    ):
-        body.append(_topic(topic, str(topic_id), list(group)))
+    for _, group in groupby(figures, key=lambda f: (f[0].tip.topic, f[0].tip.topic_id)):
+        body.append(_topic(list(group)))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width"><title>Archive report</title>'
@@ -176,19 +167,20 @@ def _sums(figures: Figures) -> list[str]:
     ]
 
 
-def _topic(topic: str, topic_id: str, figures: Figures) -> str:
+def _topic(figures: Figures) -> str:
+    tip = figures[0][0].tip
     held = [one for f, _ in figures for one in f.held]
     partitions = _table(
         ["partition", *_SUM_NAMES], [[str(f.tip.partition), *_sums([(f, a)])] for f, a in figures]
     )
     return "".join(
         [
-            f"<h2>{escape(topic)}</h2><p class=note>topic id {escape(topic_id)}</p>",
+            f"<h2>{escape(tip.topic)}</h2><p class=note>topic id {tip.topic_id}</p>",
             _notes(figures),
             "<h3>Archived by day of the newest record</h3>",
-            _days_chart(topic, held),
+            _days_chart(tip.topic, held),
             f"<h3>Size now and ahead</h3><p class=note>{_stands_on(figures)}</p>",
-            _size_chart(topic, sum(one.size_bytes for one in held), _sizes_ahead(figures)),
+            _size_chart(tip.topic, sum(one.size_bytes for one in held), _sizes_ahead(figures)),
             "<h3>Compression</h3>",
             _codec_table(add_codecs(codec for f, _ in figures for codec in f.codecs)),
             f"<details><summary>{len(figures)} partitions</summary>{partitions}</details>",
@@ -199,7 +191,6 @@ def _topic(topic: str, topic_id: str, figures: Figures) -> str:
 def _stands_on(figures: Figures) -> str:
     """How much history the forecast has; none is made of hours."""
     known = [ahead.history_days for _, ahead in figures if ahead.size_bytes is not None]
-    without = len(figures) - len(known)
     if not known:
         days = max((ahead.history_days for _, ahead in figures), default=0.0)
         span = f"{days * 24:.0f} hours" if days < HISTORY_DAYS_MIN else f"{days:.0f} days"
@@ -209,16 +200,17 @@ def _stands_on(figures: Figures) -> str:
         )
     least, most = round(min(known)), round(max(known))
     stands = f"{least}" if least == most else f"{least} to {most}"
+    without = len(figures) - len(known)
     younger = f" Partitions with less history, taken as they are now: {without}."
-    lacks = younger if without else ""
     return (
         f"If it goes on as in the last {stands} days, which is the history there is (at most "
-        f"{RATE_DAYS} days count), with the retention that is configured.{lacks}"
+        f"{RATE_DAYS} days count), with the retention that is configured."
+        f"{younger if without else ''}"
     )
 
 
 def _sizes_ahead(figures: Figures) -> list[int]:
-    """None where no partition has a forecast."""
+    """None at all where no partition has a forecast."""
     if all(ahead.size_bytes is None for _, ahead in figures):
         return []
     sizes = [ahead.size_bytes or (f.size_bytes,) * len(HORIZON_DAYS) for f, ahead in figures]
@@ -226,21 +218,19 @@ def _sizes_ahead(figures: Figures) -> list[int]:
 
 
 def _notes(figures: Figures) -> str:
-    notes = []
-    missing = sum(f.missing_offsets for f, _ in figures)
-    if missing:
-        notes.append(f"{missing:,} offsets were archived and are in no segment: see verify.")
-    gaps = sum(f.gap_offsets for f, _ in figures)
-    if gaps:
-        notes.append(f"{gaps:,} offsets were lost before they could be copied.")
-    not_known = sum(f.not_known_offsets for f, _ in figures)
-    if not_known:
-        notes.append(
-            f"{not_known:,} offsets are in no segment, and nothing says if they ever were."
-        )
-    unreadable = sum(f.samples_unreadable for f, _ in figures)
-    if unreadable:
-        notes.append(f"{unreadable} sampled segments could not be read: verify says what it is.")
+    counts = {
+        "{:,} offsets were archived and are in no segment: see verify.": [
+            f.missing_offsets for f, _ in figures
+        ],
+        "{:,} offsets were lost before they could be copied.": [f.gap_offsets for f, _ in figures],
+        "{:,} offsets are in no segment, and nothing says if they ever were.": [
+            f.not_known_offsets for f, _ in figures
+        ],
+        "{} sampled segments could not be read: verify says what it is.": [
+            f.samples_unreadable for f, _ in figures
+        ],
+    }
+    notes = [text.format(sum(numbers)) for text, numbers in counts.items() if sum(numbers)]
     deletions = [a.next_deletion_ms for _, a in figures if a.next_deletion_ms is not None]
     if deletions:
         notes.append(f"Retention takes the next segment at {_moment(min(deletions))}.")
@@ -276,13 +266,11 @@ def fewer(days: Sequence[Day]) -> list[Day]:
         return []
     first, last = days[0].day, days[-1].day
     width = -(-(last - first + 1) // BARS_MAX)
-    sums = {at: [0, 0, 0] for at in range(first, last + 1, width)}
+    sums = {at: Day(at, 0, 0, 0) for at in range(first, last + 1, width)}
     for day in days:
-        total = sums[first + (day.day - first) // width * width]
-        total[0] += day.size_bytes
-        total[1] += day.records
-        total[2] += day.segments
-    return [Day(at, *total) for at, total in sums.items()]
+        at = first + (day.day - first) // width * width
+        sums[at] = sums[at].plus(day)
+    return list(sums.values())
 
 
 def _codec_table(codecs: Sequence[CodecFigures]) -> str:
@@ -383,11 +371,10 @@ def _write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> No
 
     types = {"string": "string", "int": "int32", "bigint": "int64", "double": "float64"}
     types["date"] = "date32"
-    fields = [(name, types[kind]) for name, kind in map(str.split, schema.split(","))]
-    named = [dict(zip((name for name, _ in fields), row, strict=True)) for row in rows]
-    table = pa.Table.from_pylist(
-        named, pa.schema([(name, pa.type_for_alias(kind)) for name, kind in fields])
-    )
+    columns = [(name, types[kind]) for name, kind in map(str.split, schema.split(","))]
+    fields = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns])
+    named = [dict(zip(fields.names, row, strict=True)) for row in rows]
+    table = pa.Table.from_pylist(named, fields)
     folder = OutputFolder(place)
     path = folder.path("")
     folder.fs.create_dir(path, recursive=True)

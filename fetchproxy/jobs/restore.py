@@ -1,9 +1,8 @@
 """The job `restore`: the metadata topic, caches and local indexes anew, from the store alone.
 
-Metadata objects that are lost are derived from their logs; then the metadata topic gets what it
-does not know. Partitions whose events lie in the same partition of that topic share a task, so that
-each part of it is read once. Local indexes are made again where there is one machine; on Spark an
-archiver makes its own again.
+Lost metadata objects are derived from their logs; then the metadata topic gets what it does not
+know. Partitions whose events lie in the same partition of that topic share a task: each part of it
+is read once. On Spark, local indexes are left to the archivers.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from functools import partial
 
 from fetchproxy.archive import (
     StoredArchive,
+    for_executors,
     in_loop,
     open_cluster,
     stored_archive,
@@ -28,7 +28,7 @@ from fetchproxy.auditing.restore import PARTITIONS_AT_ONCE, RestoredPartition, r
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Partitions, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Done, Here, Runner, StoreWork, Tell
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
 from fetchproxy.model import TopicIdPartition
@@ -58,11 +58,11 @@ def restore(
     topic: str | None = None,
     dry_run: bool = False,
     on_result: Callable[[RestoredGroup], None] = lambda restored: None,
-) -> Partitions[RestoredPartition]:
+) -> Done[RestoredPartition]:
     """Of `topic` (None: of all). Writes only what is missing, so it can be repeated. Raises as
     `verify`, and ClusterError or RemoteStorageError where the metadata topic is away.
     """
-    config = runner.config(config)
+    config = config if isinstance(runner, Here) else for_executors(config)
     tips = in_loop(stored_partitions(config, topic))
     there = in_loop(_metadata_topic(config, create=bool(tips) and not dry_run))
     groups = grouped(tips, config.metadata.topic_partitions)
@@ -73,7 +73,7 @@ def restore(
             in_loop(_state_metadata_topic(config))
         in_loop(_refresh_local_indexes(config, [partition.tip for partition in partitions]))
     frame = runner.frame([_row(p) for p in partitions], RESTORED_SCHEMA)
-    return Partitions(partitions, frame, done.failures)
+    return Done(partitions, done.failures, frame)
 
 
 def grouped(tips: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tips]:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
@@ -22,8 +22,8 @@ from functools import partial
 from multiprocessing import get_context, parent_process
 from typing import Any, Generic, TypeVar
 
-from fetchproxy.archive import for_executors, in_loop
-from fetchproxy.config.schema import Config, LogConfig
+from fetchproxy.archive import in_loop
+from fetchproxy.config.schema import LogConfig
 from fetchproxy.errors import FetchProxyError, PipelineFailed, leaves
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remotelog.session import keep_what_is_loaded
@@ -72,20 +72,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread(Generic[R]):
-    """`results` of the items that were done, in their order."""
+class Done(Generic[R]):
+    """`results` of the items that were done, in their order; `frame`: the same as a frame, in the
+    columns of the job's schema, where it has one.
+    """
 
     results: tuple[R, ...]
     failures: tuple[Failure, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Partitions(Generic[R]):
-    """What became of each; `frame`: the same as a frame, in the columns of the job's schema."""
-
-    partitions: tuple[R, ...]
-    frame: Any
-    failures: tuple[Failure, ...]
+    frame: Any = None
 
 
 OnProgress = Callable[[Progress], None]
@@ -106,6 +100,9 @@ class Work(Generic[T, R]):
     do: Callable[[T], R]
     name: Callable[[T], str] = str
     size: Callable[[R], int] = lambda result: 0
+
+    def __call__(self, item: T) -> R:
+        return self.do(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +127,9 @@ class StoreWork(Generic[Opened, T, R]):
         return asyncio.run(done())
 
 
+AnyWork = Work[T, R] | StoreWork[Any, T, R]
+
+
 class Runner(ABC):
     """`log`: for the processes that do the work."""
 
@@ -138,25 +138,18 @@ class Runner(ABC):
         self._log = log or LogConfig()
 
     @abstractmethod
-    def spread(self, items: Sequence[T], work: Work[T, R]) -> Spread[R]:
-        """Raises PipelineFailed where a worker process is lost (on Spark: too often,
-        spark.task.maxFailures): what was finished until then stays, and a next run goes on.
-        """
-
-    @abstractmethod
     def each(
         self,
         items: Sequence[T],
-        work: StoreWork[Opened, T, R],
+        work: AnyWork[T, R],
         on_result: Callable[[R], None] = lambda result: None,
-    ) -> Spread[R]:
-        """As `spread`. `on_result` gets the results in the order of the items, as early as that
-        allows; on Spark that is at the end.
-        """
+    ) -> Done[R]:
+        """`on_result` gets the results in the order of the items, as early as that allows; on Spark
+        that is at the end.
 
-    @abstractmethod
-    def config(self, config: Config) -> Config:
-        """With the folders that one process has for itself, where there is only one."""
+        Raises PipelineFailed where a worker process is lost (on Spark: too often,
+        spark.task.maxFailures): what was finished until then stays, and a next run goes on.
+        """
 
     @abstractmethod
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
@@ -166,59 +159,36 @@ class Runner(ABC):
 class Here(Runner):
     """In this process, or for `Work` in worker processes, one for each core."""
 
-    def spread(self, items: Sequence[T], work: Work[T, R]) -> Spread[R]:
-        done = _Done[R](len(items))
+    def each(
+        self,
+        items: Sequence[T],
+        work: AnyWork[T, R],
+        on_result: Callable[[R], None] = lambda result: None,
+    ) -> Done[R]:
+        doing = _Doing(len(items), work.size, on_result)
+        if items:
+            with _watched(doing.progress, self._on_progress):
+                if isinstance(work, Work):
+                    self._in_processes(items, work, doing)
+                else:
+                    in_loop(_in_loop(items, work, doing))
+        return doing.done()
+
+    def _in_processes(self, items: Sequence[T], work: Work[T, R], doing: _Doing[R]) -> None:
         at_once = min(len(items), os.cpu_count() or 1)
-        if not items:
-            return done.spread()
-        with _workers(at_once, self._log) as workers, _watched(done.progress, self._on_progress):
+        with _workers(at_once, self._log) as workers:
             numbers = {
                 workers.submit(attempt, work.do, item, work.name(item)): number
                 for number, item in enumerate(items)
             }
             for future in as_completed(numbers):
                 try:
-                    done.add(numbers[future], future.result(), work.size)
+                    doing.add(numbers[future], future.result())
                 except BrokenProcessPool as error:
-                    left = [work.name(items[number]) for number in done.missing()]
+                    left = [work.name(item) for i, item in enumerate(items) if i not in doing.sizes]
                     raise PipelineFailed(
                         f"a worker process was lost with its task; not finished: {named(left)}"
                     ) from error
-        return done.spread()
-
-    def each(
-        self,
-        items: Sequence[T],
-        work: StoreWork[Opened, T, R],
-        on_result: Callable[[R], None] = lambda result: None,
-    ) -> Spread[R]:
-        done = _Done[R](len(items), on_result)
-        left = iter(enumerate(items))
-
-        async def worker(opened: Opened) -> None:
-            for number, item in left:
-                doing = work.do(opened, item, done.teller(number))
-                done.add(number, await _attempted(doing, work.name(item)), work.size)
-
-        async def every() -> None:
-            async with AsyncExitStack() as stack:
-                with _domain_errors("") as failures:
-                    opened = await stack.enter_async_context(work.opened())
-                for failure in failures:  # as an executor would have it, for each item
-                    for number, item in left:
-                        done.add(number, (None, replace(failure, what=work.name(item))), work.size)
-                    return
-                async with asyncio.TaskGroup() as workers:
-                    for _ in range(min(AT_ONCE_HERE, len(items))):
-                        workers.create_task(worker(opened))
-
-        if items:
-            with _watched(done.progress, self._on_progress):
-                in_loop(every())
-        return done.spread()
-
-    def config(self, config: Config) -> Config:
-        return config
 
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
         return list(rows)
@@ -233,16 +203,25 @@ class OnSpark(Runner):
         super().__init__(on_progress, log)
         self._spark = spark
 
-    def spread(self, items: Sequence[T], work: Work[T, R]) -> Spread[R]:
-        done = _Done[R](len(items))
+    def each(
+        self,
+        items: Sequence[T],
+        work: AnyWork[T, R],
+        on_result: Callable[[R], None] = lambda result: None,
+    ) -> Done[R]:
         if not items:
-            return done.spread()
+            return _done(())
         context, label = self._spark.sparkContext, work.label
         sizes = context.accumulator({}, _Sizes())
         context.setJobGroup(f"fetchproxy-{label}", f"fetchproxy {label}", interruptOnCancel=True)
         tasks = context.parallelize(list(enumerate(items)), min(len(items), TASKS_MAX))
         task = partial(_on_executor, work, sizes, self._log)
-        with _watched(lambda: _progress(len(items), dict(sizes.value)), self._on_progress):
+
+        def look() -> Progress:
+            finished = dict(sizes.value)
+            return Progress(len(finished), len(items), sum(finished.values()))
+
+        with _watched(look, self._on_progress):
             try:
                 rows = tasks.mapPartitions(task).collect()
             except KeyboardInterrupt:
@@ -254,78 +233,80 @@ class OnSpark(Runner):
                     raise
                 left = [work.name(item) for i, item in enumerate(items) if i not in sizes.value]
                 raise PipelineFailed(f"{lost}; not finished: {named(left)}") from error
-        for number, result, failure in rows:
-            done.add(number, (result, failure), work.size)
-        return done.spread()
-
-    def each(
-        self,
-        items: Sequence[T],
-        work: StoreWork[Opened, T, R],
-        on_result: Callable[[R], None] = lambda result: None,
-    ) -> Spread[R]:
-        done = self.spread(items, Work(work.label, work, work.name, work.size))
+        done = _done(outcome for _, outcome in sorted(rows, key=lambda row: row[0]))
         for result in done.results:
             on_result(result)
         return done
-
-    def config(self, config: Config) -> Config:
-        return for_executors(config)
 
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
         return self._spark.createDataFrame(rows, schema)
 
 
-class _Done(Generic[R]):
-    """What has become of every item, by its number."""
+async def _in_loop(items: Sequence[T], work: StoreWork[Opened, T, R], doing: _Doing[R]) -> None:
+    left = iter(enumerate(items))
 
-    def __init__(self, items: int, on_result: Callable[[R], None] = lambda result: None) -> None:
+    async def worker(opened: Opened) -> None:
+        for number, item in left:
+            result = work.do(opened, item, partial(doing.tell, number))
+            doing.add(number, await _attempted(result, work.name(item)))
+
+    async with AsyncExitStack() as stack:
+        with _domain_errors("") as failures:
+            opened = await stack.enter_async_context(work.opened())
+        for failure in failures:  # as an executor would have it, for each item
+            for number, item in left:
+                doing.add(number, (None, replace(failure, what=work.name(item))))
+            return
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(AT_ONCE_HERE, len(items))):
+                workers.create_task(worker(opened))
+
+
+class _Doing(Generic[R]):
+    """What has become of every item here, by its number."""
+
+    def __init__(
+        self, items: int, size: Callable[[R], int], on_result: Callable[[R], None]
+    ) -> None:
+        self.sizes: dict[int, int] = {}
         self._items = items
-        self._outcomes: dict[int, Outcome[R]] = {}
-        self._sizes: dict[int, int] = {}
-        self._told: dict[int, tuple[int, int]] = {}
+        self._size = size
         self._on_result = on_result
+        self._outcomes: dict[int, Outcome[R]] = {}
+        self._told: dict[int, tuple[int, int]] = {}
         self._handed_on = 0
 
-    def teller(self, number: int) -> Tell:
-        def tell(done: int, total: int) -> None:
-            self._told[number] = (done, total)
+    def tell(self, number: int, done: int, total: int) -> None:
+        self._told[number] = (done, total)
 
-        return tell
-
-    def add(self, number: int, outcome: Outcome[R], size: Callable[[R], int]) -> None:
+    def add(self, number: int, outcome: Outcome[R]) -> None:
         result, _ = self._outcomes[number] = outcome
         self._told.pop(number, None)
-        self._sizes[number] = 0 if result is None else size(result)
+        self.sizes[number] = 0 if result is None else self._size(result)
         while self._handed_on in self._outcomes:
             result, _ = self._outcomes[self._handed_on]
             self._handed_on += 1
             if result is not None:
                 self._on_result(result)
 
-    def missing(self) -> list[int]:
-        return [number for number in range(self._items) if number not in self._outcomes]
-
     def progress(self) -> Progress:
-        return _progress(self._items, dict(self._sizes), dict(self._told))
-
-    def spread(self) -> Spread[R]:
-        outcomes = [self._outcomes[number] for number in sorted(self._outcomes)]
-        return Spread(
-            results=tuple(result for result, _ in outcomes if result is not None),
-            failures=tuple(failure for _, failure in outcomes if failure is not None),
+        sizes, told = dict(self.sizes), dict(self._told).values()
+        return Progress(
+            len(sizes),
+            self._items,
+            sum(sizes.values()) + sum(done for done, _ in told),
+            sum(done / total for done, total in told if total),
         )
 
+    def done(self) -> Done[R]:
+        return _done(outcome for _, outcome in sorted(self._outcomes.items()))
 
-def _progress(
-    items: int, sizes: Mapping[int, int], told: Mapping[int, tuple[int, int]] | None = None
-) -> Progress:
-    parts = (told or {}).values()
-    return Progress(
-        len(sizes),
-        items,
-        sum(sizes.values()) + sum(done for done, _ in parts),
-        sum(done / total for done, total in parts if total),
+
+def _done(outcomes: Iterable[Outcome[R]]) -> Done[R]:
+    every = list(outcomes)
+    return Done(
+        results=tuple(result for result, _ in every if result is not None),
+        failures=tuple(failure for _, failure in every if failure is not None),
     )
 
 
@@ -341,13 +322,13 @@ class _Sizes:
 
 
 def _on_executor(
-    work: Work[T, R], done: Any, log: LogConfig, numbered: Iterable[tuple[int, T]]
-) -> Iterator[tuple[int, R | None, Failure | None]]:
+    work: AnyWork[T, R], done: Any, log: LogConfig, numbered: Iterable[tuple[int, T]]
+) -> Iterator[tuple[int, Outcome[R]]]:
     configure_logging(log, sys.stderr)  # a worker's own, which Spark keeps
     for number, item in numbered:
-        result, failure = attempt(work.do, item, work.name(item))
-        done.add({number: 0 if result is None else work.size(result)})
-        yield number, result, failure
+        outcome = attempt(work, item, work.name(item))
+        done.add({number: 0 if outcome[0] is None else work.size(outcome[0])})
+        yield number, outcome
     keep_what_is_loaded()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -25,7 +25,7 @@ from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.verify import verify_partition
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
@@ -147,24 +147,12 @@ def fault_rows(faults: Iterable[Fault]) -> list[tuple[str, int, str, int | None,
     return [(f.topic, f.partition, f.object_key, f.byte_position, f.offset, f.what) for f in faults]
 
 
-# What is derived from the logs alone (indexes, transactions, epochs, metadata), made again.
-
-
 @dataclass(frozen=True, slots=True)
 class RepairedPartition:
     """`repairs`: what was made again (would be, in a dry run)."""
 
     repairs: tuple[str, ...]
     refusals: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repaired:
-    """`uploads_removed`: unfinished ones, of nobody who still writes."""
-
-    partitions: tuple[RepairedPartition, ...]
-    failures: tuple[Failure, ...]
-    uploads_removed: int
 
 
 def repair(
@@ -174,8 +162,10 @@ def repair(
     *,
     dry_run: bool = False,
     on_result: Callable[[RepairedPartition], None] = lambda repaired: None,
-) -> Repaired:
-    """`faults` are those that `verify` has just reported. Raises as it, and ArchiveMismatch."""
+) -> tuple[Done[RepairedPartition], int]:
+    """(what was done, unfinished uploads that were removed, of nobody who still writes). `faults`
+    are those that `verify` has just reported. Raises as it, and ArchiveMismatch.
+    """
     partitions = [
         tuple(found) for _, found in groupby(faults, lambda fault: (fault.topic, fault.partition))
     ]
@@ -186,8 +176,7 @@ def repair(
         name=lambda found: f"{found[0].topic}-{found[0].partition}",
     )
     done = runner.each(partitions, work, on_result)
-    removed = 0 if dry_run else in_loop(_uploads_removed(config))
-    return Repaired(done.results, done.failures, removed)
+    return done, 0 if dry_run else in_loop(_uploads_removed(config))
 
 
 async def _repair_partition(
@@ -216,25 +205,16 @@ class ReindexedPartition:
     left: tuple[Fault, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reindexed:
-    """`faults`: those that are left, as a frame of FAULT_SCHEMA."""
-
-    partitions: tuple[ReindexedPartition, ...]
-    faults: Any
-    failures: tuple[Failure, ...]
-
-
 def reindex(
     runner: Runner, config: Config, *, topic: str | None = None, dry_run: bool = False
-) -> Reindexed:
-    """Verify each partition of `topic` (None: of all) and repair it, one after another. Raises as
-    `verify`.
+) -> Done[ReindexedPartition]:
+    """Verify each partition of `topic` (None: of all) and repair it, one after another. The frame
+    is of the faults that are left (FAULT_SCHEMA). Raises as `verify`.
     """
     tips = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, reindex_work(config, dry_run))
     left = fault_rows(fault for partition in done.results for fault in partition.left)
-    return Reindexed(done.results, runner.frame(left, FAULT_SCHEMA), done.failures)
+    return replace(done, frame=runner.frame(left, FAULT_SCHEMA))
 
 
 def reindex_work(

@@ -1,13 +1,15 @@
-"""What the planner asks the archive, once for a batch and again for each micro-batch of a
-stream.
+"""What the planner asks the archive, once for a batch and again for each micro-batch of a stream.
+
+Only metadata is read, from the store or from an archiver's cache files; for timestamps also the
+index and one span of one segment a partition, as Kafka's brokers do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -34,22 +36,22 @@ from fetchproxy.remotelog.options import (
 )
 from fetchproxy.remotelog.planning import (
     ALL_OFFSETS,
+    Asked,
     DataLoss,
     OffsetSpan,
     ReadTask,
     holes_of,
     plan_tasks,
 )
-from fetchproxy.remotelog.planning_processes import PlanningProcesses, metadata_of
+from fetchproxy.remotelog.planning_processes import (
+    PARTITIONS_EACH,
+    metadata_of,
+    read_elsewhere,
+)
 from fetchproxy.remotelog.rate_limits import Ends, admitted, waits_for_more
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-
-# Only metadata is read, from the store or from an archiver's cache files; for timestamps also the
-# index and one span of one segment a partition, as Kafka's brokers do when they are asked for
-# one.
 
 # It hides latency, within the store's own limits.
 PARTITIONS_AT_ONCE_MAX = 16
@@ -59,10 +61,10 @@ FIRST_ANSWER_MAX_S = 10.0
 TOPICS_NAMED_MAX = 5
 PASSED_OVER = "with failOnDataLoss=false it is passed over"
 
-Views = Mapping[TopicIdPartition, PartitionView]
-# Topic and number of each partition that has a trace in the archive, also without a segment.
-Known = frozenset[Place]
-Spans = dict[TopicIdPartition, OffsetSpan]
+# Most archives are planned before a second process would have started.
+ALONE_S = 2.0
+
+Views = Mapping[Place, PartitionView]
 
 
 class ArchiveReading:
@@ -77,7 +79,8 @@ class ArchiveReading:
         self.rsm = opened_store(options)
         self._rlmm = metadata_of(options, self.rsm)
         self._opened = AsyncExitStack()
-        self._known: Known = frozenset()
+        # Partitions that have a trace in the archive, also without a segment.
+        self._known: frozenset[Place] = frozenset()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opened:
@@ -106,7 +109,7 @@ class ArchiveReading:
         RemoteStorageError; ConfigError, CorruptSegment, OSError of cache files.
         """
         if self._options.metadata_cache_dir is not None:
-            return _last_incarnations(self._cached_views(self._options.metadata_cache_dir))
+            return self._cached_views(self._options.metadata_cache_dir)
         max_s = self._options.plan_max_ms / 1000
         now = asyncio.get_running_loop().time()
         listed = await with_retries("the list of partitions", self._rlmm.list_partitions, max_s)
@@ -114,25 +117,25 @@ class ArchiveReading:
         waiting = [t for t in listed if self._options.topics.takes(t.topic, t.partition)]
         views: dict[TopicIdPartition, PartitionView] = {}
 
-        all_taken = asyncio.Event()
-
         async def read_waiting() -> None:
             while waiting:
                 tip = waiting.pop()
                 refresh = partial(self._rlmm.refresh, tip, now)
                 views[tip] = await with_retries(f"the metadata of {tip}", refresh, max_s)
-            all_taken.set()
 
-        others = PlanningProcesses(self._options, waiting, views, read_waiting)
         try:
             async with asyncio.TaskGroup() as readers:
-                if self._once and waiting:
-                    readers.create_task(others.read(all_taken))
-                for _ in range(min(PARTITIONS_AT_ONCE_MAX, len(waiting))):
-                    readers.create_task(read_waiting())
+                at_once = min(PARTITIONS_AT_ONCE_MAX, len(waiting))
+                here = [readers.create_task(read_waiting()) for _ in range(at_once)]
+                if self._once and here:
+                    await asyncio.wait(here, timeout=ALONE_S)
+                    others = min((os.cpu_count() or 1) - 1, -(-len(waiting) // PARTITIONS_EACH))
+                    for _ in range(others):
+                        elsewhere = read_elsewhere(self._options, waiting, views, read_waiting)
+                        readers.create_task(elsewhere)
         except ExceptionGroup as group:
             raise next(leaves(group)) from None
-        return _last_incarnations(views)
+        return _last_incarnations(views.values())
 
     def _cached_views(self, cache_dir: str) -> Views:
         """As an archiver with `metadata.manager=topic` has last written them; it may be running."""
@@ -142,7 +145,8 @@ class ArchiveReading:
         there = list(cache.partitions())
         self._known = _places(there)
         chosen = [t for t in there if self._options.topics.takes(t.topic, t.partition)]
-        return {t: PartitionTable.load(t, cache.file(t).load().entries).view(0.0) for t in chosen}
+        tables = (PartitionTable.load(tip, cache.file(tip).load().entries) for tip in chosen)
+        return _last_incarnations(table.view(0.0) for table in tables)
 
     def check_topics(self) -> None:
         """Of the last look. Raises ConfigError where a topic or partition that the options name has
@@ -166,50 +170,63 @@ class ArchiveReading:
                     f"archive has {has}"
                 )
 
-    async def spans(self, views: Views) -> Spans:
+    async def asked(self, views: Views) -> list[Asked]:
         """Which offsets of each partition are asked for, all of which have to be there. Raises
         ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
         """
-        options = self._options
-        self._check_partitions("ending", options.ending, views)
-        starts = await self.starts(views)
-        spans: Spans = {}
-        for tip, view in views.items():
-            end = await _resolved(options.ending, options, self.rsm, view)
-            span = OffsetSpan(starts[tip], view.log_end_offset or 0 if end is None else end)
-            spans[tip] = span
-        await self.check_no_loss(
-            views, {tip: asked_offsets(options, span) for tip, span in spans.items()}
-        )
-        return spans
+        self._check_partitions("ending", self._options.ending, views)
+        starts, ends = await self.starts(views), await self.ends(views)
+        asked = [(view, OffsetSpan(starts[at], ends[at])) for at, view in views.items()]
+        await self.check_no_loss((view, self.looked_at(span)) for view, span in asked)
+        return asked
 
-    async def check_no_loss(self, views: Views, asked: Mapping[TopicIdPartition, Offsets]) -> None:
+    def looked_at(self, span: OffsetSpan) -> Offsets:
+        """Whoever asks for the archive's ends asks for what should be there too."""
+        first, last = ALL_OFFSETS
+        if self._options.starting.kind is not BoundKind.EARLIEST:
+            first = span.start
+        if self._options.ending.kind is not BoundKind.LATEST:
+            last = span.end - 1
+        return first, last
+
+    async def check_no_loss(self, asked: Iterable[tuple[PartitionView, Offsets]]) -> None:
         """Raises DataLoss where one of them is not there, unless that is no failure by the
-        options; RemoteStorageError. One rule for holes, that of `planning`.
+        options; RemoteStorageError.
         """
-        if not self._options.fail_on_data_loss:
-            return
-        of_store = self._options.metadata_cache_dir is None
-        looked_at = [views[tip] for tip in asked]
-        look = partial(holes_of, self.rsm, looked_at, asked, views_of_store=of_store)
-        max_s = self._options.plan_max_ms / 1000
-        for tip, holes in sorted((await with_retries("records of offsets", look, max_s)).items()):
-            raise DataLoss(f"{tip}: {holes.in_words()}; {PASSED_OVER}")
+        if self._options.fail_on_data_loss:
+            for tip, said in sorted((await self.holes(asked)).items()):
+                raise DataLoss(f"{tip}: {said}; {PASSED_OVER}")
 
-    async def starts(self, views: Views) -> dict[TopicIdPartition, int]:
-        """Where reading begins. Raises as `spans`."""
+    async def holes(
+        self, asked: Iterable[tuple[PartitionView, Offsets]]
+    ) -> dict[TopicIdPartition, str]:
+        """As `holes_of`: one rule for holes, that of `planning`."""
+        of_store = self._options.metadata_cache_dir is None
+        look = partial(holes_of, self.rsm, list(asked), views_of_store=of_store)
+        return await with_retries("records of offsets", look, self._options.plan_max_ms / 1000)
+
+    async def starts(self, views: Views) -> dict[Place, int]:
+        """Where reading begins. Raises as `asked`."""
         options = self._options
         self._check_partitions("starting", options.starting, views)
-        starts: dict[TopicIdPartition, int] = {}
-        for tip, view in views.items():
-            start = await _resolved(options.starting, options, self.rsm, view)
+        starts: dict[Place, int] = {}
+        for place, view in views.items():
+            start = await self._resolved(options.starting, view)
             if start is None and options.starting_after_end_is_error:
                 raise ConfigError(
-                    f"remotelog: no record of {tip} has the starting timestamp or a later one "
+                    f"remotelog: no record of {view.tip} has the starting timestamp or a later one "
                     "(startingOffsetsByTimestampStrategy=latest starts at the end then)"
                 )
-            starts[tip] = view.log_end_offset or 0 if start is None else start
+            starts[place] = view.log_end_offset or 0 if start is None else start
         return starts
+
+    async def ends(self, views: Views, *, so_far: bool = False) -> dict[Place, int]:
+        """Where reading ends. `so_far`: the archive may grow up to the ending offsets yet."""
+        ends = {}
+        for place, view in views.items():
+            end = await self._resolved(self._options.ending, view, clipped=so_far)
+            ends[place] = view.log_end_offset or 0 if end is None else end
+        return ends
 
     def _check_partitions(self, side: str, bound: Bound, views: Views) -> None:
         """As Spark's source: all of them or none, so that none is forgotten. An empty partition,
@@ -219,12 +236,11 @@ class ArchiveReading:
             return
         by_time = "ByTimestamp" if bound.kind is BoundKind.TIMESTAMPS else ""
         name = f"{side}Offsets{by_time}"
-        there = _places(views)
-        missing = sorted(there - set(bound.by_partition))
+        missing = sorted(set(views) - set(bound.by_partition))
         if missing:
             raise ConfigError(f"remotelog: {name} names partitions, but not {missing[0]}")
         topics = {topic for topic, _ in self._known}
-        for key in sorted(set(bound.by_partition) - there):
+        for key in sorted(set(bound.by_partition) - set(views)):
             if not self._options.topics.takes(*key) or key[0] not in topics:
                 raise ConfigError(f"remotelog: {name} names {key}, which is not chosen")
             given = bound.by_partition[key]
@@ -233,161 +249,130 @@ class ArchiveReading:
                     f"remotelog: {name} names offset {given} of {key}, of which nothing is archived"
                 )
 
-    async def ends_so_far(self, views: Views) -> dict[TopicIdPartition, int]:
-        """Where reading ends now, of an archive that may grow up to the ending offsets yet."""
-        lenient = replace(self._options, fail_on_data_loss=False)
-        ends = {}
-        for tip, view in views.items():
-            end = await _resolved(lenient.ending, lenient, self.rsm, view)
-            ends[tip] = view.log_end_offset or 0 if end is None else end
-        return ends
-
-
-def asked_offsets(options: SourceOptions, span: OffsetSpan) -> Offsets:
-    """Whoever asks for the archive's ends asks for what should be there too."""
-    first, last = ALL_OFFSETS
-    if options.starting.kind is not BoundKind.EARLIEST:
-        first = span.start
-    if options.ending.kind is not BoundKind.LATEST:
-        last = span.end - 1
-    return first, last
-
-
-def _last_incarnations(views: Views) -> Views:
-    """Of topics of one name the one that was archived last, as without a cluster elsewhere."""
-    archived_at: dict[tuple[str, bytes], int] = {}
-    for tip, view in views.items():
-        if view.segments:
-            key = (tip.topic, tip.topic_id.bytes)
-            last = view.segments[-1].event_timestamp_ms
-            archived_at[key] = max(last, archived_at.get(key, 0))
-    chosen: dict[str, tuple[int, bytes]] = {}
-    for (topic, topic_id), at in archived_at.items():
-        chosen[topic] = max((at, topic_id), chosen.get(topic, (-1, b"")))
-    return {
-        tip: view
-        for tip, view in views.items()
-        if view.segments and chosen[tip.topic][1] == tip.topic_id.bytes
-    }
-
-
-def _places(tips: Iterable[TopicIdPartition]) -> Known:
-    return frozenset((tip.topic, tip.partition) for tip in tips)
-
-
-async def _resolved(
-    bound: Bound, options: SourceOptions, rsm: RemoteStorageManager, view: PartitionView
-) -> int | None:
-    """An offset; None: a timestamp after all that is there."""
-    first, last = view.log_start_offset or 0, view.log_end_offset or 0
-    given = bound.by_partition.get((view.tip.topic, view.tip.partition), bound.everywhere)
-    if bound.kind is BoundKind.EARLIEST:
-        return first
-    if bound.kind is BoundKind.LATEST:
-        return last
-    if bound.kind is BoundKind.TIMESTAMPS:
-        assert given is not None, "checked before"
-        return await first_offset_at(options, rsm, view, given)
-    if given is None:
-        return last if bound is options.ending else first  # of a stream, it appeared later
-    if given in (EARLIEST, LATEST):
-        return first if given == EARLIEST else last
-    if not first <= given <= last:
-        if options.fail_on_data_loss:
+    async def _resolved(
+        self, bound: Bound, view: PartitionView, *, clipped: bool = False
+    ) -> int | None:
+        """An offset; None: a timestamp after all that is there."""
+        first, last = view.log_start_offset or 0, view.log_end_offset or 0
+        given = bound.by_partition.get((view.tip.topic, view.tip.partition), bound.everywhere)
+        if bound.kind is BoundKind.EARLIEST:
+            return first
+        if bound.kind is BoundKind.LATEST:
+            return last
+        if bound.kind is BoundKind.TIMESTAMPS:
+            assert given is not None, "checked before"
+            return await self._first_offset_at(view, given)
+        if given is None:
+            return (
+                last if bound is self._options.ending else first
+            )  # of a stream, it appeared later
+        if given in (EARLIEST, LATEST):
+            return first if given == EARLIEST else last
+        if not first <= given <= last and self._options.fail_on_data_loss and not clipped:
             raise DataLoss(
                 f"{view.tip}: offset {given} is not in the archive, which has {first} to "
                 f"{last - 1}; with failOnDataLoss=false reading begins or ends there"
             )
         return min(max(given, first), last)
-    return given
 
+    async def _first_offset_at(self, view: PartitionView, timestamp_ms: int) -> int | None:
+        """The first archived offset with so late a timestamp, as a broker's ListOffsets says it."""
+        index = view.index_at_or_after_timestamp(timestamp_ms)
+        while index is not None:
+            segment = view.segments[index]
+            from_offset = max(segment.start_offset, view.raised_log_start)
+            found = await self._first_in_segment(segment, timestamp_ms, from_offset)
+            if found is not None:
+                return found
+            index = view.index_at_or_after_timestamp(timestamp_ms, index + 1)
+        return None
 
-async def first_offset_at(
-    options: SourceOptions, rsm: RemoteStorageManager, view: PartitionView, timestamp_ms: int
-) -> int | None:
-    """The first archived offset with so late a timestamp, as a broker's ListOffsets says it."""
-    index = view.index_at_or_after_timestamp(timestamp_ms)
-    while index is not None:
-        segment = view.segments[index]
-        from_offset = max(segment.start_offset, view.raised_log_start)
-        found = await _first_in_segment(options, rsm, segment, timestamp_ms, from_offset)
-        if found is not None:
-            return found
-        index = view.index_at_or_after_timestamp(timestamp_ms, index + 1)
-    return None
-
-
-async def _first_in_segment(
-    options: SourceOptions,
-    rsm: RemoteStorageManager,
-    segment: RemoteLogSegmentMetadata,
-    timestamp_ms: int,
-    from_offset: int,
-) -> int | None:
-    key = rsm.object_key(segment, SegmentFile.LOG)
-    max_s = options.read_max_ms / 1000
-    raw = await with_retries(
-        f"the index of {key}", partial(rsm.fetch_index, segment, SegmentFile.INDEX), max_s
-    )
-    for span in RemoteLogIndex.parse(raw).spans():
-        if span.max_timestamp_ms < timestamp_ms or span.last_offset < from_offset:
-            continue
-        if span.first_offset > segment.end_offset:
-            break
-        wanted = ByteRange(span.position, span.end)
-        data = await with_retries(
-            f"{key}, bytes {span.position} to {span.end}",
-            partial(rsm.fetch_log_segment, segment, wanted),
-            max_s,
-        )
-        try:
-            hits = (
-                first_record_at_or_after(data, h, timestamp_ms, from_offset) for h in walk(data)
+    async def _first_in_segment(
+        self, segment: RemoteLogSegmentMetadata, timestamp_ms: int, from_offset: int
+    ) -> int | None:
+        key = self.rsm.object_key(segment, SegmentFile.LOG)
+        max_s = self._options.read_max_ms / 1000
+        read_index = partial(self.rsm.fetch_index, segment, SegmentFile.INDEX)
+        raw = await with_retries(f"the index of {key}", read_index, max_s)
+        for span in RemoteLogIndex.parse(raw).spans():
+            if span.max_timestamp_ms < timestamp_ms or span.last_offset < from_offset:
+                continue
+            if span.first_offset > segment.end_offset:
+                break
+            wanted = ByteRange(span.position, span.end)
+            data = await with_retries(
+                f"{key}, bytes {span.position} to {span.end}",
+                partial(self.rsm.fetch_log_segment, segment, wanted),
+                max_s,
             )
-            found = next((hit[0] for hit in hits if hit is not None), None)
-        except WireError as error:
-            raise CorruptSegment(f"{key}, byte {span.position} ff.: {error}") from error
-        if found is not None:
-            return found if found <= segment.end_offset else None
-    return None
+            try:
+                hits = (
+                    first_record_at_or_after(data, h, timestamp_ms, from_offset) for h in walk(data)
+                )
+                found = next((hit[0] for hit in hits if hit is not None), None)
+            except WireError as error:
+                raise CorruptSegment(f"{key}, byte {span.position} ff.: {error}") from error
+            if found is not None:
+                return found if found <= segment.end_offset else None
+        return None
 
 
-def plan_input(options: SourceOptions) -> tuple[Views, Spans]:
-    """The views of all chosen partitions, and what of them is to be read. Blocking.
+def _last_incarnations(views: Iterable[PartitionView]) -> Views:
+    """Of topics of one name the one that was archived last, as without a cluster elsewhere."""
+    archived = [view for view in views if view.segments]
+    newest: dict[str, tuple[int, bytes]] = {}
+    for view in archived:
+        said = (view.segments[-1].event_timestamp_ms, view.tip.topic_id.bytes)
+        newest[view.tip.topic] = max(said, newest.get(view.tip.topic, said))
+    return {
+        (view.tip.topic, view.tip.partition): view
+        for view in archived
+        if newest[view.tip.topic][1] == view.tip.topic_id.bytes
+    }
+
+
+def _places(tips: Iterable[TopicIdPartition]) -> frozenset[Place]:
+    return frozenset((tip.topic, tip.partition) for tip in tips)
+
+
+def plan_input(options: SourceOptions) -> list[Asked]:
+    """What of all chosen partitions is to be read. Blocking.
 
     Raises ConfigError, also for a topic that the archive does not know; DataLoss,
     RemoteStorageError, CorruptSegment.
     """
 
-    async def planned() -> tuple[Views, Spans]:
+    async def planned() -> list[Asked]:
         async with ArchiveReading(options, once=True) as reading:
             views = await reading.views()
             reading.check_topics()
-            return views, await reading.spans(views)
+            return await reading.asked(views)
 
     return asyncio.run(planned())
 
 
-# The archive of one running stream, looked at again for each micro-batch. Knows no Spark.
-#
-# A stream's offsets are those of Spark's Kafka source, {"topic": {"0": 23}}: the next offset to
-# read of each partition.
+def tasks_of(options: SourceOptions, asked: Iterable[Asked]) -> list[ReadTask]:
+    return plan_tasks(
+        asked,
+        partition_bytes_max=options.partition_bytes_max,
+        partitions_min=options.partitions_min,
+        records_max=options.partition_records_max,
+    )
 
+
+# As Spark's Kafka source has them, {"topic": {"0": 23}}: the next offset to read of each partition.
 StreamOffset = dict[str, dict[str, int]]
 
 
 class FollowedArchive:
-    """Blocking. `close` when the query ends."""
+    """Of one running stream, looked at again for each micro-batch. Blocking. `close` when the query
+    ends.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._loop = LoopThread("archive")
         self._reading = ArchiveReading(options)
-        try:
-            self._loop.submit(self._reading.__aenter__()).result()
-        except BaseException:
-            self._loop.stop()
-            raise
+        self._loop = LoopThread("archive", self._reading)
         self._views: Views = {}
         self._read_up_to: Ends = {}
         # Set for a query with availableNow: it ends at these offsets.
@@ -398,12 +383,13 @@ class FollowedArchive:
         """Where a new query begins. Raises ConfigError for a topic that the archive knows not."""
         self._look()
         self._reading.check_topics()
-        starts = self._loop.submit(self._reading.starts(self._views)).result()
+        starts = self._loop.done(self._reading.starts(self._views))
         if self._options.starting.kind is BoundKind.EARLIEST:
             # Where the archive begins now may be behind where it has to begin.
-            self._check_no_loss({tip: (ALL_OFFSETS[0], start - 1) for tip, start in starts.items()})
-        self._read_up_to = {(t.topic, t.partition): start for t, start in starts.items()}
-        return by_topic(self._read_up_to)
+            below = [(self._views[at], (ALL_OFFSETS[0], start - 1)) for at, start in starts.items()]
+            self._loop.done(self._reading.check_no_loss(below))
+        self._read_up_to = starts
+        return by_topic(starts)
 
     def end_with_what_is_there(self) -> None:
         self._last_ends = self._ends()
@@ -424,21 +410,19 @@ class FollowedArchive:
             return by_topic(ends)
         if self._waits(starts, ends):
             return by_topic(starts)
-        return by_topic(admitted(self._by_place(), starts, ends, self._options.trigger))
+        return by_topic(admitted(self._views, starts, ends, self._options.trigger))
 
     def last_seen(self) -> StreamOffset:
         """The archive's ends at the last look, for the query's progress."""
-        places = self._by_place().items()
-        return by_topic({key: view.log_end_offset or 0 for key, view in places})
+        return by_topic({key: view.log_end_offset or 0 for key, view in self._views.items()})
 
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """Raises DataLoss where something between both is not in the archive (any more)."""
         begins, ends = by_place(start), by_place(end)
-        views = self._by_place()
+        views = self._views
         if any(key not in views or (views[key].log_end_offset or 0) < e for key, e in ends.items()):
-            self._look()
-            views = self._by_place()
-        spans: dict[TopicIdPartition, OffsetSpan] = {}
+            views = self._look()
+        asked: list[Asked] = []
         for key, offset_end in ends.items():
             if key not in views:
                 if begins.get(key, offset_end) < offset_end and self._options.fail_on_data_loss:
@@ -449,33 +433,21 @@ class FollowedArchive:
             span = OffsetSpan(begins.get(key, first), offset_end)
             if span.start < span.end and self._options.fail_on_data_loss:
                 _check_ends(view, span, first)
-            spans[view.tip] = span
-        self._check_no_loss({tip: (span.start, span.end - 1) for tip, span in spans.items()})
+            asked.append((view, span))
+        read = [(view, (span.start, span.end - 1)) for view, span in asked]
+        self._loop.done(self._reading.check_no_loss(read))
         self._read_up_to = ends
-        return plan_tasks(
-            self._views,
-            spans,
-            partition_bytes_max=self._options.partition_bytes_max,
-            partitions_min=self._options.partitions_min,
-            records_max=self._options.partition_records_max,
-        )
+        return tasks_of(self._options, asked)
 
     def close(self) -> None:
-        try:
-            self._loop.submit(self._reading.__aexit__(None, None, None)).result()
-        finally:
-            self._loop.stop()
+        self._loop.close()
 
-    def _look(self) -> None:
-        self._views = self._loop.submit(self._reading.views()).result()
+    def _look(self) -> Views:
+        self._views = self._loop.done(self._reading.views())
+        return self._views
 
     def _ends(self) -> Ends:
-        self._look()
-        ends = self._loop.submit(self._reading.ends_so_far(self._views)).result()
-        return {(t.topic, t.partition): end for t, end in ends.items()}
-
-    def _by_place(self) -> Mapping[Place, PartitionView]:
-        return {(tip.topic, tip.partition): view for tip, view in self._views.items()}
+        return self._loop.done(self._reading.ends(self._look(), so_far=True))
 
     def _waits(self, starts: Ends, ends: Ends) -> bool:
         """As Spark's Kafka source: the first batch does not wait. Nor does one of a query that has
@@ -485,13 +457,10 @@ class FollowedArchive:
         if not limits.offsets_min or self._last_ends is not None:
             return False
         due = self._batch_at is None or now - self._batch_at >= limits.delay_max_ms / 1000
-        if not due and waits_for_more(self._by_place(), starts, ends, limits):
+        if not due and waits_for_more(self._views, starts, ends, limits):
             return True
         self._batch_at = now
         return False
-
-    def _check_no_loss(self, asked: Mapping[TopicIdPartition, Offsets]) -> None:
-        self._loop.submit(self._reading.check_no_loss(self._views, asked)).result()
 
 
 def _check_ends(view: PartitionView, span: OffsetSpan, first: int) -> None:

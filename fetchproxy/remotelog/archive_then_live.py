@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeVar
@@ -29,12 +29,12 @@ from fetchproxy.remotelog.options import (
 from fetchproxy.remotelog.source import NAME, all_columns, check_stream, register_source
 from fetchproxy.segments.object_keys import uuid_text
 
-# The file that keeps a stream's crossing, in any of Hadoop's file systems.
-#
-# It is written beside and renamed: it is there as a whole or not at all.
-
 
 class CrossingFile:
+    """Keeps a stream's crossing, in any of Hadoop's file systems. It is written beside and renamed:
+    it is there as a whole or not at all.
+    """
+
     def __init__(self, spark: SparkSession, name: str) -> None:
         self._jvm: Any = spark._jvm
         self._name = name
@@ -62,11 +62,6 @@ class CrossingFile:
         return kept
 
 
-# What the brokers say of the chosen topics, asked by the Kafka client that Spark's source brings.
-#
-# It runs in the driver's JVM, with the settings of that source (`kafka.…`): what it reaches, the
-# source reaches too.
-
 T = TypeVar("T")
 
 _KAFKA = "kafka."
@@ -83,11 +78,29 @@ class LiveTopics:
 
 
 class KafkaAdmin:
-    """Raises ConfigError, in one line, for whatever the brokers or the client refuse."""
+    """The Kafka client that Spark's source brings, in the driver's JVM, with the settings of that
+    source (`kafka.…`): what it reaches, the source reaches too.
 
-    def __init__(self, jvm: Any, client: Any) -> None:
-        self._jvm = jvm
-        self._client = client
+    Raises ConfigError, in one line, for whatever the brokers or the client refuse.
+    """
+
+    def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
+        given = {
+            name[len(_KAFKA) :]: value
+            for name, value in options.items()
+            if name.lower().startswith(_KAFKA)
+        }
+        if not given.get("bootstrap.servers"):
+            raise ConfigError("archive then live: the option 'kafka.bootstrap.servers' is needed")
+        self._jvm: Any = spark._jvm
+        settings = self._jvm.java.util.Properties()
+        for name, value in {**_PATIENCE, **given}.items():
+            settings.setProperty(name, value)
+        create = self._jvm.org.apache.kafka.clients.admin.AdminClient.create
+        self._client = _asked("the Kafka client", lambda: create(settings))
+
+    def close(self) -> None:
+        self._client.close()
 
     def topics(self, chosen: TopicChoice) -> LiveTopics:
         names = sorted(chosen.names or chosen.assigned or ())
@@ -122,25 +135,6 @@ class KafkaAdmin:
         return {place: found.get(partition).offset() for place, partition in made.items()}
 
 
-@contextmanager
-def kafka_admin(spark: SparkSession, options: Mapping[str, str]) -> Iterator[KafkaAdmin]:
-    """Raises ConfigError."""
-    given = {
-        name[len(_KAFKA) :]: value
-        for name, value in options.items()
-        if name.lower().startswith(_KAFKA)
-    }
-    if not given.get("bootstrap.servers"):
-        raise ConfigError("archive then live: the option 'kafka.bootstrap.servers' is needed")
-    jvm: Any = spark._jvm
-    settings = jvm.java.util.Properties()
-    for name, value in {**_PATIENCE, **given}.items():
-        settings.setProperty(name, value)
-    create = jvm.org.apache.kafka.clients.admin.AdminClient.create
-    with closing(_asked("the Kafka client", lambda: create(settings))) as client:
-        yield KafkaAdmin(jvm, client)
-
-
 def _asked(what: str, ask: Callable[[], T]) -> T:
     try:
         return ask()
@@ -153,10 +147,8 @@ def _asked(what: str, ask: Callable[[], T]) -> T:
 
 
 # History comes from `remotelog`, all after it from Spark's own Kafka source, which begins at
-# exactly the offset at which the archive ended when it was looked at: the crossing. So there is
-# no gap and no duplicate, whatever the archiver does meanwhile, and where the brokers have
-# forgotten the crossing already, Spark's source fails (`failOnDataLoss`) and nothing is passed
-# over in silence.
+# exactly the offset at which the archive ended when it was looked at: the crossing. Where the
+# brokers have forgotten it already, Spark's source fails (`failOnDataLoss`).
 
 log = structlog.get_logger(__name__)
 
@@ -193,7 +185,7 @@ def archive_then_live(
     register_source(spark)
     file = None if crossing_at is None else CrossingFile(spark, crossing_at)
     crossing = None if file is None else file.read()
-    with kafka_admin(spark, options) as admin:
+    with closing(KafkaAdmin(spark, options)) as admin:
         brokers = admin.topics(parsed.topics)
         if crossing is None:
             found = find_crossing(admin, brokers, parsed)
@@ -223,14 +215,14 @@ def find_crossing(admin: KafkaAdmin, brokers: LiveTopics, parsed: SourceOptions)
     """
     earliest = admin.earliest(brokers.places)
     views = in_loop(_views(parsed))
-    archived_ids = {tip.topic: uuid_text(tip.topic_id) for tip in views}
+    archived_ids = {topic: uuid_text(view.tip.topic_id) for (topic, _), view in views.items()}
     for topic, topic_id in brokers.ids.items():
         if archived_ids.get(topic, topic_id) != topic_id:
             raise ConfigError(
                 f"archive then live: topic {topic} was created again after it was archived; its "
                 "archive is another topic's history: read it by itself"
             )
-    ends = {(t.topic, t.partition): view.log_end_offset or 0 for t, view in views.items()}
+    ends = {place: view.log_end_offset or 0 for place, view in views.items()}
     missing = sorted(set(ends) - set(brokers.places))
     if missing:
         raise ConfigError(f"archive then live: the brokers have no partition {missing[0]}")

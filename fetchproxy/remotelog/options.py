@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -12,10 +12,8 @@ from typing import Any
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import IsolationLevel
 
-# What becomes of each option that Spark documents for its Kafka source. Pure; names in any case.
-#
-# `docs/pipeline.md` has the same as a table, and a test compares both: no option is passed over
-# without a word.
+# What becomes of each option that Spark documents for its Kafka source. `docs/pipeline.md` has the
+# same as a table, and a test compares both.
 
 # They mean here what they mean there.
 HONOURED = (
@@ -65,14 +63,6 @@ _REFUSED = {name.lower(): name for name in REFUSED}
 _LIVE_ONLY = ("kafkaconsumer.", "fetchoffset.", "groupidprefix")
 
 
-def check_not_refused(names: Iterable[str]) -> None:
-    """Raises ConfigError with the reason."""
-    for name in names:
-        known = _REFUSED.get(name.lower())
-        if known is not None:
-            raise ConfigError(f"remotelog: {known}: {REFUSED[known]}; take the option out")
-
-
 def is_not_needed(name: str) -> bool:
     """A setting of Kafka's client that changes no row of an archive."""
     lower = name.lower()
@@ -84,9 +74,7 @@ def is_live_only(name: str) -> bool:
     return is_not_needed(name) or name.lower().startswith(_LIVE_ONLY)
 
 
-# A job moves by changing the format's name and adding `store`: `options` says what becomes
-# of each option of Spark's. Pure; any other option is refused, as a mistyped one would go
-# unnoticed.
+# Any other option is refused, as a mistyped one would go unnoticed.
 
 # Stored bytes of one task: what Spark takes for files (spark.sql.files.maxPartitionBytes).
 PARTITION_BYTES_MAX = 128 * 1024 * 1024
@@ -222,7 +210,8 @@ class SourceOptions:
 def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
     """Names in any case. Raises ConfigError, naming the option."""
     options = _Given({name.lower(): value for name, value in given.items()})
-    check_not_refused(options.values)
+    if (refused := next((_REFUSED[n] for n in options.values if n in _REFUSED), None)) is not None:
+        raise ConfigError(f"remotelog: {refused}: {REFUSED[refused]}; take the option out")
     for name in options.values:
         known = name in _KNOWN or name.startswith(_STORE_SETTING)
         if not known and name != "kafka.isolation.level" and not is_not_needed(name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -15,8 +15,6 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.observability.health import Offsets
 from fetchproxy.runtime.loop import for_each
-from fetchproxy.segments.description import FinishedOffsets
-from fetchproxy.storage.archive_objects import PartitionRecords
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.archive_health import (
     Held,
@@ -27,68 +25,57 @@ from fetchproxy.writing.archive_health import (
 )
 from fetchproxy.writing.published import read_finished_offsets
 
-# Which offsets that are asked for the archive does not have, and whether that is on record.
-#
-# The rule is that of `verify` (`archive_health.not_held`): a gap is one only where the archiver has
-# put it on record; a hole without a record was archived and is gone. Data source and jobs ask it
-# here. Where nothing is missing it costs one small object a partition, and nothing where what is
-# asked for lies within the archive's ends.
+# Which offsets the archive does not have, by the rule of `verify` (`archive_health.not_held`): a
+# gap is one only where the archiver has put it on record; a hole without a record was archived and
+# is gone. It costs one small object a partition, or nothing where what is asked for lies within
+# the archive's ends.
 
 PARTITIONS_AT_ONCE = 32
 ALL_OFFSETS: Offsets = (0, 2**63 - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Holes:
-    """Within what is asked for. `uncertain`: base offsets of segments whose metadata cannot be
-    read, which no segment that can be read covers.
-    """
-
-    found: NotHeld
-    uncertain: tuple[int, ...] = ()
-
-    def in_words(self) -> str | None:
-        """The first hole of the worst kind; None: there is none."""
-        for first, last in self.found.missing:
-            said = in_no_segment(first, last)
-            return f"{said} any more, which is a fault: `fetchproxy verify` says more"
-        for first, last in self.found.gaps:
-            return f"offsets {first} to {last} were lost before they could be archived"
-        for first, last in self.found.not_known:
-            said = f"offsets {first} to {last} are in no segment"
-            return f"{said}, and nothing says if they ever were"
-        for base in self.uncertain:
-            return (
-                f"the metadata of the segment at offset {base} cannot be read: "
-                "`fetchproxy verify --repair` may mend it"
-            )
-        return None
-
-
 async def holes_of(
     rsm: RemoteStorageManager,
-    views: Iterable[PartitionView],
-    asked: Mapping[TopicIdPartition, Offsets],
+    asked: Iterable[tuple[PartitionView, Offsets]],
     *,
     views_of_store: bool = True,
-) -> dict[TopicIdPartition, Holes]:
-    """Of each of `views` that has holes within `asked` (first and last offset, both inclusive;
-    `ALL_OFFSETS`: from where the archive has to begin, to where it was finished).
+) -> dict[TopicIdPartition, str]:
+    """In words the first hole of the worst kind within what is asked for (first and last offset,
+    both inclusive; `ALL_OFFSETS`: from where the archive has to begin, to where it was finished).
 
     `views_of_store` False: they are older than the store, as those of cache files may be; then
     nothing is said of what lies behind their ends. Raises RemoteStorageError.
     """
-    found: dict[TopicIdPartition, Holes] = {}
+    found: dict[TopicIdPartition, str] = {}
 
-    async def look(view: PartitionView) -> None:
-        wanted = asked.get(view.tip, ALL_OFFSETS)
-        if not _has_all(view, wanted):
-            within = _within(await _holes(rsm, view, views_of_store), view, wanted)
-            if within.in_words() is not None:
-                found[view.tip] = within
+    async def look(one: tuple[PartitionView, Offsets]) -> None:
+        view, offsets = one
+        if not _has_all(view, offsets):
+            holes = _clipped(await _holes(rsm, view, views_of_store), offsets)
+            said = _in_words(holes, view, offsets)
+            if said is not None:
+                found[view.tip] = said
 
-    await for_each(views, look, PARTITIONS_AT_ONCE)
+    await for_each(asked, look, PARTITIONS_AT_ONCE)
     return found
+
+
+def _in_words(holes: NotHeld, view: PartitionView, asked: Offsets) -> str | None:
+    for first, last in holes.missing:
+        said = in_no_segment(first, last)
+        return f"{said} any more, which is a fault: `fetchproxy verify` says more"
+    for first, last in holes.gaps:
+        return f"offsets {first} to {last} were lost before they could be archived"
+    for first, last in holes.not_known:
+        said = f"offsets {first} to {last} are in no segment"
+        return f"{said}, and nothing says if they ever were"
+    for base in view.unreadable:
+        if asked[0] <= base <= asked[1] and not view.covers(base):
+            return (
+                f"the metadata of the segment at offset {base} cannot be read: "
+                "`fetchproxy verify --repair` may mend it"
+            )
+    return None
 
 
 def _has_all(view: PartitionView, asked: Offsets) -> bool:
@@ -104,8 +91,16 @@ def _has_all(view: PartitionView, asked: Offsets) -> bool:
 
 
 async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool) -> NotHeld:
-    stated = await _stated(rsm.records, view.tip)
-    held = _held(view)
+    try:
+        stated = await read_finished_offsets(rsm.records, view.tip)
+    except CorruptSegment:
+        stated = None  # `verify` names it
+    held = Held(
+        segments=list(view.segments.bounds()),
+        uncertain=view.unreadable,
+        log_start_offset=view.raised_log_start,
+        newest_epoch=view.segments[-1].last_epoch if view.segments else -1,
+    )
     found = not_held(held, stated, ())
     if found == NotHeld():
         return found
@@ -117,29 +112,6 @@ async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool)
     # What is read now was stated before: a copy or a truncation that was under way is no hole.
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
         return (await look_at_offsets(rsm.records, rlmm, view.tip)).found
-
-
-async def _stated(records: PartitionRecords, tip: TopicIdPartition) -> FinishedOffsets | None:
-    try:
-        return await read_finished_offsets(records, tip)
-    except CorruptSegment:
-        return None  # `verify` names it
-
-
-def _held(view: PartitionView) -> Held:
-    return Held(
-        segments=list(view.segments.bounds()),
-        uncertain=view.unreadable,
-        log_start_offset=view.raised_log_start,
-        newest_epoch=view.segments[-1].last_epoch if view.segments else -1,
-    )
-
-
-def _within(found: NotHeld, view: PartitionView, asked: Offsets) -> Holes:
-    uncertain = [
-        base for base in view.unreadable if asked[0] <= base <= asked[1] and not view.covers(base)
-    ]
-    return Holes(_clipped(found, asked), tuple(uncertain))
 
 
 def _clipped(found: NotHeld, asked: Offsets) -> NotHeld:
@@ -165,6 +137,10 @@ class OffsetSpan(NamedTuple):
 
     start: int
     end: int
+
+
+# Offsets that are asked for of a partition.
+Asked = tuple[PartitionView, OffsetSpan]
 
 
 class SegmentToRead(NamedTuple):
@@ -232,34 +208,30 @@ def _task_of(
 
 
 def plan_tasks(
-    views: Mapping[TopicIdPartition, PartitionView],
-    spans: Mapping[TopicIdPartition, OffsetSpan],
+    asked: Iterable[Asked],
     *,
     partition_bytes_max: int,
     partitions_min: int = 0,
     records_max: int = 0,
 ) -> list[ReadTask]:
-    """By topic, partition and offset; of `spans` what the views hold.
+    """By topic, partition and offset; of what is asked for, as far as the views hold it.
 
     At least `partitions_min` tasks, as far as there are bytes to share; `records_max`: offsets of
     one task at the most, 0: as many as its bytes hold.
     """
+    ordered = sorted(asked, key=lambda one: (one[0].tip.topic, one[0].tip.partition))
     if partitions_min:
-        total = sum(
-            part.size_bytes
-            for tip, span in spans.items()
-            for part in _parts(views[tip], span, 2**63 - 1)
-        )
+        wholes = (part for view, span in ordered for part in _parts(view, span, 2**63 - 1))
+        total = sum(part.size_bytes for part in wholes)
         # Rounded down, or the last of the tasks would be missing.
         partition_bytes_max = min(partition_bytes_max, max(1, total // partitions_min))
-    ordered = sorted(spans, key=lambda tip: (tip.topic, tip.partition, tip.topic_id))
-    if records_max:
-        return [
-            task
-            for tip in ordered
-            for task in _short_tasks(views[tip], spans[tip], partition_bytes_max, records_max)
-        ]
-    return [task for tip in ordered for task in _tasks(views[tip], spans[tip], partition_bytes_max)]
+    tasks: list[ReadTask] = []
+    for view, span in ordered:
+        if records_max:
+            tasks += _short_tasks(view, span, partition_bytes_max, records_max)
+        else:
+            tasks += _tasks(view, span, partition_bytes_max)
+    return tasks
 
 
 def _tasks(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[ReadTask]:

@@ -1,8 +1,7 @@
 """Reads the metadata of many partitions with all of the driver's cores.
 
 What a segment's metadata cost is the time of one core, most of it in Python, so threads do not
-help. A process is started only where a planning has gone on for a while, and it is a plain one:
-whatever program called us is not run again in it.
+help. A process is a plain one: whatever program called us is not run again in it.
 
 Run as a program this is such a process: it is told the data source's options, then partitions, as
 often as its caller likes, and answers with their views or with the error. It ends when nothing more
@@ -17,7 +16,7 @@ import pickle
 import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from struct import Struct
 from typing import Any
@@ -36,8 +35,6 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
-# Most archives are planned before a second process would have started.
-ALONE_S = 2.0
 # Handed over at once: a process reads as many at a time as the first one does.
 PARTITIONS_EACH = 16
 # Of one partition at once, within the store's own limits.
@@ -58,60 +55,44 @@ def metadata_of(
     )
 
 
-@dataclass(eq=False, repr=False)
-class PlanningProcesses:
-    """`options`: of the data source, to be pickled. `read_here` reads what is `waiting` into
-    `views`, until nothing is; so do these meanwhile.
+async def read_elsewhere(
+    options: SourceOptions,
+    waiting: list[TopicIdPartition],
+    views: dict[TopicIdPartition, PartitionView],
+    read_here: Callable[[], Awaitable[None]],
+) -> None:
+    """Reads what is `waiting` into `views`, in another process, beside `read_here`, which does the
+    same. Raises what the reading raises; a process that dies costs time alone.
     """
-
-    options: SourceOptions
-    waiting: list[TopicIdPartition]
-    views: dict[TopicIdPartition, PartitionView]
-    read_here: Callable[[], Awaitable[None]]
-
-    async def read(self, all_taken: asyncio.Event, processes: int | None = None) -> None:
-        """Raises what the reading raises; a process that dies costs time alone."""
-        try:
-            async with asyncio.timeout(ALONE_S):
-                await all_taken.wait()
-                return
-        except TimeoutError:
-            pass
-        number = (os.cpu_count() or 1) - 1 if processes is None else processes
-        async with asyncio.TaskGroup() as reading:
-            for _ in range(min(number, -(-len(self.waiting) // PARTITIONS_EACH))):
-                reading.create_task(self._read_in_another())
-
-    async def _read_in_another(self) -> None:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fetchproxy.remotelog.planning_processes"),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        taken: list[TopicIdPartition] = []
-        try:
-            send(process.stdin, self.options)
-            while self.waiting:
-                taken = self.waiting[-PARTITIONS_EACH:]
-                del self.waiting[-PARTITIONS_EACH:]
-                send(process.stdin, taken)
-                await process.stdin.drain()
-                found = await received(process.stdout)
-                if isinstance(found, FetchProxyError):
-                    raise found
-                self.views.update(found)
-                taken = []
-        except (OSError, EOFError) as error:
-            log.warning("planning_process_ended", error=str(error), exit_code=process.returncode)
-            self.waiting.extend(taken)
-            await self.read_here()
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fetchproxy.remotelog.planning_processes"),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    taken: list[TopicIdPartition] = []
+    try:
+        send(process.stdin, options)
+        while waiting:
+            taken = waiting[-PARTITIONS_EACH:]
+            del waiting[-PARTITIONS_EACH:]
+            send(process.stdin, taken)
+            await process.stdin.drain()
+            found = await received(process.stdout)
+            if isinstance(found, FetchProxyError):
+                raise found
+            views.update(found)
+            taken = []
+    except (OSError, EOFError) as error:
+        log.warning("planning_process_ended", error=str(error), exit_code=process.returncode)
+        waiting.extend(taken)
+        await read_here()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 def send(to: StreamWriter, value: object) -> None:
@@ -125,14 +106,6 @@ async def received(of: StreamReader) -> Any:
     return pickle.loads(await of.readexactly(length))
 
 
-async def received_or_none(of: StreamReader) -> Any:
-    """None: nothing comes any more."""
-    try:
-        return await received(of)
-    except asyncio.IncompleteReadError:
-        return None
-
-
 async def _answer(answers: int) -> None:
     """`answers`: a descriptor that nothing else writes to."""
     loop = asyncio.get_running_loop()
@@ -141,13 +114,13 @@ async def _answer(answers: int) -> None:
     pipe = os.fdopen(answers, "wb")
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
     told = asyncio.StreamWriter(transport, protocol, None, loop)
-    options: SourceOptions | None = await received_or_none(asked)
-    if options is None:
-        return
-    async with opened_store(options) as rsm, metadata_of(options, rsm) as rlmm:
-        while (tips := await received_or_none(asked)) is not None:
-            send(told, await _read(rlmm, tips, options.plan_max_ms / 1000))
-            await told.drain()
+    with suppress(asyncio.IncompleteReadError):  # nothing comes any more
+        options: SourceOptions = await received(asked)
+        async with opened_store(options) as rsm, metadata_of(options, rsm) as rlmm:
+            while True:
+                tips = await received(asked)
+                send(told, await _read(rlmm, tips, options.plan_max_ms / 1000))
+                await told.drain()
 
 
 async def _read(

@@ -76,7 +76,11 @@ class PushedFilters:
         if kind not in _RANGES or value is None:
             return False
         if name == "timestamp":
-            return self._take_timestamp(kind, value)
+            if not isinstance(value, datetime) or value.tzinfo is None:
+                return False
+            since = value - _EPOCH
+            self.timestamp.narrow(kind, since // _MILLISECOND, -(-since // _MILLISECOND))
+            return True
         if not isinstance(value, int):
             return False
         (self.partition if name == "partition" else self.offset).narrow(kind, value, value)
@@ -91,12 +95,4 @@ class PushedFilters:
             self.partitions = known if self.partitions is None else self.partitions & known
         else:
             return False
-        return True
-
-    def _take_timestamp(self, kind: str, value: Any) -> bool:
-        if not isinstance(value, datetime) or value.tzinfo is None:
-            return False
-        since = value - _EPOCH
-        lower = since // _MILLISECOND
-        self.timestamp.narrow(kind, lower, -(-since // _MILLISECOND))
         return True

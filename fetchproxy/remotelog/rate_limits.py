@@ -4,8 +4,9 @@ never has nothing where something is new, so that a stream always gets to its en
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.remotelog.options import Place, TriggerLimits
 
@@ -77,30 +78,38 @@ def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[Pl
 def _bytes_up_to(view: PartitionView, begin: int, end: int, enough: int) -> int:
     """Stored bytes of these offsets; counting ends where there are more than `enough`."""
     total = 0
-    at = begin
-    for segment in view.segments.extents(view.segments.index_at_or_after(begin)):
-        if segment.start_offset >= end or total > enough:
+    for _, _, _, size in _pieces(view, begin, end):
+        total += size
+        if total > enough:
             break
-        count = min(segment.end_offset + 1, end) - max(segment.start_offset, at)
-        offsets = segment.stored_end_offset + 1 - segment.start_offset
-        total += -(-segment.size_bytes * max(0, count) // offsets)
-        at = max(at, segment.end_offset + 1)
     return total
 
 
 def _end_within(view: PartitionView, begin: int, end: int, share: int) -> int:
     """Whole segments where one fits, else a part of one, as if its records were of one size."""
     at, left = begin, share
-    for segment in view.segments.extents(view.segments.index_at_or_after(begin)):
-        if segment.start_offset >= end:
-            break
-        segment_end = min(segment.end_offset + 1, end)
-        offsets = segment.stored_end_offset + 1 - segment.start_offset
-        first = max(segment.start_offset, at)
-        size = -(-segment.size_bytes * max(0, segment_end - first) // offsets)
+    for segment, first, piece_end, size in _pieces(view, begin, end):
         if size > left:
             if at > begin:
                 return at
-            return min(segment_end, first + max(1, left * offsets // segment.size_bytes))
-        at, left = segment_end, left - size
+            return min(piece_end, first + max(1, left * _offsets(segment) // segment.size_bytes))
+        at, left = piece_end, left - size
     return min(max(at, begin + 1), end)
+
+
+def _pieces(
+    view: PartitionView, begin: int, end: int
+) -> Iterator[tuple[SegmentExtent, int, int, int]]:
+    """Segments with some of these offsets: which of them (the last exclusive) and their bytes."""
+    at = begin
+    for segment in view.segments.extents(view.segments.index_at_or_after(begin)):
+        if segment.start_offset >= end:
+            return
+        first, piece_end = max(segment.start_offset, at), min(segment.end_offset + 1, end)
+        count = max(0, piece_end - first)
+        yield segment, first, piece_end, -(-segment.size_bytes * count // _offsets(segment))
+        at = max(at, piece_end)
+
+
+def _offsets(segment: SegmentExtent) -> int:
+    return segment.stored_end_offset + 1 - segment.start_offset

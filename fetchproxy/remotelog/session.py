@@ -21,10 +21,8 @@ _M_ARENA_MAX = -8  # of glibc's <malloc.h>
 
 @cache
 def share_one_heap() -> None:
-    """Once in a worker's life, before its first task: threads take memory from one heap.
-
-    Each task reads on threads of its own. glibc gives threads heaps of theirs, each of which keeps
-    what was freed in it: 30 MiB of a worker, and no query is faster for it.
+    """Before a worker's first task. Each task reads on threads of its own, and glibc gives threads
+    heaps of theirs, which keep what was freed: 30 MiB of a worker, and no query is faster for it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # another C library
@@ -33,12 +31,10 @@ def share_one_heap() -> None:
 
 @cache
 def keep_what_is_loaded() -> None:
-    """Once in a worker's life, after its first task: two things that PySpark does around every
-    task, a tenth of a second each, no longer go through all that was loaded in the first.
-
-    A full collection (`pyspark/daemon.py`) leaves out what is frozen. Invalidating the caches of
-    imports (`pyspark/worker_util.py`) has importers of zip files read their directories again, that
-    of pyspark.zip among them; an importer that is forgotten is made anew for the next import.
+    """After a worker's first task. Around every task PySpark does two things of a tenth of a second
+    each: a full collection (`pyspark/daemon.py`), which leaves out what is frozen; and invalidating
+    the caches of imports (`pyspark/worker_util.py`), for which importers of zip files read their
+    directories again. One that is forgotten is made anew by the next import.
     """
     gc.collect()
     gc.freeze()
@@ -47,11 +43,10 @@ def keep_what_is_loaded() -> None:
             del sys.path_importer_cache[path]
 
 
-# A session is the one that is there, spark-submit's, or a local one. Nothing else of the project
-# starts any.
+# A session is the one that is there, spark-submit's, or a local one.
 
-# What the embedded session is for is work that waits for a store: a task that was lost with its
-# worker is given to another one three times, as on a cluster (spark.task.maxFailures).
+# In a local session too a task that was lost with its worker is tried three times more, as on a
+# cluster (spark.task.maxFailures).
 LOCAL_TASK_FAILURES_MAX = 4
 # A master that is there answers within the network's own time.
 MASTER_ANSWERS_MAX_S = 5.0
@@ -65,16 +60,13 @@ _LOCAL = {
 }
 
 
-_NAMES = {"pyspark": "PySpark"}
-
-
 def require_extra(*packages: str) -> None:
     """Raises ConfigError, naming the extra, where one of `packages` is not installed."""
     for package in packages:
         if find_spec(package) is None:
+            name = "PySpark" if package == "pyspark" else package
             raise ConfigError(
-                f"{_NAMES.get(package, package)} is not installed; in a clone of the project: "
-                "pip install -e '.[spark]'"
+                f"{name} is not installed; in a clone of the project: pip install -e '.[spark]'"
             )
 
 
@@ -98,14 +90,13 @@ def master_places(master: str) -> list[tuple[str, int]]:
 
 def check_master(master: str) -> None:
     """Raises ConfigError where nobody answers there: Spark itself takes a minute to say so."""
-    places = master_places(master)
     errors = []
-    for place in places:
+    for host, port in master_places(master):
         try:
-            socket.create_connection(place, MASTER_ANSWERS_MAX_S).close()
+            socket.create_connection((host, port), MASTER_ANSWERS_MAX_S).close()
             return
         except OSError as error:
-            errors.append(f"{place[0]}:{place[1]}: {error.strerror or error}")
+            errors.append(f"{host}:{port}: {error.strerror or error}")
     if errors:
         raise ConfigError(f"Spark's master {master} does not answer: {'; '.join(errors)}")
 

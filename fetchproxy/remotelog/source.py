@@ -5,7 +5,7 @@ a topic.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,26 +24,16 @@ from pyspark.sql.types import StructType
 from fetchproxy.errors import ConfigError, FetchProxyError
 from fetchproxy.remotelog.archive_reading import (
     FollowedArchive,
-    Spans,
     StreamOffset,
-    Views,
     plan_input,
+    tasks_of,
 )
-from fetchproxy.remotelog.decoder.arrow_batches import RowLimits
+from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, is_not_needed, parse_options
-from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
+from fetchproxy.remotelog.planning import Asked, OffsetSpan, ReadTask
 from fetchproxy.remotelog.pushed_filters import PushedFilters
 from fetchproxy.remotelog.session import keep_what_is_loaded
 from fetchproxy.remotelog.task_reader import logged, read_task
-
-
-class RemoteLogPartition(InputPartition):  # type: ignore[misc]  # pyspark has no types here
-    """One task; None: there is nothing to read."""
-
-    def __init__(self, task: ReadTask | None) -> None:
-        super().__init__(task)
-        self.task = task
-
 
 # How an error of ours looks in Spark: its sentence first, and no frames of ours below it.
 #
@@ -76,10 +66,23 @@ def sentence_first() -> Iterator[None]:
         raise ReadingFailed("the first line says why") from error
 
 
-# What the installed PySpark lets a Python source do; it is asked, its version is not compared.
-#
-# 4.0 and 4.1 ask a stream only for its latest offset; from 4.2 on they say from where and how
-# much.
+def partitions_of(tasks: Iterable[ReadTask]) -> list[InputPartition]:
+    """One of a task each; of None: there is nothing to read."""
+    return [InputPartition(task) for task in tasks] or [InputPartition(None)]
+
+
+def rows_of(
+    task: ReadTask | None, options: SourceOptions, columns: Sequence[str], rows: RowLimits
+) -> Iterator[Any]:
+    """In a worker."""
+    if task is not None:
+        with sentence_first():
+            yield from logged(task, read_task(options, task, columns, rows))
+    keep_what_is_loaded()
+
+
+# What the installed PySpark lets a Python source do. 4.0 and 4.1 ask a stream only for its latest
+# offset; from 4.2 on they say from where and how much.
 
 try:
     from pyspark.sql.streaming import datasource as limits
@@ -90,12 +93,8 @@ ADMITS = limits is not None
 PUSHES_FILTERS = hasattr(DataSourceReader, "pushFilters")
 
 
-class _NoTrigger:
-    """In place of the interface that this PySpark has not."""
-
-
 # The base class of streams that know availableNow.
-EndsWithWhatIsThere: Any = limits.SupportsTriggerAvailableNow if ADMITS else _NoTrigger
+EndsWithWhatIsThere: Any = limits.SupportsTriggerAvailableNow if ADMITS else object
 
 
 def check_stream(options: SourceOptions) -> None:
@@ -116,30 +115,10 @@ def check_batch(options: SourceOptions) -> None:
         )
 
 
-def default_limit(options: SourceOptions) -> Any:
-    """What Spark shows, and gives back where the query's trigger does not say "all"."""
-    trigger = options.trigger
-    if trigger.offsets_max:
-        return limits.ReadMaxRows(trigger.offsets_max)
-    if trigger.bytes_max:
-        return limits.ReadMaxBytes(trigger.bytes_max)
-    if trigger.offsets_min:
-        return limits.ReadMinRows(trigger.offsets_min)
-    return limits.ReadAllAvailable()
-
-
-def is_limited(limit: Any) -> bool:
-    """Whether Spark leaves it to the options how much a batch has."""
-    return ADMITS and limit is not None and not isinstance(limit, limits.ReadAllAvailable)
-
-
-# `spark.readStream.format("remotelog")`: follows the archive as it grows.
-#
-# Its offsets are kept by Spark in the query's checkpoint; what they mean: `archive_reading`.
-
-
 class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # type: ignore[misc]
-    """Lives in one process on the driver; `read` runs on executors, where nothing else is kept."""
+    """Lives in one process on the driver; `read` runs on executors, where nothing else is kept.
+    Spark keeps its offsets in the query's checkpoint; what they mean: `archive_reading`.
+    """
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = options
@@ -156,7 +135,15 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
             return self._archive().initial()
 
     def getDefaultReadLimit(self) -> Any:
-        return default_limit(self._options)
+        """What Spark shows, and gives back where the query's trigger does not say "all"."""
+        trigger = self._options.trigger
+        if trigger.offsets_max:
+            return limits.ReadMaxRows(trigger.offsets_max)
+        if trigger.bytes_max:
+            return limits.ReadMaxBytes(trigger.bytes_max)
+        if trigger.offsets_min:
+            return limits.ReadMinRows(trigger.offsets_min)
+        return limits.ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         with sentence_first():
@@ -165,25 +152,22 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
     def latestOffset(self, start: StreamOffset | None = None, limit: Any = None) -> StreamOffset:
         """PySpark 4.0 and 4.1 say neither."""
         self._looked_for_new = True
+        limited = ADMITS and limit is not None and not isinstance(limit, limits.ReadAllAvailable)
         with sentence_first():
-            return self._archive().latest(start, limited=is_limited(limit))
+            return self._archive().latest(start, limited=limited)
 
     def reportLatestOffset(self) -> StreamOffset:
         """How far the archive is: with the end of the last batch the lag, in the progress."""
         return self._archive().last_seen()
 
-    def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[RemoteLogPartition]:
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         with sentence_first():
             tasks = self._archive().tasks(start, end)
         self._repeated = self._repeated or (start != end and not self._looked_for_new)
-        return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
+        return partitions_of(tasks)
 
-    def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
-        if partition.task is not None:
-            with sentence_first():
-                batches = read_task(self._options, partition.task, self._columns)
-                yield from logged(partition.task, batches)
-        keep_what_is_loaded()
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return rows_of(partition.value, self._options, self._columns, RowLimits())
 
     def commit(self, end: StreamOffset) -> None:
         """Nothing to do: the archive is not the stream's to trim."""
@@ -202,14 +186,8 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
         return self._followed
 
 
-# `spark.read.format("remotelog")`: the archive as Spark's own Kafka source shows the topic.
-#
-#     spark.read.format("remotelog").option("store", "s3://…").option("topics", "orders").load()
-#
-# Spark finds it by the package `pyspark_remotelog`. Planning happens on the driver and reads
-# metadata alone; each task reads its ranges of segments from the store itself. A schema of the
-# user's says which columns are built: Spark has no other way to say so to a Python data source.
-
+# Spark finds the format by the package `pyspark_remotelog`. A schema of the user's says which
+# columns are built: Spark has no other way to say so to a Python data source.
 
 NAME = "remotelog"
 
@@ -316,20 +294,23 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
         self._columns = columns
         self._filters = PushedFilters()
 
-    def partitions(self) -> Sequence[RemoteLogPartition]:
+    def partitions(self) -> Sequence[InputPartition]:
         with sentence_first():
-            views, spans = plan_input(self._options)
-            tasks = tasks_of(self._options, views, spans, self._filters)
-        return [RemoteLogPartition(task) for task in tasks] or [RemoteLogPartition(None)]
+            return partitions_of(tasks_of(self._options, self._filtered()))
 
-    def read(self, partition: RemoteLogPartition) -> Iterator[Any]:
-        if partition.task is not None:
-            times = self._filters.timestamp
-            rows = RowLimits(timestamp_min=times.least, timestamp_max=times.most)
-            with sentence_first():
-                batches = read_task(self._options, partition.task, self._columns, rows)
-                yield from logged(partition.task, batches)
-        keep_what_is_loaded()
+    def _filtered(self) -> list[Asked]:
+        filters = self._filters
+        least, end = filters.offset.least, filters.offset.most + 1
+        return [
+            (view, OffsetSpan(max(span.start, least), min(span.end, end)))
+            for view, span in plan_input(self._options)
+            if filters.takes_partition(view.tip.topic, view.tip.partition)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        times = self._filters.timestamp
+        rows = RowLimits(timestamp_min=times.least, timestamp_max=times.most)
+        return rows_of(partition.value, self._options, self._columns, rows)
 
 
 class FilteringReader(RemoteLogReader):
@@ -339,22 +320,3 @@ class FilteringReader(RemoteLogReader):
         """Those that Spark has to apply itself."""
         self._filters = PushedFilters()
         return iter(self._filters.push(filters))
-
-
-def tasks_of(
-    options: SourceOptions, views: Views, spans: Spans, filters: PushedFilters | None = None
-) -> list[ReadTask]:
-    """What of `spans` the filters leave, as tasks. Pure."""
-    wanted = filters or PushedFilters()
-    chosen: Mapping[Any, OffsetSpan] = {
-        tip: OffsetSpan(max(span.start, wanted.offset.least), min(span.end, wanted.offset.most + 1))
-        for tip, span in spans.items()
-        if wanted.takes_partition(tip.topic, tip.partition)
-    }
-    return plan_tasks(
-        views,
-        chosen,
-        partition_bytes_max=options.partition_bytes_max,
-        partitions_min=options.partitions_min,
-        records_max=options.partition_records_max,
-    )

@@ -8,7 +8,8 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Self, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -35,23 +36,40 @@ def opened_store(options: SourceOptions) -> RemoteStorageManager:
 
 
 class LoopThread:
-    """An event loop on a thread of its own. `submit` begins, the result of its future waits."""
+    """An event loop on a thread of its own, and what is `opened` on it until `close`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, opened: AbstractAsyncContextManager[object]) -> None:
+        """Raises as the opening of `opened`."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name=name)
         self._thread.start()
+        self._opened = opened
+        try:
+            self.done(opened.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def done(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns."""
+        return self.begin(work).result()
 
     def time(self) -> float:
         """The loop's, in seconds."""
         return self._loop.time()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Whatever is under way is cancelled."""
-        self.submit(_cancel_others()).result()
+        try:
+            self.done(self._opened.__aexit__(None, None, None))
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        self.done(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -64,29 +82,6 @@ async def _cancel_others() -> None:
         task.cancel()
     if others:
         await asyncio.wait(others)
-
-
-class StoreThread:
-    """`with` opens the store and closes it."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self.rsm = opened_store(options)
-        self._read_max_s = options.read_max_ms / 1000
-
-    def __enter__(self) -> Self:
-        self._loop = LoopThread("store")
-        self._loop.submit(self.rsm.__aenter__()).result()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._loop.submit(self.rsm.close()).result()
-        finally:
-            self._loop.stop()
-
-    def begin(self, what: str, read: Callable[[], Awaitable[T]]) -> Future[T]:
-        """`read`, again and again as `with_retries` does."""
-        return self._loop.submit(with_retries(what, read, self._read_max_s))
 
 
 async def with_retries(what: str, read: Callable[[], Awaitable[T]], max_s: float) -> T:

@@ -4,38 +4,39 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RangeNotSatisfiable
 from fetchproxy.model import ByteRange, IsolationLevel, StoredSegment
-from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches, RowLimits
+from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches
 from fetchproxy.remotelog.decoder.log_decoder import AbortedBatches, LogDecoder
+from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import SourceOptions
 from fetchproxy.remotelog.planning import ReadTask, SegmentPart
 from fetchproxy.remotelog.session import share_one_heap
-from fetchproxy.remotelog.store_thread import StoreThread
+from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import Content
 
-# What a task of the data source has read, as a line in the worker's log.
-#
-# Spark's own page shows rows, and bytes that crossed the pipe; a Python source can add no figure
-# of its own there.
-
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 
 def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
-    """`batches`, of which rows are counted; a task that fails says so itself."""
+    """`batches`, and then a line in the worker's log: a Python source can add no figure of its own
+    to Spark's page. A task that fails says so itself.
+    """
     rows = 0
     for batch in batches:
         rows += batch.num_rows
@@ -54,8 +55,6 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
 # Memory of a worker is bounded: `RANGES_AHEAD_MAX` + 2 ranges of `RANGE_BYTES` (a batch that is
 # larger makes one longer), the decoder's arena, and one Arrow batch being made and one being
 # sent.
-
-
 RANGE_BYTES = 8 * 1024 * 1024
 RANGES_AHEAD_MAX = 1
 
@@ -76,50 +75,10 @@ class _Range:
 class PassedOver:
     """What a task has left out because its options say so; `records` at most, markers included."""
 
-    batches: int = 0  # damaged ones (corruptBatches=skip)
-    objects: int = 0  # missing ones, or reads behind their ends (failOnDataLoss=false)
+    # Damaged batches (corruptBatches=skip), missing objects or reads behind their ends
+    # (failOnDataLoss=false).
+    faults: int = 0
     records: int = 0
-
-
-class _Faults:
-    """Damaged batches of one task: the first ends it, or all are counted and passed over."""
-
-    def __init__(self, options: SourceOptions, task: ReadTask, passed_over: PassedOver) -> None:
-        self._options = options
-        self._passed_over = passed_over
-        self._tip = task.tip
-        self._found: list[dict[str, Any]] = []
-        self._file = f"{task.tip}-{task.offsets.start:020d}.json"
-        self.key = ""  # of the object that is being decoded
-
-    def add(self, position: int, offset: int, what: str) -> None:
-        if not self._options.skip_corrupt:
-            raise CorruptSegment(
-                f"{self._tip}, offset {offset}: {self.key}, byte {position}: {what} "
-                "(corruptBatches=skip leaves such batches out)"
-            )
-        place = {"topic": self._tip.topic, "partition": self._tip.partition, "offset": offset}
-        self._found.append({**place, "object": self.key, "byte": position, "what": what})
-        self._passed_over.batches += 1
-
-    def lost(self, error: Exception, offset_from: int, offset_end: int) -> None:
-        """Objects that were to have these offsets."""
-        if self._options.fail_on_data_loss:
-            raise error
-        log.warning("archived_data_lost", error=str(error))
-        self._passed_over.objects += 1
-        self._passed_over.records += offset_end - offset_from
-
-    def report(self) -> None:
-        """One line in the worker's log, and a file of JSON lines where a folder was named."""
-        if not self._found:
-            return
-        log.warning("corrupt_batches_skipped", count=len(self._found), first=self._found[0])
-        if self._options.corrupt_report is not None:
-            folder = Path(self._options.corrupt_report)
-            folder.mkdir(parents=True, exist_ok=True)
-            lines = [json.dumps(fault) for fault in self._found]
-            (folder / self._file).write_text("".join(f"{line}\n" for line in lines))
 
 
 def read_task(
@@ -134,16 +93,13 @@ def read_task(
     """
     share_one_heap()
     arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition)
-    passed_over = PassedOver() if passed_over is None else passed_over
-    faults = _Faults(options, task, passed_over)
-    decoder = LogDecoder(arrow, faults.add, goes_on=options.skip_corrupt)
-    with StoreThread(options) as store:
-        for each in _fetched_ahead(_ranges(options, task, store, faults)):
-            faults.key = each.key
-            yield from _decoded(each, decoder, rows, faults)
-            passed_over.records += decoder.records_skipped
-            decoder.records_skipped = 0
-    faults.report()
+    rsm = opened_store(options)
+    with closing(LoopThread("store", rsm)) as loop:
+        reading = _TaskReading(options, task, rsm, loop, passed_over or PassedOver())
+        decoder = LogDecoder(arrow, reading.damaged, goes_on=options.skip_corrupt)
+        for each in _fetched_ahead(reading.ranges()):
+            yield from reading.decoded(each, decoder, rows)
+    reading.report()
 
 
 def _fetched_ahead(ranges: Iterator[_Range]) -> Iterator[_Range]:
@@ -155,62 +111,125 @@ def _fetched_ahead(ranges: Iterator[_Range]) -> Iterator[_Range]:
     yield from under_way
 
 
-def _ranges(
-    options: SourceOptions, task: ReadTask, store: StoreThread, faults: _Faults
-) -> Iterator[_Range]:
-    """Each with its read begun."""
-    for part in task.parts:
-        segment = part.segment(task.tip)
-        where = f"{task.tip}, offsets {part.offset_from} to {part.offset_end - 1}"
+class _TaskReading:
+    """Ranges of one task, and what is wrong in them: the first fault ends the task, or all are
+    counted and passed over.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        task: ReadTask,
+        rsm: RemoteStorageManager,
+        loop: LoopThread,
+        passed_over: PassedOver,
+    ) -> None:
+        self._options = options
+        self._task = task
+        self._rsm = rsm
+        self._loop = loop
+        self._passed_over = passed_over
+        self._key = ""  # of the object that is being decoded
+        self._faults: list[dict[str, Any]] = []
+
+    def ranges(self) -> Iterator[_Range]:
+        """Each with its read begun."""
+        tip, rsm = self._task.tip, self._rsm
+        for part in self._task.parts:
+            segment = part.segment(tip)
+            where = f"{tip}, offsets {part.offset_from} to {part.offset_end - 1}"
+            try:
+                index, aborted = self._indexes(part, segment, where)
+            except ObjectNotFound as error:
+                self._lost(error, part.offset_from, part.offset_end)
+                continue
+            key = rsm.object_key(segment, SegmentFile.LOG)
+            for i, j in _runs(part, index):
+                span = index.merged(i, j)
+                wanted = ByteRange(span.position, span.end)
+                what = f"{where}: {key}, bytes {wanted.start} to {wanted.end - 1}"
+                read = self._begin(what, partial(rsm.fetch_log_segment, segment, wanted))
+                borders = [index[n].position for n in range(i, j)]
+                yield _Range(part, key, span, borders, aborted, read)
+
+    def _indexes(
+        self, part: SegmentPart, segment: StoredSegment, where: str
+    ) -> tuple[RemoteLogIndex, AbortedBatches | None]:
+        committed = self._options.isolation is IsolationLevel.READ_COMMITTED
+        committed = committed and segment.has_aborted_txns
+        files = [SegmentFile.INDEX, *[SegmentFile.TXN] * committed]
+        keys = [self._rsm.object_key(segment, file) for file in files]
+        reads = [
+            self._begin(f"{where}: {key}", partial(self._rsm.fetch_index, segment, file))
+            for file, key in zip(files, keys, strict=True)
+        ]
+        raw = [read.result() for read in reads]
         try:
-            index, aborted = _indexes(options, store, part, segment, where)
-        except ObjectNotFound as error:
-            faults.lost(error, part.offset_from, part.offset_end)
-            continue
-        yield from _ranges_of(part, segment, index, aborted, where, store)
+            index = RemoteLogIndex.parse(raw[0])
+            index.check_covers(part.stored_end_offset, part.size_bytes)
+            return index, AbortedBatches(decode_aborted(raw[1])) if committed else None
+        except CorruptSegment as error:
+            raise CorruptSegment(
+                f"{where}: {keys[0]}: {error}; `fetchproxy verify --repair` makes it anew"
+            ) from error
 
+    def _begin(self, what: str, read: Callable[[], Awaitable[T]]) -> Future[T]:
+        return self._loop.begin(with_retries(what, read, self._options.read_max_ms / 1000))
 
-def _indexes(
-    options: SourceOptions,
-    store: StoreThread,
-    part: SegmentPart,
-    segment: StoredSegment,
-    where: str,
-) -> tuple[RemoteLogIndex, AbortedBatches | None]:
-    committed = options.isolation is IsolationLevel.READ_COMMITTED and segment.has_aborted_txns
-    files = [SegmentFile.INDEX, *[SegmentFile.TXN] * committed]
-    keys = [store.rsm.object_key(segment, file) for file in files]
-    reads = [
-        store.begin(f"{where}: {key}", partial(store.rsm.fetch_index, segment, file))
-        for file, key in zip(files, keys, strict=True)
-    ]
-    raw = [read.result() for read in reads]
-    try:
-        index = RemoteLogIndex.parse(raw[0])
-        index.check_covers(part.stored_end_offset, part.size_bytes)
-        return index, AbortedBatches(decode_aborted(raw[1])) if committed else None
-    except CorruptSegment as error:
-        raise CorruptSegment(
-            f"{where}: {keys[0]}: {error}; `fetchproxy verify --repair` makes it anew"
-        ) from error
+    def decoded(self, each: _Range, decoder: LogDecoder, rows: RowLimits) -> Iterator[Any]:
+        self._key, span, part = each.key, each.span, each.part
+        try:
+            data = each.data.result()
+        except (ObjectNotFound, RangeNotSatisfiable) as error:
+            end = min(span.last_offset + 1, part.offset_end)
+            self._lost(error, max(span.first_offset, part.offset_from), end)
+            return
+        yield from decoder.decode(
+            data,
+            rows._replace(offset_from=part.offset_from, offset_end=part.offset_end),
+            position=span.position,
+            first_offset=span.first_offset,
+            last_offset=span.last_offset,
+            borders=each.borders,
+            aborted=each.aborted,
+        )
+        if len(data) < span.length:
+            what = f"the log ends, its index goes on to {span.end}"
+            self.damaged(span.position + len(data), span.last_offset, what)
+            if decoder.next_offset:
+                decoder.records_skipped += span.last_offset + 1 - decoder.next_offset
+        self._passed_over.records += decoder.records_skipped
+        decoder.records_skipped = 0
 
+    def damaged(self, position: int, offset: int, what: str) -> None:
+        tip = self._task.tip
+        if not self._options.skip_corrupt:
+            raise CorruptSegment(
+                f"{tip}, offset {offset}: {self._key}, byte {position}: {what} "
+                "(corruptBatches=skip leaves such batches out)"
+            )
+        place = {"topic": tip.topic, "partition": tip.partition, "offset": offset}
+        self._faults.append({**place, "object": self._key, "byte": position, "what": what})
+        self._passed_over.faults += 1
 
-def _ranges_of(
-    part: SegmentPart,
-    segment: StoredSegment,
-    index: RemoteLogIndex,
-    aborted: AbortedBatches | None,
-    where: str,
-    store: StoreThread,
-) -> Iterator[_Range]:
-    key = store.rsm.object_key(segment, SegmentFile.LOG)
-    for i, j in _runs(part, index):
-        span = index.merged(i, j)
-        wanted = ByteRange(span.position, span.end)
-        what = f"{where}: {key}, bytes {wanted.start} to {wanted.end - 1}"
-        read = store.begin(what, partial(store.rsm.fetch_log_segment, segment, wanted))
-        borders = [index[n].position for n in range(i, j)]
-        yield _Range(part, key, span, borders, aborted, read)
+    def _lost(self, error: Exception, offset_from: int, offset_end: int) -> None:
+        """Objects that were to have these offsets."""
+        if self._options.fail_on_data_loss:
+            raise error
+        log.warning("archived_data_lost", error=str(error))
+        self._passed_over.faults += 1
+        self._passed_over.records += offset_end - offset_from
+
+    def report(self) -> None:
+        """One line in the worker's log, and a file of JSON lines where a folder was named."""
+        if not self._faults:
+            return
+        log.warning("corrupt_batches_skipped", count=len(self._faults), first=self._faults[0])
+        if self._options.corrupt_report is not None:
+            folder = Path(self._options.corrupt_report)
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = "".join(f"{json.dumps(fault)}\n" for fault in self._faults)
+            (folder / f"{self._task.tip}-{self._task.offsets.start:020d}.json").write_text(lines)
 
 
 def _runs(part: SegmentPart, index: RemoteLogIndex) -> Iterator[tuple[int, int]]:
@@ -231,27 +250,3 @@ def _runs(part: SegmentPart, index: RemoteLogIndex) -> Iterator[tuple[int, int]]
         j = min(index.spans_up_to(i, RANGE_BYTES), end)
         yield i, j
         i = j
-
-
-def _decoded(each: _Range, decoder: LogDecoder, rows: RowLimits, faults: _Faults) -> Iterator[Any]:
-    try:
-        data = each.data.result()
-    except (ObjectNotFound, RangeNotSatisfiable) as error:
-        faults.lost(error, each.span.first_offset, each.span.last_offset + 1)
-        return
-    yield from decoder.decode(
-        data,
-        replace(rows, offset_from=each.part.offset_from, offset_end=each.part.offset_end),
-        position=each.span.position,
-        first_offset=each.span.first_offset,
-        last_offset=each.span.last_offset,
-        borders=each.borders,
-        aborted=each.aborted,
-    )
-    if len(data) < each.span.length:
-        end = each.span.position + len(data)
-        faults.add(
-            end, each.span.last_offset, f"the log ends, its index goes on to {each.span.end}"
-        )
-        if decoder.next_offset:
-            decoder.records_skipped += each.span.last_offset + 1 - decoder.next_offset

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from uuid import UUID
 
 import pytest
-from fetchproxy_protocol.record_batch import walk
 from hypothesis import given
 from hypothesis import strategies as st
 from retention_segments import TIP, archives, segment
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.jobs.backfill_plan import BackfillRange, Plan, cut_offsets, next_plan
+from fetchproxy.jobs.backfill_plan import BackfillRange, Plan, next_plan
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remotelog.planning import OffsetSpan
-from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.writing.archive_health import uncovered
 
 SETTINGS = {"isolationLevel": "read_committed"}
@@ -41,7 +38,6 @@ def planned(
         [(view, whole(view))],
         SETTINGS,
         bytes_max=bytes_max,
-        cuts_of=lambda s: range(s.start_offset, s.end_offset, 7),
     )
 
 
@@ -59,7 +55,7 @@ def row(*sizes: int) -> list[RemoteLogSegmentMetadata]:
 
 def test_segments_share_a_range_and_large_ones_are_cut() -> None:
     view = build_view(TIP, row(4, 4, 4, 25, 3), 0.0)
-    assert offsets(planned(view)) == [(0, 8), (8, 12), (12, 19), (19, 26), (26, 33), (33, 40)]
+    assert offsets(planned(view)) == [(0, 8), (8, 12), (12, 20), (20, 28), (28, 37), (37, 40)]
 
 
 def test_a_range_is_named_by_topic_partition_and_offsets() -> None:
@@ -132,21 +128,3 @@ def test_what_is_left_of_a_span(span: tuple[int, int], ranges: list[tuple[int, i
     found = [o for first, last in left for o in range(first, last + 1)]
     wanted = set(range(*span)) - {o for one in spans for o in range(one.start, one.end)}
     assert found == sorted(wanted)
-
-
-def test_a_segment_is_cut_where_its_index_has_an_entry() -> None:
-    from made_batches import Record, made_batch
-
-    log = b"".join(made_batch(base, [Record()] * 10) for base in range(0, 400, 10))
-    index = RemoteLogIndex()
-    for header in walk(log):
-        index.add(header, 300)
-    spans: list[IndexSpan] = list(index.spans())
-    cuts = cut_offsets(index, 1_000)
-    assert set(cuts) <= {span.first_offset for span in spans}
-    at = {span.first_offset: span.position for span in spans}
-    ends = [0, *(at[cut] for cut in cuts), len(log)]
-    pieces = [b - a for a, b in pairwise(ends)]
-    assert len(cuts) > 2
-    assert all(piece >= 1_000 for piece in pieces[:-1])
-    assert cut_offsets(index, len(log)) == []

@@ -73,7 +73,7 @@ def copies(made: WrittenArchive, tmp_path: Path) -> Callable[[], Path]:
 def rows_read(folder: Path) -> Rows:
     """Of the archive, as the data source gives them."""
     options = parse_options({"store": folder.as_uri(), "topics": TIP.topic})
-    tasks = plan_tasks(*plan_input(options), partition_bytes_max=2**40)
+    tasks = plan_tasks(plan_input(options), partition_bytes_max=2**40)
     return [
         row
         for task in tasks

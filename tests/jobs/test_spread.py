@@ -87,7 +87,7 @@ def halved(number: int) -> int:
 def test_what_fails_fails_alone_and_is_named() -> None:
     seen: list[Progress] = []
     work = Work("halve", halved, name=lambda n: f"number {n}", size=lambda half: half)
-    done = OnSpark(Session(), seen.append).spread([2, 3, 4, 5], work)
+    done = OnSpark(Session(), seen.append).each([2, 3, 4, 5], work)
     assert done.results == (1, 2)
     assert [str(f) for f in done.failures] == [
         "number 3: CorruptSegment: three is broken",
@@ -161,7 +161,7 @@ def test_a_part_of_an_item_is_progress() -> None:
 def test_work_here_is_spread_over_processes() -> None:
     seen: list[Progress] = []
     work = Work("halve", halved, name=lambda n: f"number {n}", size=lambda half: half)
-    done = Here(seen.append).spread([2, 3, 4, 5], work)
+    done = Here(seen.append).each([2, 3, 4, 5], work)
     assert done.results == (1, 2)
     assert [failure.what for failure in done.failures] == ["number 3", "number 5"]
     assert seen[-1] == Progress(items_done=4, items=4, size_done=3)
@@ -169,13 +169,13 @@ def test_work_here_is_spread_over_processes() -> None:
 
 def test_a_worker_process_that_dies_is_named_by_what_it_had() -> None:
     with pytest.raises(PipelineFailed, match=r"lost with its task.*not finished: .*9"):
-        Here().spread([9], Work("die", killed))
+        Here().each([9], Work("die", killed))
     assert not [child for child in active_children() if child.is_alive()]
 
 
 def test_a_defect_in_a_worker_process_is_raised_with_its_place() -> None:
     with pytest.raises(KeyError) as raised:
-        Here().spread([1], Work("break", broken))
+        Here().each([1], Work("break", broken))
     assert "in broken" in str(raised.value.__cause__)
     assert not [child for child in active_children() if child.is_alive()]
 
@@ -190,14 +190,14 @@ def killed(number: int) -> None:
 
 def test_each_item_is_a_task_of_its_own() -> None:
     session = Session()
-    OnSpark(session).spread(list(range(10, 17)), Work("halve", halved))
+    OnSpark(session).each(list(range(10, 17)), Work("halve", halved))
     assert session.sparkContext.slices == 7
     assert session.sparkContext.groups == ["fetchproxy-halve"]
 
 
 def test_nothing_to_do_asks_spark_nothing() -> None:
-    assert OnSpark(None).spread([], Work("halve", halved)).results == ()
-    assert Here().spread([], Work("halve", halved)).results == ()
+    assert OnSpark(None).each([], Work("halve", halved)).results == ()
+    assert Here().each([], Work("halve", halved)).results == ()
 
 
 def test_a_defect_is_no_failure_of_an_item() -> None:
@@ -220,11 +220,11 @@ def test_a_defect_beside_a_failure_is_not_hidden() -> None:
 def test_a_lost_worker_is_told_from_a_defect() -> None:
     text = "Task 0 in stage 0.0 failed 4 times\nPython worker exited unexpectedly (crashed)"
     with pytest.raises(PipelineFailed, match=r"lost with its task.*not finished: 4") as e:
-        OnSpark(Session(RuntimeError(text))).spread([2, 4], Work("halve", halved))
+        OnSpark(Session(RuntimeError(text))).each([2, 4], Work("halve", halved))
     assert e.value.retriable
     defect = Session(RuntimeError("Traceback (most recent call last)\nKeyError: 1"))
     with pytest.raises(RuntimeError, match="KeyError"):
-        OnSpark(defect).spread([1], Work("halve", halved))
+        OnSpark(defect).each([1], Work("halve", halved))
 
 
 def test_results_and_failures_go_over_the_pipe() -> None:

@@ -70,7 +70,7 @@ def test_both_runners_repair_the_same(archive: PlantedArchive, tmp_path: Path) -
     assert planned[0] == planned[1]
     done = repair(Here(), config, faults)
     assert done == planned[0]
-    assert sum(len(partition.repairs) for partition in done.partitions) == 1
+    assert sum(len(partition.repairs) for partition in done[0].results) == 1
     (left,) = verify(Here(), config).report.faults
     assert left.partition == 0
 

@@ -12,7 +12,7 @@ from written_archive import TIP, WrittenArchive
 from fetchproxy.observability.health import Offsets
 from fetchproxy.remotelog.archive_reading import ArchiveReading, plan_input
 from fetchproxy.remotelog.options import parse_options
-from fetchproxy.remotelog.planning import ALL_OFFSETS, DataLoss, Holes, holes_of
+from fetchproxy.remotelog.planning import ALL_OFFSETS, DataLoss, holes_of
 from fetchproxy.segments.description import (
     FinishedOffsets,
     encode_archive_gap,
@@ -21,7 +21,6 @@ from fetchproxy.segments.description import (
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
-from fetchproxy.writing.archive_health import NotHeld
 
 
 @pytest.fixture
@@ -43,20 +42,22 @@ async def state(archive: WrittenArchive, end: int, gap: Offsets | None = None) -
 
 async def holes(
     archive: WrittenArchive, asked: Offsets = ALL_OFFSETS, *, of_store: bool = True
-) -> Holes:
+) -> str | None:
     options = parse_options({"store": archive.url, "topics": "orders"})
     async with ArchiveReading(options) as reading:
-        views = await reading.views()
-        found = await holes_of(
-            reading.rsm, views.values(), dict.fromkeys(views, asked), views_of_store=of_store
-        )
-    return found.get(TIP, Holes(NotHeld()))
+        asked_of = [(view, asked) for view in (await reading.views()).values()]
+        return (await holes_of(reading.rsm, asked_of, views_of_store=of_store)).get(TIP)
+
+
+def fault(first: int, last: int) -> str:
+    return (
+        f"offsets {first} to {last} were archived and are in no segment any more, which is a "
+        "fault: `fetchproxy verify` says more"
+    )
 
 
 async def test_without_a_record_nobody_knows(archive: WrittenArchive) -> None:
-    found = await holes(archive)
-    assert found.found == NotHeld(not_known=((100, 199),))
-    assert found.in_words() == (
+    assert await holes(archive) == (
         "offsets 100 to 199 are in no segment, and nothing says if they ever were"
     )
 
@@ -65,15 +66,9 @@ async def test_a_hole_is_a_gap_where_it_is_on_record_and_else_a_fault(
     archive: WrittenArchive,
 ) -> None:
     await state(archive, 399)
-    found = await holes(archive)
-    assert found.found == NotHeld(missing=((100, 199),))
-    assert "offsets 100 to 199 were archived and are in no segment any more" in str(
-        found.in_words()
-    )
+    assert await holes(archive) == fault(100, 199)
     await state(archive, 399, (100, 199))
-    found = await holes(archive)
-    assert found.found == NotHeld(gaps=((100, 199),))
-    assert found.in_words() == "offsets 100 to 199 were lost before they could be archived"
+    assert await holes(archive) == "offsets 100 to 199 were lost before they could be archived"
 
 
 @pytest.mark.parametrize("of_store", [True, False])
@@ -84,16 +79,18 @@ async def test_what_vanished_at_the_start_and_at_the_end_is_missing(
     for segment in (archive.segments[0], archive.segments[2]):
         for file in (SegmentFile.METADATA, SegmentFile.LOG, SegmentFile.INDEX):
             archive.path(segment, file).unlink()
-    found = await holes(archive, of_store=of_store)
+    assert await holes(archive, of_store=of_store) == fault(0, 99)
     # Cache files may be older than the store: what is behind their end is not missing yet.
-    assert found.found.missing == (((0, 99), (300, 399)) if of_store else ((0, 99),))
-    assert found.found.gaps == ((100, 199),)
+    behind = await holes(archive, (200, ALL_OFFSETS[1]), of_store=of_store)
+    assert behind == (fault(300, 399) if of_store else None)
+    gap = await holes(archive, (100, 250), of_store=of_store)
+    assert gap == "offsets 100 to 199 were lost before they could be archived"
 
 
 async def test_only_what_is_asked_for_counts(archive: WrittenArchive) -> None:
     await state(archive, 399)
-    assert (await holes(archive, (0, 99))).in_words() is None
-    assert (await holes(archive, (150, 250))).found.missing == ((150, 199),)
+    assert await holes(archive, (0, 99)) is None
+    assert await holes(archive, (150, 250)) == fault(150, 199)
 
 
 async def test_metadata_that_cannot_be_read_are_a_hole_of_their_own(
@@ -101,14 +98,15 @@ async def test_metadata_that_cannot_be_read_are_a_hole_of_their_own(
 ) -> None:
     await state(archive, 399, (100, 199))
     archive.path(archive.segments[1], SegmentFile.METADATA).write_bytes(b"{")
-    found = await holes(archive, (150, 399))
-    assert found.uncertain == (200,)
-    assert found.found.missing == ()
+    assert await holes(archive, (200, 399)) == (
+        "the metadata of the segment at offset 200 cannot be read: "
+        "`fetchproxy verify --repair` may mend it"
+    )
 
 
 def planned(archive: WrittenArchive, **options: str) -> dict[int, tuple[int, int]]:
-    _, spans = plan_input(parse_options({"store": archive.url, "topics": "orders", **options}))
-    return {tip.partition: tuple(span) for tip, span in spans.items()}
+    asked = plan_input(parse_options({"store": archive.url, "topics": "orders", **options}))
+    return {view.tip.partition: tuple(span) for view, span in asked}
 
 
 async def test_a_batch_asks_as_verify_does(archive: WrittenArchive) -> None:
@@ -149,8 +147,8 @@ async def test_an_archive_that_grows_meanwhile_has_no_hole(archive: WrittenArchi
     options = parse_options({"store": archive.url, "topics": "orders"})
     await state(archive, 399, (100, 199))
     async with ArchiveReading(options) as reading:
-        views = await reading.views()
+        [view] = (await reading.views()).values()
         await asyncio.to_thread(archive.add, [made_batch(400, [Record()] * 100)])
         await state(archive, 499)
-        found = await holes_of(reading.rsm, views.values(), {TIP: (200, ALL_OFFSETS[1])})
+        found = await holes_of(reading.rsm, [(view, (200, ALL_OFFSETS[1]))])
     assert found == {}

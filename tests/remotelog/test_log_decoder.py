@@ -32,10 +32,10 @@ from fetchproxy.remotelog.decoder.arrow_batches import (
     HEADER_ROWS_MAX,
     ROWS_MAX,
     ArrowBatches,
-    RowLimits,
     arrow_schema,
 )
 from fetchproxy.remotelog.decoder.log_decoder import AbortedBatches, LogDecoder, OnFault
+from fetchproxy.remotelog.decoder.record_rows import RowLimits
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Fault = tuple[int, int, str]

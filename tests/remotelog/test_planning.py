@@ -41,7 +41,7 @@ def segment(start: int, end: int, size: int, number: int = 0) -> RemoteLogSegmen
 
 
 def planned(view: PartitionView, span: OffsetSpan, bytes_max: int) -> list[ReadTask]:
-    return plan_tasks({TIP: view}, {TIP: span}, partition_bytes_max=bytes_max)
+    return plan_tasks([(view, span)], partition_bytes_max=bytes_max)
 
 
 def covered(tasks: list[ReadTask], view: PartitionView) -> list[int]:
@@ -104,8 +104,7 @@ def test_tasks_are_of_the_asked_size(view: PartitionView, bytes_max: int) -> Non
 
 def counts_of(view: PartitionView, wanted: int, records_max: int = 0) -> list[ReadTask]:
     return plan_tasks(
-        {TIP: view},
-        {TIP: OffsetSpan(0, 1000)},
+        [(view, OffsetSpan(0, 1000))],
         partition_bytes_max=32 * 1024 * 1024,
         partitions_min=wanted,
         records_max=records_max,
@@ -125,9 +124,7 @@ def test_no_task_has_more_records_than_it_may(
     view: PartitionView, bytes_max: int, records_max: int, data: st.DataObject
 ) -> None:
     span = OffsetSpan(data.draw(st.integers(0, 100)), data.draw(st.integers(0, 400)))
-    tasks = plan_tasks(
-        {TIP: view}, {TIP: span}, partition_bytes_max=bytes_max, records_max=records_max
-    )
+    tasks = plan_tasks([(view, span)], partition_bytes_max=bytes_max, records_max=records_max)
     every = [o for s in view.segments for o in range(s.start_offset, s.end_offset + 1)]
     there = sorted({o for o in every if o >= view.raised_log_start})
     assert covered(tasks, view) == [o for o in there if span.start <= o < span.end]

@@ -78,8 +78,8 @@ async def planned(url: str) -> tuple[dict[int, list[int]], int]:
     """The starts of each partition's segments, and how many metadata objects were read."""
     options = parse_options({"store": url, "topics": TIP.topic, "failOnDataLoss": "false"})
     before = metadata_reads()
-    views, _ = await asyncio.to_thread(plan_input, options)
-    starts = {t.partition: [s.start_offset for s in view.segments] for t, view in views.items()}
+    asked = await asyncio.to_thread(plan_input, options)
+    starts = {v.tip.partition: [s.start_offset for s in v.segments] for v, _ in asked}
     return starts, metadata_reads() - before
 
 

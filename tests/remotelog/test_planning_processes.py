@@ -12,10 +12,10 @@ from written_archive import TIP, WrittenArchive
 from fetchproxy.errors import RemoteStorageError, leaves
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.remotelog import planning_processes
+from fetchproxy.remotelog import archive_reading, planning_processes
 from fetchproxy.remotelog.archive_reading import plan_input
 from fetchproxy.remotelog.options import SourceOptions, parse_options
-from fetchproxy.remotelog.planning_processes import PARTITIONS_EACH, PlanningProcesses
+from fetchproxy.remotelog.planning_processes import PARTITIONS_EACH
 from fetchproxy.segments.object_keys import SegmentFile
 
 Views = dict[TopicIdPartition, PartitionView]
@@ -43,9 +43,16 @@ async def read_elsewhere(options: SourceOptions, tips: list[TopicIdPartition]) -
     async def nobody_here() -> None:
         assert not tips, f"{len(tips)} partitions are left to this process"
 
-    others = PlanningProcesses(options, tips, views, nobody_here)
-    await others.read(asyncio.Event(), processes=2)
+    async with asyncio.TaskGroup() as reading:
+        for _ in range(2):
+            reading.create_task(
+                planning_processes.read_elsewhere(options, tips, views, nobody_here)
+            )
     return views
+
+
+def views_of(options: SourceOptions) -> Views:
+    return {view.tip: view for view, _ in plan_input(options)}
 
 
 def said(views: Views) -> dict[TopicIdPartition, tuple[object, ...]]:
@@ -55,19 +62,19 @@ def said(views: Views) -> dict[TopicIdPartition, tuple[object, ...]]:
 def test_what_other_processes_find_is_what_one_finds(
     archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    views, _ = plan_input(options_of(archive))
+    views = views_of(options_of(archive))
     assert len(views) == PARTITIONS_EACH + 1
-    monkeypatch.setattr(planning_processes, "ALONE_S", 0.0)
+    monkeypatch.setattr(archive_reading, "ALONE_S", 0.0)
     found = asyncio.run(read_elsewhere(options_of(archive), list(views)))
-    assert said(found) == said(dict(views))
-    again, _ = plan_input(options_of(archive))
-    assert said(dict(again)) == said(dict(views))
+    assert said(found) == said(views)
+    again = views_of(options_of(archive))
+    assert said(again) == said(views)
 
 
 def test_an_error_of_theirs_is_raised_here(
     archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(planning_processes, "ALONE_S", 0.0)
+    monkeypatch.setattr(archive_reading, "ALONE_S", 0.0)
     gone = parse_options(
         {"store": (tmp_path / "gone").as_uri(), "topics": TIP.topic, "planMaxMs": "200"}
     )
@@ -79,8 +86,8 @@ def test_an_error_of_theirs_is_raised_here(
 def test_processes_that_do_not_start_cost_time_alone(
     archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    views, _ = plan_input(options_of(archive))
-    monkeypatch.setattr(planning_processes, "ALONE_S", 0.0)
+    views = views_of(options_of(archive))
+    monkeypatch.setattr(archive_reading, "ALONE_S", 0.0)
     monkeypatch.setattr(planning_processes.sys, "executable", "/bin/false")
-    again, _ = plan_input(options_of(archive))
-    assert said(dict(again)) == said(dict(views))
+    again = views_of(options_of(archive))
+    assert said(again) == said(views)

@@ -19,7 +19,7 @@ from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.model import AbortedTxn, TopicIdPartition
 from fetchproxy.remotelog import task_reader
 from fetchproxy.remotelog.archive_reading import plan_input
-from fetchproxy.remotelog.decoder.arrow_batches import RowLimits
+from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import DataLoss, ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
@@ -56,10 +56,8 @@ def options_of(archive: WrittenArchive, **options: str) -> SourceOptions:
 
 
 def tasks_of(options: SourceOptions) -> list[ReadTask]:
-    views, spans = plan_input(options)
     return plan_tasks(
-        views,
-        spans,
+        plan_input(options),
         partition_bytes_max=options.partition_bytes_max,
         partitions_min=options.partitions_min,
     )
@@ -263,17 +261,17 @@ def test_what_is_passed_over_is_counted(archive: WrittenArchive) -> None:
     sizes = [len(batch) for batch in batches_of(100)]
     damage(path, sizes[0] + 65)
     lost, found = counted(corruptBatches="skip")
-    assert (lost, found) == (10, PassedOver(batches=1, records=10))
+    assert (lost, found) == (10, PassedOver(faults=1, records=10))
     damage(path, sum(sizes[:4]) + 16)
     lost, found = counted(corruptBatches="skip")
-    assert found == PassedOver(batches=2, records=lost)
+    assert found == PassedOver(faults=2, records=lost)
     last = archive.path(archive.segments[2], SegmentFile.LOG)
     last.write_bytes(last.read_bytes()[: -len(batches_of(200)[-1])])
     lost, found = counted(corruptBatches="skip")
-    assert found == PassedOver(batches=3, records=lost)
+    assert found == PassedOver(faults=3, records=lost)
     archive.path(archive.segments[0], SegmentFile.LOG).unlink()
     lost, found = counted(corruptBatches="skip", failOnDataLoss="false")
-    assert found == PassedOver(batches=3, objects=1, records=lost)
+    assert found == PassedOver(faults=4, records=lost)
 
 
 @pytest.mark.parametrize("file", [SegmentFile.LOG, SegmentFile.INDEX])
@@ -314,9 +312,9 @@ def test_a_store_that_goes_on_failing_ends_the_task_by_name(
 class FailingReads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
         self.left = failures
-        read = task_reader.StoreThread.begin
+        read = task_reader._TaskReading._begin
 
-        def begin(thread: Any, what: str, ask: Any) -> Any:
+        def begin(reading: Any, what: str, ask: Any) -> Any:
             async def failing() -> bytes:
                 if self.left:
                     self.left -= 1
@@ -324,9 +322,9 @@ class FailingReads:
                 found: bytes = await ask()
                 return found
 
-            return read(thread, what, failing)
+            return read(reading, what, failing)
 
-        monkeypatch.setattr(task_reader.StoreThread, "begin", begin)
+        monkeypatch.setattr(task_reader._TaskReading, "_begin", begin)
 
 
 def test_reading_leaves_no_thread_behind_also_where_nobody_reads_on(

@@ -89,8 +89,7 @@ from fetchproxy.remotelog.planning import plan_tasks
 from fetchproxy.remotelog.task_reader import read_task
 
 options = parse_options({"store": sys.argv[1], "topics": "orders"})
-views, spans = plan_input(options)
-tasks = plan_tasks(views, spans, partition_bytes_max=1 << 20)
+tasks = plan_tasks(plan_input(options), partition_bytes_max=1 << 20)
 rows = sum(batch.num_rows for task in tasks for batch in read_task(options, task, ["value"]))
 loaded = {name.partition(".")[0] for name in sys.modules}
 print(rows, *sorted(loaded & {"aiobotocore", "aiohttp", "pandas"}))

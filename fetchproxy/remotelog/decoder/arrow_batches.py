@@ -10,15 +10,14 @@ Each batch's CRC-32C is checked, also of those that give no row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fetchproxy.remotelog.decoder import record_rows as rows
-from fetchproxy.remotelog.decoder.row_buffers import RowBuffers
+from fetchproxy.remotelog.decoder.record_rows import RowLimits
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _TYPES: dict[str, Any] = {
@@ -48,9 +47,6 @@ _IN_HEADERS = {"topic", "partition", "offset", "timestampType"}
 # claims more is looked at, record by record.
 HEADER_ROWS_MAX = 2_000_000
 
-OFFSET_MAX = 2**63 - 1
-_ANY_TIMESTAMP = (-(2**63), 2**63 - 1)
-
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> Any:
     """pyarrow's; raises ValueError for a column that is none of `COLUMNS`."""
@@ -58,22 +54,6 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> Any:
     if unknown:
         raise ValueError(f"no column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
     return pa.schema([pa.field(name, _TYPES[name]) for name in columns])
-
-
-@dataclass(frozen=True, slots=True)
-class RowLimits:
-    """Which records are rows. Offsets: `offset_from` up to but not `offset_end`; timestamps in ms,
-    both inclusive.
-    """
-
-    offset_from: int = 0
-    offset_end: int = OFFSET_MAX
-    timestamp_min: int = _ANY_TIMESTAMP[0]
-    timestamp_max: int = _ANY_TIMESTAMP[1]
-
-    @property
-    def any_timestamp(self) -> bool:
-        return (self.timestamp_min, self.timestamp_max) == _ANY_TIMESTAMP
 
 
 class ArrowBatches:
@@ -90,35 +70,34 @@ class ArrowBatches:
     ) -> None:
         self._schema = arrow_schema(columns)
         self._columns = tuple(columns)
-        self._topic = topic.encode()
-        self._partition = partition
         self._rows_max = rows_max
         self._batch_bytes_max = batch_bytes_max
-        named = (("key", rows.WANT_KEY), ("value", rows.WANT_VALUE), ("headers", rows.WANT_HEADERS))
-        self._wanted = sum(bit for name, bit in named if name in columns)
-        self._constant: dict[str, Any] = {}
+        self._row_bytes = _FIXED_ROW_BYTES + ("topic" in columns) * len(topic.encode())
+        self._same_in_all = {
+            name: pa.repeat(pa.scalar(value, _TYPES[name]), rows_max)
+            for name, value in (("topic", topic), ("partition", partition))
+            if name in columns
+        }
 
     def of(self, data: Any, batches: Any, limits: RowLimits) -> Iterator[Any]:
-        """pyarrow.RecordBatches of the records of `batches` (rows of `record_rows`) in `data`.
+        """pyarrow.RecordBatches of the records of `batches` (of a ScannedHeaders' table) in `data`.
         Raises BrokenRecords, naming the batch by its place in `batches`.
         """
         cursor = np.zeros(3, np.int64)
         room_bytes = self._batch_bytes_max
         while cursor[rows.AT_BATCH] < len(batches):
-            buffers = RowBuffers(self._rows_max, room_bytes, self._wanted)
-            tally = np.zeros(rows.TALLY_FIELDS, np.int64)
-            rows.fill_rows(
-                data, batches, cursor, self._numbers(limits, room_bytes), buffers.arrays, tally
+            buffers = RowBuffers(self._rows_max, room_bytes, self._columns)
+            count, needed, fault = rows.fill_rows(
+                data, batches, cursor, limits, self._row_bytes, room_bytes, buffers.arrays
             )
-            if tally[rows.FAULT]:
-                raise BrokenRecords(int(cursor[rows.AT_BATCH]), rows.FAULTS[tally[rows.FAULT]])
-            if tally[rows.ROWS]:
-                count = int(tally[rows.ROWS])
-                arrays = [self._array(name, count, buffers, tally) for name in self._columns]
-                yield self._made(arrays, count)
+            if fault:
+                raise BrokenRecords(int(cursor[rows.AT_BATCH]), rows.FAULTS[fault])
+            if count:
+                built = [name for name in self._columns if name not in self._same_in_all]
+                yield self._made(count, {name: buffers.column(name, count) for name in built})
                 room_bytes = self._batch_bytes_max
-            elif tally[rows.NEEDED]:
-                room_bytes = int(tally[rows.NEEDED])  # one record that is larger than a batch
+            elif needed:
+                room_bytes = needed  # one record that is larger than a batch
 
     def may_be_of_headers(self, counts: Any, limits: RowLimits) -> bool:
         """Whether the headers of batches say all that is asked for, if these lack no offset;
@@ -138,66 +117,119 @@ class ArrowBatches:
         inside = slice(*np.searchsorted(offsets, (limits.offset_from, limits.offset_end)).tolist())
         offsets, types = offsets[inside], types[inside]
         for at in range(0, len(offsets), self._rows_max):
-            numbers = {
-                "offset": pa.py_buffer(offsets[at : at + self._rows_max]),
-                "timestampType": pa.py_buffer(types[at : at + self._rows_max]),
+            columns = {
+                "offset": pa.array(offsets[at : at + self._rows_max]),
+                "timestampType": pa.array(types[at : at + self._rows_max]),
             }
-            count = min(len(offsets) - at, self._rows_max)
-            yield self._made([self._simple(name, count, numbers) for name in self._columns], count)
+            yield self._made(len(columns["offset"]), columns)
 
-    def _numbers(self, limits: RowLimits, room_bytes: int) -> Any:
-        row_bytes = _FIXED_ROW_BYTES + ("topic" in self._columns) * len(self._topic)
-        return np.array(
-            [
-                limits.offset_from,
-                limits.offset_end,
-                limits.timestamp_min,
-                limits.timestamp_max,
-                room_bytes,
-                row_bytes,
-                self._wanted,
-            ],
-            np.int64,
-        )
-
-    def _made(self, arrays: list[Any], count: int) -> Any:
-        if not arrays:
+    def _made(self, count: int, columns: Mapping[str, Any]) -> Any:
+        """`columns`: those that differ from row to row."""
+        if not self._columns:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+        arrays = [
+            columns[name] if name in columns else self._same_in_all[name].slice(0, count)
+            for name in self._columns
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _array(self, name: str, count: int, buffers: RowBuffers, tally: Any) -> Any:
-        if name == "key":
-            return buffers.keys(count, tally)
-        if name == "value":
-            return buffers.values(count, tally)
-        if name == "headers":
-            return buffers.headers(_TYPES[name], count, tally)
-        return self._simple(name, count, buffers.numbers)
 
-    def _simple(self, name: str, count: int, numbers: dict[str, Any]) -> Any:
-        """A column whose rows all have the same size, and the topic's; `numbers`: their buffers."""
-        if name in ("topic", "partition"):
-            return self._repeated(name).slice(0, count)
-        return pa.Array.from_buffers(_TYPES[name], count, [None, numbers[name]])
+class _Memory:
+    """Of Arrow's pool, which keeps it: a batch's pages are used again by the next one.
 
-    def _repeated(self, name: str) -> Any:
-        """A column that says the same in every row is made once."""
-        made = self._constant.get(name)
-        if made is None:
-            if name == "partition":
-                filled = np.full(self._rows_max, self._partition, np.int32)
-                made = pa.Array.from_buffers(
-                    pa.int32(), self._rows_max, [None, pa.py_buffer(filled)]
-                )
-            else:
-                size = len(self._topic)
-                ends = np.arange(self._rows_max + 1, dtype=np.int32) * np.int32(size)
-                text = pa.py_buffer(self._topic * self._rows_max)
-                made = pa.Array.from_buffers(
-                    pa.string(), self._rows_max, [None, pa.py_buffer(ends), text]
-                )
-            self._constant[name] = made
-        return made
+    `array`: the same for filling, and not to be looked at once a column was made.
+    """
+
+    def __init__(self, items: int, kind: Any) -> None:
+        self._buffer = pa.allocate_buffer(items * np.dtype(kind).itemsize, resizable=True)
+        self.array = np.frombuffer(self._buffer, kind)
+
+    def cut(self, items: int) -> Any:
+        """The rest goes back at once: who gathers batches would hold it otherwise."""
+        self._buffer.resize(items * self.array.itemsize, shrink_to_fit=True)
+        return self._buffer
+
+
+class _ValuesMemory:
+    """Of so many values (0: the column is not wanted), and `room_bytes` bytes of them."""
+
+    def __init__(self, count: int, room_bytes: int) -> None:
+        self._ends = _Memory(count and count + 1, np.int32)
+        self._data = _Memory(room_bytes * (count > 0), np.uint8)
+        self._ends.array[:1] = 0
+        there = _Memory(count, np.uint8).array
+        self.arrays = rows.Values(self._ends.array, self._data.array, there)
+
+    def column(self, kind: Any, count: int) -> Any:
+        size = int(self.arrays.ends[count])
+        validity = _validity(self.arrays.there, count)
+        buffers = [validity, self._ends.cut(count + 1), self._data.cut(size)]
+        return pa.Array.from_buffers(kind, count, buffers)
+
+
+class RowBuffers:
+    """Room for `rows_max` rows, and `room_bytes` bytes of keys, values and headers each. `arrays`
+    are for `fill_rows`.
+    """
+
+    def __init__(self, rows_max: int, room_bytes: int, columns: Sequence[str]) -> None:
+        def rows_of(name: str) -> int:
+            return rows_max * (name in columns)
+
+        self._numbers = {
+            "offset": _Memory(rows_max, np.int64),
+            "timestamp": _Memory(rows_max, np.int64),
+            "timestampType": _Memory(rows_max, np.int32),
+        }
+        self._values = {name: _ValuesMemory(rows_of(name), room_bytes) for name in ("key", "value")}
+        with_headers = rows_of("headers")
+        self._header_ends = _Memory(with_headers and with_headers + 1, np.int32)
+        self._header_ends.array[:1] = 0
+        entries = room_bytes // rows.HEADER_BYTES * (with_headers > 0)
+        self._entries = [_ValuesMemory(entries, room_bytes) for _ in _HEADER]
+        self.arrays = rows.Buffers(
+            offsets=self._numbers["offset"].array,
+            timestamps=self._numbers["timestamp"].array,
+            timestamp_types=self._numbers["timestampType"].array,
+            key=self._values["key"].arrays,
+            value=self._values["value"].arrays,
+            header_ends=self._header_ends.array,
+            headers_there=_Memory(with_headers, np.uint8).array,
+            header_key=self._entries[0].arrays,
+            header_value=self._entries[1].arrays,
+        )
+
+    def column(self, name: str, count: int) -> Any:
+        if name in self._values:
+            return self._values[name].column(_TYPES[name], count)
+        if name != "headers":
+            return pa.Array.from_buffers(
+                _TYPES[name], count, [None, self._numbers[name].cut(count)]
+            )
+        entries = int(self._header_ends.array[count])
+        pairs = zip(_HEADER, self._entries, strict=True)
+        columns = [memory.column(field.type, entries) for field, memory in pairs]
+        structs = pa.StructArray.from_arrays(columns, fields=list(_HEADER))
+        validity = _validity(self.arrays.headers_there, count)
+        buffers = [validity, self._header_ends.cut(count + 1)]
+        return pa.Array.from_buffers(_TYPES[name], count, buffers, children=[structs])
+
+
+def _validity(there: Any, count: int) -> Any:
+    """None: every one is there."""
+    if there[:count].all():
+        return None
+    return pa.py_buffer(np.packbits(there[:count], bitorder="little"))
+
+
+def first_fault(data: Any, batch: Any) -> str | None:
+    """What `ArrowBatches.of` would find wrong in a batch's records, headers included. For whoever
+    goes on without a damaged batch and must not have given out rows of it.
+    """
+    nothing, cursor = RowLimits(offset_end=0), np.zeros(3, np.int64)
+    buffers = RowBuffers(1, rows.HEADER_BYTES, ("headers",))
+    _, _, fault = rows.fill_rows(data, batch[np.newaxis], cursor, nothing, 0, 0, buffers.arrays)
+    return rows.FAULTS.get(fault)
 
 
 class BrokenRecords(Exception):

@@ -6,9 +6,11 @@ a test holds both side by side. A row of the table is one batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import numba
 import numpy as np
 from fetchproxy_protocol.record_batch import (
     COMPRESSION_MASK,
@@ -18,11 +20,12 @@ from fetchproxy_protocol.record_batch import (
     MAGIC_POSITION,
 )
 
-from fetchproxy.remotelog.decoder.compiled import compiled
+F = TypeVar("F", bound=Callable[..., Any])
 
-POSITION, SIZE, BASE_OFFSET, LAST_OFFSET, CRC, ATTRIBUTES = range(6)
-BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID, COUNT = range(6, 10)
-_COLUMNS = 10
+# START and END: where a batch's records lie, in the data or where they were unpacked to.
+POSITION, SIZE, START, END, BASE_OFFSET, LAST_OFFSET, CRC, ATTRIBUTES = range(8)
+BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID, COUNT = range(8, 12)
+_COLUMNS = 12
 
 # What a scan ends with.
 WHOLE, CUT, WRONG_MAGIC, WRONG_LENGTH, WRONG_DELTA, WRONG_COUNT = range(6)
@@ -35,10 +38,19 @@ FAULTS = {
 }
 
 
+def compiled(function: F) -> F:
+    """To machine code at its first call with arguments of a type, by numba, once a machine: it is
+    kept beside the code (or in `$NUMBA_CACHE_DIR`, or the user's cache folder where the code's own
+    cannot be written). Holds no GIL while it runs.
+    """
+    return cast(F, numba.njit(cache=True, nogil=True)(function))
+
+
 @dataclass(frozen=True, slots=True)
 class ScannedHeaders:
     """`table` is int64, one row a batch; `fault` is said of the bytes at `end`, WHOLE: of none."""
 
+    data: Any
     table: Any  # numpy.ndarray
     end: int
     fault: int
@@ -59,7 +71,7 @@ def scan_headers(data: Any, start: int, end: int) -> ScannedHeaders:
         table = np.empty((room, _COLUMNS), np.int64)
         rows, stopped, fault = _scan(data, start, end, table)
         if rows < room:
-            return ScannedHeaders(table[:rows], int(stopped), int(fault))
+            return ScannedHeaders(data, table[:rows], int(stopped), int(fault))
         room *= 4
 
 
@@ -101,16 +113,18 @@ def _scan(data: Any, start: int, end: int, table: Any) -> Any:
         if count < 0:
             return row, position, WRONG_COUNT
         base = _number(data, position, 8)
-        table[row, 0] = position
-        table[row, 1] = size
-        table[row, 2] = base
-        table[row, 3] = base + delta
-        table[row, 4] = _number(data, position + 17, 4)
-        table[row, 5] = _number(data, position + 21, 2)
-        table[row, 6] = _number(data, position + 27, 8)
-        table[row, 7] = _number(data, position + 35, 8)
-        table[row, 8] = _number(data, position + 43, 8)
-        table[row, 9] = count
+        table[row, POSITION] = position
+        table[row, SIZE] = size
+        table[row, START] = position + HEADER_BYTES
+        table[row, END] = position + size
+        table[row, BASE_OFFSET] = base
+        table[row, LAST_OFFSET] = base + delta
+        table[row, CRC] = _number(data, position + 17, 4)
+        table[row, ATTRIBUTES] = _number(data, position + 21, 2)
+        table[row, BASE_TIMESTAMP] = _number(data, position + 27, 8)
+        table[row, MAX_TIMESTAMP] = _number(data, position + 35, 8)
+        table[row, PRODUCER_ID] = _number(data, position + 43, 8)
+        table[row, COUNT] = count
         row += 1
         position += size
     return row, position, WHOLE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cramjam
@@ -14,7 +13,6 @@ from fetchproxy_protocol.apis import MalformedMessage
 from fetchproxy_protocol.record_batch import (
     CONTROL_MASK,
     CRC_COVERS_FROM,
-    HEADER_BYTES,
     RECORDS_BYTES_MAX,
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
@@ -23,29 +21,32 @@ from fetchproxy_protocol.record_batch import (
 )
 
 from fetchproxy.model import AbortedTxn
-from fetchproxy.remotelog.decoder import header_scan, record_rows
-from fetchproxy.remotelog.decoder.arrow_batches import (
-    OFFSET_MAX,
-    ArrowBatches,
-    BrokenRecords,
-    RowLimits,
-)
+from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches, BrokenRecords, first_fault
 from fetchproxy.remotelog.decoder.header_scan import (
     BASE_OFFSET,
+    COUNT,
+    CRC,
+    END,
+    FAULTS,
+    LAST_OFFSET,
+    MAX_TIMESTAMP,
+    POSITION,
     PRODUCER_ID,
+    SIZE,
+    START,
+    WHOLE,
     ScannedHeaders,
     scan_headers,
 )
-
-# Which batches belong to aborted transactions: whole columns of headers at once. Pure.
-#
-# As Kafka's consumer judges (CompletedFetch), but without walking from the beginning: a batch is
-# aborted when it is transactional and lies between the first offset and the marker of an aborted
-# transaction of its producer, since a producer has one transaction at a time. So any part of a
-# segment can be read alone.
+from fetchproxy.remotelog.decoder.record_rows import OFFSET_MAX, RowLimits
 
 
 class AbortedBatches:
+    """As Kafka's consumer judges (CompletedFetch), but without walking from the beginning: a batch
+    is aborted when it is transactional and lies between the first offset and the marker of an
+    aborted transaction of its producer, which has one at a time.
+    """
+
     def __init__(self, entries: Iterable[AbortedTxn]) -> None:
         """In any order; of several entries of one transaction the one that ends last counts."""
         by_producer: dict[int, dict[int, int]] = {}
@@ -76,15 +77,11 @@ class AbortedBatches:
         return aborted & headers.has(TRANSACTIONAL_MASK)
 
 
-# Compressed records into one buffer that is used again and again.
-#
-# zstd and lz4 unpack right into it; gzip and snappy, with the framing of Java producers, are
-# `fetchproxy_protocol.record_batch`'s. The size of the result is bounded as there.
-
 # Many batches at once, so that compiled code is called seldom; one that is larger makes it grow.
 ARENA_BYTES = 8 * 1024 * 1024
 _ROOM_BYTES = 4 * 1024 * 1024  # a batch of usual size finds as much
 
+# gzip and snappy, with the framing of Java producers, are `fetchproxy_protocol.record_batch`'s.
 _UNPACK_INTO: dict[int, Callable[[memoryview, Any], int]] = {
     CompressionType.LZ4: cramjam.lz4.decompress_into,
     CompressionType.ZSTD: cramjam.zstd.decompress_into,
@@ -152,20 +149,8 @@ class Arena:
         self._bytes = larger
 
 
-# What is damaged is told to the caller's `on_fault`, which raises, or returns to go on behind it.
-
 # Position in the log in bytes, offset, what is wrong. May raise, which ends the decoding.
 OnFault = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    """A chunk, the headers of its batches, and where the records of each are."""
-
-    data: Any
-    headers: ScannedHeaders
-    position: int  # of the chunk in the log
-    batches: Any  # as `record_rows` wants them
 
 
 class LogDecoder:
@@ -177,6 +162,7 @@ class LogDecoder:
         self._on_fault = on_fault
         self._goes_on = goes_on
         self._arena = Arena()
+        self._position = 0  # of the chunk in the log
         # Of damaged batches that were passed over; behind a broken header, as many as offsets.
         self.records_skipped = 0
         self.next_offset = 0  # behind the last batch that was looked at, or passed over
@@ -201,18 +187,18 @@ class LogDecoder:
         """
         data = np.frombuffer(memoryview(chunk).toreadonly(), np.uint8)
         data.flags.writeable = False
+        self._position = position
         at = 0
         while at < len(data):
             headers = scan_headers(data, at, len(data))
-            scanned = _Scanned(data, headers, position, _record_places(headers))
-            placed = self._in_place(scanned, first_offset, last_offset)
-            yield from self._rows_of(scanned, placed, limits, aborted)
+            placed = self._in_place(headers, first_offset, last_offset)
+            yield from self._rows_of(headers, placed, limits, aborted)
             if placed.any():
-                first_offset = int(headers.table[placed, header_scan.LAST_OFFSET].max()) + 1
+                first_offset = int(headers.table[placed, LAST_OFFSET].max()) + 1
                 self.next_offset = first_offset
-            if headers.fault == header_scan.WHOLE:
+            if headers.fault == WHOLE:
                 return
-            what = f"batch {header_scan.FAULTS[headers.fault]}"
+            what = f"batch {FAULTS[headers.fault]}"
             self._on_fault(position + headers.end, first_offset, what)
             index = bisect_right(borders, position + headers.end)
             at = borders[index] - position if index < len(borders) else len(data)
@@ -221,41 +207,45 @@ class LogDecoder:
             self.records_skipped += self.next_offset - first_offset
 
     def _rows_of(
-        self, scanned: _Scanned, placed: Any, limits: RowLimits, aborted: AbortedBatches | None
+        self,
+        headers: ScannedHeaders,
+        placed: Any,
+        limits: RowLimits,
+        aborted: AbortedBatches | None,
     ) -> Iterator[Any]:
-        headers, table = scanned.headers, scanned.headers.table
+        table = headers.table
         in_range = (
             placed
-            & (table[:, header_scan.LAST_OFFSET] >= limits.offset_from)
-            & (table[:, header_scan.BASE_OFFSET] < limits.offset_end)
+            & (table[:, LAST_OFFSET] >= limits.offset_from)
+            & (table[:, BASE_OFFSET] < limits.offset_end)
         )
-        sound = self._sound(scanned, np.flatnonzero(in_range))
+        sound = self._sound(headers, np.flatnonzero(in_range))
         # A batch without any timestamp has -1, which is also that of its records.
         gives_rows = (
             in_range
             & ~headers.has(CONTROL_MASK)
-            & (table[:, header_scan.MAX_TIMESTAMP] >= limits.timestamp_min)
-            & (table[:, header_scan.COUNT] > 0)
+            & (table[:, MAX_TIMESTAMP] >= limits.timestamp_min)
+            & (table[:, COUNT] > 0)
         )
         if aborted is not None:
             gives_rows &= ~aborted.among(headers)
         chosen = [i for i in np.flatnonzero(gives_rows).tolist() if i in sound]
         if self._headers_suffice(table[chosen], limits):
             yield from self._rows.of_headers(
-                table[chosen, header_scan.BASE_OFFSET],
-                table[chosen, header_scan.COUNT],
+                table[chosen, BASE_OFFSET],
+                table[chosen, COUNT],
                 headers.has(TIMESTAMP_TYPE_MASK)[chosen],
                 limits,
             )
         else:
-            yield from self._rows_of_records(scanned, chosen, limits)
+            yield from self._rows_of_records(headers, chosen, limits)
 
     def _headers_suffice(self, chosen: Any, limits: RowLimits) -> bool:
         """Nothing is asked for that a look at records would tell, so they stay compressed. Offsets
         rise within a batch: it lacks none if it has as many records as it spans.
         """
-        counts = chosen[:, header_scan.COUNT]
-        spans = chosen[:, header_scan.LAST_OFFSET] - chosen[:, header_scan.BASE_OFFSET] + 1
+        counts = chosen[:, COUNT]
+        spans = chosen[:, LAST_OFFSET] - chosen[:, BASE_OFFSET] + 1
         return (
             not self._goes_on
             and self._rows.may_be_of_headers(counts, limits)
@@ -263,104 +253,89 @@ class LogDecoder:
         )
 
     def _rows_of_records(
-        self, scanned: _Scanned, chosen: Sequence[int], limits: RowLimits
+        self, headers: ScannedHeaders, chosen: Sequence[int], limits: RowLimits
     ) -> Iterator[Any]:
-        codecs = scanned.headers.codec.tolist()
+        codecs = headers.codec.tolist()
         stored: list[int] = []  # consecutive ones that need no decompression
         packed: list[int] = []  # consecutive ones in the arena
         for i in chosen:
             if stored and codecs[i]:
-                yield from self._flush(scanned, scanned.data, stored, limits)
+                yield from self._flush(headers, headers.data, stored, limits)
             if packed and not (codecs[i] and self._arena.has_room):
-                yield from self._flush(scanned, self._arena.data, packed, limits)
+                yield from self._flush(headers, self._arena.data, packed, limits)
                 self._arena.clear()
             if codecs[i]:
-                if self._unpack(scanned, i, codecs[i]):
+                if self._unpack(headers, i, codecs[i]):
                     packed.append(i)
-            elif self._looks_sound(scanned, scanned.data, i):
+            elif self._looks_sound(headers, headers.data, i):
                 stored.append(i)
-        yield from self._flush(scanned, scanned.data, stored, limits)
-        yield from self._flush(scanned, self._arena.data, packed, limits)
+        yield from self._flush(headers, headers.data, stored, limits)
+        yield from self._flush(headers, self._arena.data, packed, limits)
         self._arena.clear()
 
-    def _in_place(self, scanned: _Scanned, first_offset: int, last_offset: int) -> Any:
+    def _in_place(self, headers: ScannedHeaders, first_offset: int, last_offset: int) -> Any:
         """A boolean for each batch: base offsets are not under the checksum, but they have to rise
         within what the index says.
         """
-        table = scanned.headers.table
-        bases, lasts = table[:, header_scan.BASE_OFFSET], table[:, header_scan.LAST_OFFSET]
+        table = headers.table
+        bases, lasts = table[:, BASE_OFFSET], table[:, LAST_OFFSET]
         placed = (bases >= first_offset) & (lasts <= last_offset)
         inside = np.flatnonzero(placed)
         placed[inside[1:][bases[inside[1:]] <= lasts[inside[:-1]]]] = False
         for i in np.flatnonzero(~placed).tolist():
             what = f"batch has offsets {bases[i]} to {lasts[i]}, where others belong"
-            self._fault_in(scanned, i, what)
+            self._fault_in(headers, i, what)
         return placed
 
-    def _sound(self, scanned: _Scanned, indices: Any) -> set[int]:
+    def _sound(self, headers: ScannedHeaders, indices: Any) -> set[int]:
         """Those of `indices` whose bytes have the checksum that they state."""
         sound = set()
-        view = memoryview(scanned.data)
-        columns = (header_scan.POSITION, header_scan.SIZE, header_scan.CRC)
-        rows = scanned.headers.table[indices][:, columns].tolist()
+        view = memoryview(headers.data)
+        columns = (POSITION, SIZE, CRC)
+        rows = headers.table[indices][:, columns].tolist()
         for i, (start, size, crc) in zip(indices.tolist(), rows, strict=True):
             found = crc32c(view[start + CRC_COVERS_FROM : start + size])
             if found == crc:
                 sound.add(i)
             else:
                 what = f"batch has CRC-32C {found:08x}, its header says {crc:08x}"
-                self._fault_in(scanned, i, what)
+                self._fault_in(headers, i, what)
         return sound
 
-    def _unpack(self, scanned: _Scanned, i: int, codec: int) -> bool:
+    def _unpack(self, headers: ScannedHeaders, i: int, codec: int) -> bool:
         """Whether the batch's records are in the arena now, and sound."""
-        batch = scanned.batches[i]
-        start, end = batch[record_rows.START], batch[record_rows.END]
+        batch = headers.table[i]
+        start, end = batch[START], batch[END]
         try:
-            place = self._arena.add(codec, memoryview(scanned.data)[start:end])
+            batch[START], batch[END] = self._arena.add(codec, memoryview(headers.data)[start:end])
         except MalformedMessage as error:
-            self._fault_in(scanned, i, str(error))
+            self._fault_in(headers, i, str(error))
             return False
-        batch[record_rows.START], batch[record_rows.END] = place
-        return self._looks_sound(scanned, self._arena.data, i)
+        return self._looks_sound(headers, self._arena.data, i)
 
-    def _looks_sound(self, scanned: _Scanned, data: Any, i: int) -> bool:
+    def _looks_sound(self, headers: ScannedHeaders, data: Any, i: int) -> bool:
         if not self._goes_on:
             return True
-        fault = record_rows.first_fault(data, scanned.batches[i])
-        if fault:
-            self._fault_in(scanned, i, record_rows.FAULTS[fault])
-        return not fault
+        fault = first_fault(data, headers.table[i])
+        if fault is not None:
+            self._fault_in(headers, i, fault)
+        return fault is None
 
     def _flush(
-        self, scanned: _Scanned, data: Any, chosen: list[int], limits: RowLimits
+        self, headers: ScannedHeaders, data: Any, chosen: list[int], limits: RowLimits
     ) -> Iterator[Any]:
         """The rows of the `chosen` batches, whose records are in `data`; none is left then."""
         try:
-            yield from self._rows.of(data, scanned.batches[chosen], limits)
+            yield from self._rows.of(data, headers.table[chosen], limits)
         except BrokenRecords as broken:
-            self._fault_in(scanned, chosen[broken.index], broken.what)
+            self._fault_in(headers, chosen[broken.index], broken.what)
         chosen.clear()
 
-    def _fault_in(self, scanned: _Scanned, i: int, what: str) -> None:
-        batch = scanned.headers.table[i]
-        place = scanned.position + int(batch[header_scan.POSITION])
-        base = int(batch[header_scan.BASE_OFFSET])
+    def _fault_in(self, headers: ScannedHeaders, i: int, what: str) -> None:
+        batch = headers.table[i]
+        place = self._position + int(batch[POSITION])
+        base = int(batch[BASE_OFFSET])
         self._on_fault(place, base, what)
         # Its own count may be what is damaged; there are no more records than offsets.
-        span = int(batch[header_scan.LAST_OFFSET]) - base + 1
-        self.records_skipped += min(int(batch[header_scan.COUNT]), span)
-
-
-def _record_places(headers: ScannedHeaders) -> Any:
-    """The batches as `record_rows` wants them, with the places of their stored records."""
-    table = headers.table
-    batches = np.empty((len(table), record_rows.BATCH_FIELDS), np.int64)
-    batches[:, record_rows.START] = table[:, header_scan.POSITION] + HEADER_BYTES
-    batches[:, record_rows.END] = table[:, header_scan.POSITION] + table[:, header_scan.SIZE]
-    batches[:, record_rows.COUNT] = table[:, header_scan.COUNT]
-    batches[:, record_rows.BASE_OFFSET] = table[:, header_scan.BASE_OFFSET]
-    batches[:, record_rows.BASE_TIMESTAMP] = table[:, header_scan.BASE_TIMESTAMP]
-    batches[:, record_rows.LOG_APPEND] = headers.has(TIMESTAMP_TYPE_MASK)
-    batches[:, record_rows.APPEND_TIMESTAMP] = table[:, header_scan.MAX_TIMESTAMP]
-    return batches
+        span = int(batch[LAST_OFFSET]) - base + 1
+        self.records_skipped += min(int(batch[COUNT]), span)

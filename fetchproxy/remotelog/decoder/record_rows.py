@@ -1,7 +1,7 @@
 """Records of many batches into the buffers of Arrow columns. Compiled: no Python object a record.
 
 The layout of a record is Kafka's DefaultRecord. What a caller gives and gets is arrays, by the
-constants below; `arrow_batches` makes the columns of them.
+constants below and in `header_scan`; `arrow_batches` makes the columns of them.
 """
 
 from __future__ import annotations
@@ -9,41 +9,28 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from fetchproxy_protocol.record_batch import TIMESTAMP_TYPE_MASK
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from fetchproxy.remotelog.decoder.compiled import byte_at, compiled, copy_bytes
-
-# A batch's records, as a row of int64: their bytes in the data, how many they are, and what of the
-# batch's header counts for them.
-START, END, COUNT, BASE_OFFSET, BASE_TIMESTAMP, LOG_APPEND, APPEND_TIMESTAMP = range(7)
-BATCH_FIELDS = 7
+from fetchproxy.remotelog.decoder.header_scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_TIMESTAMP,
+    COUNT,
+    END,
+    MAX_TIMESTAMP,
+    START,
+    compiled,
+)
 
 # Where the next call goes on.
 AT_BATCH, AT_POSITION, AT_RECORD = range(3)
 
-# What a call may do: rows have offsets from the first up to but not the second, timestamps (ms)
-# from the third up to and with the fourth; the bytes of all rows, and what a row costs besides
-# those of its key, value and headers; which columns are built.
-OFFSET_FROM, OFFSET_END, TIMESTAMP_MIN, TIMESTAMP_MAX, ROOM_BYTES, ROW_BYTES, WANTED = range(7)
-
-# Which columns are built, as bits.
-WANT_KEY, WANT_VALUE, WANT_HEADERS = 1, 2, 4
-
-# What a call has found. NEEDED is above 0 where the next record did not fit: its bytes.
-(
-    ROWS,
-    KEY_BYTES,
-    VALUE_BYTES,
-    NULL_KEYS,
-    NULL_VALUES,
-    HEADERS,
-    HEADER_KEY_BYTES,
-    HEADER_VALUE_BYTES,
-    NULL_HEADER_VALUES,
-    NULL_HEADERS,
-    NEEDED,
-    FAULT,
-) = range(12)
-TALLY_FIELDS = 12
+OFFSET_MAX = 2**63 - 1
+_ANY_TIMESTAMP = (-(2**63), 2**63 - 1)
 
 SOUND, BAD_VARINT, TOO_LONG, BAD_LENGTH, BAD_HEADERS, BYTES_LEFT, BAD_TIMESTAMP = range(7)
 FAULTS = {
@@ -62,25 +49,69 @@ _VARINT_BYTES_MAX = 10
 _TIMESTAMP_MAX_MS = 2**63 // 1000 - 1
 
 
+class RowLimits(NamedTuple):
+    """Which records are rows. Offsets: `offset_from` up to but not `offset_end`; timestamps in ms,
+    both inclusive.
+    """
+
+    offset_from: int = 0
+    offset_end: int = OFFSET_MAX
+    timestamp_min: int = _ANY_TIMESTAMP[0]
+    timestamp_max: int = _ANY_TIMESTAMP[1]
+
+    @property
+    def any_timestamp(self) -> bool:
+        return (self.timestamp_min, self.timestamp_max) == _ANY_TIMESTAMP
+
+
+class Values(NamedTuple):
+    """Of keys, or of anything else that differs in size."""
+
+    ends: Any  # int32, one more than values, the first is 0
+    data: Any  # uint8
+    there: Any  # uint8, 1 or 0
+
+
 class Buffers(NamedTuple):
     """What Arrow columns are made of; those of columns that are not wanted are empty."""
 
     offsets: Any  # int64
     timestamps: Any  # int64, in µs
     timestamp_types: Any  # int32
-    key_ends: Any  # int32, one more than rows, the first is 0
-    key_data: Any  # uint8
-    key_there: Any  # uint8, 1 or 0
-    value_ends: Any
-    value_data: Any
-    value_there: Any
-    header_ends: Any  # int32 by row
+    key: Values
+    value: Values
+    header_ends: Any  # int32 by row, as `Values.ends`
     headers_there: Any  # uint8 by row
-    header_key_ends: Any  # int32 by header
-    header_key_data: Any
-    header_value_ends: Any
-    header_value_data: Any
-    header_value_there: Any
+    header_key: Values
+    header_value: Values
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _copy_bytes(typing_context: Any, to: Any, origin: Any, size: Any) -> Any:
+    """memcpy between two addresses: a loop over bytes takes several times as long. As with
+    `_byte_at`, nothing is checked: whoever calls it has to know that the bytes are there.
+    """
+    signature = types.void(types.int64, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        target = builder.inttoptr(arguments[0], pointer)
+        source = builder.inttoptr(arguments[1], pointer)
+        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _byte_at(typing_context: Any, address: Any) -> Any:
+    """The byte at an address, as an int64: an array's item costs the checks of its index."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        return builder.zext(builder.load(pointer), ir.IntType(64))
+
+    return types.int64(types.int64), generate
 
 
 # From here on places are addresses in memory: `at` is where to read on, `end` the first byte that
@@ -93,7 +124,7 @@ def _varint(at: int, end: int) -> Any:
     end.
     """
     if at < end:
-        byte = byte_at(at)
+        byte = _byte_at(at)
         if byte < 0x80:
             return (byte >> 1) ^ -(byte & 1), at + 1
     value = np.int64(0)
@@ -101,7 +132,7 @@ def _varint(at: int, end: int) -> Any:
     for _ in range(_VARINT_BYTES_MAX):
         if at >= end:
             return np.int64(0), np.int64(0)
-        byte = byte_at(at)
+        byte = _byte_at(at)
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -140,27 +171,28 @@ def _headers_bytes(at: int, end: int, count: int) -> Any:
 
 
 @compiled
-def _put_headers(at: int, end: int, count: int, to: Any, tally: Any) -> None:
+def _put(length: int, origin: int, at: int, to: Any) -> None:
+    """The value number `at` of `to` (Values)."""
+    used = np.int64(to.ends[at])
+    to.there[at] = length >= 0
+    if length > 0:
+        _copy_bytes(np.int64(to.data.ctypes.data) + used, origin, length)
+        used += length
+    to.ends[at + 1] = used
+
+
+@compiled
+def _put_headers(at: int, end: int, count: int, row: int, to: Any) -> None:
     """Of one row, whose headers `_headers_bytes` has found sound."""
-    keys, values = np.int64(to.header_key_data.ctypes.data), to.header_value_data.ctypes.data
+    entry = np.int64(to.header_ends[row])
     for _ in range(count):
-        entry = tally[HEADERS]
         length, start, at, _ = _field(at, end)
-        copy_bytes(keys + tally[HEADER_KEY_BYTES], start, length)
-        tally[HEADER_KEY_BYTES] += length
-        to.header_key_ends[entry + 1] = tally[HEADER_KEY_BYTES]
+        _put(length, start, entry, to.header_key)
         length, start, at, _ = _field(at, end)
-        to.header_value_there[entry] = length >= 0
-        tally[NULL_HEADER_VALUES] += length < 0
-        if length > 0:
-            copy_bytes(np.int64(values) + tally[HEADER_VALUE_BYTES], start, length)
-            tally[HEADER_VALUE_BYTES] += length
-        to.header_value_ends[entry + 1] = tally[HEADER_VALUE_BYTES]
-        tally[HEADERS] += 1
-    row = tally[ROWS]
+        _put(length, start, entry, to.header_value)
+        entry += 1
     to.headers_there[row] = count > 0
-    tally[NULL_HEADERS] += count == 0
-    to.header_ends[row + 1] = tally[HEADERS]
+    to.header_ends[row + 1] = entry
 
 
 @compiled
@@ -194,107 +226,59 @@ def _parse(at: int, end: int) -> Any:
 
 
 @compiled
-def _row_bytes(limits: Any, key: int, value: int, headers: int, of_headers: int) -> Any:
-    """Of a row: `key` and `value` are lengths, `headers` is how many, of `of_headers` bytes."""
-    needed = limits[ROW_BYTES]
-    if limits[WANTED] & WANT_KEY:
-        needed += max(key, 0)
-    if limits[WANTED] & WANT_VALUE:
-        needed += max(value, 0)
-    if limits[WANTED] & WANT_HEADERS:
-        needed += of_headers + headers * HEADER_BYTES
-    return needed
-
-
-@compiled
-def _put_field(
-    length: int, origin: int, row: int, used: int, there: Any, ends: Any, data: Any
+def fill_rows(
+    data: Any, batches: Any, cursor: Any, limits: Any, row_bytes: int, room: int, to: Any
 ) -> Any:
-    """How many bytes of `data` are used now."""
-    there[row] = length >= 0
-    if length > 0:
-        copy_bytes(np.int64(data.ctypes.data) + used, origin, length)
-        used += length
-    ends[row + 1] = used
-    return used
+    """As many rows of `batches` (of a ScannedHeaders' table) as fit into `to` (Buffers), `room` and
+    `limits` (RowLimits), from `cursor` on, which is moved. `row_bytes`: what a row costs besides
+    its key, value and headers.
 
-
-@compiled
-def fill_rows(data: Any, batches: Any, cursor: Any, limits: Any, to: Any, tally: Any) -> None:
-    """As many rows as fit into `to` (Buffers) and the limits, from `cursor` on, which is moved.
-    Ends early at a fault; the cursor then stands in the batch that has it.
+    (rows, bytes of the next record where it did not fit, fault); at a fault the cursor stands in
+    the batch that has it.
     """
     base = np.int64(data.ctypes.data)
-    wanted, room = limits[WANTED], limits[ROOM_BYTES]
-    offset_from, offset_end = limits[OFFSET_FROM], limits[OFFSET_END]
-    timestamp_min, timestamp_max = limits[TIMESTAMP_MIN], limits[TIMESTAMP_MAX]
+    keys, values, headers = len(to.key.ends) > 0, len(to.value.ends) > 0, len(to.header_ends) > 0
+    offset_from, offset_end, timestamp_min, timestamp_max = limits
     row = np.int64(0)
     while cursor[AT_BATCH] < batches.shape[0]:
         number = cursor[AT_BATCH]
         at = base + max(cursor[AT_POSITION], batches[number, START])
         end = base + batches[number, END]
         first_offset, first_time = batches[number, BASE_OFFSET], batches[number, BASE_TIMESTAMP]
-        is_append, append_time = batches[number, LOG_APPEND], batches[number, APPEND_TIMESTAMP]
+        is_append = (batches[number, ATTRIBUTES] & TIMESTAMP_TYPE_MASK) != 0
+        append_time = batches[number, MAX_TIMESTAMP]
         for record in range(cursor[AT_RECORD], batches[number, COUNT]):
-            fault, after, delta, offset, key_length, key, value_length, value, headers, place = (
+            fault, after, delta, offset, key_length, key, value_length, value, count, place = (
                 _parse(at, end)
             )
             timestamp = append_time if is_append else first_time + delta
             of_headers = np.int64(0)
-            if fault == SOUND and wanted & WANT_HEADERS:
-                of_headers, fault = _headers_bytes(place, after, headers)
+            if fault == SOUND and headers:
+                of_headers, fault = _headers_bytes(place, after, count)
             if fault == SOUND and abs(timestamp) > _TIMESTAMP_MAX_MS:
                 fault = BAD_TIMESTAMP
             if fault != SOUND:
-                tally[FAULT] = fault
-                return
+                return row, np.int64(0), fault
             offset += first_offset
             if offset_from <= offset < offset_end and timestamp_min <= timestamp <= timestamp_max:
-                needed = _row_bytes(limits, key_length, value_length, headers, of_headers)
-                if row == to.offsets.shape[0] or needed > room:
+                needed = row_bytes + keys * max(key_length, 0) + values * max(value_length, 0)
+                needed += headers * (of_headers + count * HEADER_BYTES)
+                if row == len(to.offsets) or needed > room:
                     cursor[AT_POSITION], cursor[AT_RECORD] = at - base, record
-                    tally[NEEDED] = needed
-                    return
+                    return row, needed, SOUND
                 room -= needed
                 to.offsets[row] = offset
                 to.timestamps[row] = timestamp * 1000
                 to.timestamp_types[row] = is_append
-                if wanted & WANT_KEY:
-                    tally[NULL_KEYS] += key_length < 0
-                    used, there, ends = tally[KEY_BYTES], to.key_there, to.key_ends
-                    used = _put_field(key_length, key, row, used, there, ends, to.key_data)
-                    tally[KEY_BYTES] = used
-                if wanted & WANT_VALUE:
-                    tally[NULL_VALUES] += value_length < 0
-                    used, there, ends = tally[VALUE_BYTES], to.value_there, to.value_ends
-                    used = _put_field(value_length, value, row, used, there, ends, to.value_data)
-                    tally[VALUE_BYTES] = used
-                if wanted & WANT_HEADERS:
-                    _put_headers(place, after, headers, to, tally)
+                if keys:
+                    _put(key_length, key, row, to.key)
+                if values:
+                    _put(value_length, value, row, to.value)
+                if headers:
+                    _put_headers(place, after, count, row, to)
                 row += 1
-                tally[ROWS] = row
             at = after
         if at != end:
-            tally[FAULT] = BYTES_LEFT
-            return
+            return row, np.int64(0), BYTES_LEFT
         cursor[AT_BATCH], cursor[AT_POSITION], cursor[AT_RECORD] = number + 1, 0, 0
-
-
-@compiled
-def first_fault(data: Any, batch: Any) -> Any:
-    """What `fill_rows` would find wrong in a batch's records, headers included; SOUND: nothing. For
-    whoever goes on without a damaged batch and must not have given out rows of it.
-    """
-    base = np.int64(data.ctypes.data)
-    at, end = base + batch[START], base + batch[END]
-    for _ in range(batch[COUNT]):
-        fault, after, delta, _, _, _, _, _, headers, place = _parse(at, end)
-        if fault == SOUND:
-            _, fault = _headers_bytes(place, after, headers)
-        timestamp = batch[APPEND_TIMESTAMP] if batch[LOG_APPEND] else batch[BASE_TIMESTAMP] + delta
-        if fault == SOUND and abs(timestamp) > _TIMESTAMP_MAX_MS:
-            fault = BAD_TIMESTAMP
-        if fault != SOUND:
-            return fault
-        at = after
-    return SOUND if at == end else BYTES_LEFT
+    return row, np.int64(0), SOUND
