@@ -41,8 +41,8 @@ class RecentEvent:
     at: str
     level: str
     event: str
+    count: int
     details: dict[str, str]
-    count: int = 1
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class RecentEvents:
             last.count += 1
             last.at = self.clock()
             return
-        self._ring.append(RecentEvent(self.clock(), level, event, shown))
+        self._ring.append(RecentEvent(self.clock(), level, event, 1, shown))
 
     def newest_first(self) -> list[RecentEvent]:
         return list(reversed(self._ring))
