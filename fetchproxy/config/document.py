@@ -140,7 +140,7 @@ def _toml_value(key: Key, value: object) -> str:
     if isinstance(value, SecretFile):
         return f"{{ file = {json.dumps(str(value.file), ensure_ascii=False)} }}"
     shown = "" if value is None else key.shown(value)
-    if isinstance(value, int | float) and shown == str(value):
+    if isinstance(value, int) and shown == str(value):
         return shown
     # A TOML text is JSON's, except that DEL has to be escaped.
     return json.dumps(shown, ensure_ascii=False).replace("\x7f", "\\u007f")

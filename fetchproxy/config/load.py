@@ -53,7 +53,6 @@ VARIABLE_PREFIX = "FETCHPROXY_"
 
 _TYPE_WORDS = {
     int: "an integer",
-    float: "a number",
     str: "text",
     bool: "true or false",
     Path: "a path",

@@ -139,11 +139,6 @@ class ArchiveConfig(Section):
     the same id. `delete-all`: it is deleted in that case as well; set this only while you need it.
     `keep`: topics that are deleted while this is set keep their archive for good.
     """
-    topic_deletion_grace_ms: Duration = Field(86_400_000, ge=0)
-    """The archive of a topic is deleted after every look at the cluster for this long has found no
-    such topic. A day leaves time to notice a mistake, and lets a cluster recover that shows only
-    some of its topics.
-    """
 
 
 class ArchiveOnlyConfig(Section):
@@ -237,10 +232,6 @@ class RemoteFetchConfig(Section):
     """
     disk_cache_bytes_max: Size = Field(10 * GiB, ge=MiB)
     """Size of the disk cache. Chunks that were unused for longest are removed first."""
-    hedged_reads_share_max: float = Field(0.05, ge=0, le=1)
-    """Share of range reads that may be sent a second time when they are slow; the faster answer
-    counts. The store gets at most this share of requests more. 0: none.
-    """
 
 
 class StoreConfig(Section):
@@ -426,8 +417,6 @@ class ClusterConfig(Section):
     """How long a broker may take to answer. Connecting to a broker may take three tenths of it,
     also on behalf of clients.
     """
-    client_id: str = "fetchproxy"
-    """client.id of the proxy's own requests."""
     frame_bytes_max: Size = Field(128 * MiB, ge=KiB)
     """Largest answer of a broker to the proxy's own requests. It must exceed 8 MiB plus one batch
     (max.message.bytes), since a Fetch answer has its first batch whole.
