@@ -143,7 +143,7 @@ def configure_logging(config: LogConfig, stream: TextIO) -> None:
     structlog.configure(
         processors=list(_processors(for_people, colors=stream.isatty())),
         wrapper_class=structlog.make_filtering_bound_logger(config.level),
-        logger_factory=lambda *names: _StreamLogger(stream, names[0] if names else ""),
+        logger_factory=lambda *names: _NamedLogger(stream, names[0] if names else ""),
         # Off, so that a module's logger follows a later call; nothing is logged per request.
         cache_logger_on_first_use=False,
     )
@@ -168,18 +168,12 @@ def _processors(for_people: bool, colors: bool) -> Iterator[Processor]:
     yield structlog.processors.JSONRenderer(ensure_ascii=False, default=str)
 
 
-class _StreamLogger:
-    """Writes lines; flushes each, as logs are read while the process runs."""
+class _NamedLogger(structlog.WriteLogger):
+    """Flushes each line, as logs are read while the process runs."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self.name = name
-
-    def _write(self, line: str) -> None:
-        self._stream.write(line + "\n")
-        self._stream.flush()
-
-    debug = info = warning = error = critical = _write
 
 
 class _LibraryHandler(logging.Handler):
