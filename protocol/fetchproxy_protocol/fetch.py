@@ -357,28 +357,30 @@ def encode_fetch_request(
     out.append(request.isolation_level)
     if version >= SESSIONS_FROM:
         out += INT32.pack(session_id) + INT32.pack(session_epoch)
-    out += _encode_by_topic(version, partitions, partitions.__getitem__)
+    _add_by_topic(out, version, partitions, partitions.__getitem__)
     if version >= SESSIONS_FROM:
-        out += _encode_by_topic(version, forgotten, lambda key: INT32.pack(key[1]))
+        _add_by_topic(out, version, forgotten, lambda key: INT32.pack(key[1]))
     out += request.rack
     out += request.tags
     INT32.pack_into(out, 0, len(out) - 4)
     return bytes(out)
 
 
-def _encode_by_topic(
-    version: int, keys: Iterable[PartitionKey], encode: Callable[[PartitionKey], bytes]
-) -> bytes:
+def _add_by_topic(
+    out: bytearray,
+    version: int,
+    keys: Iterable[PartitionKey],
+    encode: Callable[[PartitionKey], bytes],
+) -> None:
     grouped: dict[TopicRef, list[PartitionKey]] = {}
     for key in keys:
         grouped.setdefault(key[0], []).append(key)
-    out = bytearray(encode_count(len(grouped), version >= FLEXIBLE_FROM))
+    out += encode_count(len(grouped), version >= FLEXIBLE_FROM)
     for topic, of_topic in grouped.items():
         out += encode_topic_start(version, topic, len(of_topic))
         for key in of_topic:
             out += encode(key)
         out += no_tags(version)
-    return bytes(out)
 
 
 def with_session(
