@@ -38,6 +38,8 @@ from fetchproxy.tls.contexts import UpstreamTls, in_words, looks_like_tls
 
 _SIZE_BYTES = 4
 _CORRELATION_ID_BYTES = 4
+# client.id of the proxy's own requests: what a broker logs, and a quota there may name.
+CLIENT_ID = "fetchproxy"
 # The session is renewed after this share of its life, as Kafka's own client does at the earliest.
 _RENEW_AFTER = 0.85
 # Brokers refuse to authenticate a connection anew within a second of the last time.
@@ -228,7 +230,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._transport is None or self._lost is not None:
             raise self._lost or self._unavailable("not connected")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        request.with_header(correlation_id=self._correlation_id, client_id=self._config.client_id)
+        request.with_header(correlation_id=self._correlation_id, client_id=CLIENT_ID)
         answer = asyncio.get_running_loop().create_future()
         self._pending.append(_Pending(self._correlation_id, answer))
         self._transport.write(request.encode(header=True, framed=True))

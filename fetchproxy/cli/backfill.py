@@ -26,7 +26,6 @@ _OF_SOURCE = re.compile(
 Parquet = Annotated[
     str | None,
     typer.Option(
-        "--parquet",
         envvar="FETCHPROXY_BACKFILL_PARQUET",
         metavar="URI",
         help="Folder for Parquet files, by topic and date: a path or URI (file, s3, gs, hdfs) that "
@@ -36,7 +35,6 @@ Parquet = Annotated[
 ToTopic = Annotated[
     str | None,
     typer.Option(
-        "--to-topic",
         envvar="FETCHPROXY_BACKFILL_TO_TOPIC",
         metavar="TOPIC",
         help="Topic of --bootstrap that gets the records instead, partition by partition, with "
@@ -46,7 +44,6 @@ ToTopic = Annotated[
 Topics = Annotated[
     str,
     typer.Option(
-        "--topics",
         envvar="FETCHPROXY_TOPICS",
         metavar="NAME[,…]",
         help="Archived topics, by their whole names.",
@@ -65,7 +62,6 @@ SourceSettings = Annotated[
 RangeBytes = Annotated[
     int,
     typer.Option(
-        "--range-bytes",
         envvar="FETCHPROXY_BACKFILL_RANGE_BYTES",
         min=1,
         help="Stored bytes of a task, and about those of its files.",
@@ -82,7 +78,6 @@ Append = Annotated[
 Compression = Annotated[
     str,
     typer.Option(
-        "--compression",
         envvar="FETCHPROXY_BACKFILL_COMPRESSION",
         help="Of the Parquet files: snappy, zstd, gzip, lz4 or none.",
     ),

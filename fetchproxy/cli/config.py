@@ -16,7 +16,6 @@ from fetchproxy.errors import ConfigError
 Check = Annotated[
     Path | None,
     typer.Option(
-        "--check",
         metavar="FILE",
         help="Name every fault of this file, the environment and --set, and print nothing else.",
     ),

@@ -1,4 +1,4 @@
-"""The command `fetchproxy`. Each command is in the module of its name, loaded when asked for."""
+"""The command `fetchproxy`. A command's module is loaded when the command is asked for."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ COMMANDS = (
     *("serve", "archive", "segments", "verify", "restore", "reindex", "merge", "mirror"),
     *("report", "backfill", "resolve", "index", "user", "keys", "config"),
 )
+# The module of a command has the same name, but for these.
+_MODULES = {"reindex": "verify", "restore": "verify"}
 
 
 class _Loading(Mapping[str, Any]):
@@ -49,7 +51,7 @@ class _Commands(TyperGroup):
 @cache
 def _loaded(name: str) -> Any:
     """A module has the command itself, or `app`: a group of commands."""
-    module = import_module(f"fetchproxy.cli.{name}")
+    module = import_module(f"fetchproxy.cli.{_MODULES.get(name, name)}")
     group = getattr(module, "app", None)
     if group is None:
         group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -16,7 +16,6 @@ from fetchproxy.writing.merging import MERGED_BYTES_MAX
 BytesMax = Annotated[
     int,
     typer.Option(
-        "--bytes-max",
         envvar="FETCHPROXY_MERGE_BYTES_MAX",
         min=1024,
         help="A merged segment has at most so many bytes; small is what has at most half of that. "

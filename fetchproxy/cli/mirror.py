@@ -19,7 +19,6 @@ from fetchproxy.jobs import mirror as job
 To = Annotated[
     str | None,
     typer.Option(
-        "--to",
         envvar="FETCHPROXY_MIRROR_TO",
         metavar="URL",
         help="The other place: empty, or an earlier mirror of this archive.",
@@ -60,7 +59,6 @@ WithDamaged = Annotated[
 BytesPerS = Annotated[
     int,
     typer.Option(
-        "--bytes-per-s",
         envvar="FETCHPROXY_MIRROR_BYTES_PER_S",
         min=0,
         help="Read no more than so many bytes a second from --from, with --spark in each worker; "

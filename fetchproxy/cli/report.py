@@ -16,7 +16,6 @@ from fetchproxy.jobs.runner import Runner
 Out = Annotated[
     Path,
     typer.Option(
-        "--out",
         envvar="FETCHPROXY_REPORT_OUT",
         metavar="FOLDER",
         help="Where report.html goes, and the tables below it.",
@@ -25,7 +24,6 @@ Out = Annotated[
 Parquet = Annotated[
     str | None,
     typer.Option(
-        "--parquet",
         envvar="FETCHPROXY_REPORT_PARQUET",
         metavar="URI",
         help="Where the tables go instead: a path or URI. On Spark a URI of its own, of a place "

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from fetchproxy.archive import managed_archive, store_url, wall_clock_ms
+from fetchproxy.archive import managed_archive, wall_clock_ms
 from fetchproxy.auditing.resolve import Answer, ResolutionPlan
 from fetchproxy.auditing.resolve import resolve as resolve_partition
 from fetchproxy.cli import options
@@ -16,7 +15,6 @@ from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.logs import configure_logging
 
 Partition = Annotated[
     str, typer.Argument(metavar="TOPIC-PARTITION", help="As logs and status name it: orders-0.")
@@ -56,20 +54,11 @@ def resolve(
     this was run. It goes on by itself afterwards.
     """
     with users_errors():
-        config = options.read_config(context)
-        store_url(config)
-        chosen = [
-            answer
-            for answer, wanted in (
-                (Answer.KEEP, keep),
-                (Answer.TRUNCATE, truncate),
-                (Answer.NEW_HISTORY, new_history),
-            )
-            if wanted
-        ]
+        config = options.read_logged(context)
+        given = {Answer.KEEP: keep, Answer.TRUNCATE: truncate, Answer.NEW_HISTORY: new_history}
+        chosen = [answer for answer, wanted in given.items() if wanted]
         if len(chosen) != 1:
             raise ConfigError("give one of --keep, --truncate and --new-history")
-        configure_logging(config.log, sys.stderr)
     done = run(_resolve(config, partition, chosen[0], dry_run))
     if done is None:
         raise typer.Exit(EXIT_INTERRUPTED)

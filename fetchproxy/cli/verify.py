@@ -1,21 +1,30 @@
-"""`fetchproxy verify`: reads the whole archive, names every fault, and mends what can be."""
+"""`fetchproxy verify`, `reindex` and `restore`: every fault of the archive, and what mends it.
+
+What is mended is made again: index, epochs, transactions and metadata of segments from their logs
+(`verify --repair`, `reindex`); the metadata topic, caches and local indexes from the store
+(`restore`).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.filesize import decimal
+from rich.table import Table
 
 from fetchproxy.auditing.faults import Fault, VerifyReport
+from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
 from fetchproxy.cli.running import EXIT_FAULTS, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
+from fetchproxy.jobs import restore as restore_job
 from fetchproxy.jobs import verify as job
 from fetchproxy.jobs.runner import Failure
 
@@ -60,7 +69,7 @@ def verify(
             raise ConfigError("give one of --json and --repair")
     config = read_job(context)
     ask_store(config)
-    found = _verified(context, config, topic, silent if as_json else print_fault)
+    found = _verified(context, config, topic, (lambda _: None) if as_json else print_fault)
     report = found.report
     nothing = not (report.partitions or report.faults or report.concerns or found.failures)
     if as_json:
@@ -110,7 +119,7 @@ def _repaired(
             config,
             found.report.faults,
             dry_run=dry_run,
-            on_result=lambda repaired: print_repaired(repaired, dry_run=dry_run),
+            on_result=lambda part: print_repaired(part.repairs, part.refusals, dry_run=dry_run),
         ),
     )
     if uploads_removed:
@@ -123,22 +132,11 @@ def _repaired(
     return after
 
 
-class RepairedPart(Protocol):
-    @property
-    def repairs(self) -> tuple[str, ...]: ...
-    @property
-    def refusals(self) -> tuple[str, ...]: ...
-
-
-def print_repaired(part: RepairedPart, *, dry_run: bool) -> None:
-    for repair in part.repairs:
+def print_repaired(repairs: Iterable[str], refusals: Iterable[str], *, dry_run: bool) -> None:
+    for repair in repairs:
         typer.echo(f"{'would be repaired' if dry_run else 'repaired'}: {repair}")
-    for refusal in part.refusals:
+    for refusal in refusals:
         typer.echo(f"not repaired: {refusal}")
-
-
-def silent(fault: Fault) -> None:
-    """The report has it."""
 
 
 def print_fault(fault: Fault) -> None:
@@ -184,3 +182,81 @@ def _verdict(report: VerifyReport, failures: Iterable[object]) -> str:
     if report.faults:
         return count(len(report.faults), "fault")
     return "clean as far as is known" if report.not_known or any(failures) else "clean"
+
+
+@options.shares("store", spark=True)
+def reindex(
+    context: typer.Context,
+    topic: options.Topic = None,
+    dry_run: options.DryRun = False,
+) -> None:
+    """Make index, epochs, transactions and metadata again where they are missing or wrong.
+
+    No log is written. Exit code 1 where faults are left.
+    """
+    config = read_job(context)
+    ask_store(config, [topic])
+    done = run_job(
+        context, config, lambda runner: job.reindex(runner, config, topic=topic, dry_run=dry_run)
+    )
+    repairs = [repair for partition in done.results for repair in partition.repairs]
+    for partition in done.results:
+        print_repaired(partition.repairs, partition.refusals, dry_run=dry_run)
+    left = [fault for partition in done.results for fault in partition.left]
+    for fault in left:
+        print_fault(fault)
+    typer.echo(
+        f"{count(len(done.results), 'partition')}: {count(len(repairs), 'object')} "
+        f"{'to be ' if dry_run else ''}repaired, {count(len(left), 'fault')} left"
+    )
+    say_failures(done.failures)
+    if left:
+        raise typer.Exit(EXIT_FAULTS)
+
+
+@options.shares("bootstrap", "store", spark=True)
+def restore(
+    context: typer.Context,
+    topic: options.Topic = None,
+    dry_run: options.DryRun = False,
+) -> None:
+    """Rebuild the metadata topic from the store: what it does not know is written to it.
+
+    Metadata objects that are lost or unreadable are derived from their logs first. Can be repeated.
+    With --spark, local indexes are left to the archivers, which make them again. Exit code 1 where
+    segments are left that nothing could be made of, 2 where a part could not be restored.
+    """
+    config = read_job(context)
+    ask_store(config, [topic])
+    done = run_job(
+        context,
+        config,
+        lambda runner: restore_job.restore(
+            runner,
+            config,
+            topic=topic,
+            dry_run=dry_run,
+            on_result=lambda part: print_repaired(part.repairs, part.refusals, dry_run=dry_run),
+        ),
+        unit=lambda size: f"{size:.0f} segments",
+    )
+    _print_restored(done.results, dry_run)
+    say_failures(done.failures)
+    if any(partition.unreadable or partition.not_in_store for partition in done.results):
+        raise typer.Exit(EXIT_FAULTS)
+
+
+def _print_restored(restored: Sequence[RestoredPartition], dry_run: bool) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("topic-partition", overflow="fold")
+    done = "to restore" if dry_run else "restored"
+    for name in ("segments", done, "log start", "unreadable", "not in store"):
+        table.add_column(name, justify="right")
+    for p in restored:
+        log_start = "" if p.raised_log_start is None else str(p.raised_log_start)
+        counts = [str(n) if n else "" for n in (p.unreadable, p.not_in_store)]
+        table.add_row(str(p.tip), str(p.segments), str(p.restored), log_start, *counts)
+    Console().print(table)
+    segments = sum(partition.restored for partition in restored)
+    what = "segments that would be restored" if dry_run else "segments restored"
+    typer.echo(f"{what}: {segments}; partitions: {len(restored)}")

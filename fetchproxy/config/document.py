@@ -6,14 +6,19 @@ compares the file on disk with `document()`.
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import cache
+from inspect import getsource
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import SecretStr
 
+from fetchproxy.config import schema
 from fetchproxy.config.load import Key, Loaded, all_keys, section_docstrings
 from fetchproxy.config.values import MASK, SecretFile, is_secret_name, mask_text
 
@@ -58,8 +63,28 @@ def document() -> str:
 
 def _row(key: Key) -> str:
     default = "not set" if key.default in (None, "") else f"`{key.shown(key.default)}`"
-    meaning = (key.field.description or "").replace("|", "\\|")
+    meaning = meaning_of(key).replace("|", "\\|")
     return f"| `{key.dotted}` | {default} | {key.expected_shortly} | {meaning} | `{key.variable}` |"
+
+
+def meaning_of(key: Key) -> str:
+    section = schema.Config.model_fields[key.section].annotation
+    assert section is not None
+    return _meanings()[section.__name__, key.name]
+
+
+@cache
+def _meanings() -> dict[tuple[str, str], str]:
+    """The text below each key's declaration, by the names of class and key."""
+    found = {}
+    for section in ast.parse(getsource(schema)).body:
+        if not isinstance(section, ast.ClassDef):
+            continue
+        for pair in pairwise(section.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str() as text)):
+                    found[section.name, name] = " ".join(text.split())
+    return found
 
 
 # The commented TOML file.
@@ -87,8 +112,7 @@ def commented_toml(loaded: Loaded) -> str:
 
 
 def _toml_entry(key: Key, loaded: Loaded) -> Iterator[str]:
-    meaning = f"{key.field.description or ''} [{key.expected_shortly}]"
-    yield from _wrapped(meaning)
+    yield from _wrapped(f"{meaning_of(key)} [{key.expected_shortly}]")
     setting = loaded.chosen.get(key.dotted)
     value = loaded.value_of(key)
     if setting is None or value == key.default:
@@ -116,7 +140,7 @@ def _toml_value(key: Key, value: object) -> str:
     if isinstance(value, SecretFile):
         return f"{{ file = {json.dumps(str(value.file), ensure_ascii=False)} }}"
     shown = "" if value is None else key.shown(value)
-    if isinstance(value, int | float) and shown == str(value):
+    if isinstance(value, int) and shown == str(value):
         return shown
     # A TOML text is JSON's, except that DEL has to be escaped.
     return json.dumps(shown, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -21,16 +21,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from fetchproxy.config.memory_plan import CHUNK_BYTES, within_ceiling
-from fetchproxy.config.rules import (
-    archive_only_fault,
-    encryption_fault,
-    group_fault,
-    log_dirs_fault,
-    metadata_topic_fault,
-    sasl_fault,
-    tls_faults,
-)
+from fetchproxy.config.memory_plan import within_ceiling
+from fetchproxy.config.rules import relation_faults
 from fetchproxy.config.schema import Config, Section
 from fetchproxy.config.values import (
     MASK,
@@ -39,8 +31,6 @@ from fetchproxy.config.values import (
     UnitForm,
     is_secret_name,
     mask_text,
-    parse_host_port,
-    parse_node_map,
 )
 from fetchproxy.errors import ConfigError
 
@@ -53,7 +43,6 @@ VARIABLE_PREFIX = "FETCHPROXY_"
 
 _TYPE_WORDS = {
     int: "an integer",
-    float: "a number",
     str: "text",
     bool: "true or false",
     Path: "a path",
@@ -255,7 +244,7 @@ def load(
         config = _build(chosen, keys)
     # What keys demand of each other is told where all of them are right, as it would mislead.
     if config is not None and not faults:
-        faults += _relation_faults(config, chosen)
+        faults += relation_faults(config, {key: one.place for key, one in chosen.items()})
         with _faults_to(faults):
             config = within_ceiling(config, chosen)
     if config is None or faults:
@@ -379,37 +368,6 @@ def _build(chosen: Mapping[str, Setting], keys: Mapping[str, Key]) -> Config:
     except ValidationError as error:
         wrong = {f"{e['loc'][0]}.{e['loc'][1]}": None for e in error.errors()}
         raise ConfigError(*(_invalid(chosen[dotted], keys[dotted]) for dotted in wrong)) from error
-
-
-def _relation_faults(config: Config, chosen: Mapping[str, Setting]) -> list[str]:
-    """What no single key can say, as where one bounds the other."""
-    places = {key: setting.place for key, setting in chosen.items()}
-    faults = [
-        *tls_faults(config.gateway, config.cluster),
-        sasl_fault(config.cluster),
-        archive_only_fault(config, places),
-        encryption_fault(config),
-        log_dirs_fault(config.archive),
-        group_fault(config.archive),
-        metadata_topic_fault(config.archive, config.metadata),
-        *_port_faults(config),
-    ]
-    key, in_flight = "remote_fetch.inflight_bytes_max", config.remote_fetch.inflight_bytes_max
-    if in_flight < CHUNK_BYTES:  # a chunk could never be read
-        faults.append(
-            f"{key} = {in_flight} ({places[key]}): expected at least {CHUNK_BYTES}, a chunk"
-        )
-    return [fault for fault in faults if fault is not None]
-
-
-def _port_faults(config: Config) -> Iterator[str]:
-    listen = parse_host_port(config.gateway.listen).port
-    for node_id, place in parse_node_map(config.gateway.node_map or "").items():
-        if place.listen_port == listen:
-            yield (
-                f"gateway.node_map gives node {node_id} the port {listen}: "
-                f"expected another than gateway.listen = {config.gateway.listen}"
-            )
 
 
 def _invalid(setting: Setting, key: Key) -> str:

@@ -74,11 +74,13 @@ def memory_budgets(config: Config) -> dict[str, Budget]:
     return budgets
 
 
-def fixed_parts(config: Config) -> dict[str, int]:
-    """Bytes by what they follow from; these do not shrink."""
-    parts = {"the process": PROCESS_BYTES}
-    parts["a search by time"] = SEARCHED_BYTES_MAX
-    parts["freed memory"] = FREED_BYTES_MAX
+def memory_parts(config: Config) -> dict[str, int]:
+    """All of them in bytes: first those that do not shrink, by what they follow from."""
+    parts = {
+        "the process": PROCESS_BYTES,
+        "a search by time": SEARCHED_BYTES_MAX,
+        "freed memory": FREED_BYTES_MAX,
+    }
     remote, archive = config.remote_fetch, config.archive
     if remote.disk_cache_dir is not None:
         parts["remote_fetch.disk_cache_dir"] = DISK_CACHE_WRITES_MAX * CHUNK_BYTES
@@ -86,14 +88,7 @@ def fixed_parts(config: Config) -> dict[str, int]:
         # The client of uploads has one part more than are in flight, and gathers the next.
         a_worker = 2 * FETCH_BYTES_MAX + (PARTS_IN_FLIGHT_MAX + 2) * PART_BYTES
         parts["archive.workers_max"] = archive.workers_max * a_worker
-    return parts
-
-
-def memory_parts(config: Config) -> dict[str, int]:
-    """All of them, in bytes."""
-    return fixed_parts(config) | {
-        key: budget.size_bytes for key, budget in memory_budgets(config).items()
-    }
+    return parts | {key: budget.size_bytes for key, budget in memory_budgets(config).items()}
 
 
 def within_ceiling(config: Config, chosen: Collection[str]) -> Config:

@@ -1,22 +1,39 @@
-"""What keys of the configuration demand of each other. Pure."""
+"""What keys of the configuration demand of each other, as where one bounds the other. Pure.
+
+A sentence names the keys, and no value that is a secret.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from fetchproxy.config.schema import (
-    ArchiveConfig,
-    ClusterConfig,
-    Config,
-    GatewayConfig,
-    MetadataConfig,
-)
-from fetchproxy.config.values import is_loopback, parse_host_port, parse_paths
+from fetchproxy.config.memory_plan import CHUNK_BYTES
+from fetchproxy.config.schema import ClusterConfig, Config, GatewayConfig
+from fetchproxy.config.values import is_loopback, parse_host_port, parse_node_map, parse_paths
 
-# Which keys contradict archive-only mode, and who may read there. Pure.
 
-# By key: why it can have no effect there.
+def relation_faults(config: Config, places: Mapping[str, str]) -> list[str]:
+    """`places`: where each key that somebody has set was set."""
+    gateway, cluster = config.gateway, config.cluster
+    faults = [
+        _gateway_fault(gateway),
+        _cluster_fault(cluster),
+        _principal_fault(gateway, cluster),
+        _sasl_fault(cluster),
+        _archive_only_fault(config, places),
+        *_archive_faults(config),
+        *_port_faults(gateway),
+    ]
+    key, in_flight = "remote_fetch.inflight_bytes_max", config.remote_fetch.inflight_bytes_max
+    if in_flight < CHUNK_BYTES:  # a chunk could never be read
+        faults.append(
+            f"{key} = {in_flight} ({places[key]}): expected at least {CHUNK_BYTES}, a chunk"
+        )
+    return [fault for fault in faults if fault is not None]
+
+
+# By key: why it can have no effect in archive-only mode.
 _CONTRADICTIONS = {
     "cluster.bootstrap": "no broker is asked in archive-only mode",
     "archive.topics": "there is no broker to archive from in archive-only mode",
@@ -25,100 +42,79 @@ _CONTRADICTIONS = {
 }
 
 
-def archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None:
-    """`places`: where each key that the user has set was set."""
-    own = config.archive_only
-    if own.users_file is not None and (not own.enabled or own.open_to_anybody):
-        place = places.get("archive_only.users_file", "archive_only.users_file")
-        if own.enabled:
-            return f"archive_only.users_file ({place}) contradicts archive_only.open_to_anybody"
+def _archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None:
+    own, users = config.archive_only, "archive_only.users_file"
+    if own.users_file is not None and not own.enabled:
         return (
-            f"archive_only.users_file ({place}) needs archive_only.enabled: where there are "
-            "brokers, their users and ACLs count"
+            f"{users} ({places[users]}) needs archive_only.enabled: where there are brokers, their "
+            "users and ACLs count"
         )
+    if own.users_file is not None and own.open_to_anybody:
+        return f"{users} ({places[users]}) contradicts archive_only.open_to_anybody"
     if not own.enabled:
-        if config.attach.archives is not None:
-            place = places.get("attach.archives", "attach.archives")
-            return f"attach.archives ({place}) needs archive_only.enabled: brokers do not know them"
-        return None
+        if config.attach.archives is None:
+            return None
+        place = places["attach.archives"]
+        return f"attach.archives ({place}) needs archive_only.enabled: brokers do not know them"
     for key, reason in _CONTRADICTIONS.items():
         section, _, name = key.partition(".")
         if key in places and getattr(getattr(config, section), name) is not None:
-            enabled = places.get("archive_only.enabled", "archive_only.enabled")
-            return f"{key} ({places[key]}) contradicts {enabled}: {reason}"
-    return _openness_fault(config, places)
-
-
-def _openness_fault(config: Config, places: Mapping[str, str]) -> str | None:
-    """There is no broker whose ACLs count: who gets through the listener reads everything."""
-    gateway = config.gateway
-    if is_loopback(parse_host_port(gateway.listen).host):
+            return f"{key} ({places[key]}) contradicts {places['archive_only.enabled']}: {reason}"
+    # There is no broker whose ACLs count: who gets through the listener reads everything.
+    listen, is_closed = config.gateway.listen, config.gateway.tls_client_auth == "required"
+    if is_closed or own.users_file or own.open_to_anybody or is_loopback(_host(listen)):
         return None
-    own = config.archive_only
-    if gateway.tls_client_auth == "required" or own.users_file or own.open_to_anybody:
-        return None
-    place = places.get("gateway.listen", "gateway.listen")
     return (
-        f"gateway.listen = {gateway.listen} ({place}): in archive-only mode whoever reaches it "
-        "would read the whole archive; expected archive_only.users_file, "
+        f"gateway.listen = {listen} ({places['gateway.listen']}): in archive-only mode whoever "
+        "reaches it would read the whole archive; expected archive_only.users_file, "
         "gateway.tls_client_auth = required, or "
         "archive_only.open_to_anybody = true where that is meant"
     )
 
 
-# What encryption at rest demands. Pure.
-
-
-def encryption_fault(config: Config) -> str | None:
-    """The disk cache keeps records as clients get them, for longer than the process lives."""
-    if config.store.encryption_keys is None or config.remote_fetch.disk_cache_dir is None:
-        return None
-    return (
-        "remote_fetch.disk_cache_dir is set and store.encryption_keys too: the disk cache would "
-        "hold records in the clear"
-    )
-
-
-# What the keys of `archive` demand of each other. Pure.
-
-
-def log_dirs_fault(archive: ArchiveConfig) -> str | None:
-    """What is wrong, as a sentence that names the keys; None: nothing."""
+def _archive_faults(config: Config) -> Iterator[str]:
+    archive, metadata = config.archive, config.metadata
+    if config.store.encryption_keys is not None and config.remote_fetch.disk_cache_dir is not None:
+        # It keeps records as clients get them, for longer than the process lives.
+        yield (
+            "remote_fetch.disk_cache_dir is set and store.encryption_keys too: the disk cache "
+            "would hold records in the clear"
+        )
     spool = archive.spool_dir
-    for path in () if archive.log_dirs is None else parse_paths(archive.log_dirs):
+    for path in parse_paths(archive.log_dirs) if archive.log_dirs is not None else ():
         if spool is not None and spool.absolute().is_relative_to(path):
             # A broker takes every folder there for a partition, and fails when it is none.
-            return f"archive.spool_dir = {spool}: expected a folder outside of {path}"
-    return None
-
-
-def group_fault(archive: ArchiveConfig) -> str | None:
-    """As `log_dirs_fault`, of the keys that share partitions out among archivers."""
-    if archive.group_id is None:
-        if archive.group_instance_id is not None:
-            return "archive.group_instance_id is set and archive.group_id is not"
-        return None
-    if archive.log_dirs is not None:
-        return (
+            yield f"archive.spool_dir = {spool}: expected a folder outside of {path}"
+            break
+    if archive.group_id is None and archive.group_instance_id is not None:
+        yield "archive.group_instance_id is set and archive.group_id is not"
+    if archive.group_id is not None and archive.log_dirs is not None:
+        yield (
             "archive.group_id is set and archive.log_dirs too: there the leader is the archiver "
             "beside the broker that leads the partition"
         )
-    return None
-
-
-def metadata_topic_fault(archive: ArchiveConfig, metadata: MetadataConfig) -> str | None:
-    """As `log_dirs_fault`: internal topics, which begin so, are never archived by a pattern."""
     name = metadata.topic_name
-    if metadata.manager != "topic" or archive.topics is None or name.startswith("__"):
-        return None
-    if re.fullmatch(archive.topics, name) is None:
-        return None
-    return (
-        f"metadata.topic_name = {name}: archive.topics matches it; expected a name with __ in front"
-    )
+    # Internal topics, which begin so, are never archived by a pattern.
+    if metadata.manager == "topic" and archive.topics is not None and not name.startswith("__"):
+        matches = re.fullmatch(archive.topics, name)
+        if matches is not None:
+            yield (
+                f"metadata.topic_name = {name}: archive.topics matches it; "
+                "expected a name with __ in front"
+            )
 
 
-# Which `cluster.sasl_*` keys belong together. Pure: reads no file, knows no mechanism's bytes.
+def _port_faults(gateway: GatewayConfig) -> Iterator[str]:
+    listen = parse_host_port(gateway.listen).port
+    for node_id, place in parse_node_map(gateway.node_map or "").items():
+        if place.listen_port == listen:
+            yield (
+                f"gateway.node_map gives node {node_id} the port {listen}: "
+                f"expected another than gateway.listen = {gateway.listen}"
+            )
+
+
+# Which `cluster.sasl_*` keys belong together.
 
 _PASSWORD = ("sasl_password",)
 _TOKEN = ("sasl_oauthbearer_token_file", "sasl_oauthbearer_token_endpoint_url")
@@ -128,7 +124,7 @@ _BY_PASSWORD = ("sasl_username", *_PASSWORD)
 _BY_TOKEN = (*_TOKEN, *_ENDPOINT_ONLY)
 
 
-def sasl_fault(cluster: ClusterConfig) -> str | None:
+def _sasl_fault(cluster: ClusterConfig) -> str | None:
     """What is wrong, by key and without any value but the mechanism's; None: nothing.
 
     No colon follows a key: what stands behind `password:` is masked wherever it is shown.
@@ -171,17 +167,9 @@ def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str
 
 
 # Which `tls_*` and `sni_*` keys belong together, and who may use the proxy's own certificate.
-#
-# Pure: reads no file and looks into none.
 
 _KEY = ("tls_key_file", "tls_key_password")
 _CLIENTS = ("tls_client_ca_file", "sni_bootstrap_host", "sni_node_pattern")
-
-
-def tls_faults(gateway: GatewayConfig, cluster: ClusterConfig) -> list[str]:
-    """What is wrong, by key and without any secret."""
-    faults = _gateway_fault(gateway), _cluster_fault(cluster), _principal_fault(gateway, cluster)
-    return [fault for fault in faults if fault is not None]
 
 
 def _gateway_fault(gateway: GatewayConfig) -> str | None:
@@ -225,7 +213,7 @@ def _principal_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | No
     """
     if cluster.tls_certificate_file is None or cluster.security_protocol != "SSL":
         return None
-    if gateway.tls_client_auth == "required" or is_loopback(parse_host_port(gateway.listen).host):
+    if gateway.tls_client_auth == "required" or is_loopback(_host(gateway.listen)):
         return None
     return (
         f"cluster.tls_certificate_file with gateway.listen = {gateway.listen}: brokers would take "
@@ -236,3 +224,7 @@ def _principal_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | No
 
 def _set(section: str, config: object, names: tuple[str, ...]) -> list[str]:
     return [f"{section}.{name}" for name in names if getattr(config, name) is not None]
+
+
+def _host(listen: str) -> str:
+    return parse_host_port(listen).host

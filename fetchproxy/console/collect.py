@@ -25,14 +25,12 @@ from fetchproxy.console.status import (
     NO_PARTITIONS,
     ArchiverStatus,
     Asked,
-    Event,
     OperationStatus,
     PartitionsHealth,
     PartitionStatus,
     PartitionTable,
     Status,
     StoreStatus,
-    archiver_status,
     is_same_archive,
     largest_clients,
     partition_status,
@@ -53,7 +51,6 @@ from fetchproxy.observability.health import (
     counts,
     headlines,
     missing,
-    publish_gauges,
     worst_first,
 )
 from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
@@ -191,10 +188,7 @@ class StatusCollector:
             topics=table.topics(),
             partitions_total=table.total,
             partitions_matching=table.matching,
-            events=tuple(
-                Event(e.at, e.level, e.event, e.count, dict(e.details))
-                for e in self._events.newest_first()
-            ),
+            events=tuple(self._events.newest_first()),
             archiver=self._archiver(),
             headlines=found.headlines,
             brokers=self._around.brokers(),
@@ -235,7 +229,6 @@ class StatusCollector:
             self._partition_line(tip)  # for the gauges
         if all_of_it:
             await self._look_at_partitions()
-        publish_gauges(self._health.all(asyncio.get_running_loop().time()))
 
     async def _look_at_archive(self, not_older_than: float) -> None:
         try:
@@ -363,9 +356,15 @@ class StatusCollector:
         found = self._around.archiver()
         if found is None:
             return None
-        leadership, leads, refused = found
-        masked = {topic: mask_text(reason) for topic, reason in refused.items()}
-        return archiver_status(leads, replace(leadership, error=_masked(leadership.error)), masked)
+        leadership, leads_and_follows, refused = found
+        return ArchiverStatus(
+            leadership.kind,
+            leadership.state,
+            *leads_and_follows,
+            leadership.members,
+            _masked(leadership.error),
+            {topic: mask_text(reason) for topic, reason in refused.items()},
+        )
 
     def _partition_line(self, tip: TopicIdPartition) -> PartitionStatus:
         view = self._rlmm.view(tip)

@@ -205,68 +205,6 @@ _PAGE_FILES = {
 }
 
 
-def build_console(
-    listen: str, allowed_hosts: str, source: StatusSource, registry: CollectorRegistry
-) -> web.Application:
-    app = web.Application(middlewares=[host_guard(allowed_names(listen, allowed_hosts))])
-    app.on_response_prepare.append(add_security_headers)
-    answers = _Answers(source, registry)
-    app.router.add_get("/healthz", answers.healthz)
-    app.router.add_get("/readyz", answers.readyz)
-    app.router.add_get("/metrics", answers.metrics)
-    app.router.add_get("/api/status", answers.status)
-    static = resources.files("fetchproxy.console") / "static"
-    for path, (name, content_type) in _PAGE_FILES.items():
-        content = (static / name).read_text(encoding="utf-8")
-        app.router.add_get(path, partial(_page_file, content, content_type))
-    return app
-
-
-async def _page_file(content: str, content_type: str, _request: web.Request) -> web.Response:
-    return web.Response(text=content, content_type=content_type)
-
-
-class _Answers:
-    def __init__(self, source: StatusSource, registry: CollectorRegistry) -> None:
-        self._source = source
-        self._registry = registry
-
-    async def healthz(self, _request: web.Request) -> web.Response:
-        """The loop turns, so the process lives.
-
-        Says nothing of store or brokers on purpose: a restart would mend neither.
-        """
-        return web.Response(text="ok\n")
-
-    async def readyz(self, _request: web.Request) -> web.Response:
-        """The listeners are open, and a broker answers.
-
-        An outage of the store does not count, nor that the brokers refuse the proxy's own
-        credentials (said here all the same): the tail works without.
-        """
-        status = await self._source(NO_PARTITIONS)
-        missing = status.missing
-        answer: dict[str, object] = {"ready": not missing, "missing": list(missing)}
-        for one in status.conditions:
-            if one["kind"] == Kind.CLUSTER_AUTHENTICATION_REFUSED:
-                answer["cluster_refusal"] = one["what"]
-        return web.json_response(answer, status=503 if missing else 200)
-
-    async def metrics(self, request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        body = await _in_steps(self._registry, encode)
-        return web.Response(body=body, headers={"Content-Type": content_type})
-
-    async def status(self, request: web.Request) -> web.Response:
-        """`?rows_max=200&name_part=orders`: so many partitions at most, with that in their name."""
-        rows = request.query.get("rows_max", "")
-        if rows and not (rows.isascii() and rows.isdigit() and len(rows) <= ROWS_DIGITS_MAX):
-            return web.Response(status=400, text=f"rows_max is no number of rows: {rows[:20]!r}\n")
-        asked = Asked(int(rows) if rows else None, request.query.get("name_part", ""))
-        text = await _as_json(await self._source(asked))
-        return web.Response(body=text, content_type="application/json", charset="utf-8")
-
-
 async def _as_json(status: Status) -> bytes:
     """In pieces, as there may be very many partitions, and a concern of each."""
     parts: list[str] = []
@@ -317,13 +255,26 @@ class ConsoleServer:
         if config.listen is None:
             raise ConfigError("console.listen is not set")
         self._listen = config.listen
+        self._source = source
+        self._registry = registry
+        self._server: asyncio.Server | None = None
+        names = allowed_names(config.listen, config.allowed_hosts)
+        app = web.Application(middlewares=[host_guard(names)])
+        app.on_response_prepare.append(add_security_headers)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/api/status", self._status)
+        static = resources.files("fetchproxy.console") / "static"
+        for path, (name, content_type) in _PAGE_FILES.items():
+            content = (static / name).read_text(encoding="utf-8")
+            app.router.add_get(path, partial(_page_file, content, content_type))
         self._runner = web.AppRunner(
-            build_console(config.listen, config.allowed_hosts, source, registry),
+            app,
             access_log=None,
             shutdown_timeout=_SHUTDOWN_SECONDS_MAX,
             keepalive_timeout=0,  # one request a connection, so that time limits are of that one
         )
-        self._server: asyncio.Server | None = None
 
     @property
     def address(self) -> HostPort:
@@ -356,3 +307,42 @@ class ConsoleServer:
         if self._server is not None:
             self._server.close()
         await self._runner.cleanup()
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        """The loop turns, so the process lives.
+
+        Says nothing of store or brokers on purpose: a restart would mend neither.
+        """
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        """The listeners are open, and a broker answers.
+
+        An outage of the store does not count, nor that the brokers refuse the proxy's own
+        credentials (said here all the same): the tail works without.
+        """
+        status = await self._source(NO_PARTITIONS)
+        missing = status.missing
+        answer: dict[str, object] = {"ready": not missing, "missing": list(missing)}
+        for one in status.conditions:
+            if one["kind"] == Kind.CLUSTER_AUTHENTICATION_REFUSED:
+                answer["cluster_refusal"] = one["what"]
+        return web.json_response(answer, status=503 if missing else 200)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        body = await _in_steps(self._registry, encode)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        """`?rows_max=200&name_part=orders`: so many partitions at most, with that in their name."""
+        rows = request.query.get("rows_max", "")
+        if rows and not (rows.isascii() and rows.isdigit() and len(rows) <= ROWS_DIGITS_MAX):
+            return web.Response(status=400, text=f"rows_max is no number of rows: {rows[:20]!r}\n")
+        asked = Asked(int(rows) if rows else None, request.query.get("name_part", ""))
+        text = await _as_json(await self._source(asked))
+        return web.Response(body=text, content_type="application/json", charset="utf-8")
+
+
+async def _page_file(content: str, content_type: str, _request: web.Request) -> web.Response:
+    return web.Response(text=content, content_type=content_type)

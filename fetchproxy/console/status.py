@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from prometheus_client.metrics import MetricWrapperBase
@@ -22,11 +22,11 @@ from fetchproxy.observability.health import (
     Level,
     first_of_each_kind,
 )
+from fetchproxy.observability.logs import RecentEvent
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.appetite import ClientStatus, Consumer
 from fetchproxy.storage.archive_objects import PartitionRecords
 from fetchproxy.writing.archive_health import partition_health
-from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.published import read_finished_offsets
 from fetchproxy.writing.status import PartitionArchiveStatus
 
@@ -125,59 +125,10 @@ class StoreStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteReadsStatus:
-    """`waiting` are fetches in the RemoteFetchPurgatory; counts are since the start.
-
-    `held_partitions` have a reader now that waits for the archiver. `led_on` are answers that led a
-    reader behind lost offsets, `offsets_skipped` those offsets.
-    """
-
-    in_flight: int = 0
-    queued: int = 0
-    waiting: int = 0
-    read_bytes: int = 0
-    backoffs: int = 0
-    catches: int = 0
-    held_stale: int = 0
-    passed_on: int = 0
-    held_partitions: int = 0
-    led_on: int = 0
-    offsets_skipped: int = 0
-    corrupt_chunks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStatus:
-    bytes: int = 0
-    bytes_max: int = 0
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RelayStatus:
-    connections: int = 0
-    connections_max: int = 0
-    to_broker_bytes: int = 0
-    to_client_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """`count` alike events in a row are one line; `at` is the last one's time, ISO 8601, UTC."""
-
-    at: str
-    level: str
-    event: str
-    count: int
-    details: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class Status:
     """`conditions`, as JSON objects, the worst first: those of the process, of the partitions that
-    are shown, and the first of each kind. `condition_counts` are of all, by kind.
+    are shown, and the first of each kind. `condition_counts` are of all, by kind. `relay`,
+    `remote_reads` and `cache` are figures by name, see below.
 
     `missing` names what stands between this process and readiness (empty: ready), `headlines` has
     one sentence for each kind that waits for a person: both are made of the conditions. `archiver`
@@ -193,11 +144,11 @@ class Status:
     missing: tuple[str, ...]
     listeners: tuple[str, ...]
     store: StoreStatus
-    relay: RelayStatus
-    remote_reads: RemoteReadsStatus
-    cache: CacheStatus
+    relay: Mapping[str, int]
+    remote_reads: Mapping[str, int]
+    cache: Mapping[str, int]
     partitions: tuple[PartitionStatus, ...]
-    events: tuple[Event, ...]
+    events: tuple[RecentEvent, ...]
     brokers: BrokersStatus = field(default_factory=BrokersStatus)
     archiver: ArchiverStatus | None = None
     headlines: tuple[str, ...] = ()
@@ -224,55 +175,54 @@ NO_PARTITIONS = Asked(rows_max=0)
 StatusSource = Callable[[Asked], Awaitable[Status]]
 
 
-# Figures for the console, read off the metrics: what is counted once is not counted twice.
+# Figures of a status, read off the metrics: what is counted once is not counted twice.
 
 
-def relay(connections_max: int) -> RelayStatus:
-    return RelayStatus(
-        connections=_total(metrics.CONNECTIONS),
-        connections_max=connections_max,
-        to_broker_bytes=_total(metrics.RELAYED_BYTES, direction="to_broker"),
-        to_client_bytes=_total(metrics.RELAYED_BYTES, direction="to_client"),
-    )
+def relay(connections_max: int) -> dict[str, int]:
+    return {
+        "connections": _total(metrics.CONNECTIONS),
+        "connections_max": connections_max,
+        "to_broker_bytes": _total(metrics.RELAYED_BYTES, direction="to_broker"),
+        "to_client_bytes": _total(metrics.RELAYED_BYTES, direction="to_client"),
+    }
 
 
-def remote_reads() -> RemoteReadsStatus:
-    return RemoteReadsStatus(
-        in_flight=_total(metrics.REMOTE_READS_IN_FLIGHT),
-        queued=_total(metrics.REMOTE_LOG_READER_TASK_QUEUE_SIZE),
-        waiting=_total(metrics.PURGATORY_ENTRIES),
-        read_bytes=_total(metrics.REMOTE_FETCH_BYTES),
-        backoffs=_total(metrics.BACKOFFS),
-        catches=_total(metrics.CATCHES),
-        held_stale=_total(metrics.CATCH_OUTCOMES, outcome="held_stale"),
-        passed_on=_total(metrics.CATCH_OUTCOMES, outcome="passed_on"),
-        held_partitions=_total(metrics.HELD_PARTITIONS),
-        led_on=_total(metrics.READERS_LED_ON),
-        offsets_skipped=_total(metrics.OFFSETS_SKIPPED),
-        corrupt_chunks=_total(metrics.CORRUPT_CHUNKS),
-    )
+def remote_reads() -> dict[str, int]:
+    """`waiting` are fetches in the RemoteFetchPurgatory; counts are since the start.
+
+    `held_partitions` have a reader now that waits for the archiver. `led_on` are answers that led a
+    reader behind lost offsets, `offsets_skipped` those offsets.
+    """
+    return {
+        "in_flight": _total(metrics.REMOTE_READS_IN_FLIGHT),
+        "queued": _total(metrics.REMOTE_LOG_READER_TASK_QUEUE_SIZE),
+        "waiting": _total(metrics.PURGATORY_ENTRIES),
+        "read_bytes": _total(metrics.REMOTE_FETCH_BYTES),
+        "backoffs": _total(metrics.BACKOFFS),
+        "catches": _total(metrics.CATCHES),
+        "held_stale": _total(metrics.CATCH_OUTCOMES, outcome="held_stale"),
+        "passed_on": _total(metrics.CATCH_OUTCOMES, outcome="passed_on"),
+        "held_partitions": _total(metrics.HELD_PARTITIONS),
+        "led_on": _total(metrics.READERS_LED_ON),
+        "offsets_skipped": _total(metrics.OFFSETS_SKIPPED),
+        "corrupt_chunks": _total(metrics.CORRUPT_CHUNKS),
+    }
 
 
-def cache(bytes_max: int) -> CacheStatus:
-    return CacheStatus(
-        bytes=_total(metrics.CHUNK_CACHE_BYTES),
-        bytes_max=bytes_max,
-        hits=_total(metrics.CHUNK_CACHE_HITS),
-        misses=_total(metrics.CHUNK_CACHE_MISSES),
-        evictions=_total(metrics.CHUNK_CACHE_EVICTIONS),
-    )
+def cache(bytes_max: int) -> dict[str, int]:
+    return {
+        "bytes": _total(metrics.CHUNK_CACHE_BYTES),
+        "bytes_max": bytes_max,
+        "hits": _total(metrics.CHUNK_CACHE_HITS),
+        "misses": _total(metrics.CHUNK_CACHE_MISSES),
+        "evictions": _total(metrics.CHUNK_CACHE_EVICTIONS),
+    }
 
 
 def _total(metric: MetricWrapperBase, **labels: str) -> int:
     """Of a counter or a gauge, over all children that have these labels."""
-    return int(sum(_values(metric, labels)))
-
-
-def _values(metric: MetricWrapperBase, labels: dict[str, str]) -> Iterator[float]:
-    for family in metric.collect():
-        for sample in family.samples:
-            if labels.items() <= sample.labels.items():
-                yield sample.value
+    samples = (sample for family in metric.collect() for sample in family.samples)
+    return int(sum(one.value for one in samples if labels.items() <= one.labels.items()))
 
 
 # The partitions of a status: which of them are shown, in which order, and all of them by topic.
@@ -407,20 +357,6 @@ def with_work(
         copy_seconds=None if copy_s is None else round(copy_s, 1),
         retention_used=None if work.retention_used is None else round(work.retention_used, 4),
         deleted_in_seconds=None if left_ms is None else round(left_ms / 1000),
-    )
-
-
-def archiver_status(
-    leads_and_follows: tuple[int, int], leadership: LeadershipState, refused: Mapping[str, str]
-) -> ArchiverStatus:
-    return ArchiverStatus(
-        leadership=leadership.kind,
-        state=leadership.state,
-        leads=leads_and_follows[0],
-        follows=leads_and_follows[1],
-        members=leadership.members,
-        error=leadership.error,
-        refused=dict(refused),
     )
 
 

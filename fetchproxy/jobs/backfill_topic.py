@@ -21,6 +21,7 @@ from kafka.serializer import Serializer
 from kafka.structs import OffsetAndMetadata
 
 from fetchproxy.archive import for_executors, in_loop, open_cluster
+from fetchproxy.brokers.connections import CLIENT_ID
 from fetchproxy.config.schema import ClusterConfig, Config
 from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
@@ -242,7 +243,7 @@ def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
     """Of kafka-python's clients. Raises ConfigError for what they cannot do here."""
     settings: dict[str, Any] = {
         "bootstrap_servers": config.bootstrap.split(","),
-        "client_id": config.client_id,
+        "client_id": CLIENT_ID,
         "security_protocol": config.security_protocol,
         "request_timeout_ms": max(config.request_max_ms, 1_000),
     }

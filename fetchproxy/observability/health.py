@@ -2,8 +2,8 @@
 
 A part reports a `Condition` when something begins to be wrong and clears it when that is over;
 each of the two is logged once, here. Page, `/api/status`, `/readyz`, `/metrics` and the commands
-read conditions and have no words of their own. A kind has one name in all these places (`Kind`);
-its level and its remedy stand in `MEANINGS`, and the table of docs/operations.md is made of that.
+read conditions and have no words of their own. A kind has one name, one level and one remedy in all
+these places (`Kind`), and the table of docs/operations.md is made of these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Self
 
 import structlog
 
@@ -34,50 +35,6 @@ class Level(StrEnum):
     ON_RECORD = "on record"  # nobody has to act: it stays as it is
 
 
-class Kind(StrEnum):
-    """The value is the name everywhere: event, label of the metric, object, line, JSON."""
-
-    # This process, and what it depends on.
-    BROKERS_AWAY = "brokers_away"
-    STORE_FAILING = "store_failing"
-    STORE_THROTTLES = "store_throttles"
-    SEGMENTS_LOCKED = "segments_locked"
-    SEGMENT_METADATA_CHANGED = "segment_metadata_changed"
-    ARCHIVE_MISSING = "archive_missing"
-    ARCHIVE_MISMATCH = "archive_mismatch"
-    ARCHIVE_LISTING_FAILING = "archive_listing_failing"
-    PARTITIONS_UNKNOWN = "partitions_unknown_to_metadata_topic"
-    CLUSTER_AUTHENTICATION_REFUSED = "cluster_authentication_refused"
-    ARCHIVER_DISK_FAILING = "archiver_disk_failing"
-    ARCHIVER_SILENT = "archiver_silent"
-    TLS_FILES_UNUSABLE = "tls_files_unusable"
-    TLS_CERTIFICATE_EXPIRES = "tls_certificate_expires"
-    BROKER_AWAY = "broker_away"
-    READERS_HELD = "readers_held"
-    GATEWAY_NOT_LISTENING = "gateway_not_listening"
-    # An archiver alone knows these. It also keeps them in the store, for other processes.
-    UNARCHIVED_RECORDS_DELETED = "unarchived_records_deleted"
-    ARCHIVE_MARGIN_SMALL = "archive_margin_small"
-    PARTITION_STOPPED = "partition_stopped"
-    LOCAL_TRIMMING_STOPPED = "local_trimming_stopped"
-    TOPIC_DELETION_STOPPED = "topic_deletion_stopped"
-    REPLACED_SEGMENT_KEPT = "replaced_segment_kept"
-    RETENTION_STEP_ANNOUNCED = "retention_step_announced"
-    RETENTION_CLOCK_DOUBTED = "retention_clock_doubted"
-    # Of its own archiver's work alone.
-    LOCAL_RETENTION_REFUSED = "local_retention_refused"
-    LOG_BEGINS_AGAIN = "log_begins_again"
-    PARTITION_FAILING = "partition_process_failed"
-    SEGMENT_COPY_STALLED = "segment_copy_stalled"
-    TOPIC_REFUSED = "topic_refused"
-    # The archive itself tells these, to whoever looks.
-    ARCHIVED_OFFSETS_MISSING = "archived_offsets_missing"
-    SEGMENT_METADATA_UNREADABLE = "segment_metadata_unreadable"
-    ARCHIVE_GAP = "archive_gap"
-    ARCHIVED_OFFSETS_NOT_KNOWN = "archived_offsets_not_known"
-    SEGMENTS_PUT_ASIDE = "segments_put_aside"
-
-
 class Meaning(NamedTuple):
     """`subject`: what a condition of the kind is about, and that field's name in the log; "" for
     the process. `waits`: somebody has to act, so it stands at the top of the page; else it stands
@@ -91,227 +48,237 @@ class Meaning(NamedTuple):
     waits: bool = True
 
 
-MEANINGS: Mapping[str, Meaning] = {
-    Kind.BROKERS_AWAY: Meaning(
-        Level.ERROR,
-        "",
+def _kind(
+    level: Level, name: str, means: str, remedy: str, about: str = "partition", waits: bool = True
+) -> tuple[str, Meaning]:
+    return name, Meaning(level, about, means, remedy, waits)
+
+
+_error = partial(_kind, Level.ERROR)
+_warning = partial(_kind, Level.WARNING)
+_on_record = partial(_kind, Level.ON_RECORD, waits=False)
+
+
+class Kind(StrEnum):
+    """The value is the name everywhere: event, label of the metric, object, line, JSON. Of one
+    level, the worst kind comes first.
+    """
+
+    meaning: Meaning
+
+    def __new__(cls, name: str, meaning: Meaning) -> Self:
+        kind = str.__new__(cls, name)
+        kind._value_ = name
+        kind.meaning = meaning
+        return kind
+
+    # This process, and what it depends on.
+    BROKERS_AWAY = _error(
+        "brokers_away",
         "no broker answers: clients are not served and nothing is archived; `/readyz` is 503",
         "start the brokers, or correct `cluster.bootstrap`",
-    ),
-    Kind.STORE_FAILING: Meaning(
-        Level.ERROR,
-        "operation",
+        about="",
+    )
+    STORE_FAILING = _error(
+        "store_failing",
         "the store's listings, reads, writes or deletions fail, or are not answered for 8 s",
         "mend the store or the way to it; fetchproxy goes on by itself",
-    ),
-    Kind.STORE_THROTTLES: Meaning(
-        Level.WARNING,
-        "operation",
+        about="operation",
+    )
+    STORE_THROTTLES = _warning(
+        "store_throttles",
         "the store refuses requests as too many (503 SlowDown); fetchproxy asks less for a minute",
         "nothing if it ends; else ask the store's owner for more requests a second",
+        about="operation",
         waits=False,
-    ),
-    Kind.SEGMENTS_LOCKED: Meaning(
-        Level.ERROR,
-        "key",
+    )
+    SEGMENTS_LOCKED = _error(
+        "segments_locked",
         "segments are encrypted with a key that is not at hand: their reads fail",
         "put the key back into the key ring that `store.encryption_keys` names",
-    ),
-    Kind.SEGMENT_METADATA_CHANGED: Meaning(
-        Level.ERROR,
-        "partition",
+        about="key",
+    )
+    SEGMENT_METADATA_CHANGED = _error(
+        "segment_metadata_changed",
         "somebody has changed the metadata of an encrypted segment: its reads fail",
         "see who else can write to the store; `fetchproxy verify --repair`",
-    ),
-    Kind.ARCHIVE_MISSING: Meaning(
-        Level.ERROR,
-        "",
+    )
+    ARCHIVE_MISSING = _error(
+        "archive_missing",
         "there is no archive at `store.url`",
         "correct `store.url`, mount the folder, or give `--create` for a new archive",
-    ),
-    Kind.ARCHIVE_MISMATCH: Meaning(
-        Level.ERROR,
-        "",
+        about="",
+    )
+    ARCHIVE_MISMATCH = _error(
+        "archive_mismatch",
         "the archive belongs to another cluster, or is set up in another way",
         "correct `store.url`, `cluster.bootstrap` or the `metadata` keys, then restart",
-    ),
-    Kind.ARCHIVE_LISTING_FAILING: Meaning(
-        Level.ERROR,
-        "",
+        about="",
+    )
+    ARCHIVE_LISTING_FAILING = _error(
+        "archive_listing_failing",
         "the page cannot learn what the archive holds: it shows what was known before",
         "see the error; with `metadata.manager = topic` look at the metadata topic too",
-    ),
-    Kind.PARTITIONS_UNKNOWN: Meaning(
-        Level.ERROR,
-        "",
+        about="",
+    )
+    PARTITIONS_UNKNOWN = _error(
+        "partitions_unknown_to_metadata_topic",
         "the store has partitions that the metadata topic does not know: their reads fail",
         "`fetchproxy restore`",
-    ),
-    Kind.CLUSTER_AUTHENTICATION_REFUSED: Meaning(
-        Level.ERROR,
-        "",
+        about="",
+    )
+    CLUSTER_AUTHENTICATION_REFUSED = _error(
+        "cluster_authentication_refused",
         "the brokers refuse the proxy's own credentials: nothing is archived; clients are relayed",
         "correct the credentials in `[cluster]`, or the user on the brokers",
-    ),
-    Kind.ARCHIVER_DISK_FAILING: Meaning(
-        Level.ERROR,
-        "archiver",
+        about="",
+    )
+    ARCHIVER_DISK_FAILING = _error(
+        "archiver_disk_failing",
         "an archiver's disk is full or fails: its partitions are not archived",
         "free space on the disk of the spool folder, or replace it",
-    ),
-    Kind.ARCHIVER_SILENT: Meaning(
-        Level.ERROR,
-        "archiver",
+        about="archiver",
+    )
+    ARCHIVER_SILENT = _error(
+        "archiver_silent",
         "an archiver was killed, or cannot write to the store: its partitions are not archived",
         "start it again",
-    ),
-    Kind.TLS_FILES_UNUSABLE: Meaning(
-        Level.ERROR,
-        "place",
+        about="archiver",
+    )
+    TLS_FILES_UNUSABLE = _error(
+        "tls_files_unusable",
         "changed certificates or keys cannot be used; connections get the former ones",
         "correct the files that it names; they are read again by themselves",
-    ),
-    Kind.TLS_CERTIFICATE_EXPIRES: Meaning(
-        Level.WARNING,
-        "place",
+        about="place",
+    )
+    TLS_CERTIFICATE_EXPIRES = _warning(
+        "tls_certificate_expires",
         "our own certificate ends soon, or has ended",
         "put a new certificate in its place; it is read by itself",
-    ),
-    Kind.BROKER_AWAY: Meaning(
-        Level.WARNING,
-        "address",
+        about="place",
+    )
+    BROKER_AWAY = _warning(
+        "broker_away",
         "a broker does not answer; others do",
         "start it; one that was taken out of the cluster is forgotten after an hour",
-    ),
-    Kind.READERS_HELD: Meaning(
-        Level.WARNING,
-        "",
+        about="address",
+    )
+    READERS_HELD = _warning(
+        "readers_held",
         "readers wait for records that the brokers have deleted and that are not archived yet",
         "see what keeps the archiver",
-    ),
-    Kind.GATEWAY_NOT_LISTENING: Meaning(
-        Level.WARNING,
-        "",
+        about="",
+    )
+    GATEWAY_NOT_LISTENING = _warning(
+        "gateway_not_listening",
         "clients cannot connect yet; `/readyz` is 503",
         "wait: it reads the archive first; with `--archive-only` the store has to answer",
+        about="",
         waits=False,
-    ),
-    Kind.UNARCHIVED_RECORDS_DELETED: Meaning(
-        Level.ERROR,
-        "partition",
+    )
+    # An archiver alone knows these. It also keeps them in the store, for other processes.
+    UNARCHIVED_RECORDS_DELETED = _error(
+        "unarchived_records_deleted",
         "the brokers have deleted records that are not archived, and may delete more",
         "raise the brokers' retention, and see what keeps the archiver",
-    ),
-    Kind.ARCHIVE_MARGIN_SMALL: Meaning(
-        Level.ERROR,
-        "partition",
+    )
+    ARCHIVE_MARGIN_SMALL = _error(
+        "archive_margin_small",
         "the brokers may soon delete what is not archived",
         "raise the brokers' retention, or see what keeps the archiver",
-    ),
-    Kind.PARTITION_STOPPED: Meaning(
-        Level.ERROR,
-        "partition",
+    )
+    PARTITION_STOPPED = _error(
+        "partition_stopped",
         "nothing is archived or deleted: the log begins again, was cut, or was compacted",
         "`fetchproxy resolve`",
-    ),
-    Kind.LOCAL_TRIMMING_STOPPED: Meaning(
-        Level.ERROR,
-        "partition",
+    )
+    LOCAL_TRIMMING_STOPPED = _error(
+        "local_trimming_stopped",
         "the brokers keep what local retention would delete, as the archive lacks some of it",
         "`fetchproxy verify`; put back what is missing",
-    ),
-    Kind.TOPIC_DELETION_STOPPED: Meaning(
-        Level.ERROR,
-        "",
+    )
+    TOPIC_DELETION_STOPPED = _error(
+        "topic_deletion_stopped",
         "deleted topics keep their archive, as this may be another cluster with the same id",
         "check `cluster.bootstrap`; if they were deleted, do as the sentence says",
-    ),
-    Kind.REPLACED_SEGMENT_KEPT: Meaning(
-        Level.WARNING,
-        "partition",
+        about="",
+    )
+    REPLACED_SEGMENT_KEPT = _warning(
+        "replaced_segment_kept",
         "a replaced segment is not deleted, as what replaces it is damaged or incomplete",
         "`fetchproxy verify`",
-    ),
-    Kind.RETENTION_STEP_ANNOUNCED: Meaning(
-        Level.WARNING,
-        "partition",
+    )
+    RETENTION_STEP_ANNOUNCED = _warning(
+        "retention_step_announced",
         "retention is about to delete a large part of the archive",
         "correct retention or clock before the time that it names; nothing if it is intended",
-    ),
-    Kind.RETENTION_CLOCK_DOUBTED: Meaning(
-        Level.WARNING,
-        "partition",
+    )
+    RETENTION_CLOCK_DOUBTED = _warning(
+        "retention_clock_doubted",
         "retention by time waits, as this machine's clock is ahead of records or of the store",
         "set the clock right",
-    ),
-    Kind.LOCAL_RETENTION_REFUSED: Meaning(
-        Level.ERROR,
-        "topic",
+    )
+    # Of its own archiver's work alone.
+    LOCAL_RETENTION_REFUSED = _error(
+        "local_retention_refused",
         "local retention deletes nothing of the topic, because of the topic's own settings",
         "mostly: set `retention.ms=-1` and `retention.bytes=-1` on the topic",
-    ),
-    Kind.LOG_BEGINS_AGAIN: Meaning(
-        Level.ERROR,
-        "partition",
+        about="topic",
+    )
+    LOG_BEGINS_AGAIN = _error(
+        "log_begins_again",
         "the leader's log has nothing of the archive",
         "`fetchproxy resolve`",
         waits=False,
-    ),
-    Kind.PARTITION_FAILING: Meaning(
-        Level.WARNING,
-        "partition",
+    )
+    PARTITION_FAILING = _warning(
+        "partition_process_failed",
         "the archiver's last turn at the partition failed",
         "see the error; it tries again by itself",
         waits=False,
-    ),
-    Kind.SEGMENT_COPY_STALLED: Meaning(
-        Level.WARNING,
-        "partition",
+    )
+    SEGMENT_COPY_STALLED = _warning(
+        "segment_copy_stalled",
         "a copy has used up half of the time that it may take",
         "see whether the store takes writes",
         waits=False,
-    ),
-    Kind.TOPIC_REFUSED: Meaning(
-        Level.ERROR,
-        "topic",
+    )
+    TOPIC_REFUSED = _error(
+        "topic_refused",
         "the topic matches those to be archived, and cannot be",
         "leave it out of the pattern, or change the topic as the reason says",
+        about="topic",
         waits=False,
-    ),
-    Kind.ARCHIVED_OFFSETS_MISSING: Meaning(
-        Level.ERROR,
-        "partition",
+    )
+    # The archive itself tells these, to whoever looks.
+    ARCHIVED_OFFSETS_MISSING = _error(
+        "archived_offsets_missing",
         "offsets were archived, and no segment has them any more",
         "find out what deletes in the store; put the objects back",
-    ),
-    Kind.SEGMENT_METADATA_UNREADABLE: Meaning(
-        Level.ERROR,
-        "partition",
+    )
+    SEGMENT_METADATA_UNREADABLE = _error(
+        "segment_metadata_unreadable",
         "metadata of a segment cannot be read: its offsets are not served",
         "`fetchproxy verify --repair`",
-    ),
-    Kind.ARCHIVE_GAP: Meaning(
-        Level.ON_RECORD,
-        "partition",
+    )
+    ARCHIVE_GAP = _on_record(
+        "archive_gap",
         "offsets were lost before they could be copied",
         "nothing brings them back; see why the archiver was late",
-        waits=False,
-    ),
-    Kind.ARCHIVED_OFFSETS_NOT_KNOWN: Meaning(
-        Level.ON_RECORD,
-        "partition",
+    )
+    ARCHIVED_OFFSETS_NOT_KNOWN = _on_record(
+        "archived_offsets_not_known",
         "offsets are in no segment, and nothing is on record of them: an older archive",
         "nothing",
-        waits=False,
-    ),
-    Kind.SEGMENTS_PUT_ASIDE: Meaning(
-        Level.ON_RECORD,
-        "partition",
+    )
+    SEGMENTS_PUT_ASIDE = _on_record(
+        "segments_put_aside",
         "segments are of another history of the log, by `resolve --new-history`",
         "nothing; `fetchproxy resolve --keep` shows them again",
-        waits=False,
-    ),
-}
+    )
+
+
+MEANINGS: Mapping[str, Meaning] = {kind: kind.meaning for kind in Kind}
 # What a newer program has left in the store.
 _NEWER = Meaning(Level.ERROR, "partition", "", "a newer fetchproxy knows it: update this one")
 _SEVERITY = {kind: place for place, kind in enumerate(MEANINGS)}

@@ -41,8 +41,8 @@ class RecentEvent:
     at: str
     level: str
     event: str
+    count: int
     details: dict[str, str]
-    count: int = 1
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class RecentEvents:
             last.count += 1
             last.at = self.clock()
             return
-        self._ring.append(RecentEvent(self.clock(), level, event, shown))
+        self._ring.append(RecentEvent(self.clock(), level, event, 1, shown))
 
     def newest_first(self) -> list[RecentEvent]:
         return list(reversed(self._ring))
@@ -143,7 +143,7 @@ def configure_logging(config: LogConfig, stream: TextIO) -> None:
     structlog.configure(
         processors=list(_processors(for_people, colors=stream.isatty())),
         wrapper_class=structlog.make_filtering_bound_logger(config.level),
-        logger_factory=lambda *names: _StreamLogger(stream, names[0] if names else ""),
+        logger_factory=lambda *names: _NamedLogger(stream, names[0] if names else ""),
         # Off, so that a module's logger follows a later call; nothing is logged per request.
         cache_logger_on_first_use=False,
     )
@@ -168,18 +168,12 @@ def _processors(for_people: bool, colors: bool) -> Iterator[Processor]:
     yield structlog.processors.JSONRenderer(ensure_ascii=False, default=str)
 
 
-class _StreamLogger:
-    """Writes lines; flushes each, as logs are read while the process runs."""
+class _NamedLogger(structlog.WriteLogger):
+    """Flushes each line, as logs are read while the process runs."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self.name = name
-
-    def _write(self, line: str) -> None:
-        self._stream.write(line + "\n")
-        self._stream.flush()
-
-    debug = info = warning = error = critical = _write
 
 
 class _LibraryHandler(logging.Handler):

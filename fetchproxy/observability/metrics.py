@@ -65,8 +65,7 @@ def counter(name: str, help_text: str, *labels: str, values: Iterable[str] = ())
     return found
 
 
-def tallied_counter(name: str, help_text: str, *labels: str) -> TalliedCounter:
-    return TalliedCounter(name, help_text, labels, registry=REGISTRY)
+_PARTITION = ("topic", "partition")
 
 
 def gauge(name: str, help_text: str, *labels: str) -> Gauge:
@@ -274,26 +273,22 @@ REMOTE_DELETE_ERRORS = counter(
 REMOTE_DELETE_LAG_BYTES = gauge(
     f"{_BTM}_remotedeletelagbytes",
     "Bytes of segments that are to go and are still stored (RemoteDeleteLagBytes)",
-    "topic",
-    "partition",
+    *_PARTITION,
 )
 REMOTE_DELETE_LAG_SEGMENTS = gauge(
     f"{_BTM}_remotedeletelagsegments",
     "Segments that are to go and are still stored (RemoteDeleteLagSegments)",
-    "topic",
-    "partition",
+    *_PARTITION,
 )
 REMOTE_LOG_SIZE_BYTES = gauge(
     f"{_BTM}_remotelogsizebytes",
     "Bytes of the finished segments from the log start on (RemoteLogSizeBytes)",
-    "topic",
-    "partition",
+    *_PARTITION,
 )
 REMOTE_LOG_METADATA_COUNT = gauge(
     f"{_BTM}_remotelogmetadatacount",
     "Segments that metadata name, in any state (RemoteLogMetadataCount)",
-    "topic",
-    "partition",
+    *_PARTITION,
 )
 ORPHAN_OBJECTS_DELETED = counter(
     "fetchproxy_orphan_objects_deleted", "Objects deleted that no metadata named", "topic"
@@ -406,14 +401,12 @@ REMOTE_COPY_ERRORS = counter(
 REMOTE_COPY_LAG_BYTES = gauge(
     f"{_BTM}_remotecopylagbytes",
     "Bytes gathered and not copied yet (RemoteCopyLagBytes)",
-    "topic",
-    "partition",
+    *_PARTITION,
 )
 REMOTE_COPY_LAG_SEGMENTS = gauge(
     f"{_BTM}_remotecopylagsegments",
     "Closed segments not copied yet (RemoteCopyLagSegments)",
-    "topic",
-    "partition",
+    *_PARTITION,
 )
 
 # --- The gateway ----------------------------------------------------------------------------------
@@ -424,8 +417,11 @@ CONNECTIONS_REFUSED = counter(
     "reason",
     values=("limit", "broker_unreachable"),
 )
-RELAYED_BYTES = tallied_counter(
-    "fetchproxy_relayed_bytes", "Bytes relayed: to_broker or to_client", "direction"
+RELAYED_BYTES = TalliedCounter(
+    "fetchproxy_relayed_bytes",
+    "Bytes relayed: to_broker or to_client",
+    ("direction",),
+    registry=REGISTRY,
 )
 RELAYED_BYTES_TO_BROKER = RELAYED_BYTES.tally(direction="to_broker")
 RELAYED_BYTES_TO_CLIENT = RELAYED_BYTES.tally(direction="to_client")
@@ -498,28 +494,25 @@ CHUNK_CACHE_EVICTIONS = counter(
 
 # --- The archive's ranges -------------------------------------------------------------------------
 ARCHIVE_START_OFFSET = gauge(
-    "fetchproxy_archive_start_offset", "First archived offset", "topic", "partition"
+    "fetchproxy_archive_start_offset", "First archived offset", *_PARTITION
 )
 ARCHIVE_END_OFFSET = gauge(
-    "fetchproxy_archive_end_offset", "One past the last archived offset", "topic", "partition"
+    "fetchproxy_archive_end_offset", "One past the last archived offset", *_PARTITION
 )
 ARCHIVE_LAG_OFFSETS = gauge(
     "fetchproxy_archive_lag_offsets",
     "Offsets below the last stable offset that are not archived yet",
-    "topic",
-    "partition",
+    *_PARTITION,
 )
 ARCHIVE_MARGIN_OFFSETS = gauge(
     "fetchproxy_archive_margin_offsets",
     "Archive end minus the broker's log start: below 0, data was lost before it was copied",
-    "topic",
-    "partition",
+    *_PARTITION,
 )
 ARCHIVE_GAPS = counter(
     "fetchproxy_archive_gaps",
     "Ranges that the broker deleted before they were copied",
-    "topic",
-    "partition",
+    *_PARTITION,
 )
 ARCHIVE_REFUSED_TOPICS = gauge(
     "fetchproxy_archive_refused_topics",
@@ -541,8 +534,7 @@ ARCHIVE_TRUNCATED_OFFSETS = counter(
     "fetchproxy_archive_truncated_offsets",
     "Archived offsets that an unclean leader election took out of the log, and the archiver out of "
     "the archive; each is an alarm",
-    "topic",
-    "partition",
+    *_PARTITION,
 )
 ARCHIVER_RESTARTS = counter(
     "fetchproxy_archiver_restarts", "Times that the archiver failed as a whole and began again"
@@ -582,8 +574,7 @@ ARCHIVE_RETENTION_USED_SHARE = gauge(
     "fetchproxy_archive_retention_used_share",
     "Share of the broker's retention that the oldest record not archived has used up; at 1 the "
     "broker deletes it uncopied",
-    "topic",
-    "partition",
+    *_PARTITION,
 )
 
 # --- Metadata -------------------------------------------------------------------------------------

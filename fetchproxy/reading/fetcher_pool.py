@@ -241,11 +241,10 @@ def slow_after_s(times_s: Iterable[float], floor_s: float, ceiling_s: float) -> 
 class HedgedReads:
     def __init__(
         self,
-        config: RemoteFetchConfig,
         budget: ReadBudget,
         limits: ReadingLimits = ReadingLimits(),  # noqa: B008 - frozen
     ) -> None:
-        self._share = config.hedged_reads_share_max
+        self._share = limits.hedged_reads_share_max
         self._floor_s = limits.hedge_after_min_ms / 1000
         self._ceiling_s = limits.hedge_after_max_ms / 1000
         self._budget = budget

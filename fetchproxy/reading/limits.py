@@ -35,6 +35,9 @@ class ReadingLimits:
     disk_cache_free_bytes_min: int = 1024 * MiB
     # Chunks that wait to be written to the disk. More are not cached: no reader waits for it.
     disk_cache_writes_max: int = DISK_CACHE_WRITES_MAX
+    # Share of range reads that may be sent a second time when they are slow; the faster answer
+    # counts. The store gets, and charges for, at most this share of requests more. 0: none.
+    hedged_reads_share_max: float = 0.05
     # A read is slow after the 95th percentile of the last ones, within these. The upper one counts
     # before any is known.
     hedge_after_min_ms: int = 20

@@ -290,7 +290,7 @@ class RemoteFetchPurgatory:
         self._closed = True
         self.steps = LoopSteps()
         self._pool = pool = FetcherPool(config, self._tasks, random, self._health, limits)
-        hedged = HedgedReads(config, pool.budget, limits)
+        hedged = HedgedReads(pool.budget, limits)
         loads = SegmentLoads(
             pool, rlmm, rsm, memory, hedged, self.steps, local_indexes, self._disk_cache
         )

@@ -11,7 +11,6 @@ A payload is a whole response without its size prefix, so it begins with the cor
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -40,20 +39,10 @@ class Place(NamedTuple):
     end: int
 
 
-class AnswerAddresses(ABC):
-    """The addresses in the answers of one API. Both methods raise `WireError`."""
-
-    @abstractmethod
-    def find(self, payload: Buffer, api_version: int) -> list[NodeAddress]:
-        """Every node's address in the answer, in its order."""
-
-    @abstractmethod
-    def splice(self, payload: Buffer, api_version: int, lookup: Lookup) -> bytes:
-        """The answer with each address replaced by what `lookup` says for it."""
-
-
-class PlainAddresses(AnswerAddresses):
-    """`locate` finds them among the ordinary fields of a body, given a cursor at its begin."""
+class AnswerAddresses:
+    """The addresses in the answers of one API: `locate` finds them in a body, given a cursor at its
+    begin. Both methods raise `WireError`.
+    """
 
     def __init__(self, api_key: ApiKey, locate: Callable[[Cursor, int], list[Place]]) -> None:
         self._api_key = api_key
@@ -64,41 +53,14 @@ class PlainAddresses(AnswerAddresses):
         return [place for place in self._locate(cursor, api_version) if _is_address(place)]
 
     def find(self, payload: Buffer, api_version: int) -> list[NodeAddress]:
+        """Every node's address in the answer, in its order."""
         return [place.address for place in self._places(payload, api_version)]
 
     def splice(self, payload: Buffer, api_version: int, lookup: Lookup) -> bytes:
+        """The answer with each address replaced by what `lookup` says for it."""
         places = self._places(payload, api_version)
         flexible = is_flexible(self._api_key, api_version)
         return b"".join(_replaced(payload, 0, len(payload), places, flexible, lookup))
-
-
-class TaggedAddresses(AnswerAddresses):
-    """NodeEndpoints (KIP-951) in tag 0 of the last tagged-field section of a body.
-
-    `tags_position` says where that section begins, given a cursor at the body's begin. Answers
-    before version `since` have none and come back as they are.
-    """
-
-    def __init__(
-        self, api_key: ApiKey, since: int, tags_position: Callable[[Cursor, int], int]
-    ) -> None:
-        self._api_key = api_key
-        self._since = since
-        self._tags_position = tags_position
-
-    def find(self, payload: Buffer, api_version: int) -> list[NodeAddress]:
-        if api_version < self._since:
-            return []
-        cursor = response_body(payload, self._api_key, api_version)
-        return node_endpoints_in(memoryview(payload)[self._tags_position(cursor, api_version) :])
-
-    def splice(self, payload: Buffer, api_version: int, lookup: Lookup) -> bytes:
-        if api_version < self._since:
-            return bytes(payload)
-        cursor = response_body(payload, self._api_key, api_version)
-        tags = self._tags_position(cursor, api_version)
-        view = memoryview(payload)
-        return b"".join((view[:tags], splice_node_endpoints_tag(view[tags:], lookup)))
 
 
 def read_place(cursor: Cursor, flexible: bool) -> Place:
@@ -120,17 +82,13 @@ def read_node_endpoints(cursor: Cursor) -> list[Place]:
     return places
 
 
-def node_endpoints_in(tag_section: Buffer) -> list[NodeAddress]:
-    """The addresses in the last tagged-field section of a Fetch or Produce answer."""
-    if len(tag_section) == 1 and tag_section[0] == 0:
-        return []
-    cursor = Cursor(tag_section)
+def tagged_node_endpoints(cursor: Cursor) -> list[Place]:
+    """In the last tagged-field section of a Fetch or Produce answer."""
     return [
-        place.address
+        place
         for tag, start, end in cursor.tags()
         if tag == NODE_ENDPOINTS_TAG
-        for place in read_node_endpoints(Cursor(tag_section, start, end))
-        if _is_address(place)
+        for place in read_node_endpoints(Cursor(cursor.buf, start, end))
     ]
 
 
@@ -142,11 +100,9 @@ def splice_node_endpoints_tag(tag_section: Buffer, lookup: Lookup) -> bytes:
     """
     if len(tag_section) == 1 and tag_section[0] == 0:
         return b"\x00"
-    cursor = Cursor(tag_section)
-    tags = cursor.tags()
     pieces: list[Buffer] = []
     kept_from = 0
-    for tag, start, end in tags:
+    for tag, start, end in Cursor(tag_section).tags():
         if tag == NODE_ENDPOINTS_TAG:
             places = filter(_is_address, read_node_endpoints(Cursor(tag_section, start, end)))
             data = b"".join(_replaced(tag_section, start, end, places, True, lookup))
@@ -278,7 +234,7 @@ def _behind_share_topics(cursor: Cursor, lock_timeout: bool, fetched: bool) -> l
 
 
 ADDRESSES: dict[ApiKey, AnswerAddresses] = {
-    key: PlainAddresses(key, locate)
+    key: AnswerAddresses(key, locate)
     for key, locate in {
         ApiKey.METADATA: _in_metadata,
         ApiKey.FIND_COORDINATOR: _in_find_coordinator,

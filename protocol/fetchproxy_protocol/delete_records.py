@@ -16,7 +16,6 @@ from fetchproxy_protocol.primitives import Buffer, Cursor
 HIGH_WATERMARK = -1  # in place of an offset: all that consumers can read
 INVALID_LOW_WATERMARK = -1  # beside an error
 
-_RESULT = Struct(">iqh")  # partition, low watermark, error code
 _PATCHED = Struct(">qh")
 _PATCHED_AT = 4
 
@@ -43,28 +42,21 @@ def asked_in(cursor: Cursor, api_version: int) -> Iterator[AskedDeletion]:
     """What a request asks for from its body on, one by one; `timeout_ms` (int32) lies behind it.
     Raises `WireError`.
     """
-    flexible = is_flexible(ApiKey.DELETE_RECORDS, api_version)
-    for _ in range(cursor.count(flexible) or 0):
-        topic = cursor.string(flexible)
-        for _ in range(cursor.count(flexible) or 0):
-            yield AskedDeletion(topic, cursor.int32(), cursor.int64())
-            cursor.skip_tags(flexible)
-        cursor.skip_tags(flexible)
+    for found in cursor.by_topic(">iq", is_flexible(ApiKey.DELETE_RECORDS, api_version)):
+        for partition, offset in found.rows:
+            yield AskedDeletion(found.topic, partition, offset)
 
 
 def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult]:
     """Step by step, the results of an answer without its size prefix. Raises `WireError`."""
     cursor = response_body(payload, ApiKey.DELETE_RECORDS, api_version)
-    flexible = is_flexible(ApiKey.DELETE_RECORDS, api_version)
     cursor.skip(4, "throttle time")
-    for _ in range(cursor.count(flexible) or 0):
-        topic = cursor.string(flexible)
-        for _ in range(cursor.count(flexible) or 0):
-            at = cursor.skip(_RESULT.size, "deletion result")
-            partition, low_watermark, error_code = _RESULT.unpack_from(payload, at)
+    for topic, rows, at, stride in cursor.by_topic(
+        ">iqh", is_flexible(ApiKey.DELETE_RECORDS, api_version)
+    ):
+        for partition, low_watermark, error_code in rows:
             yield DeletionResult(topic, partition, low_watermark, error_code, at)
-            cursor.skip_tags(flexible)
-        cursor.skip_tags(flexible)
+            at += stride
 
 
 def patch(payload: bytearray | memoryview, result: DeletionResult) -> None:

@@ -323,12 +323,17 @@ def _within(left: int, count: int, what: str) -> int:
     return left - count
 
 
-def _encode_topic_ref(topic: TopicRef, version: int) -> bytes:
+def encode_topic_start(version: int, topic: TopicRef, partitions: int) -> bytes:
     if version >= TOPIC_IDS_FROM:
-        return topic
+        return topic + encode_uvarint(partitions + 1)
     if version >= FLEXIBLE_FROM:
-        return encode_uvarint(len(topic) + 1) + topic
-    return INT16.pack(len(topic)) + topic
+        return encode_uvarint(len(topic) + 1) + topic + encode_uvarint(partitions + 1)
+    return INT16.pack(len(topic)) + topic + INT32.pack(partitions)
+
+
+def no_tags(version: int) -> bytes:
+    """What ends a partition, a topic and a message."""
+    return b"\x00" if version >= FLEXIBLE_FROM else b""
 
 
 def encode_fetch_request(
@@ -344,8 +349,6 @@ def encode_fetch_request(
 ) -> bytes:
     """A framed request for `partitions` in another session; all else as the client asked it."""
     version = request.version
-    flexible = version >= FLEXIBLE_FROM
-    tag_end = b"\x00" if flexible else b""
     out = bytearray(4)
     out += request.header
     if version < 15:
@@ -354,25 +357,30 @@ def encode_fetch_request(
     out.append(request.isolation_level)
     if version >= SESSIONS_FROM:
         out += INT32.pack(session_id) + INT32.pack(session_epoch)
-    by_topic = group_by_topic(partitions)
-    out += encode_count(len(by_topic), flexible)
-    for topic, numbers in by_topic.items():
-        out += _encode_topic_ref(topic, version) + encode_count(len(numbers), flexible)
-        for number in numbers:
-            out += partitions[topic, number]
-        out += tag_end
+    _add_by_topic(out, version, partitions, partitions.__getitem__)
     if version >= SESSIONS_FROM:
-        gone = group_by_topic(forgotten)
-        out += encode_count(len(gone), flexible)
-        for topic, numbers in gone.items():
-            out += _encode_topic_ref(topic, version) + encode_count(len(numbers), flexible)
-            for number in numbers:
-                out += INT32.pack(number)
-            out += tag_end
+        _add_by_topic(out, version, forgotten, lambda key: INT32.pack(key[1]))
     out += request.rack
     out += request.tags
     INT32.pack_into(out, 0, len(out) - 4)
     return bytes(out)
+
+
+def _add_by_topic(
+    out: bytearray,
+    version: int,
+    keys: Iterable[PartitionKey],
+    encode: Callable[[PartitionKey], bytes],
+) -> None:
+    grouped: dict[TopicRef, list[PartitionKey]] = {}
+    for key in keys:
+        grouped.setdefault(key[0], []).append(key)
+    out += encode_count(len(grouped), version >= FLEXIBLE_FROM)
+    for topic, of_topic in grouped.items():
+        out += encode_topic_start(version, topic, len(of_topic))
+        for key in of_topic:
+            out += encode(key)
+        out += no_tags(version)
 
 
 def with_session(
@@ -393,14 +401,6 @@ def with_bytes_max(frame: bytes, body_at: int, version: int, bytes_max: int) -> 
     out = bytearray(frame)
     INT32.pack_into(out, 4 + body_at + (4 if version < 15 else 0) + 8, bytes_max)
     return bytes(out)
-
-
-def group_by_topic(keys: Iterable[PartitionKey]) -> dict[TopicRef, list[int]]:
-    """Partition numbers by topic, both in the order in which they first appear."""
-    grouped: dict[TopicRef, list[int]] = {}
-    for topic, partition in keys:
-        grouped.setdefault(topic, []).append(partition)
-    return grouped
 
 
 # FetchResponse v4–18. Records are never touched here: whoever composes an answer puts them between
@@ -514,14 +514,6 @@ def encode_head(version: int, head: FetchResponseHead, body_bytes: int) -> bytes
     return bytes(out)
 
 
-def encode_topic_start(version: int, topic: TopicRef, partitions: int) -> bytes:
-    if version >= TOPIC_IDS_FROM:
-        return topic + encode_uvarint(partitions + 1)
-    if version >= FLEXIBLE_FROM:
-        return encode_uvarint(len(topic) + 1) + topic + encode_uvarint(partitions + 1)
-    return INT16.pack(len(topic)) + topic + INT32.pack(partitions)
-
-
 def encode_topic(version: int, topic: TopicRef, entries: PartitionEntries) -> list[Buffer]:
     start = encode_topic_start(version, topic, entries.partitions)
     return [start, *entries.pieces, no_tags(version)]
@@ -560,11 +552,6 @@ def encode_partition_start(
         out += INT32.pack(-1)  # no preferred read replica
     out += encode_uvarint(records_bytes + 1) if flexible else INT32.pack(records_bytes)
     return bytes(out)
-
-
-def no_tags(version: int) -> bytes:
-    """What ends a partition, a topic and an answer."""
-    return b"\x00" if version >= FLEXIBLE_FROM else b""
 
 
 def encode_error_response(version: int, correlation_id: int, error_code: int) -> bytes:

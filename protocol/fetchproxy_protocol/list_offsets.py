@@ -17,6 +17,7 @@ from fetchproxy_protocol.primitives import (
     NO_TAGS,
     Buffer,
     Cursor,
+    TopicRows,
     encode_count,
     encode_string,
 )
@@ -38,9 +39,7 @@ _CONSUMER = INT32.pack(-1)  # replica_id
 _PLACE_WITH_EPOCH = Struct(">ii")
 _RESULT = Struct(">hqq")
 _RESULT_WITH_EPOCH = Struct(">hqqi")
-# An entry from v4 on, whole, where it has no tagged fields; which a flexible one says in a byte.
-_ASKED_ROW = {False: Struct(">iiq"), True: Struct(">iiqx")}
-_RESULT_ROW = {False: Struct(">ihqqi"), True: Struct(">ihqqix")}
+_ASKED = ">iiq"  # from v4 on: partition, leader epoch, timestamp
 
 
 class AskedOffset(NamedTuple):
@@ -53,7 +52,7 @@ class AskedOffset(NamedTuple):
 
 
 class OffsetResult(NamedTuple):
-    """One partition's result; `position` is where its error code begins in the payload."""
+    """One partition's result; `position` is where it begins in the payload."""
 
     topic: str
     partition: int
@@ -64,40 +63,19 @@ class OffsetResult(NamedTuple):
     position: int
 
 
-class ResultRows(NamedTuple):
-    """Results of one topic: (partition, error code, timestamp, offset, leader epoch).
-
-    `position` is where the error code of the first lies, the others lie `stride` bytes apart.
-    """
-
-    topic: str
-    rows: Iterator[tuple[int, int, int, int, int]]
-    position: int
-    stride: int = 0
-
-
 def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedOffset]:
     """What a request asks for, one by one. Raises `WireError`."""
     cursor = Cursor(buf, body_pos)
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
-    has_epoch = api_version >= _LEADER_EPOCH_FROM
     cursor.skip(4 + (api_version >= 2), "replica id and isolation level")
-    for _ in range(cursor.count(flexible) or 0):
-        topic = cursor.string(flexible)
-        count = cursor.count(flexible) or 0
-        fast = count if has_epoch else 0
-        plain, rows = cursor.rows(_ASKED_ROW[flexible], fast, NO_TAGS[flexible])
-        for partition, epoch, timestamp in rows:
-            yield AskedOffset(topic, partition, epoch, timestamp)
-        for _ in range(count - plain):
-            partition = cursor.int32()
-            epoch = cursor.int32() if has_epoch else UNKNOWN_EPOCH
-            timestamp = cursor.int64()
-            if api_version == 0:
-                cursor.skip(4, "max num offsets")
-            cursor.skip_tags(flexible)
-            yield AskedOffset(topic, partition, epoch, timestamp)
-        cursor.skip_tags(flexible)
+    if api_version >= _LEADER_EPOCH_FROM:
+        for topic, rows, _, _ in cursor.by_topic(_ASKED, flexible):
+            for row in rows:
+                yield AskedOffset(topic, *row)
+        return
+    for topic, rows, _, _ in cursor.by_topic(">iq" if api_version else ">iqi", flexible):
+        for partition, timestamp, *_max_num_offsets in rows:
+            yield AskedOffset(topic, partition, UNKNOWN_EPOCH, timestamp)
 
 
 def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
@@ -110,7 +88,7 @@ def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
     cursor = Cursor(buf, body_pos)
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     cursor.skip(4 + 1, "replica id and isolation level")
-    row, found = _ASKED_ROW[flexible], None
+    row, found = Struct(_ASKED + "x" * flexible), None
     for _ in range(cursor.count(flexible) or 0):
         cursor.skip_string(flexible)
         count, begin = cursor.count(flexible) or 0, cursor.pos
@@ -138,27 +116,18 @@ def results_in(cursor: Cursor, api_version: int) -> Iterator[OffsetResult]:
             at += stride
 
 
-def result_rows_in(cursor: Cursor, api_version: int) -> Iterator[ResultRows]:
-    """As `results_in`, as many of a topic at once as have the same length."""
+def result_rows_in(cursor: Cursor, api_version: int) -> Iterator[TopicRows]:
+    """As `results_in`, as many of a topic at once as have the same length: (partition, error code,
+    timestamp, offset, leader epoch).
+    """
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
-    has_epoch = api_version >= _LEADER_EPOCH_FROM
     if api_version >= 2:
         cursor.skip(4, "throttle time")
-    for _ in range(cursor.count(flexible) or 0):
-        topic = cursor.string(flexible)
-        count = cursor.count(flexible) or 0
-        row, at = _RESULT_ROW[flexible], cursor.pos + INT32.size
-        plain, rows = cursor.rows(row, count if has_epoch else 0, NO_TAGS[flexible])
-        if plain:
-            yield ResultRows(topic, rows, at, row.size)
-        for _ in range(count - plain):
-            partition = cursor.int32()
-            at = cursor.skip(_RESULT.size, "offset result")
-            error_code, timestamp, offset = _RESULT.unpack_from(cursor.buf, at)
-            epoch = cursor.int32() if has_epoch else UNKNOWN_EPOCH
-            cursor.skip_tags(flexible)
-            yield ResultRows(topic, iter([(partition, error_code, timestamp, offset, epoch)]), at)
-        cursor.skip_tags(flexible)
+    if api_version >= _LEADER_EPOCH_FROM:
+        yield from cursor.by_topic(">ihqqi", flexible)
+        return
+    for found in cursor.by_topic(">ihqq", flexible):
+        yield found._replace(rows=((*row, UNKNOWN_EPOCH) for row in found.rows))
 
 
 def write_request(
@@ -204,9 +173,9 @@ def patch_at(
     offset: int,
     leader_epoch: int,
 ) -> None:
-    """As `patch`, of the result whose error code lies at `position`."""
+    """As `patch`, of the result that begins at `position`."""
+    at = position + INT32.size
     if api_version >= _LEADER_EPOCH_FROM:
-        values = (error_code, timestamp, offset, leader_epoch)
-        _RESULT_WITH_EPOCH.pack_into(payload, position, *values)
+        _RESULT_WITH_EPOCH.pack_into(payload, at, error_code, timestamp, offset, leader_epoch)
     else:
-        _RESULT.pack_into(payload, position, error_code, timestamp, offset)
+        _RESULT.pack_into(payload, at, error_code, timestamp, offset)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from fetchproxy_protocol.apis import ApiKey, is_flexible
 from fetchproxy_protocol.primitives import (
     INT32,
-    NO_TAGS,
     Buffer,
     Cursor,
     encode_count,
@@ -24,11 +23,7 @@ _REPLICA_ID_FROM = 3
 _DEBUG_REPLICA_ID = -2
 _CONSUMER = INT32.pack(-1)  # replica_id
 _PLACE = Struct(">iii")
-_RESULT = Struct(">hiiq")  # error code, partition, leader epoch, end offset
 _ANSWER = Struct(">iq")
-# A whole entry that has no tagged fields; which a flexible one says in a byte.
-_ASKED_ROW = {False: Struct(">iii"), True: Struct(">iiix")}
-_RESULT_ROW = {False: Struct(">hiiq"), True: Struct(">hiiqx")}
 _ANSWER_AT = 6
 
 
@@ -40,7 +35,7 @@ class AskedEpoch(NamedTuple):
 
 
 class EpochResult(NamedTuple):
-    """One partition's result; `position` is where its error code begins in the payload."""
+    """One partition's result; `position` is where it begins in the payload."""
 
     topic: str
     partition: int
@@ -60,40 +55,22 @@ def replica_id(buf: Buffer, body_pos: int, api_version: int) -> int:
 def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedEpoch]:
     """What a request asks for, v2 to v4, one by one. Raises `WireError`."""
     cursor = Cursor(buf, body_pos)
-    flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
     if api_version >= _REPLICA_ID_FROM:
         cursor.skip(4, "replica id")
-    for _ in range(cursor.count(flexible) or 0):
-        topic = cursor.string(flexible)
-        count = cursor.count(flexible) or 0
-        plain, rows = cursor.rows(_ASKED_ROW[flexible], count, NO_TAGS[flexible])
+    flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
+    for topic, rows, _, _ in cursor.by_topic(">iii", flexible):
         for row in rows:
             yield AskedEpoch(topic, *row)
-        for _ in range(count - plain):
-            asked = AskedEpoch(topic, cursor.int32(), cursor.int32(), cursor.int32())
-            cursor.skip_tags(flexible)
-            yield asked
-        cursor.skip_tags(flexible)
 
 
 def results_in(cursor: Cursor, api_version: int) -> Iterator[EpochResult]:
     """The results of an answer from its body on, one by one. Raises `WireError`."""
-    flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
     cursor.skip(4, "throttle time")
-    for _ in range(cursor.count(flexible) or 0):
-        topic = cursor.string(flexible)
-        count = cursor.count(flexible) or 0
-        row, at = _RESULT_ROW[flexible], cursor.pos
-        plain, rows = cursor.rows(row, count, NO_TAGS[flexible])
+    flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
+    for topic, rows, at, stride in cursor.by_topic(">hiiq", flexible):
         for error_code, partition, epoch, end_offset in rows:
             yield EpochResult(topic, partition, error_code, epoch, end_offset, at)
-            at += row.size
-        for _ in range(count - plain):
-            at = cursor.skip(_RESULT.size, "epoch result")
-            error_code, partition, epoch, end_offset = _RESULT.unpack_from(cursor.buf, at)
-            cursor.skip_tags(flexible)
-            yield EpochResult(topic, partition, error_code, epoch, end_offset, at)
-        cursor.skip_tags(flexible)
+            at += stride
 
 
 def write_request(

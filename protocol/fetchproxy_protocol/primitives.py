@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from fetchproxy_protocol.apis import MalformedMessage, Truncated
@@ -27,6 +27,17 @@ TAGGED_FIELDS_MAX = 64
 
 # For `Cursor.rows`: where a flexible entry says that it has no tagged fields, by `flexible`.
 NO_TAGS: dict[bool, dict[int, int]] = {False: {}, True: {-1: 0}}
+
+
+class TopicRows(NamedTuple):
+    """Entries of one topic's partitions. The first is at `position`, the others lie `stride` bytes
+    apart.
+    """
+
+    topic: str
+    rows: Iterator[tuple[Any, ...]]
+    position: int
+    stride: int
 
 
 def encode_uvarint(value: int) -> bytes:
@@ -204,6 +215,25 @@ class Cursor:
             count = min(count, len(column) - len(column.lstrip(byte.to_bytes())))
         self.pos += count * row.size
         return count, row.iter_unpack(entries[: count * row.size])
+
+    def by_topic(self, entry: str, flexible: bool) -> Iterator[TopicRows]:
+        """An array of topics, each a name and an array of entries with these fields.
+
+        As many entries of a topic at once as have the same length; those behind one with tagged
+        fields come alone. What surrounds the array is the caller's.
+        """
+        fields, row = Struct(entry), Struct(entry + "x" * flexible)
+        for _ in range(self.count(flexible) or 0):
+            topic = self.string(flexible)
+            count, at = self.count(flexible) or 0, self.pos
+            plain, rows = self.rows(row, count, NO_TAGS[flexible])
+            if plain:
+                yield TopicRows(topic, rows, at, row.size)
+            for _ in range(count - plain):
+                at = self.skip(fields.size, "entry of a partition")
+                self.skip_tags(flexible)
+                yield TopicRows(topic, iter([fields.unpack_from(self.buf, at)]), at, 0)
+            self.skip_tags(flexible)
 
     def _tag_count(self) -> int:
         count = self.uvarint()

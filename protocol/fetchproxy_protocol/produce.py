@@ -5,8 +5,15 @@ NodeEndpoints are a tagged field of the whole answer from v10 on (KIP-951). Reco
 
 from __future__ import annotations
 
-from fetchproxy_protocol.addresses import TaggedAddresses
+from fetchproxy_protocol.addresses import (
+    AnswerAddresses,
+    Lookup,
+    Place,
+    splice_node_endpoints_tag,
+    tagged_node_endpoints,
+)
 from fetchproxy_protocol.apis import ApiKey, Truncated, is_flexible
+from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import Buffer, Cursor
 
 ENDPOINTS_FROM = 10
@@ -75,4 +82,18 @@ def _tags_position(cursor: Cursor, version: int) -> int:
     return cursor.pos
 
 
-ADDRESSES = TaggedAddresses(ApiKey.PRODUCE, ENDPOINTS_FROM, _tags_position)
+def _node_endpoints(cursor: Cursor, version: int) -> list[Place]:
+    return tagged_node_endpoints(Cursor(cursor.buf, _tags_position(cursor, version)))
+
+
+class _TaggedAddresses(AnswerAddresses):
+    """They are in the last tagged-field section, whose size is told before them."""
+
+    def splice(self, payload: Buffer, api_version: int, lookup: Lookup) -> bytes:
+        tags = _tags_position(response_body(payload, ApiKey.PRODUCE, api_version), api_version)
+        view = memoryview(payload)
+        return b"".join((view[:tags], splice_node_endpoints_tag(view[tags:], lookup)))
+
+
+# Answers from ENDPOINTS_FROM on; those before have none.
+ADDRESSES = _TaggedAddresses(ApiKey.PRODUCE, _node_endpoints)

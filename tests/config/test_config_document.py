@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fetchproxy.config.document import document, main
+from fetchproxy.config.document import document, main, meaning_of
 from fetchproxy.config.load import all_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -20,5 +20,5 @@ def test_the_file_on_disk_is_the_generated_one(tmp_path: Path) -> None:
 def test_each_key_is_described() -> None:
     text = document()
     for key in all_keys().values():
-        assert key.field.description, key.dotted
+        assert meaning_of(key), key.dotted
         assert f"`{key.variable}`" in text

@@ -38,14 +38,14 @@ def test_file_yields_to_environment_and_that_to_the_command_line(tmp_path: Path)
     file = write(
         tmp_path,
         '[gateway]\nlisten = "127.0.0.1:1"\nconnections_max = 10\nidle_max_ms = 1000\n'
-        "[remote_fetch]\nhedged_reads_share_max = 0\n",
+        "[remote_fetch]\nindex_cache_bytes_max = 2097152\n",
     )
     environ = {"FETCHPROXY_GATEWAY_LISTEN": "127.0.0.1:2", "FETCHPROXY_GATEWAY_IDLE_MAX_MS": "2000"}
     config = load_config(file, environ, [Setting("gateway.idle_max_ms", "3000", "--set")])
     assert config.gateway.connections_max == 10
     assert config.gateway.listen == "127.0.0.1:2"
     assert config.gateway.idle_max_ms == 3000
-    assert config.remote_fetch.hedged_reads_share_max == 0.0
+    assert config.remote_fetch.index_cache_bytes_max == 2097152
 
 
 def test_every_key_can_be_set_by_its_variable(tmp_path: Path) -> None:
@@ -152,7 +152,6 @@ def test_no_key_looks_like_a_variable_that_is_skipped() -> None:
         ("gateway.connections_max=many", "an integer, at least 1"),
         ("gateway.connections_max=0", "an integer, at least 1"),
         ("gateway.node_port_base=70000", "at least 0, at most 65000"),
-        ("remote_fetch.hedged_reads_share_max=2", "a number, at least 0, at most 1"),
         ("gateway.listen=9192", "host:port or [IPv6]:port"),
         ("cluster.bootstrap=a:1,b", "host:port[,host:port…], ports from 1 to 65535"),
         ("archive.topics=(", "a regular expression"),

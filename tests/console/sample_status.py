@@ -7,12 +7,8 @@ from uuid import UUID
 
 from fetchproxy.console.status import (
     ArchiverStatus,
-    CacheStatus,
-    Event,
     OffsetRange,
     PartitionStatus,
-    RelayStatus,
-    RemoteReadsStatus,
     Status,
     StoreStatus,
     TopicStatus,
@@ -27,6 +23,7 @@ from fetchproxy.observability.health import (
     of_partition,
     worst_first,
 )
+from fetchproxy.observability.logs import RecentEvent
 from fetchproxy.serving.appetite import ClientStatus
 from fetchproxy.writing.archive_health import NotHeld, offsets_in_words
 
@@ -108,12 +105,19 @@ STATUS = Status(
     missing=(),
     listeners=("127.0.0.1:9192", "127.0.0.1:9193"),
     store=StoreStatus("s3://archive/kafka", up=True),
-    relay=RelayStatus(412, 20_000, 8_111_222_333, 99_221_334_112),
-    remote_reads=RemoteReadsStatus(
-        in_flight=7, queued=3, waiting=12, read_bytes=22_113_889_120, backoffs=14, catches=96,
-        held_stale=2, passed_on=1,
-    ),
-    cache=CacheStatus(201_326_592, 268_435_456, 81_220, 5_312, 5_264),
+    relay={
+        "connections": 412, "connections_max": 20_000, "to_broker_bytes": 8_111_222_333,
+        "to_client_bytes": 99_221_334_112,
+    },
+    remote_reads={
+        "in_flight": 7, "queued": 3, "waiting": 12, "read_bytes": 22_113_889_120, "backoffs": 14,
+        "catches": 96, "held_stale": 2, "passed_on": 1, "held_partitions": 0, "led_on": 0,
+        "offsets_skipped": 0, "corrupt_chunks": 0,
+    },
+    cache={
+        "bytes": 201_326_592, "bytes_max": 268_435_456, "hits": 81_220, "misses": 5_312,
+        "evictions": 5_264,
+    },
     partitions=PARTITIONS,
     partitions_total=4,
     partitions_matching=4,
@@ -130,11 +134,11 @@ STATUS = Status(
         TopicStatus("telemetry", 1),
     ),
     events=(
-        Event("2026-11-20T10:22:31.104Z", "info", "catch", 4,
+        RecentEvent("2026-11-20T10:22:31.104Z", "info", "catch", 4,
               {"topic": "orders", "partition": "0"}),
-        Event("2026-11-20T10:21:02.500Z", "warning", "store_failing_no_more", 1,
+        RecentEvent("2026-11-20T10:21:02.500Z", "warning", "store_failing_no_more", 1,
               {"failed_seconds": "72.4"}),
-        Event("2026-11-20T10:19:50.110Z", "error", "store_failing", 1,
+        RecentEvent("2026-11-20T10:19:50.110Z", "error", "store_failing", 1,
               {"error": "Connection refused by archive.example:9000"}),
     ),
 )  # fmt: skip
@@ -166,5 +170,5 @@ STATUS_IN_OUTAGE = replace(
     condition_counts=dict(counts(OUTAGE)),
     headlines=headlines(worst_first(OUTAGE)),
     missing=missing(OUTAGE),
-    remote_reads=replace(STATUS.remote_reads, corrupt_chunks=1),
+    remote_reads={**STATUS.remote_reads, "corrupt_chunks": 1},
 )

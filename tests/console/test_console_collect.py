@@ -17,7 +17,13 @@ from test_partition_watch import LAGGING
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig, Config, StoreConfig
 from fetchproxy.console.collect import ConsoleLimits, StatusCollector, Surroundings
-from fetchproxy.console.status import CLIENTS_MAX, NO_PARTITIONS, OffsetRange, largest_clients
+from fetchproxy.console.status import (
+    CLIENTS_MAX,
+    NO_PARTITIONS,
+    ArchiverStatus,
+    OffsetRange,
+    largest_clients,
+)
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
@@ -34,6 +40,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
 from fetchproxy.storage.stores.object_store import StoredObject
 from fetchproxy.writing.concerns import ArchiverConcerns
+from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.status import PartitionArchiveStatus
 
 CONFIG = Config(
@@ -66,6 +73,9 @@ class FailingStore(MemoryObjectStore):
             raise StorageUnavailable("refused for token=hunter2")
 
 
+LEADERSHIP = LeadershipState("group", "stable", members=2, error="password=hunter2 is refused")
+
+
 class Process:
     """What the collector sees of the process; tests change it."""
 
@@ -89,6 +99,7 @@ class Process:
             health=self.health,
             listeners=lambda: ["127.0.0.1:9192"],
             work=self.work.get,
+            archiver=lambda: (LEADERSHIP, (3, 1), {"keys": "compacted, says password=hunter2"}),
             concerns=lambda: self.concerns,
             appetites=lambda: self.appetites,
         )
@@ -258,12 +269,24 @@ async def test_a_deleted_partition_goes(process: Process) -> None:
     assert [p.topic for p in (await process.collector()).partitions] == ["orders"]
 
 
+async def test_how_the_archiver_stands_to_others(process: Process) -> None:
+    assert (await process.collector()).archiver == ArchiverStatus(
+        leadership="group",
+        state="stable",
+        leads=3,
+        follows=1,
+        members=2,
+        error="password=••• is refused",
+        refused={"keys": "compacted, says password=•••"},
+    )
+
+
 async def test_events_and_counts_are_the_processs_own(process: Process) -> None:
-    before = (await process.collector()).remote_reads.catches
+    before = (await process.collector()).remote_reads["catches"]
     metrics.CATCHES.labels("orders").inc(2)
     process.events.note("catch", topic="orders")
     status = await process.collector()
-    assert status.remote_reads.catches == before + 2
+    assert status.remote_reads["catches"] == before + 2
     assert [(event.event, event.details) for event in status.events] == [
         ("catch", {"topic": "orders"})
     ]

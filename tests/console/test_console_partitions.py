@@ -4,9 +4,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from fetchproxy.console.status import (
-    ArchiverStatus,
     OffsetRange,
-    archiver_status,
     lag_offsets,
     partition_status,
     with_work,
@@ -20,7 +18,6 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.writing.copier import CopyProgress
-from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.status import PartitionArchiveStatus
 
 TIP = TopicIdPartition(UUID(int=7), "orders", 3)
@@ -95,15 +92,3 @@ def test_what_the_archiver_does_is_in_the_line() -> None:
     assert (leader.role, leader.copy_seconds, leader.retention_used) == ("leader", 3.0, 0.1235)
     follower = with_work(line, replace(LEADS, leads=False, copy=None, retention_used=None), 103.0)
     assert (follower.role, follower.copy_seconds) == ("follower", None)
-
-
-def test_how_an_archiver_stands_to_others() -> None:
-    state = LeadershipState("group", "stable", members=2)
-    assert archiver_status((1, 1), state, {"keys": "compacted"}) == ArchiverStatus(
-        leadership="group",
-        state="stable",
-        leads=1,
-        follows=1,
-        members=2,
-        refused={"keys": "compacted"},
-    )

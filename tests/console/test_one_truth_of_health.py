@@ -26,7 +26,7 @@ from fetchproxy.console.collect import StatusCollector, Surroundings
 from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import StorageDenied
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.observability.health import MEANINGS, Health, Kind, Level
+from fetchproxy.observability.health import MEANINGS, Health, Kind, Level, publish_gauges
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.storage.store_health import StoreOperation
 from fetchproxy.writing.concerns import ArchiverConcerns
@@ -62,6 +62,7 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
             aiohttp.ClientSession(f"http://{server.address}") as session,
         ):
             await collector.look()
+            publish_gauges(parts.health.all(asyncio.get_running_loop().time()))
             yield parts, session
 
 

@@ -10,10 +10,11 @@ import pytest
 from fetchproxy_protocol import addresses, produce
 from fetchproxy_protocol.addresses import (
     NodeAddress,
-    node_endpoints_in,
     splice_node_endpoints_tag,
+    tagged_node_endpoints,
 )
 from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, WireError
+from fetchproxy_protocol.primitives import Cursor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
@@ -33,6 +34,7 @@ CASES = [
     (key, version)
     for key in PLACES
     for version in range(PROXIED_VERSIONS[key][0], PROXIED_VERSIONS[key][1] + 1)
+    if key != ApiKey.PRODUCE or version >= produce.ENDPOINTS_FROM
 ]
 
 
@@ -148,7 +150,8 @@ def test_fetch_tag_section(value: dict[str, Any]) -> None:
     section = endpoints_section(value)
     changed = copy.deepcopy(value)
     found = [e for e in changed.get("NodeEndpoints", []) if e["NodeId"] >= 0 and e["Host"]]
-    assert node_endpoints_in(section) == [
+    addresses = [place.address for place in tagged_node_endpoints(Cursor(section))]
+    assert [one for one in addresses if one.node_id >= 0 and one.host] == [
         NodeAddress(e["NodeId"], e["Host"], e["Port"]) for e in found
     ]
     for endpoint in found:
@@ -159,7 +162,8 @@ def test_fetch_tag_section(value: dict[str, Any]) -> None:
 
 def test_fetch_tag_section_with_a_size_in_two_bytes() -> None:
     data = b"\x02" + b"\x00\x00\x00\x01" + b"\x02h" + b"\x00\x00\x00\x09" + b"\x00\x00"
-    assert node_endpoints_in(b"\x01\x00" + uvarint(len(data)) + data) == [NodeAddress(1, "h", 9)]
+    [place] = tagged_node_endpoints(Cursor(b"\x01\x00" + uvarint(len(data)) + data))
+    assert place.address == NodeAddress(1, "h", 9)
     padded = bytes([0x80 | len(data), 0x00])
     section = b"\x01\x00" + padded + data
     moved = splice_node_endpoints_tag(section, lambda *_: ("hh", 9))
@@ -170,13 +174,8 @@ def test_fetch_tag_section_with_a_size_in_two_bytes() -> None:
 @given(st.binary(max_size=40))
 def test_garbage_tag_section_raises_only_wire_errors(section: bytes) -> None:
     with contextlib.suppress(WireError):
-        node_endpoints_in(section)
+        tagged_node_endpoints(Cursor(section))
         splice_node_endpoints_tag(section, lookup)
-
-
-def test_older_produce_answers_come_back_as_they_are() -> None:
-    assert produce.ADDRESSES.splice(b"any", 9, lookup) == b"any"
-    assert produce.ADDRESSES.find(b"any", 9) == []
 
 
 @pytest.mark.parametrize("version", [10, 12, 13])

@@ -26,8 +26,10 @@ BATCH_BYTES = 1000
 BATCH_OFFSETS = 10
 
 # One batch is an index span, four are a chunk.
-SMALL = RemoteFetchConfig(chunk_cache_bytes_max=1024 * KiB, hedged_reads_share_max=0)
-QUICK = ReadingLimits(chunk_bytes=4 * KiB, read_ahead_chunks_max=0, backoff_max_ms=1_000)
+SMALL = RemoteFetchConfig(chunk_cache_bytes_max=1024 * KiB)
+QUICK = ReadingLimits(
+    chunk_bytes=4 * KiB, read_ahead_chunks_max=0, backoff_max_ms=1_000, hedged_reads_share_max=0
+)
 
 
 def now() -> float:

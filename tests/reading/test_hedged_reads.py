@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 from faulty_store import Faults
 from hypothesis import given
 from hypothesis import strategies as st
-from read_side import BATCH_BYTES, at_rest, changed, fetched, now, read_side
+from read_side import BATCH_BYTES, QUICK, at_rest, fetched, now, read_side
 from virtual_loop import run_virtual
 
-from fetchproxy.config.schema import MiB, RemoteFetchConfig
+from fetchproxy.config.schema import MiB
 from fetchproxy.errors import ObjectNotFound, StorageThrottled, StorageUnavailable
 from fetchproxy.reading.fetcher_pool import (
     SAVED_MAX,
@@ -25,7 +26,6 @@ from fetchproxy.reading.fetcher_pool import (
 )
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.segment_reader import CompletionReason
-from lab.limited import section_and_limits
 
 SIZE = 1000
 
@@ -53,9 +53,7 @@ class Line:
 
 
 def hedged_reads(budget: ReadBudget, **options: object) -> HedgedReads:
-    share = {"hedged_reads_share_max": 0.05}
-    config, limits = section_and_limits(RemoteFetchConfig, ReadingLimits, **{**share, **options})
-    return HedgedReads(config, budget, limits)
+    return HedgedReads(budget, replace(ReadingLimits(), **options))  # type: ignore[arg-type]
 
 
 async def hedging(
@@ -244,7 +242,7 @@ def test_a_few_reads_that_hang_do_not_hold_up_a_replay() -> None:
     """In the whole read side: one read in fifty never answers, and none is waited for."""
 
     async def main() -> None:
-        async with read_side(changed(hedged_reads_share_max=0.05)) as side:
+        async with read_side(limits=replace(QUICK, hedged_reads_share_max=0.05)) as side:
             await side.history(1_200)
             await fetched(side, 0)
             side.store.faults = Faults(latency_s_min=0.01, latency_s_max=0.015, hanging_share=0.02)

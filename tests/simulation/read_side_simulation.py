@@ -312,7 +312,7 @@ async def _check_that_all_comes_to_rest(world: World) -> None:
     assert world.store.in_flight == 0
     assert world.store.in_flight_max <= world.limits.fetcher_tasks_max + _metadata_reads()
     for (key, _), most in world.store.same_in_flight_max.items():
-        hedged = key.endswith(".log") and world.config.hedged_reads_share_max > 0
+        hedged = key.endswith(".log") and world.limits.hedged_reads_share_max > 0
         assert most <= 1 + hedged or not key.endswith((".log", ".index", ".txn")), key
     world.note("at rest", len(world.store.reads))
 

@@ -37,7 +37,14 @@ from fetchproxy.jobs.runner import Here
 from fetchproxy.jobs.verify import verify
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import LogHistory
-from fetchproxy.observability.health import MEANINGS, Condition, Health, Kind, Level
+from fetchproxy.observability.health import (
+    MEANINGS,
+    Condition,
+    Health,
+    Kind,
+    Level,
+    publish_gauges,
+)
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import open_store
@@ -241,6 +248,7 @@ async def shown(config: Config) -> Status:
     ):
         collector = StatusCollector(config, rsm, rlmm, None, nothing)
         await collector.look()
+        publish_gauges(nothing.health.all(asyncio.get_running_loop().time()))
         return await collector()
 
 
@@ -250,7 +258,7 @@ def gauge(kind: str) -> float | None:
 
 
 def test_each_concern_is_brought_about_here() -> None:
-    told_by_the_store = {Kind(name) for name in MADE}
+    told_by_the_store: set[str] = set(MADE)
     of_partitions = {kind for kind, one in MEANINGS.items() if one.subject == "partition"} - {
         Kind.LOG_BEGINS_AGAIN,
         Kind.PARTITION_FAILING,

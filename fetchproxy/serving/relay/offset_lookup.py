@@ -12,7 +12,8 @@ from uuid import UUID
 from fetchproxy_protocol import list_offsets as wire
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
 from fetchproxy_protocol.headers import response_body
-from fetchproxy_protocol.list_offsets import OffsetResult, ResultRows
+from fetchproxy_protocol.list_offsets import OffsetResult
+from fetchproxy_protocol.primitives import TopicRows
 
 from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
@@ -322,7 +323,7 @@ class ResultsOfAll:
         self._payload = payload
         self._version = version
 
-    def rows(self) -> Iterator[ResultRows]:
+    def rows(self) -> Iterator[TopicRows]:
         """Raises WireError."""
         body = response_body(self._payload, ApiKey.LIST_OFFSETS, self._version)
         return wire.result_rows_in(body, self._version)
@@ -348,7 +349,7 @@ class ResultsOfAll:
 
 
 async def patch_starts(
-    answer: bytearray, version: int, rows: ResultRows, start_of: StartOf
+    answer: bytearray, version: int, rows: TopicRows, start_of: StartOf
 ) -> list[OffsetResult]:
     """Write where the archive begins over results that say a higher offset.
 
