@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 from uuid import UUID
 
 from fetchproxy.errors import (
@@ -338,6 +338,10 @@ class WatchedObjectStore(ObjectStore):
         self._writes = self.health[StoreOperation.WRITE]
         self._deletions = self.health[StoreOperation.DELETE]
 
+    async def __aenter__(self) -> Self:
+        await self.inner.__aenter__()
+        return self
+
     async def put(self, key: str, content: bytes) -> None:
         async with self._writes.asked():
             await self.inner.put(key, content)
@@ -383,3 +387,13 @@ class WatchedObjectStore(ObjectStore):
 
     async def close(self) -> None:
         await self.inner.close()
+
+    # Of these nothing is noted.
+
+    async def abort_stale_uploads(
+        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
+    ) -> int:
+        return await self.inner.abort_stale_uploads(prefix, older_than_epoch_ms, is_ours)
+
+    async def clock_ms(self, prefix: str) -> int | None:
+        return await self.inner.clock_ms(prefix)

@@ -31,7 +31,6 @@ from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     ObjectStore,
     StoredObject,
-    UnfinishedUploads,
 )
 
 # A FIFO or a device holds up whoever opens it, and a link leads out of the archive: to other
@@ -526,7 +525,7 @@ _LIST_PAGE_OBJECTS = 1000
 THREADS_MAX = 8
 
 
-class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
+class FilesystemObjectStore(ObjectStore):
     """`create`: the first put makes `root`; without it a missing root is StorageUnavailable.
 
     In either case a root that goes missing later is StorageUnavailable, never an empty store.

@@ -34,9 +34,7 @@ from fetchproxy.storage.stores.locations import HdfsLocation
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     ObjectStore,
-    StoreClock,
     StoredObject,
-    UnfinishedUploads,
     file_bytes,
     http_date_ms,
 )
@@ -70,7 +68,7 @@ _FOLDERS_AT_ONCE = 16
 _CHILDREN_IN_DOUBT_MAX = 64
 
 
-class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
+class HdfsObjectStore(ObjectStore):
     """`create`: the first put makes the location's folder; later its absence is an outage."""
 
     def __init__(

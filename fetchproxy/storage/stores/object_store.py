@@ -1,4 +1,4 @@
-"""What a store must do, and what some stores can do besides. Interfaces, and no store."""
+"""What a store must do, and what some stores can do besides. An interface, and no store."""
 
 from __future__ import annotations
 
@@ -19,34 +19,6 @@ from fetchproxy.errors import (
 )
 from fetchproxy.model import SEGMENT_BYTES_MAX, ByteRange, TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
-
-
-class UnfinishedUploads(ABC):
-    """What a store that can be left with half-done uploads offers besides `ObjectStore`.
-
-    A killed process leaves temporary files or multipart uploads: never visible, but stored.
-    """
-
-    @abstractmethod
-    async def abort_stale_uploads(
-        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
-    ) -> int:
-        """Remove uploads to keys below `prefix` that were begun before a wall-clock time.
-
-        Those to a key that is not ours stay: a bucket may be shared. Returns how many. Choose the
-        time well below now: an upload that somebody is still at fails when it is removed.
-        """
-
-
-class StoreClock(ABC):
-    """Of a store that tells the time: another machine's, so a second opinion on our clock."""
-
-    @abstractmethod
-    async def clock_ms(self, prefix: str) -> int | None:
-        """Epoch ms now, to about a second; None: it has not said. Raises RemoteStorageError.
-
-        `prefix`: below it we may list.
-        """
 
 
 def http_date_ms(date: str | None) -> int | None:
@@ -235,15 +207,6 @@ class ObjectStore(ABC):
         RangeNotSatisfiable where the range starts at or past the end.
         """
 
-    @property
-    def page_objects(self) -> int | None:
-        """A listing comes in pages of so many objects, each one a request; None: it does not."""
-        return None
-
-    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
-        """What the partition is called where it was archived. Never blocks."""
-        return tip
-
     @abstractmethod
     def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         """Objects whose key starts with `prefix` and sorts after `start_after`, sorted by key."""
@@ -262,3 +225,31 @@ class ObjectStore(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Idempotent."""
+
+    # What only some stores can do.
+
+    @property
+    def page_objects(self) -> int | None:
+        """A listing comes in pages of so many objects, each one a request; None: it does not."""
+        return None
+
+    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
+        """What the partition is called where it was archived. Never blocks."""
+        return tip
+
+    async def abort_stale_uploads(
+        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
+    ) -> int:
+        """Remove what killed processes left below `prefix`: temporary files or multipart uploads,
+        never visible, but stored. Returns how many.
+
+        Those to a key that is not ours stay: a bucket may be shared. Choose the time well below
+        now: an upload that somebody is still at fails when it is removed.
+        """
+        return 0
+
+    async def clock_ms(self, prefix: str) -> int | None:
+        """Epoch ms by the store's own clock, to about a second: another machine's, so a second
+        opinion on ours. None: it does not tell. `prefix`: below it we may list.
+        """
+        return None

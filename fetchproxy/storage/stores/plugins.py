@@ -26,9 +26,7 @@ from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
     ObjectStore,
-    StoreClock,
     StoredObject,
-    UnfinishedUploads,
 )
 
 GROUP = "fetchproxy.stores"
@@ -93,7 +91,7 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class GuardedObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
+class GuardedObjectStore(ObjectStore):
     """A third party's store. Whatever it raises is an error of a store to everybody above.
 
     An exception that it should have translated counts as an outage: it is shown with the plug-in's
@@ -155,14 +153,10 @@ class GuardedObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     async def abort_stale_uploads(
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
     ) -> int:
-        if not isinstance(self._inner, UnfinishedUploads):
-            return 0
         with self._guarded():
             return await self._inner.abort_stale_uploads(prefix, older_than_epoch_ms, is_ours)
 
     async def clock_ms(self, prefix: str) -> int | None:
-        if not isinstance(self._inner, StoreClock):
-            return None
         with self._guarded():
             return await self._inner.clock_ms(prefix)
 
