@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.errors import (
@@ -184,7 +185,6 @@ TEMPORARY_START = "~put-"
 OWNER_ONLY = 0o700  # of a root that is made here
 
 _FOLDER_RACES_MAX = 8
-_NUMBERS = count()
 
 
 class Abandoned(Exception):
@@ -391,9 +391,11 @@ class FileTree:
             self._create = False
 
     def _create_temporary(self, folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
+        """A new file of a name of its own; other hosts' processes may write to the same folder."""
         for _ in range(_FOLDER_RACES_MAX):
+            path = folder / f"{TEMPORARY_START}{uuid4().hex}"
             try:
-                return _new_name(folder, make)
+                return path, make(path)
             except FileNotFoundError:
                 self._make_folders(folder)
         raise StorageUnavailable(f"{folder} is removed by another process again and again")
@@ -501,16 +503,6 @@ def storage_error(
     if error.errno in (ENAMETOOLONG, EISDIR):
         return RemoteStorageError(text)  # no retry makes a name shorter
     return StorageUnavailable(text)
-
-
-def _new_name(folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
-    """A new file of a name of its own; processes on other hosts may write to the same folder."""
-    while True:
-        path = folder / f"{TEMPORARY_START}{os.getpid()}-{next(_NUMBERS)}"
-        try:
-            return path, make(path)
-        except FileExistsError:
-            continue
 
 
 def _older(path: Path, epoch_ms: int) -> bool:
