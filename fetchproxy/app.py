@@ -140,10 +140,6 @@ class Parts:
         host = self.config.gateway.listen.rpartition(":")[0]
         return [f"{host}:{self.gateway.port}", *in_words(self.gateway.node_addresses())]
 
-    @property
-    def own_key(self) -> str | None:
-        return None if self.manager is None else self.manager.told.key
-
     def conditions(self, now: float) -> Iterator[Condition]:
         """Of parts that come and go, and those that have no Health of the process."""
         if self.serves and self.gateway is None:
@@ -173,8 +169,7 @@ class Parts:
         return None if self.manager is None else self.manager.status_of(tip)
 
     def archiver(self) -> tuple[LeadershipState, tuple[int, int], dict[str, str]] | None:
-        manager = self.manager
-        if manager is None:
+        if (manager := self.manager) is None:
             return None
         return manager.leadership_state, manager.leads_and_follows, manager.refused_topics
 
@@ -193,7 +188,7 @@ async def run_server(config: Config, *, create: bool = False, limits: Limits = L
     archives = config.archive.topics is not None
     async with (
         _open_parts(config, limits, serves=True, writes=archives, create=create) as parts,
-        _local_indexes(parts, archives) as parts.local_indexes,
+        _local_indexes(parts) if archives else nullcontext() as parts.local_indexes,
         _console(parts) as collector,
         _purgatory(parts, parts.views) as parts.purgatory,
         _positions(parts, parts.gathered_from if archives else None) as parts.positions,
@@ -238,7 +233,7 @@ async def run_archiver(
         if not once:
             tasks.create_task(parts.positions.run(), name="archivers")
             tasks.create_task(parts.own_archive.run(), name="own archive")
-            async with _local_indexes(parts, True) as parts.local_indexes:
+            async with _local_indexes(parts) as parts.local_indexes:
                 await _keep_archiving(parts)
         await parts.own_archive.confirm()
         await _archive_once(parts)
@@ -314,16 +309,12 @@ def _positions(
         asyncio.get_running_loop().time,
         gathered_from,
         parts.health,
-        lambda: parts.own_key,
+        lambda: None if parts.manager is None else parts.manager.told.key,
     )
 
 
-def _local_indexes(
-    parts: Parts, archives: bool
-) -> AbstractAsyncContextManager[LocalIndexes | None]:
-    """Kept by the RemoteLogManager alone: who does not archive here has none."""
-    if not archives:
-        return nullcontext()
+def _local_indexes(parts: Parts) -> AbstractAsyncContextManager[LocalIndexes | None]:
+    """Kept by the RemoteLogManager alone: entered by who archives."""
     return open_local_indexes(parts.config.archive, parts.rsm, parts.limits.writing)
 
 

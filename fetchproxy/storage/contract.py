@@ -43,7 +43,6 @@ from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
 from fetchproxy.storage.remote_storage_manager import (
     LogSegmentData,
     RemoteStorageManager,
-    SegmentMetadataObject,
 )
 from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
 
@@ -435,7 +434,7 @@ class AwayStoreContract:
             [name async for name in away_store.list_folders("")]
 
 
-# What an archive is over every object store.
+# An archive in the store.
 
 TOPIC_ID = UUID("fbffbffb-ffbf-4fbf-bfbf-fbffbffbffbf")  # base64 with many "-" and "_"
 
@@ -461,13 +460,6 @@ def segment(
         state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
         has_aborted_txns=has_aborted_txns,
     )
-
-
-async def metadata_objects(
-    manager: RemoteStorageManager, tip: TopicIdPartition
-) -> list[SegmentMetadataObject]:
-    found = [one async for one in manager.list_partition(tip)]
-    return [one for one in found if isinstance(one, SegmentMetadataObject)]
 
 
 class RemoteStorageManagerContract:
@@ -518,20 +510,6 @@ class RemoteStorageManagerContract:
             f"{stem}.txn",
         ]
 
-    async def test_metadata_is_listed_by_base_offset(self, manager: RemoteStorageManager) -> None:
-        offsets = [0, 5, 5, 100, 99_999_999_999, 2**63 - 20]
-        for number, offset in enumerate(offsets):
-            await manager.put_segment_metadata(segment(offset, segment_id=number), b"%d" % number)
-        await manager.put_segment_metadata(segment(7, partition=1), b"other partition")
-        tip = segment().topic_id_partition
-        listed = await metadata_objects(manager, tip)
-        assert [found.base_offset for found in listed] == offsets
-        assert {found.segment_id.topic_id_partition for found in listed} == {tip}
-        for found in listed:
-            content = await manager.get_segment_metadata(found.stored.key)
-            assert content == b"%d" % found.segment_id.id.int
-            assert found.stored.size_bytes == 1
-
     async def test_deletion_is_complete_and_can_be_repeated(
         self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
     ) -> None:
@@ -548,28 +526,3 @@ class RemoteStorageManagerContract:
         with pytest.raises(ObjectNotFound):
             await manager.fetch_log_segment(gone, ByteRange(0, 1))
         assert await manager.fetch_log_segment(kept, ByteRange(0, 1)) == b"0"
-
-    async def test_partitions_of_every_incarnation(
-        self, manager: RemoteStorageManager, store: ObjectStore
-    ) -> None:
-        assert await manager.list_partitions() == []
-        others = [
-            segment(partition=10),
-            segment(partition=2),
-            segment(topic_id=UUID(int=7)),
-            segment(topic="a"),
-            segment(topic="x" * 232, topic_id=UUID(int=2**128 - 1)),
-            segment(topic="weather", partition=2**31 - 1),
-        ]
-        for metadata in others:
-            await manager.put_segment_metadata(metadata, b"")
-        await store.put("team/archive/stranger/0/x", b"")
-        await store.put("team/archive/x-y/0/x", b"")
-        await store.put("elsewhere/x", b"")
-        every = sorted(metadata.topic_id_partition for metadata in others)
-        assert await manager.list_partitions() == every
-        assert await manager.list_topic(UUID(int=7)) == [
-            segment(topic_id=UUID(int=7)).segment_id.topic_id_partition
-        ]
-        assert await manager.list_topic(TOPIC_ID) == [t for t in every if t.topic_id == TOPIC_ID]
-        assert await manager.list_topic(UUID(int=8)) == []

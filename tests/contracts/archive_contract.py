@@ -13,7 +13,6 @@ from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex, enco
 from fetchproxy.storage.contract import (
     TOPIC_ID,
     RemoteStorageManagerContract,
-    metadata_objects,
     segment,
 )
 from fetchproxy.storage.remote_storage_manager import (
@@ -32,6 +31,13 @@ async def topic_objects(
     found: list[tuple[TopicIdPartition, Standing]] = []
     await manager.take_topic_objects(topic, TOPIC_ID, lambda tip, said: found.append((tip, said)))
     return found
+
+
+async def metadata_objects(
+    manager: RemoteStorageManager, tip: TopicIdPartition
+) -> list[SegmentMetadataObject]:
+    found = [one async for one in manager.list_partition(tip)]
+    return [one for one in found if isinstance(one, SegmentMetadataObject)]
 
 
 class ArchiveContract(RemoteStorageManagerContract):
@@ -163,3 +169,42 @@ class ArchiveContract(RemoteStorageManagerContract):
                 assert not caught.value.retriable
         await store.put(f"team/archive/{LAYOUT_OBJECT}", b"remote-log-layout 1\n")
         assert await manager.list_partitions() == []
+
+    async def test_metadata_is_listed_by_base_offset(self, manager: RemoteStorageManager) -> None:
+        offsets = [0, 5, 5, 100, 99_999_999_999, 2**63 - 20]
+        for number, offset in enumerate(offsets):
+            await manager.put_segment_metadata(segment(offset, segment_id=number), b"%d" % number)
+        await manager.put_segment_metadata(segment(7, partition=1), b"other partition")
+        tip = segment().topic_id_partition
+        listed = await metadata_objects(manager, tip)
+        assert [found.base_offset for found in listed] == offsets
+        assert {found.segment_id.topic_id_partition for found in listed} == {tip}
+        for found in listed:
+            content = await manager.get_segment_metadata(found.stored.key)
+            assert content == b"%d" % found.segment_id.id.int
+            assert found.stored.size_bytes == 1
+
+    async def test_partitions_of_every_incarnation(
+        self, manager: RemoteStorageManager, store: ObjectStore
+    ) -> None:
+        assert await manager.list_partitions() == []
+        others = [
+            segment(partition=10),
+            segment(partition=2),
+            segment(topic_id=UUID(int=7)),
+            segment(topic="a"),
+            segment(topic="x" * 232, topic_id=UUID(int=2**128 - 1)),
+            segment(topic="weather", partition=2**31 - 1),
+        ]
+        for metadata in others:
+            await manager.put_segment_metadata(metadata, b"")
+        await store.put("team/archive/stranger/0/x", b"")
+        await store.put("team/archive/x-y/0/x", b"")
+        await store.put("elsewhere/x", b"")
+        every = sorted(metadata.topic_id_partition for metadata in others)
+        assert await manager.list_partitions() == every
+        assert await manager.list_topic(UUID(int=7)) == [
+            segment(topic_id=UUID(int=7)).segment_id.topic_id_partition
+        ]
+        assert await manager.list_topic(TOPIC_ID) == [t for t in every if t.topic_id == TOPIC_ID]
+        assert await manager.list_topic(UUID(int=8)) == []
