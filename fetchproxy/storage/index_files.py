@@ -35,6 +35,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.folders import LOCK as LOCK
 from fetchproxy.runtime.folders import take_folder
+from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.segments.remote_log_index import (
     RemoteLogIndex,
     RemoteLogIndexEntry,
@@ -435,20 +436,18 @@ class LocalIndexes:
 
     The event loop never waits for a disk here, and a read never waits for long: who does not get an
     answer asks the store.
-    `partition_folder`: a partition's folder in it; `log_key`: the key of a segment's `.log`.
+    `log_key`: the key of a segment's `.log`.
     """
 
     def __init__(
         self,
         folder: Path,
-        partition_folder: Callable[[TopicIdPartition], str],
         log_key: Callable[[RemoteLogSegmentMetadata], str],
         *,
         file_bytes_max: int,
         file_age_max_ms: int,
     ) -> None:
         self._folder = folder
-        self._partition_folder = partition_folder
         self._log_key = log_key
         self._new = partial(
             LocalRemoteLogIndex, file_bytes_max=file_bytes_max, file_age_max_ms=file_age_max_ms
@@ -474,7 +473,7 @@ class LocalIndexes:
     def partition(self, tip: TopicIdPartition) -> LocalRemoteLogIndex:
         """No I/O; its methods block, see `in_thread`."""
         if tip not in self._partitions:
-            self._partitions[tip] = self._new(self._folder / self._partition_folder(tip))
+            self._partitions[tip] = self._new(self._folder / partition_folder("", tip))
         return self._partitions[tip]
 
     def describe(self, metadata: RemoteLogSegmentMetadata) -> IndexedSegment:
@@ -499,8 +498,10 @@ class LocalIndexes:
         outcome, found = "failed", None
         try:
             async with asyncio.timeout(READ_MAX_S):
-                found = await self.in_thread(self._read, index, metadata)
-                outcome = "absent" if found is None else "hit"
+                held = await self.in_thread(index.segment_index, self.describe(metadata))
+            if held is not None:
+                held.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
+            outcome, found = "absent" if held is None else "hit", held
         except CorruptSegment as error:
             outcome = "damaged"
             log.warning("local_index_damaged", **metadata.logged, error=str(error))
@@ -510,14 +511,6 @@ class LocalIndexes:
                 log.warning("local_index_read_failed", **metadata.logged, error=repr(error))
         self._failing = outcome == "failed"
         LOCAL_INDEX_READS.labels(outcome).inc()
-        return found
-
-    def _read(
-        self, index: LocalRemoteLogIndex, metadata: RemoteLogSegmentMetadata
-    ) -> RemoteLogIndex | None:
-        found = index.segment_index(self.describe(metadata))
-        if found is not None:
-            found.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
         return found
 
     async def _drop(self, index: LocalRemoteLogIndex, metadata: RemoteLogSegmentMetadata) -> None:
@@ -530,7 +523,7 @@ class LocalIndexes:
     async def keep_only(self, tips: Iterable[TopicIdPartition]) -> None:
         """Remove what is there of any other partition. Raises OSError."""
         tips = set(tips)
-        kept = {self._folder / self._partition_folder(tip) for tip in tips}
+        kept = {self._folder / partition_folder("", tip) for tip in tips}
         for tip in [tip for tip in self._partitions if tip not in tips]:
             await self.in_thread(self._partitions.pop(tip).keep, ())
         await self.in_thread(self._remove_others, kept)

@@ -226,25 +226,16 @@ class FileTree:
         self._marker_seen = False
         self._opening = threading.Lock()
 
-    def put(self, key: str, parts: Iterable[bytes], commit: Commit) -> None:
-        """Write `parts` one after the other. Raises Abandoned, leaving nothing."""
-        self._put(key, parts, commit, Path.replace)
-
-    def put_new(self, key: str, content: bytes, commit: Commit) -> bool:
-        """False: there is one already. Raises Abandoned, leaving nothing."""
-        try:
-            self._put(key, (content,), commit, move_to_free_name)
-        except NameTaken:
-            return False
-        return True
-
-    def _put(
+    def put(
         self,
         key: str,
         parts: Iterable[bytes],
         commit: Commit,
-        move: Callable[[Path, Path], object],
+        move: Callable[[Path, Path], object] = Path.replace,
     ) -> None:
+        """Write `parts` one after the other, and `move` the file to its name. Raises Abandoned,
+        leaving nothing, and what `move` raises.
+        """
         target = self._root / key
         with self._translated(key, absent=StorageUnavailable):
             self._check_writable()
@@ -542,7 +533,12 @@ class FilesystemObjectStore(ObjectStore):
         await self._put(key, partial(self._tree.put, key, (content,)))
 
     async def put_new(self, key: str, content: bytes) -> bool:
-        return await self._put(key, partial(self._tree.put_new, key, content))
+        put = partial(self._tree.put, key, (content,), move=move_to_free_name)
+        try:
+            await self._put(key, put)
+        except NameTaken:
+            return False
+        return True
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         if not (settled and await self._put(key, partial(self._tree.link, key, path))):
