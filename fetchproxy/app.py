@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
@@ -86,7 +86,7 @@ LIMITS = Limits()
 
 @dataclass(slots=True)
 class Parts:
-    """What both kinds of process have; `gateway`, `purgatory` and `manager` as far as they run."""
+    """What both kinds of process have; `gateway` and `manager` as far as they run."""
 
     config: Config
     limits: Limits
@@ -100,10 +100,8 @@ class Parts:
     listener_tls: ReloadingContext | None = None
     upstream_tls: ReloadingContext | None = None
     gateway: Listener | None = None
-    purgatory: RemoteFetchPurgatory | None = None
     manager: RemoteLogManager | None = None
     local_indexes: LocalIndexes | None = None
-    positions: ArchiverPositions | None = None
     brokers: BrokerWatch = field(init=False)
     views: LeaderViews = field(init=False)  # of the archive, as clients of a cluster may see it
 
@@ -122,11 +120,8 @@ class Parts:
         return self.manager is not None and self.manager.manages(tip)
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
-        """None: no archiver of this process gathers it."""
-        if self.manager is None:
-            starts = self.serves and self.config.archive.topics is not None
-            return NOT_KNOWN if starts else None
-        return self.manager.gathered_from(tip)
+        """Of a process that archives. None: it does not gather this one."""
+        return NOT_KNOWN if self.manager is None else self.manager.gathered_from(tip)
 
     @property
     def mode(self) -> str:
@@ -139,10 +134,6 @@ class Parts:
             return []
         host = self.config.gateway.listen.rpartition(":")[0]
         return [f"{host}:{self.gateway.port}", *in_words(self.gateway.node_addresses())]
-
-    @property
-    def own_key(self) -> str | None:
-        return None if self.manager is None else self.manager.told.key
 
     def conditions(self, now: float) -> Iterator[Condition]:
         """Of parts that come and go, and those that have no Health of the process."""
@@ -173,8 +164,7 @@ class Parts:
         return None if self.manager is None else self.manager.status_of(tip)
 
     def archiver(self) -> tuple[LeadershipState, tuple[int, int], dict[str, str]] | None:
-        manager = self.manager
-        if manager is None:
+        if (manager := self.manager) is None:
             return None
         return manager.leadership_state, manager.leads_and_follows, manager.discovery.refused
 
@@ -193,11 +183,11 @@ async def run_server(config: Config, *, create: bool = False, limits: Limits = L
     archives = config.archive.topics is not None
     async with (
         _open_parts(config, limits, serves=True, writes=archives, create=create) as parts,
-        _local_indexes(parts, archives) as parts.local_indexes,
+        _local_indexes(parts) if archives else nullcontext() as parts.local_indexes,
         _console(parts) as collector,
-        _purgatory(parts, parts.views) as parts.purgatory,
-        _positions(parts, parts.gathered_from if archives else None) as parts.positions,
-        _gateway(parts, parts.positions) as gateway,
+        _purgatory(parts, parts.views) as purgatory,
+        _positions(parts) as positions,
+        _gateway(parts, purgatory, positions) as gateway,
         asyncio.TaskGroup() as tasks,
     ):
         parts.gateway = gateway
@@ -214,13 +204,13 @@ async def run_archive_only(config: Config, *, limits: Limits = LIMITS) -> None:
     async with (
         _open_parts(config, limits, serves=True, writes=False) as parts,
         _console(parts) as collector,
-        _purgatory(parts, parts.rlmm) as parts.purgatory,
+        _purgatory(parts, parts.rlmm) as purgatory,
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(parts.own_archive.run(), name="own archive")
         _keep_up(parts, collector, tasks)
         # The console is there before: it says that the listener is not, while the store is away.
-        async with _archive_only(parts) as parts.gateway:
+        async with _archive_only(parts, purgatory) as parts.gateway:
             await asyncio.Event().wait()
 
 
@@ -231,14 +221,14 @@ async def run_archiver(
     async with (
         _open_parts(config, limits, serves=False, writes=True, create=create) as parts,
         _console(parts) as collector,
-        _positions(parts, None) as parts.positions,
+        _positions(parts) as positions,
         asyncio.TaskGroup() as tasks,
     ):
         kept_up = _keep_up(parts, collector, tasks)
         if not once:
-            tasks.create_task(parts.positions.run(), name="archivers")
+            tasks.create_task(positions.run(), name="archivers")
             tasks.create_task(parts.own_archive.run(), name="own archive")
-            async with _local_indexes(parts, True) as parts.local_indexes:
+            async with _local_indexes(parts) as parts.local_indexes:
                 await _keep_archiving(parts)
         await parts.own_archive.confirm()
         await _archive_once(parts)
@@ -305,25 +295,20 @@ def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
     )
 
 
-def _positions(
-    parts: Parts, gathered_from: Callable[[TopicIdPartition], int | None] | None
-) -> ArchiverPositions:
+def _positions(parts: Parts) -> ArchiverPositions:
+    gathers = parts.serves and parts.config.archive.topics is not None
     return ArchiverPositions(
         parts.rsm,
         parts.config.store.metadata_read_max_ms,
         asyncio.get_running_loop().time,
-        gathered_from,
+        parts.gathered_from if gathers else None,
         parts.health,
-        lambda: parts.own_key,
+        lambda: None if parts.manager is None else parts.manager.told.key,
     )
 
 
-def _local_indexes(
-    parts: Parts, archives: bool
-) -> AbstractAsyncContextManager[LocalIndexes | None]:
-    """Kept by the RemoteLogManager alone: who does not archive here has none."""
-    if not archives:
-        return nullcontext()
+def _local_indexes(parts: Parts) -> AbstractAsyncContextManager[LocalIndexes | None]:
+    """Kept by the RemoteLogManager alone: entered by who archives."""
     return open_local_indexes(parts.config.archive, parts.rsm, parts.limits.writing)
 
 
@@ -350,14 +335,15 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         yield collector
 
 
-def _gateway(parts: Parts, positions: ArchiverPositions) -> AbstractAsyncContextManager[Listener]:
-    assert parts.purgatory is not None  # it is entered before
+def _gateway(
+    parts: Parts, purgatory: RemoteFetchPurgatory, positions: ArchiverPositions
+) -> AbstractAsyncContextManager[Listener]:
     return open_gateway(
         parts.config,
         parts.cluster,
         parts.rlmm,
         parts.views,
-        parts.purgatory,
+        purgatory,
         positions,
         parts.is_archiving,
         tls=(parts.listener_tls, parts.upstream_tls),
@@ -367,12 +353,13 @@ def _gateway(parts: Parts, positions: ArchiverPositions) -> AbstractAsyncContext
     )
 
 
-def _archive_only(parts: Parts) -> AbstractAsyncContextManager[Listener]:
-    assert parts.purgatory is not None  # it is entered before
+def _archive_only(
+    parts: Parts, purgatory: RemoteFetchPurgatory
+) -> AbstractAsyncContextManager[Listener]:
     return open_archive_only(
         parts.config,
         parts.rlmm,
-        parts.purgatory,
+        purgatory,
         lambda prefix: f"{prefix}-{uuid4()}",
         tls=parts.listener_tls,
         limits=parts.limits.serving,

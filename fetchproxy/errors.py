@@ -1,33 +1,4 @@
-"""Domain errors. The wire's own are in `fetchproxy_protocol.apis`; anything else raised is a bug.
-
-FetchProxyError
-├── RemoteStorageError         a backend said no; subclasses say why
-│   ├── ObjectNotFound         not retriable
-│   ├── RangeNotSatisfiable    not retriable
-│   ├── StorageDenied          not retriable: credentials or policy
-│   ├── StorageThrottled       retriable
-│   ├── StorageUnavailable     retriable: timeout, refused, reset, 5xx
-│   │   └── ArchiveMissing     the store answers, and has no archive at this place
-│   ├── ArchiveMismatch        the archive is another's, or this process is set otherwise; says how
-│   └── DamagedObject          also a CorruptSegment: what lies there nobody has stored; not read
-│       ├── SegmentLocked      it is encrypted, and no key at hand opens it; says which is wanted
-│       └── MetadataChanged    its metadata are not those that it was encrypted with; says which
-├── CorruptSegment             bytes that fail their own checksum or shape
-├── LogTruncated               the log was cut, and where it parted from the archive nobody can tell
-│   └── LogBeginsAgain         nothing of the archive is in the log: a person says which counts
-├── ResolutionRefused          what a person has said of such a log cannot be done; says why
-├── LogDiverged                what was gathered is not the leader's log any more: gather anew
-├── CopyOvertaken              another archiver has copied from the same offset on: look again
-├── LogDirUnusable             a broker's log directory holds nothing that can be archived now
-├── CompactedLog               the broker's log has holes that compaction made
-├── OffsetNotArchived          no finished segment holds this offset
-├── OffsetLost                 a recorded gap has it, and gaps are not to be skipped
-├── ClusterError               an answer of the brokers to one of the proxy's own requests
-│   ├── ClusterUnavailable     retriable: no broker reachable, time-out
-│   └── AuthenticationRefused  not retriable: the proxy's own credentials
-├── PipelineFailed             Spark could not carry out a job; what was finished stays
-└── ConfigError                the user's configuration; the message names key and place
-"""
+"""Errors of the domain. The wire has its own (`fetchproxy_protocol.apis`); others are bugs."""
 
 from __future__ import annotations
 
@@ -53,7 +24,7 @@ class RangeNotSatisfiable(RemoteStorageError):
 
 
 class StorageDenied(RemoteStorageError):
-    pass
+    """Credentials or policy."""
 
 
 class StorageThrottled(RemoteStorageError):
@@ -61,31 +32,41 @@ class StorageThrottled(RemoteStorageError):
 
 
 class StorageUnavailable(RemoteStorageError):
+    """A time-out, a connection that was refused or reset, a status from 500 on."""
+
     retriable = True
 
 
 class ArchiveMissing(StorageUnavailable):
-    """Never an empty archive: whoever took it for one would have readers skip what is archived."""
+    """The store answers, and has no archive at this place. Never an empty archive: whoever took it
+    for one would have readers skip what is archived.
+    """
 
 
 class ArchiveMismatch(RemoteStorageError):
-    pass
+    """The archive is another's, or this process is set otherwise; says how."""
 
 
 class CorruptSegment(FetchProxyError):
-    pass
+    """Bytes that fail their own checksum or shape."""
 
 
 class DamagedObject(RemoteStorageError, CorruptSegment):
-    """Too large for what it is called, or no file at all. The store itself works."""
+    """Nobody has stored it so: too large for what it is called, or no file at all. It was not read.
+    The store itself works.
+    """
 
 
 class SegmentLocked(DamagedObject):
-    """Lost for readers as if it were damaged, until somebody puts the key back."""
+    """Encrypted, and no key at hand opens it: says which is wanted. Lost for readers as if it were
+    damaged, until somebody puts the key back.
+    """
 
 
 class MetadataChanged(DamagedObject):
-    """By somebody who can write to the store, or to the metadata topic, and has no key."""
+    """Not what the segment was encrypted with: says which. Changed by somebody who can write to the
+    store, or to the metadata topic, and has no key.
+    """
 
 
 def too_large(key: str, size_bytes: int, bytes_max: int) -> DamagedObject:
@@ -93,43 +74,53 @@ def too_large(key: str, size_bytes: int, bytes_max: int) -> DamagedObject:
 
 
 class LogTruncated(FetchProxyError):
-    pass
+    """The log was cut, and where it parted from the archive nobody can tell."""
 
 
 class LogBeginsAgain(LogTruncated):
-    """The archive stays as it is, and readable, until somebody runs `fetchproxy resolve`."""
+    """Nothing of the archive is in the log. The archive stays as it is, and readable, until
+    somebody runs `fetchproxy resolve`.
+    """
 
 
 class ResolutionRefused(FetchProxyError):
-    pass
+    """What a person has said of a log that began again cannot be done; says why."""
 
 
 class LogDirUnusable(FetchProxyError):
-    """Says which folder or file and why; another look may find it otherwise."""
+    """A broker's log directory holds nothing that can be archived now: says which folder or file
+    and why. Another look may find it otherwise.
+    """
 
 
 class CompactedLog(FetchProxyError):
-    pass
+    """The broker's log has holes that compaction made."""
 
 
 class LogDiverged(FetchProxyError):
-    """Raised and caught by the archiver, which then follows the new leader."""
+    """What was gathered is not the leader's log any more. Raised and caught by the archiver, which
+    then follows the new leader.
+    """
 
 
 class CopyOvertaken(FetchProxyError):
-    """Raised and caught by the archiver, which then goes on behind the other one's copy."""
+    """Another archiver has copied from the same offset on. Raised and caught by the archiver,
+    which then goes on behind that copy.
+    """
 
 
 class OffsetNotArchived(FetchProxyError):
-    pass
+    """No finished segment holds this offset."""
 
 
 class OffsetLost(FetchProxyError):
-    """Where `gateway.gap_policy` is `error`: the reader would rather stop than go on behind it."""
+    """A recorded gap has it, and `gateway.gap_policy` is `error`: the reader would rather stop."""
 
 
 class ClusterError(FetchProxyError):
-    """`error_code` is Kafka's code, or None where no answer came."""
+    """An answer of the brokers to one of the proxy's own requests; `error_code` is Kafka's code, or
+    None where no answer came.
+    """
 
     def __init__(self, message: str, error_code: int | None = None) -> None:
         super().__init__(message)
@@ -141,15 +132,17 @@ class ClusterUnavailable(ClusterError):
 
 
 class AuthenticationRefused(ClusterError):
-    """Names mechanism and user, never a password or a token."""
+    """The proxy's own credentials: names mechanism and user, never a password or a token."""
 
 
 class PipelineFailed(FetchProxyError):
+    """Spark could not carry out a job; what was finished stays."""
+
     retriable = True
 
 
 class ConfigError(FetchProxyError):
-    """`faults`: each by itself, where there are several."""
+    """The user's configuration: names key and place. `faults`: each, where there are several."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("; ".join(faults))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from struct import Struct
 from typing import Annotated
 
 import typer
@@ -17,14 +18,7 @@ from rich.table import Table
 from fetchproxy.cli.running import EXIT_FAULTS, EXIT_USER_ERROR
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, read_entry
-from fetchproxy.storage.index_files import (
-    OFFSET_ENTRY_BYTES,
-    OFFSET_INDEX,
-    TIME_ENTRY_BYTES,
-    TIME_INDEX,
-    RemoteOffsetIndex,
-    RemoteTimeIndex,
-)
+from fetchproxy.storage.index_files import OFFSET_ENTRY, OFFSET_INDEX, TIME_ENTRY, TIME_INDEX
 
 app = typer.Typer(
     help="Look into index files of the archive.",
@@ -109,43 +103,44 @@ def _begins_segment(raw: bytes, at: int, before: RemoteLogIndex) -> bool:
 
 
 def _offset_rows(raw: bytes, file: Path) -> Iterator[Row]:
-    base, index = _base_offset(file), RemoteOffsetIndex(raw, _base_offset(file))
-    for i in range(len(index)):
-        row = {"entry": i, "byte": i * OFFSET_ENTRY_BYTES}
-        if index.offset(i) < base or index.position(i) < 0 or (i and not _rises(index, i)):
+    base, before = _base_offset(file), (-1, -1)
+    for i, (relative, position) in enumerate(_whole_entries(raw, OFFSET_ENTRY)):
+        byte = i * OFFSET_ENTRY.size
+        if not (relative > before[0] and position > before[1]):
             raise CorruptSegment(
-                f"entry {i} at byte {row['byte']}: offset {index.offset(i)} at byte "
-                f"{index.position(i)} of the remoteLogIndex does not follow what is before it"
+                f"entry {i} at byte {byte}: offset {base + relative} at byte {position} of the "
+                "remoteLogIndex does not follow what is before it"
             )
-        yield {**row, "first_offset": index.offset(i), "position": index.position(i)}
-    _check_whole(raw, OFFSET_ENTRY_BYTES)
-
-
-def _rises(index: RemoteOffsetIndex, i: int) -> bool:
-    return index.offset(i) > index.offset(i - 1) and index.position(i) > index.position(i - 1)
+        before = relative, position
+        yield {"entry": i, "byte": byte, "first_offset": base + relative, "position": position}
+    _check_whole(raw, OFFSET_ENTRY)
 
 
 def _time_rows(raw: bytes, file: Path) -> Iterator[Row]:
-    base, index = _base_offset(file), RemoteTimeIndex(raw, _base_offset(file))
-    for i in range(len(index)):
-        row: Row = {"entry": i, "byte": i * TIME_ENTRY_BYTES}
-        timestamp_ms, offset = index.timestamp_ms(i), index.offset(i)
-        before = (index.timestamp_ms(i - 1), index.offset(i - 1)) if i else None
-        if offset < base or (before and not (timestamp_ms > before[0] and offset > before[1])):
+    base, before = _base_offset(file), (-(2**63) - 1, -1)
+    for i, (timestamp_ms, relative) in enumerate(_whole_entries(raw, TIME_ENTRY)):
+        byte, offset = i * TIME_ENTRY.size, base + relative
+        if not (timestamp_ms > before[0] and relative > before[1]):
             raise CorruptSegment(
-                f"entry {i} at byte {row['byte']}: timestamp {timestamp_ms} at offset {offset} "
-                "does not follow what is before it"
+                f"entry {i} at byte {byte}: timestamp {timestamp_ms} at offset {offset} does not "
+                "follow what is before it"
             )
-        yield {**row, "timestamp": _time(timestamp_ms), "first_offset": offset}
-    _check_whole(raw, TIME_ENTRY_BYTES)
+        before = timestamp_ms, relative
+        time = _time(timestamp_ms)
+        yield {"entry": i, "byte": byte, "timestamp": time, "first_offset": offset}
+    _check_whole(raw, TIME_ENTRY)
 
 
-def _check_whole(raw: bytes, entry_bytes: int) -> None:
-    left = len(raw) % entry_bytes
+def _whole_entries(raw: bytes, entry: Struct) -> Iterator[tuple[int, int]]:
+    return entry.iter_unpack(raw[: len(raw) - len(raw) % entry.size])
+
+
+def _check_whole(raw: bytes, entry: Struct) -> None:
+    left = len(raw) % entry.size
     if left:
-        whole = len(raw) // entry_bytes
+        whole = len(raw) // entry.size
         raise CorruptSegment(
-            f"entry {whole} at byte {whole * entry_bytes}: cut after {left} of {entry_bytes} bytes"
+            f"entry {whole} at byte {whole * entry.size}: cut after {left} of {entry.size} bytes"
         )
 
 

@@ -29,7 +29,6 @@ from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     SMALL_OBJECT_BYTES_MAX,
     ObjectStore,
-    StoreClock,
     StoredObject,
 )
 
@@ -186,12 +185,8 @@ class PartitionRecords(_Objects):
 
 class RetentionObjects(_Objects):
     """Whoever deletes says there what it is about to do, so that it is known after a restart and to
-    other archivers. `clock`: the store's own, if it tells the time.
+    other archivers.
     """
-
-    def __init__(self, store: ObjectStore, prefix: str, clock: StoreClock | None) -> None:
-        super().__init__(store, prefix)
-        self._clock = clock
 
     @measured
     async def put_retention_step(self, tip: TopicIdPartition, content: bytes) -> None:
@@ -234,4 +229,4 @@ class RetentionObjects(_Objects):
 
     async def store_clock_ms(self) -> int | None:
         """Epoch ms by the store's own clock; None: it has none that it tells."""
-        return None if self._clock is None else await self._clock.clock_ms(self._prefix)
+        return await self._store.clock_ms(self._prefix)

@@ -8,21 +8,22 @@ import asyncio
 import mmap
 import os
 import re
+import sys
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from itertools import chain
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from struct import Struct
-from typing import IO, ClassVar, NamedTuple, ParamSpec, Self, TypeVar
+from typing import IO, NamedTuple, ParamSpec, Self, TypeVar
 
 import structlog
-from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
@@ -34,6 +35,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.folders import LOCK as LOCK
 from fetchproxy.runtime.folders import take_folder
+from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.segments.remote_log_index import (
     RemoteLogIndex,
     RemoteLogIndexEntry,
@@ -41,95 +43,35 @@ from fetchproxy.segments.remote_log_index import (
     read_entry,
 )
 
-# A remoteOffsetIndex says which entry of the remoteLogIndex file holds an offset. As Kafka's
-# `.index`, big-endian, 8 bytes an entry, but pointing into the remoteLogIndex file beside it and
-# with one entry for each of that file's:
-#
-#     relativeOffset  int32   firstOffset of the entry, less the file's base offset
-#     position        int32   byte at which the entry begins
-#
-# Both rise strictly.
-
-RELATIVE_OFFSET_MAX = 2**31 - 1
-POSITION_MAX = 2**31 - 1
-
-_OFFSET_ENTRY = Struct(">ii")
-OFFSET_ENTRY_BYTES = _OFFSET_ENTRY.size
-
-
-class _Entries:
-    """Looks up in bytes that may be a mapped file; nothing is copied. A cut entry is ignored."""
-
-    __slots__ = ("_base_offset", "_entries", "_raw")
-    _entry: ClassVar[Struct]
-
-    def __init__(self, raw: Buffer, base_offset: int) -> None:
-        self._raw = raw
-        self._base_offset = base_offset
-        self._entries = range(len(raw) // self._entry.size)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def _fields(self, i: int) -> tuple[int, int]:
-        first, second = self._entry.unpack_from(self._raw, i * self._entry.size)
-        return first, second
-
-
-class RemoteOffsetIndex(_Entries):
-    __slots__ = ()
-    _entry = _OFFSET_ENTRY
-
-    def offset(self, i: int) -> int:
-        return self._base_offset + self._fields(i)[0]
-
-    def position(self, i: int) -> int:
-        return self._fields(i)[1]
-
-    def first_at_or_after(self, offset: int) -> int:
-        """The number of the first entry whose firstOffset is at or above `offset`; or `len`."""
-        return bisect_left(self._entries, offset, key=self.offset)
-
-
-# A remoteTimeIndex says from which entry on a remoteLogIndex file is late enough. As Kafka's
-# `.timeindex`, big-endian, 12 bytes an entry:
-#
-#     timestamp       int64   lastTimestamp of a remoteLogIndex entry, above that of all before it
-#     relativeOffset  int32   firstOffset of that entry, less the file's base offset
-#
-# Both rise strictly. Entries whose data is no later than what came before have none. No read of the
-# product needs it (ADR 0016); `fetchproxy index show` prints it.
-
-_TIME_ENTRY = Struct(">qi")
-TIME_ENTRY_BYTES = _TIME_ENTRY.size
-
-
-class RemoteTimeIndex(_Entries):
-    __slots__ = ()
-    _entry = _TIME_ENTRY
-
-    def timestamp_ms(self, i: int) -> int:
-        return self._fields(i)[0]
-
-    def offset(self, i: int) -> int:
-        return self._base_offset + self._fields(i)[1]
-
-
 # One set of local index files: the remoteLogIndex entries of some segments, and what finds them.
 #
 #     <20-digit base offset>.remoteLogIndex      the segments' `.index` objects, one behind another
-#     <20-digit base offset>.remoteOffsetIndex   see above
-#     <20-digit base offset>.remoteTimeIndex     see above
+#     <20-digit base offset>.remoteOffsetIndex   where in it each entry begins
+#     <20-digit base offset>.remoteTimeIndex     which of its entries are later than all before them
 #
 # A set only grows. A segment that overlaps one of the set begins another set. Everything can be
 # fetched again, so a damaged set is removed, and nothing is mended.
-#
-# All of it blocks, and one thread at a time may use it. It knows no other set and no metadata.
 
 LOG_INDEX = "remoteLogIndex"
 OFFSET_INDEX = "remoteOffsetIndex"
 TIME_INDEX = "remoteTimeIndex"
 SUFFIXES = (LOG_INDEX, OFFSET_INDEX, TIME_INDEX)
+
+# An entry of the remoteOffsetIndex, as of Kafka's `.index` (big-endian), but pointing into the
+# remoteLogIndex file beside it and with one entry for each of that file's. Both rise strictly.
+#
+#     relativeOffset  int32   firstOffset of the entry, less the file's base offset
+#     position        int32   byte at which the entry begins
+OFFSET_ENTRY = Struct(">ii")
+RELATIVE_OFFSET_MAX = 2**31 - 1
+POSITION_MAX = 2**31 - 1
+
+# An entry of the remoteTimeIndex, as of Kafka's `.timeindex`. Both rise strictly. No read of the
+# product needs it (ADR 0016); `fetchproxy index show` prints it.
+#
+#     timestamp       int64   lastTimestamp of a remoteLogIndex entry, above that of all before it
+#     relativeOffset  int32   firstOffset of that entry, less the file's base offset
+TIME_ENTRY = Struct(">qi")
 
 
 def segment_mark(object_key: str) -> int:
@@ -137,40 +79,11 @@ def segment_mark(object_key: str) -> int:
     return int.from_bytes(blake2b(object_key.encode(), digest_size=8).digest(), "big")
 
 
-class Mapped(NamedTuple):
-    """The three files in memory, for as long as a look-up takes.
-
-    The tables have no checksums. So what they lead to is compared with them, on both sides of the
-    place that a search ends at: every answer is right, or CorruptSegment is raised.
-    """
-
-    log: memoryview
-    offsets: RemoteOffsetIndex
-    times: RemoteTimeIndex
-
-    def entry(self, i: int) -> RemoteLogIndexEntry:
-        if i >= len(self.offsets):
-            raise CorruptSegment(f"remoteOffsetIndex has {len(self.offsets)} entries, not {i + 1}")
-        entry = read_entry(self.log, self.offsets.position(i))
-        if entry.span.first_offset != self.offsets.offset(i):
-            raise CorruptSegment(f"remoteOffsetIndex entry {i} says {self.offsets.offset(i)}")
-        return entry
-
-    def segment_end(self, i: int, object_key: str) -> int:
-        """The number, in the offset index, of the first entry from `i` on of another segment."""
-        behind = range(i, len(self.offsets))
-        return i + bisect_left(behind, True, key=lambda n: self.entry(n).object_key != object_key)
-
-    def timed_entry(self, i: int) -> RemoteLogIndexEntry:
-        entry = self.entry(self.offsets.first_at_or_after(self.times.offset(i)))
-        told = (entry.span.first_offset, entry.span.max_timestamp_ms)
-        if told != (self.times.offset(i), self.times.timestamp_ms(i)):
-            raise CorruptSegment(f"remoteTimeIndex entry {i} leads to {told}")
-        return entry
-
-
 class LocalIndexFiles:
-    """A new set is empty and has no files yet; one that has some is to pass `check` first."""
+    """A new set is empty and has no files yet; one that has some is to pass `check` first.
+
+    All of it blocks, and one thread at a time may use it. It knows no other set and no metadata.
+    """
 
     def __init__(self, folder: Path, base_offset: int) -> None:
         self.base_offset = base_offset
@@ -178,6 +91,7 @@ class LocalIndexFiles:
         self._paths = {suffix: folder / f"{base_offset:020d}.{suffix}" for suffix in SUFFIXES}
         self._sizes = dict.fromkeys(SUFFIXES, 0)
         self.segments = array("Q")  # marks, in the order of their entries
+        self._ends = array("i")  # where in the remoteLogIndex each of them ends
         self.last_offset = base_offset - 1  # that an entry has
         self._latest_ms: int | None = None
 
@@ -197,16 +111,21 @@ class LocalIndexFiles:
             and index.last_offset - self.base_offset <= RELATIVE_OFFSET_MAX
         )
 
-    @contextmanager
-    def mapped(self) -> Iterator[Mapped]:
-        """Raises CorruptSegment where a file is gone or too short, OSError."""
-        with (
-            _mapped(self._paths[LOG_INDEX], self._sizes[LOG_INDEX]) as log,
-            _mapped(self._paths[OFFSET_INDEX], self._sizes[OFFSET_INDEX]) as offsets,
-            _mapped(self._paths[TIME_INDEX], self._sizes[TIME_INDEX]) as times,
-        ):
-            base = self.base_offset
-            yield Mapped(log, RemoteOffsetIndex(offsets, base), RemoteTimeIndex(times, base))
+    def read(self, number: int) -> bytes:
+        """The entries of one of `segments`. Raises CorruptSegment where the file is gone or too
+        short, OSError.
+        """
+        path, end = self._paths[LOG_INDEX], self._ends[number]
+        begin = self._ends[number - 1] if number else 0
+        try:
+            with path.open("rb") as file:
+                file.seek(begin)
+                raw = file.read(end - begin)
+        except FileNotFoundError:
+            raw = b""
+        if len(raw) < end - begin:
+            raise CorruptSegment(f"{path} is gone or shorter than {end} bytes")
+        return raw
 
     def append(self, index: RemoteLogIndex, raw: bytes) -> None:
         """The entries of one more segment: `raw`, and the same parsed.
@@ -219,38 +138,37 @@ class LocalIndexFiles:
             raise ValueError(f"offsets {first} to {index.last_offset} after {self.base_offset}")
         relative_offsets = [offset - self.base_offset for offset in index.first_offsets]
         positions = (self.log_bytes + at for at in entry_positions(raw))
+        offsets = b"".join(map(OFFSET_ENTRY.pack, relative_offsets, positions))
         times = bytearray()
         latest_ms = self._latest_ms
         for relative, timestamp_ms in zip(relative_offsets, index.max_timestamps, strict=True):
             if latest_ms is None or timestamp_ms > latest_ms:
                 latest_ms = timestamp_ms
-                times += _TIME_ENTRY.pack(latest_ms, relative)
-        pairs = chain.from_iterable(zip(relative_offsets, positions, strict=True))
-        offsets = Struct(f">{2 * len(relative_offsets)}i").pack(*pairs)
-        before = dict(self._sizes)
+                times += TIME_ENTRY.pack(latest_ms, relative)
+        # The tables first, which lead to the other: `check` sees where a kill has come between.
+        more = {TIME_INDEX: bytes(times), OFFSET_INDEX: offsets, LOG_INDEX: raw}
         try:
-            # The tables first, which lead to the other: `check` sees where a kill has come between.
-            self._write_end(TIME_INDEX, times)
-            self._write_end(OFFSET_INDEX, offsets)
-            self._write_end(LOG_INDEX, raw)
+            for suffix, content in more.items():
+                self._write_end(suffix, content)
         except OSError:
             # A full disk costs no more than this segment. Where that fails too, `check` will see
             # it.
-            self._sizes = before
-            for suffix, size in before.items():
+            for suffix, size in self._sizes.items():
                 with suppress(OSError):
                     os.truncate(self._paths[suffix], size)
             raise
+        for suffix, content in more.items():
+            self._sizes[suffix] += len(content)
         self._latest_ms, self.last_offset = latest_ms, index.last_offset
         self.segments.append(segment_mark(index.object_key))
+        self._ends.append(self.log_bytes)
 
-    def _write_end(self, suffix: str, content: bytes | bytearray) -> None:
+    def _write_end(self, suffix: str, content: bytes) -> None:
         path, at = self._paths[suffix], self._sizes[suffix]
         with path.open("r+b" if at else "wb") as file:
             if file.seek(0, os.SEEK_END) != at:
                 raise CorruptSegment(f"{path} does not have the {at} bytes that were written")
             file.write(content)
-        self._sizes[suffix] = at + len(content)
 
     def check(self) -> bool:
         """Is it as it was left? Fast: sizes, where segments begin, and the end.
@@ -258,48 +176,56 @@ class LocalIndexFiles:
         The rest is checked when it is used. Raises OSError.
         """
         try:
-            self._sizes = {suffix: path.stat().st_size for suffix, path in self._paths.items()}
-            if self._sizes[OFFSET_INDEX] % OFFSET_ENTRY_BYTES:
+            offsets, times = (self._paths[s].read_bytes() for s in (OFFSET_INDEX, TIME_INDEX))
+            if len(offsets) % OFFSET_ENTRY.size or len(times) % TIME_ENTRY.size or not times:
                 return False
-            if self._sizes[TIME_INDEX] % TIME_ENTRY_BYTES:
-                return False
-            with self.mapped() as files:
-                return self._check_mapped(files)
-        except (FileNotFoundError, CorruptSegment):
+            with (
+                self._paths[LOG_INDEX].open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as area,
+                memoryview(area) as raw,
+            ):
+                sizes = (len(raw), len(offsets), len(times))
+                self._sizes = dict(zip(SUFFIXES, sizes, strict=True))
+                return self._take_over(raw, offsets, times)
+        except (FileNotFoundError, CorruptSegment, ValueError):  # ValueError: an empty file
             return False
 
-    def _check_mapped(self, files: Mapped) -> bool:
-        segments = array("Q")
+    def _take_over(self, raw: memoryview, offsets: bytes, times: bytes) -> bool:
+        table = array("i", offsets)
+        if sys.byteorder == "little":
+            table.byteswap()
+        relative, positions = table[::2], table[1::2]
+
+        def entry(n: int) -> RemoteLogIndexEntry:
+            found = read_entry(raw, positions[n])
+            if found.span.first_offset - self.base_offset != relative[n]:
+                raise CorruptSegment(f"remoteOffsetIndex entry {n} leads to another offset")
+            return found
+
         i = 0
-        while i < len(files.offsets):
-            entry = files.entry(i)
-            if entry.span.position:
+        while i < len(positions):
+            first = entry(i)
+            if first.span.position:
                 return False
-            segments.append(segment_mark(entry.object_key))
-            i = files.segment_end(i, entry.object_key)
-        last = len(files.offsets) - 1
-        entry = files.entry(last)
-        self.segments = segments
-        self.last_offset = entry.span.last_offset
-        latest = files.timed_entry(len(files.times) - 1)
-        self._latest_ms = latest.span.max_timestamp_ms
-        return files.offsets.position(last) + entry.size_bytes == self.log_bytes
+            key = first.object_key
+            behind = range(i + 1, len(positions))
+            i += 1 + bisect_left(behind, True, key=lambda n: entry(n).object_key != key)
+            self.segments.append(segment_mark(key))
+            self._ends.append(positions[i] if i < len(positions) else len(raw))
+        last = entry(len(positions) - 1)
+        latest_ms, latest = TIME_ENTRY.unpack(times[-TIME_ENTRY.size :])
+        at = bisect_left(relative, latest)
+        if at == len(relative) or relative[at] != latest:
+            return False
+        self.last_offset, self._latest_ms = last.span.last_offset, latest_ms
+        return entry(at).span.max_timestamp_ms == latest_ms and positions[
+            -1
+        ] + last.size_bytes == len(raw)
 
     def remove(self) -> None:
         """The remoteLogIndex first: without it the others count for nothing. Raises OSError."""
         for path in self._paths.values():
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _mapped(path: Path, size_bytes: int) -> Iterator[memoryview]:
-    try:
-        with path.open("rb") as file:
-            area = mmap.mmap(file.fileno(), size_bytes or -1, access=mmap.ACCESS_READ)
-    except (FileNotFoundError, ValueError, OverflowError):
-        raise CorruptSegment(f"{path} is gone or shorter than {size_bytes} bytes") from None
-    with area, memoryview(area) as view:
-        yield view
 
 
 log = structlog.get_logger(__name__)
@@ -312,7 +238,6 @@ class IndexedSegment(NamedTuple):
 
     object_key: str  # of its `.log`
     start_offset: int
-    end_offset: int  # the last one that its objects hold, inclusive
     size_bytes: int  # of its `.log`
     copied_at_ms: int  # epoch
 
@@ -348,10 +273,11 @@ class LocalRemoteLogIndex:
         marks = [segment_mark(segment.object_key) for segment in wanted]
         with self._lock:
             self._open()
-            passed, kept = _beginning(self._marks(), marks)
-            while len(self._marks()) > passed + kept:
-                self._cut(passed + kept)
-                passed, kept = _beginning(self._marks(), marks)
+            held = self._marks()
+            passed = held.index(marks[0]) if marks and marks[0] in held else len(held)
+            same = takewhile(bool, map(eq, held[passed:], marks))
+            self._cut(passed + len(list(same)))
+            kept = max(len(self._marks()) - passed, 0)
             while self._files and len(self._files[0].segments) <= passed:
                 passed -= len(self._files[0].segments)
                 self._files.pop(0).remove()
@@ -422,22 +348,11 @@ class LocalRemoteLogIndex:
             files = self._files[n - 1] if n else None
             if files is None or mark not in files.segments:
                 return None
-            with files.mapped() as mapped:
-                i = mapped.offsets.first_at_or_after(segment.start_offset)
-                if i > 0:
-                    mapped.entry(i - 1)
-                if i == len(mapped.offsets) or mapped.entry(i).object_key != segment.object_key:
-                    raise CorruptSegment(f"no entry of {segment.object_key} is where it begins")
-                j = mapped.offsets.first_at_or_after(segment.end_offset + 1)
-                begin = mapped.offsets.position(i)
-                end = mapped.offsets.position(j) if j < len(mapped.offsets) else files.log_bytes
-                raw = bytes(mapped.log[begin:end])
-        index, behind, error = RemoteLogIndex.take(raw)
-        if index.size_bytes != segment.size_bytes:
+            raw = files.read(files.segments.index(mark))
+        index, end, error = RemoteLogIndex.take(raw)
+        if (index.object_key, index.size_bytes) != (segment.object_key, segment.size_bytes):
             why = error or "it is missing"
-            raise CorruptSegment(
-                f"remoteLogIndex entry {len(index)} at byte {begin + behind}: {why}"
-            )
+            raise CorruptSegment(f"remoteLogIndex entry {len(index)} at byte {end}: {why}")
         return index
 
     def drop_from(self, segment: IndexedSegment) -> None:
@@ -503,17 +418,6 @@ class LocalRemoteLogIndex:
         self._published = now
 
 
-def _beginning(held: Sequence[int], wanted: Sequence[int]) -> tuple[int, int]:
-    """(how many of `held` come before the first of `wanted`, how many are equal from there on)."""
-    if not wanted or wanted[0] not in held:
-        return (len(held), 0) if not wanted else (0, 0)
-    passed = held.index(wanted[0])
-    kept = 0
-    while kept < min(len(held) - passed, len(wanted)) and held[passed + kept] == wanted[kept]:
-        kept += 1
-    return passed, kept
-
-
 def remove_if_empty(folder: Path) -> None:
     with suppress(OSError):  # it is not there, or something is in it
         folder.rmdir()
@@ -532,20 +436,18 @@ class LocalIndexes:
 
     The event loop never waits for a disk here, and a read never waits for long: who does not get an
     answer asks the store.
-    `partition_folder`: a partition's folder in it; `log_key`: the key of a segment's `.log`.
+    `log_key`: the key of a segment's `.log`.
     """
 
     def __init__(
         self,
         folder: Path,
-        partition_folder: Callable[[TopicIdPartition], str],
         log_key: Callable[[RemoteLogSegmentMetadata], str],
         *,
         file_bytes_max: int,
         file_age_max_ms: int,
     ) -> None:
         self._folder = folder
-        self._partition_folder = partition_folder
         self._log_key = log_key
         self._new = partial(
             LocalRemoteLogIndex, file_bytes_max=file_bytes_max, file_age_max_ms=file_age_max_ms
@@ -571,14 +473,13 @@ class LocalIndexes:
     def partition(self, tip: TopicIdPartition) -> LocalRemoteLogIndex:
         """No I/O; its methods block, see `in_thread`."""
         if tip not in self._partitions:
-            self._partitions[tip] = self._new(self._folder / self._partition_folder(tip))
+            self._partitions[tip] = self._new(self._folder / partition_folder("", tip))
         return self._partitions[tip]
 
     def describe(self, metadata: RemoteLogSegmentMetadata) -> IndexedSegment:
         return IndexedSegment(
             object_key=self._log_key(metadata),
             start_offset=metadata.start_offset,
-            end_offset=metadata.stored_end_offset,
             size_bytes=metadata.segment_size_bytes,
             copied_at_ms=metadata.event_timestamp_ms,
         )
@@ -597,8 +498,10 @@ class LocalIndexes:
         outcome, found = "failed", None
         try:
             async with asyncio.timeout(READ_MAX_S):
-                found = await self.in_thread(self._read, index, metadata)
-                outcome = "absent" if found is None else "hit"
+                held = await self.in_thread(index.segment_index, self.describe(metadata))
+            if held is not None:
+                held.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
+            outcome, found = "absent" if held is None else "hit", held
         except CorruptSegment as error:
             outcome = "damaged"
             log.warning("local_index_damaged", **metadata.logged, error=str(error))
@@ -608,14 +511,6 @@ class LocalIndexes:
                 log.warning("local_index_read_failed", **metadata.logged, error=repr(error))
         self._failing = outcome == "failed"
         LOCAL_INDEX_READS.labels(outcome).inc()
-        return found
-
-    def _read(
-        self, index: LocalRemoteLogIndex, metadata: RemoteLogSegmentMetadata
-    ) -> RemoteLogIndex | None:
-        found = index.segment_index(self.describe(metadata))
-        if found is not None:
-            found.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
         return found
 
     async def _drop(self, index: LocalRemoteLogIndex, metadata: RemoteLogSegmentMetadata) -> None:
@@ -628,7 +523,7 @@ class LocalIndexes:
     async def keep_only(self, tips: Iterable[TopicIdPartition]) -> None:
         """Remove what is there of any other partition. Raises OSError."""
         tips = set(tips)
-        kept = {self._folder / self._partition_folder(tip) for tip in tips}
+        kept = {self._folder / partition_folder("", tip) for tip in tips}
         for tip in [tip for tip in self._partitions if tip not in tips]:
             await self.in_thread(self._partitions.pop(tip).keep, ())
         await self.in_thread(self._remove_others, kept)

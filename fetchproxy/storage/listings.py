@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.object_keys import (
@@ -121,68 +120,43 @@ async def take_topic_objects(
     Those of one partition come in their order, partitions in any. False: the topic has no object
     at all. Raises RemoteStorageError.
     """
-    seen = False
+    folder, page, seen = topic_folder(prefix, topic, topic_id), store.page_objects, False
+    at_once = asyncio.Semaphore(PAGES_AT_ONCE)
 
     def take_found(found: StoredObject) -> None:
-        nonlocal seen
-        seen = True
         said = standing(prefix, found)
         if said is not None:
             tip = parse_partition_folder(prefix, found.key[: found.key.rindex("/") + 1])
             if tip is not None:
                 take(tip, said)
 
-    await _Listing(store, topic_folder(prefix, topic, topic_id), take_found).run()
-    return seen
+    async def take_part(digits: str, after: str) -> None:
+        """Of partitions whose numbers begin with `digits`: what is behind the key `after`."""
+        nonlocal seen
+        number, every = 0, store.list(folder + digits, after)
+        async with at_once:
+            async for found in every:
+                seen = True
+                take_found(found)
+                number += 1
+                if page is not None and not number % page:
+                    reached, parts = divided(digits, found.key[len(folder) :])
+                    if parts:
+                        for part in parts:
+                            listing.create_task(take_part(part, ""))
+                        listing.create_task(take_part(reached, found.key))
+                        break
+                if not number % _TAKEN_AT_ONCE:
+                    await asyncio.sleep(0)
+            if isinstance(every, AsyncGenerator):
+                await every.aclose()  # its next page is not asked for
 
-
-class _Listing:
-    def __init__(
-        self, store: ObjectStore, folder: str, take: Callable[[StoredObject], None]
-    ) -> None:
-        self._store = store
-        self._folder = folder
-        self._take = take
-        self._failures: list[RemoteStorageError] = []
-        self._at_once = asyncio.Semaphore(PAGES_AT_ONCE)
-
-    async def run(self) -> None:
+    try:
         async with asyncio.TaskGroup() as listing:
-            self._begin(listing, "", "")
-        if self._failures:
-            raise self._failures[0]
-
-    def _begin(self, listing: asyncio.TaskGroup, digits: str, after: str) -> None:
-        listing.create_task(self._list(listing, digits, after), name=f"list {digits}")
-
-    async def _list(self, listing: asyncio.TaskGroup, digits: str, after: str) -> None:
-        """Partitions whose numbers begin with `digits`, behind the key `after`."""
-        async with self._at_once:
-            # The first failure ends it; raised in here, the TaskGroup would wrap it.
-            if self._failures:
-                return
-            try:
-                await self._take_or_divide(listing, digits, after)
-            except RemoteStorageError as error:
-                self._failures.append(error)
-
-    async def _take_or_divide(self, listing: asyncio.TaskGroup, digits: str, after: str) -> None:
-        page, number = self._store.page_objects, 0
-        every = self._store.list(self._folder + digits, after)
-        async for found in every:
-            self._take(found)
-            number += 1
-            if page is not None and not number % page:
-                reached, parts = divided(digits, found.key[len(self._folder) :])
-                if parts:
-                    for part in parts:
-                        self._begin(listing, part, "")
-                    self._begin(listing, reached, found.key)
-                    break
-            if not number % _TAKEN_AT_ONCE:
-                await asyncio.sleep(0)
-        if isinstance(every, AsyncGenerator):
-            await every.aclose()  # its next page is not asked for
+            listing.create_task(take_part("", ""))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return seen
 
 
 def divided(digits: str, key: str) -> tuple[str, list[str]]:

@@ -300,18 +300,15 @@ class PackedLogs:
         return described.clipped_as(metadata)
 
     async def _open(self, segment: StoredSegment) -> OpenedLog:
-        packing = await self.read_packing(segment)
-        opened = OpenedLog(packing, await self._cipher(segment, packing))
+        packing, cipher = await self.read_packing(segment), None
+        if packing.key is None:
+            self.check_may_be_plain(segment)
+        else:
+            cipher = cipher_of(await self._data_key(segment, packing, packing.key))
+        opened = OpenedLog(packing, cipher)
         if packing.memory_bytes <= self._opened.maxsize:
             self._opened[segment.segment_id.id.int] = opened
         return opened
-
-    async def _cipher(self, segment: StoredSegment, packing: Packing) -> Cipher | None:
-        if packing.key is None:
-            self.check_may_be_plain(segment)
-            return None
-        data_key = await self._data_key(segment, packing, packing.key)
-        return cipher_of(data_key)
 
     async def _data_key(
         self, segment: StoredSegment, packing: Packing, wrapped: WrappedKey

@@ -64,9 +64,7 @@ from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
     Content,
     ObjectStore,
-    StoreClock,
     StoredObject,
-    UnfinishedUploads,
     segment_file_bytes_max,
 )
 from fetchproxy.storage.stores.registry import open_object_store
@@ -106,22 +104,20 @@ class RemoteStorageManager:
         must_exist: bool = False,
         at_rest: AtRest = AS_THEY_ARE,
     ) -> None:
-        self._store_itself = store  # for what only some stores can do
         self._store = watched = WatchedObjectStore(store)
         self.health = watched.health
         self._prefix = normal_prefix(prefix)
         self.archivers = ArchiverObjects(watched, self._prefix)
         self.collected = CollectedObjects(watched, self._prefix)
         self.records = PartitionRecords(watched, self._prefix)
-        clock = store if isinstance(store, StoreClock) else None
-        self.retention = RetentionObjects(watched, self._prefix, clock)
+        self.retention = RetentionObjects(watched, self._prefix)
         self.identity = OwnIdentity(watched, self._prefix, manager, must_exist=must_exist)
         self.concerns = ConcernObjects(watched, self._prefix)
         self._packed = PackedLogs(watched, self.object_key, at_rest, store.origin, self.health)
         self._at_rest = at_rest
 
     async def __aenter__(self) -> Self:
-        await self._store_itself.__aenter__()
+        await self._store.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -422,14 +418,9 @@ class RemoteStorageManager:
             await self.identity.check_still_there()
 
     async def abort_stale_uploads(self, older_than_epoch_ms: int) -> int:
-        """Remove what killed uploads left in the store; see `UnfinishedUploads`."""
-        if not isinstance(self._store_itself, UnfinishedUploads):
-            return 0
-        return await self._store_itself.abort_stale_uploads(
-            self._prefix,
-            older_than_epoch_ms,
-            # Logs alone are large enough to be uploaded in parts.
-            lambda key: parse_segment_key(self._prefix, key) is not None,
+        """As of `ObjectStore`. Logs alone are large enough to be uploaded in parts."""
+        return await self._store.abort_stale_uploads(
+            self._prefix, older_than_epoch_ms, lambda key: self.parse_key(key) is not None
         )
 
     async def close(self) -> None:

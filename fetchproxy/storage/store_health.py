@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 from uuid import UUID
 
@@ -19,7 +18,7 @@ from fetchproxy.errors import (
     RemoteStorageError,
     StorageThrottled,
 )
-from fetchproxy.model import ByteRange, StoredSegment, TopicIdPartition
+from fetchproxy.model import StoredSegment, TopicIdPartition
 from fetchproxy.observability.health import Condition, Health, Kind, of_partition
 from fetchproxy.observability.metrics import (
     STORE_FAILING_SECONDS,
@@ -28,12 +27,7 @@ from fetchproxy.observability.metrics import (
     STORE_REQUESTS_PER_S_MAX,
     STORE_UP,
 )
-from fetchproxy.storage.stores.object_store import (
-    OBJECT_BYTES_MAX,
-    Content,
-    ObjectStore,
-    StoredObject,
-)
+from fetchproxy.storage.stores.object_store import ObjectStore, WrappedObjectStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -160,25 +154,11 @@ class OperationStatus:
     last_error: str | None
 
 
-class Request:
-    """One that is under way."""
-
-    __slots__ = ("began_at", "health")
-
-    def __init__(self, health: OperationHealth, began_at: float) -> None:
-        self.health = health
-        self.began_at = began_at
-
-    def answered(self) -> None:
-        self.health.waiting.pop(self, None)
-        self.health.succeeded(asyncio.get_running_loop().time())
-
-
 class OperationHealth:
     def __init__(self, operation: StoreOperation, health: Health | None = None) -> None:
         self.operation = operation
         self._health = health or Health()
-        self.waiting: dict[Request, None] = {}  # for an answer, oldest first
+        self._waiting: dict[object, float] = {}  # for an answer: when asked, oldest first
         self.failing_since: float | None = None
         self.last_failure_at = float("-inf")
         self._last_success_at = float("-inf")
@@ -205,11 +185,10 @@ class OperationHealth:
 
     def look(self, now: float) -> None:
         """Whether a request has been silent for too long; and how long it has been failing."""
-        oldest = next(iter(self.waiting), None)
-        if oldest is not None and now - oldest.began_at >= SILENT_AFTER_S:
-            if self._last_success_at < oldest.began_at:
-                silent_s = int(now - oldest.began_at)
-                self._note(now, oldest.began_at, f"no answer for {silent_s} s")
+        oldest = next(iter(self._waiting.values()), now)
+        if now - oldest >= SILENT_AFTER_S:
+            if self._last_success_at < oldest:
+                self._note(now, oldest, f"no answer for {int(now - oldest)} s")
         elif self.failing_since is not None:
             self._note(now, self.failing_since, self._last_error or "")
         self._look_at_budget(now)
@@ -247,32 +226,38 @@ class OperationHealth:
         STORE_FAILING_SECONDS.labels(self.operation).set(now - self.failing_since)
 
     @asynccontextmanager
-    async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Request]:
+    async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Callable[[], None]]:
         """Around one request, which waits for its turn where the store has refused requests as too
-        many. `may_take_long`: its silence tells nothing.
+        many; gives what is called where it is answered before it ends. `may_take_long`: its silence
+        tells nothing.
         """
         loop = asyncio.get_running_loop()
         if self._budget.wait_s(loop.time()):
             async with self._turns:  # first come, first served
                 await asyncio.sleep(self._budget.wait_s(loop.time()))
-        request = Request(self, loop.time())
-        self._budget.begins(request.began_at)
+        request, began_at = object(), loop.time()
+        self._budget.begins(began_at)
         if not may_take_long:
-            self.waiting[request] = None
+            self._waiting[request] = began_at
+
+        def answered() -> None:
+            if self._waiting.pop(request, None) is not None:
+                self.succeeded(loop.time())
+
         try:
-            yield request
+            yield answered
         except (ObjectNotFound, RangeNotSatisfiable, DamagedObject):
-            request.answered()
+            self.succeeded(loop.time())
             raise
         except RemoteStorageError as error:
             if isinstance(error, StorageThrottled):
                 self._budget.refused(loop.time())
-            self.failed(loop.time(), request.began_at, error)
+            self.failed(loop.time(), began_at, error)
             raise
         else:
-            request.answered()
+            self.succeeded(loop.time())
         finally:
-            self.waiting.pop(request, None)
+            self._waiting.pop(request, None)
 
 
 class StoreHealth:
@@ -327,59 +312,28 @@ class StoreHealth:
             await asyncio.sleep(LOOK_INTERVAL_S)
 
 
-class WatchedObjectStore(ObjectStore):
+_OPERATIONS: Mapping[str, StoreOperation] = {
+    "list": StoreOperation.LIST,
+    "list_folders": StoreOperation.LIST,
+    "get": StoreOperation.READ,
+    "get_range": StoreOperation.READ,
+    "put": StoreOperation.WRITE,
+    "put_new": StoreOperation.WRITE,
+    "put_file": StoreOperation.WRITE,
+    "delete": StoreOperation.DELETE,
+}
+
+
+class WatchedObjectStore(WrappedObjectStore):
     """Notes how another one answers, and asks less where that one refuses requests as too many."""
 
     def __init__(self, inner: ObjectStore) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.health = StoreHealth()
-        self._lists = self.health[StoreOperation.LIST]
-        self._reads = self.health[StoreOperation.READ]
-        self._writes = self.health[StoreOperation.WRITE]
-        self._deletions = self.health[StoreOperation.DELETE]
 
-    async def put(self, key: str, content: bytes) -> None:
-        async with self._writes.asked():
-            await self.inner.put(key, content)
-
-    async def put_new(self, key: str, content: bytes) -> bool:
-        async with self._writes.asked():
-            return await self.inner.put_new(key, content)
-
-    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        async with self._writes.asked(may_take_long=True):
-            await self.inner.put_file(key, path, settled=settled)
-
-    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
-        async with self._reads.asked():
-            return await self.inner.get(key, bytes_max)
-
-    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
-        async with self._reads.asked():
-            return await self.inner.get_range(key, byte_range)
-
-    @property
-    def page_objects(self) -> int | None:
-        return self.inner.page_objects
-
-    def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        return self._listed(self.inner.list(prefix, start_after))
-
-    def list_folders(self, prefix: str) -> AsyncIterator[str]:
-        return self._listed(self.inner.list_folders(prefix))
-
-    async def _listed(self, every: AsyncIterator[T]) -> AsyncIterator[T]:
-        async with self._lists.asked() as request:
-            first = True
-            async for found in every:
-                if first:
-                    request.answered()
-                first = False
-                yield found
-
-    async def delete(self, key: str) -> None:
-        async with self._deletions.asked():
-            await self.inner.delete(key)
-
-    async def close(self) -> None:
-        await self.inner.close()
+    def around(
+        self, verb: str, key: str | None = None
+    ) -> AbstractAsyncContextManager[Callable[[], object]]:
+        if verb not in _OPERATIONS:
+            return nullcontext(lambda: None)
+        return self.health[_OPERATIONS[verb]].asked(may_take_long=verb == "put_file")

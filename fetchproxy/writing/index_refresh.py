@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from functools import partial
 from uuid import UUID
 
 import structlog
@@ -21,7 +20,7 @@ from fetchproxy.errors import CorruptSegment, DamagedObject
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.runtime.loop import for_each
-from fetchproxy.segments.object_keys import SegmentFile, partition_folder
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.index_files import LocalIndexes, LocalRemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.limits import WritingLimits
@@ -43,7 +42,6 @@ def open_local_indexes(
         return nullcontext()
     return LocalIndexes(
         config.local_index_dir,
-        partial(partition_folder, ""),
         lambda metadata: rsm.object_key(metadata, SegmentFile.LOG),
         file_bytes_max=limits.local_index_file_bytes_max,
         file_age_max_ms=limits.local_index_file_age_max_ms,

@@ -26,8 +26,8 @@ ENTRIES = [encode_entry(KEYS[n], span) for n, span in zip((0, 0, 1), SPANS, stri
 def files(tmp_path: Path) -> Path:
     """The local index of two segments, of two entries and of one."""
     index = LocalRemoteLogIndex(tmp_path / "0", file_bytes_max=2**20, file_age_max_ms=1)
-    index.append(IndexedSegment(KEYS[0], 100, 129, 570, 0), ENTRIES[0] + ENTRIES[1])
-    index.append(IndexedSegment(KEYS[1], 130, 139, 300, 0), ENTRIES[2])
+    index.append(IndexedSegment(KEYS[0], 100, 570, 0), ENTRIES[0] + ENTRIES[1])
+    index.append(IndexedSegment(KEYS[1], 130, 300, 0), ENTRIES[2])
     index.close()
     return tmp_path / "0"
 

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from archive_contract import ArchiveContract
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
@@ -17,7 +18,6 @@ from fetchproxy.storage.contract import (
     PART_BYTES,
     MiB,
     ObjectStoreContract,
-    RemoteStorageManagerContract,
     keys_of,
     noise,
 )
@@ -79,7 +79,7 @@ class TestGcsObjectStore(ObjectStoreContract):
 
 
 @pytest.mark.gcs
-class TestRemoteStorageManagerOnGcs(RemoteStorageManagerContract):
+class TestRemoteStorageManagerOnGcs(ArchiveContract):
     @pytest.fixture
     def store(self, gcs: NativeObjectStore) -> NativeObjectStore:
         return gcs
@@ -95,7 +95,7 @@ class TestAzureObjectStore(ObjectStoreContract):
 
 
 @pytest.mark.azure
-class TestRemoteStorageManagerOnAzure(RemoteStorageManagerContract):
+class TestRemoteStorageManagerOnAzure(ArchiveContract):
     @pytest.fixture
     def store(self, azure: NativeObjectStore) -> NativeObjectStore:
         return azure

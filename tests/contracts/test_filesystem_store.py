@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from archive_contract import ArchiveContract
 
 from fetchproxy.storage.contract import (
     PART_BYTES,
     AwayStoreContract,
     ObjectStoreContract,
-    RemoteStorageManagerContract,
 )
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
@@ -36,5 +36,5 @@ class TestFilesystemThatIsAway(AwayStoreContract):
     pass
 
 
-class TestRemoteStorageManagerOnFiles(RemoteStorageManagerContract):
+class TestRemoteStorageManagerOnFiles(ArchiveContract):
     pass

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
+from archive_contract import ArchiveContract
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
@@ -19,7 +20,6 @@ from fetchproxy.storage.contract import (
     PART_BYTES,
     MiB,
     ObjectStoreContract,
-    RemoteStorageManagerContract,
     cancel_after_turns,
     keys_of,
     noise,
@@ -140,7 +140,7 @@ class TestHdfsObjectStore(ObjectStoreContract):
         assert [name async for name in store.list_folders("deep/")] == ["0", "1", "2"]
 
 
-class TestRemoteStorageManagerOnHdfs(RemoteStorageManagerContract):
+class TestRemoteStorageManagerOnHdfs(ArchiveContract):
     pass
 
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from archive_contract import ArchiveContract
 from memory_object_store import MemoryObjectStore
 
-from fetchproxy.storage.contract import ObjectStoreContract, RemoteStorageManagerContract
+from fetchproxy.storage.contract import ObjectStoreContract
 
 
 @pytest.fixture
@@ -15,5 +16,5 @@ class TestMemoryObjectStore(ObjectStoreContract):
     pass
 
 
-class TestRemoteStorageManagerOnMemory(RemoteStorageManagerContract):
+class TestRemoteStorageManagerOnMemory(ArchiveContract):
     pass

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from archive_contract import ArchiveContract
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import StorageDenied, StorageUnavailable
@@ -19,7 +20,6 @@ from fetchproxy.storage.contract import (
     PART_BYTES,
     MiB,
     ObjectStoreContract,
-    RemoteStorageManagerContract,
     keys_of,
     noise,
     segment,
@@ -105,7 +105,7 @@ class TestS3ObjectStore(ObjectStoreContract):
         assert await keys_of(store.list("")) == []
 
 
-class TestRemoteStorageManagerOnS3(RemoteStorageManagerContract):
+class TestRemoteStorageManagerOnS3(ArchiveContract):
     async def test_uploads_of_other_applications_are_left_alone(self, store: S3ObjectStore) -> None:
         """An archive may share its bucket, at the root, too."""
         client = await store._opened()

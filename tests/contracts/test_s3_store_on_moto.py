@@ -7,11 +7,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from archive_contract import ArchiveContract
 
 from fetchproxy.storage.contract import (
     PART_BYTES,
     ObjectStoreContract,
-    RemoteStorageManagerContract,
 )
 from fetchproxy.storage.stores.locations import S3Options
 from fetchproxy.storage.stores.s3 import S3ObjectStore
@@ -75,5 +75,5 @@ class TestS3ObjectStoreOnMoto(ObjectStoreContract):
     cancel_turn_s = 0.002
 
 
-class TestRemoteStorageManagerOnMoto(RemoteStorageManagerContract):
+class TestRemoteStorageManagerOnMoto(ArchiveContract):
     pass

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from itertools import count
 
 import pytest
+from archive_contract import ArchiveContract
 
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.storage.contract import (
     PART_BYTES,
     ObjectStoreContract,
-    RemoteStorageManagerContract,
 )
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import RcloneServer
@@ -48,7 +48,7 @@ class TestS3ObjectStoreOnRclone(ObjectStoreContract):
         await super().test_more_keys_than_a_page_holds(store)
 
 
-class TestRemoteStorageManagerOnRclone(RemoteStorageManagerContract):
+class TestRemoteStorageManagerOnRclone(ArchiveContract):
     pass
 
 

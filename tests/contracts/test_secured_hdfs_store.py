@@ -9,12 +9,12 @@ from itertools import count
 from urllib.request import Request, urlopen
 
 import pytest
+from archive_contract import ArchiveContract
 
 from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
 from fetchproxy.storage.contract import (
     PART_BYTES,
     ObjectStoreContract,
-    RemoteStorageManagerContract,
     keys_of,
 )
 from fetchproxy.storage.stores.hdfs import HdfsObjectStore, _slices
@@ -83,7 +83,7 @@ class TestSecuredHdfsObjectStore(ObjectStoreContract):
 
 
 @pytest.mark.slow
-class TestRemoteStorageManagerOnSecuredHdfs(RemoteStorageManagerContract):
+class TestRemoteStorageManagerOnSecuredHdfs(ArchiveContract):
     pass
 
 

@@ -13,6 +13,7 @@ from random import Random
 from typing import TypeAlias
 
 import pytest
+from archive_contract import metadata_objects
 
 from benchmarks.fault_relay import Fault, FaultRelay
 from fetchproxy.config.memory_plan import PART_BYTES
@@ -20,7 +21,7 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.contract import metadata_objects, noise, segment
+from fetchproxy.storage.contract import noise, segment
 from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
 from fetchproxy.storage.stores.registry import open_object_store
 from lab.clouds import AzureServer, GcsServer

@@ -55,7 +55,7 @@ def test_the_template_passes_the_contract_outside_the_repository(outside: Path) 
     done = run(outside, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     passed = done.stdout.rpartition(" passed")[0].split()[-1]
-    assert int(passed) > 70, done.stdout
+    assert int(passed) > 60, done.stdout
 
 
 def test_commands_open_it_by_its_scheme(outside: Path) -> None:

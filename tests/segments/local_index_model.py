@@ -54,7 +54,7 @@ def make_segment(
     while at < len(raw):
         made.append(read_entry(raw, at))
         at += made[-1].size_bytes
-    segment = IndexedSegment(object_key, start_offset, offset - 1, position, copied_at_ms)
+    segment = IndexedSegment(object_key, start_offset, position, copied_at_ms)
     return MadeSegment(segment, raw, tuple(made))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from shutil import copytree, rmtree
-from struct import Struct
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -39,8 +38,6 @@ from fetchproxy.storage.index_files import (
     IndexedSegment,
     LocalIndexFiles,
     LocalRemoteLogIndex,
-    RemoteOffsetIndex,
-    RemoteTimeIndex,
 )
 
 
@@ -175,23 +172,6 @@ def test_the_files_have_the_names_and_the_bytes_of_the_kip(tmp_path: Path) -> No
             latest = entry.span.max_timestamp_ms
             rising += struct.pack(">qi", latest, entry.span.first_offset - 100)
     assert files[f"{stem}.{TIME_INDEX}"] == rising
-
-
-def test_tables_are_searched_in_their_own_bytes() -> None:
-    offsets = RemoteOffsetIndex(Struct(">6i").pack(0, 0, 5, 35, 9, 63), 100)
-    assert [offsets.first_at_or_after(n) for n in (0, 100, 101, 105, 109, 110)] == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        3,
-    ]
-    assert (offsets.offset(1), offsets.position(1), len(offsets)) == (105, 35, 3)
-    times = RemoteTimeIndex(
-        b"".join(Struct(">qi").pack(n * 10, n) for n in (-1, 5, 9)) + b"cut", 100
-    )
-    assert (times.timestamp_ms(1), times.offset(1), len(times)) == (50, 105, 3)
 
 
 def test_a_set_is_rolled_by_size(tmp_path: Path) -> None:
@@ -443,7 +423,7 @@ def test_nothing_is_touched_once_it_is_closed(tmp_path: Path) -> None:
     bring_up(index, log)
     before = files_in(tmp_path)
     index.close()
-    unknown = IndexedSegment("k", 0, 0, 1, 0)
+    unknown = IndexedSegment("k", 0, 1, 0)
     for call in (
         lambda: index.keep([]),
         lambda: index.append(log[0].segment, log[0].raw),

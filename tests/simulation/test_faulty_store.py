@@ -6,12 +6,13 @@ import asyncio
 from random import Random
 
 import pytest
+from archive_contract import ArchiveContract
 from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
 from memory_object_store import MemoryObjectStore
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.storage.contract import ObjectStoreContract, RemoteStorageManagerContract
+from fetchproxy.storage.contract import ObjectStoreContract
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ class TestFaultyObjectStore(ObjectStoreContract):
     pass
 
 
-class TestRemoteStorageManagerOnFaultyStore(RemoteStorageManagerContract):
+class TestRemoteStorageManagerOnFaultyStore(ArchiveContract):
     pass
 
 

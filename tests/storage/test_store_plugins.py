@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from archive_contract import ArchiveContract
 from client_readers import read_confluent
 from memory_object_store import MemoryObjectStore
 from proxy_process import ProxyProcess, wait_for
@@ -18,7 +19,7 @@ from topic_data import TopicData, produce
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ConfigError, ObjectNotFound, StorageUnavailable
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.contract import ObjectStoreContract, RemoteStorageManagerContract
+from fetchproxy.storage.contract import ObjectStoreContract
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.storage.stores.plugins import GuardedObjectStore, found_plugins
@@ -228,7 +229,7 @@ class TestGuardedStore(ObjectStoreContract):
         return GuardedObjectStore(MemoryObjectStore(), "memory")
 
 
-class TestRemoteStorageManagerOnGuardedStore(RemoteStorageManagerContract):
+class TestRemoteStorageManagerOnGuardedStore(ArchiveContract):
     @pytest.fixture
     def store(self) -> ObjectStore:
         return GuardedObjectStore(MemoryObjectStore(), "memory")

@@ -48,7 +48,6 @@ from fetchproxy.observability.health import (
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import open_store
-from fetchproxy.storage.stores.object_store import StoreClock
 from fetchproxy.writing.concerns import ArchiverConcerns, read_concerns
 from fetchproxy.writing.partition_watch import PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
@@ -130,7 +129,7 @@ async def deleted_unarchived(_: Path) -> MemoryObjectStore:
 async def stopped(spool: Path) -> MemoryObjectStore:
     async with unclean_world(2, spool) as here:
         await begun_again(here)
-        store = here.rsm._store_itself
+        store = here.rsm._store.inner
         assert isinstance(store, MemoryObjectStore)
         return store
 
@@ -174,7 +173,7 @@ async def much_at_once(world: World, opened: AsyncExitStack) -> None:
 
 
 async def wrong_clock(world: World, opened: AsyncExitStack) -> None:
-    class TellingStore(type(world.store), StoreClock):  # type: ignore[misc]
+    class TellingStore(type(world.store)):  # type: ignore[misc]
         async def clock_ms(self, prefix: str) -> int:
             return world.wall_clock_ms() - world.skew_ms
 

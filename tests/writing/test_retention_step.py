@@ -13,7 +13,6 @@ from retention_segments import archives, segment
 from retention_world import HOUR_MS, World, turns, virtually
 
 from fetchproxy.metadata.catalogue import build_view
-from fetchproxy.storage.stores.object_store import StoreClock
 from fetchproxy.writing.deletion.expirer import (
     STEP_SHARE_MAX,
     Announcement,
@@ -212,7 +211,7 @@ def test_bytes_do_not_ask_what_time_it_is() -> None:
 
 def test_a_store_that_tells_the_time_is_believed() -> None:
     async def life(world: World, opened: AsyncExitStack) -> None:
-        class TellingStore(type(world.store), StoreClock):  # type: ignore[misc]
+        class TellingStore(type(world.store)):  # type: ignore[misc]
             async def clock_ms(self, prefix: str) -> int:
                 return world.wall_clock_ms() - world.skew_ms
 

@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.errors import (
@@ -31,7 +32,6 @@ from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     ObjectStore,
     StoredObject,
-    UnfinishedUploads,
 )
 
 # A FIFO or a device holds up whoever opens it, and a link leads out of the archive: to other
@@ -185,7 +185,6 @@ TEMPORARY_START = "~put-"
 OWNER_ONLY = 0o700  # of a root that is made here
 
 _FOLDER_RACES_MAX = 8
-_NUMBERS = count()
 
 
 class Abandoned(Exception):
@@ -227,25 +226,16 @@ class FileTree:
         self._marker_seen = False
         self._opening = threading.Lock()
 
-    def put(self, key: str, parts: Iterable[bytes], commit: Commit) -> None:
-        """Write `parts` one after the other. Raises Abandoned, leaving nothing."""
-        self._put(key, parts, commit, Path.replace)
-
-    def put_new(self, key: str, content: bytes, commit: Commit) -> bool:
-        """False: there is one already. Raises Abandoned, leaving nothing."""
-        try:
-            self._put(key, (content,), commit, move_to_free_name)
-        except NameTaken:
-            return False
-        return True
-
-    def _put(
+    def put(
         self,
         key: str,
         parts: Iterable[bytes],
         commit: Commit,
-        move: Callable[[Path, Path], object],
+        move: Callable[[Path, Path], object] = Path.replace,
     ) -> None:
+        """Write `parts` one after the other, and `move` the file to its name. Raises Abandoned,
+        leaving nothing, and what `move` raises.
+        """
         target = self._root / key
         with self._translated(key, absent=StorageUnavailable):
             self._check_writable()
@@ -392,9 +382,11 @@ class FileTree:
             self._create = False
 
     def _create_temporary(self, folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
+        """A new file of a name of its own; other hosts' processes may write to the same folder."""
         for _ in range(_FOLDER_RACES_MAX):
+            path = folder / f"{TEMPORARY_START}{uuid4().hex}"
             try:
-                return _new_name(folder, make)
+                return path, make(path)
             except FileNotFoundError:
                 self._make_folders(folder)
         raise StorageUnavailable(f"{folder} is removed by another process again and again")
@@ -504,16 +496,6 @@ def storage_error(
     return StorageUnavailable(text)
 
 
-def _new_name(folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
-    """A new file of a name of its own; processes on other hosts may write to the same folder."""
-    while True:
-        path = folder / f"{TEMPORARY_START}{os.getpid()}-{next(_NUMBERS)}"
-        try:
-            return path, make(path)
-        except FileExistsError:
-            continue
-
-
 def _older(path: Path, epoch_ms: int) -> bool:
     try:
         return path.stat().st_mtime_ns < epoch_ms * 1_000_000
@@ -526,7 +508,7 @@ _LIST_PAGE_OBJECTS = 1000
 THREADS_MAX = 8
 
 
-class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
+class FilesystemObjectStore(ObjectStore):
     """`create`: the first put makes `root`; without it a missing root is StorageUnavailable.
 
     In either case a root that goes missing later is StorageUnavailable, never an empty store.
@@ -551,7 +533,12 @@ class FilesystemObjectStore(ObjectStore, UnfinishedUploads):
         await self._put(key, partial(self._tree.put, key, (content,)))
 
     async def put_new(self, key: str, content: bytes) -> bool:
-        return await self._put(key, partial(self._tree.put_new, key, content))
+        put = partial(self._tree.put, key, (content,), move=move_to_free_name)
+        try:
+            await self._put(key, put)
+        except NameTaken:
+            return False
+        return True
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         if not (settled and await self._put(key, partial(self._tree.link, key, path))):

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 from uuid import uuid4
 
 import structlog
@@ -28,15 +25,14 @@ from fetchproxy.errors import (
     too_large,
 )
 from fetchproxy.model import ByteRange
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.filesystem import OWN_MARK, TEMPORARY_START, read_parts
 from fetchproxy.storage.stores.locations import HdfsLocation
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     ObjectStore,
-    StoreClock,
     StoredObject,
-    UnfinishedUploads,
     file_bytes,
     http_date_ms,
 )
@@ -56,11 +52,9 @@ from fetchproxy.storage.stores.webhdfs import (
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
 Names = list[str]  # within the class `list` is a method
 Statuses = list[FileStatus]
 
-_FILE_THREADS = 2  # read the parts of local files
 _SEND_BYTES = 1024 * 1024  # of an object in memory, at once
 _CLEAN_UP_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
 _LATE_FILE_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # what comes later, abort_stale_uploads finds
@@ -70,7 +64,7 @@ _FOLDERS_AT_ONCE = 16
 _CHILDREN_IN_DOUBT_MAX = 64
 
 
-class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
+class HdfsObjectStore(ObjectStore):
     """`create`: the first put makes the location's folder; later its absence is an outage."""
 
     def __init__(
@@ -85,7 +79,6 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         self._folder = location.folder
         self._client = WebHdfsClient(location, config or StoreConfig())
         self._create = create
-        self._threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="hdfs-store")
         self._closed = False
 
     async def put(self, key: str, content: bytes) -> None:
@@ -103,7 +96,7 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         """Bytes in memory: about two parts."""
         check_key(key)
-        size_bytes = await self._in_thread(partial(file_bytes, path))
+        size_bytes = await asyncio.to_thread(file_bytes, path)
         await self._put(key, size_bytes, self._file_content(path, size_bytes))
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
@@ -175,7 +168,6 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
 
     async def close(self) -> None:
         self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
         await self._client.close()
 
     async def _put(
@@ -336,13 +328,7 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
         async def look(entry: FileStatus) -> None:
             holds[entry.name] = await self._holds_object(f"{prefix}{entry.name}/", entry)
 
-        try:
-            async with asyncio.TaskGroup() as looks:
-                for entry in folders:
-                    looks.create_task(look(entry))
-        except ExceptionGroup as failures:
-            # They fail together when the store does: the first stands for all.
-            raise failures.exceptions[0] from failures
+        await for_each(folders, look, len(folders))
         return [entry.name for entry in folders if holds[entry.name]]
 
     async def _holds_object(self, folder: str, status: FileStatus) -> bool:
@@ -356,15 +342,11 @@ class HdfsObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     async def _file_content(self, path: Path, size_bytes: int) -> AsyncIterator[bytes]:
         parts = read_parts(path, self._part_bytes)
         left = size_bytes
-        while part := await self._in_thread(partial(next, parts, b"")):
+        while part := await asyncio.to_thread(next, parts, b""):
             left -= len(part)
             yield part
         if left:
             raise RemoteStorageError(f"{path} changed while it was stored")
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        self._check_open()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -12,12 +12,9 @@ import binascii
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from fetchproxy.errors import StorageDenied, StorageUnavailable
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Literal
 
@@ -54,10 +55,10 @@ class HdfsLocation:
 
 @dataclass(frozen=True, slots=True)
 class PluginLocation:
-    """Only the plug-in reads the URL."""
+    """Only the plug-in reads the URL; `point` says who that is."""
 
-    scheme: str
     url: str
+    point: EntryPoint = field(compare=False)
 
 
 Location = FileLocation | S3Location | CloudLocation | HdfsLocation | PluginLocation

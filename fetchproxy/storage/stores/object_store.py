@@ -1,9 +1,10 @@
-"""What a store must do, and what some stores can do besides. Interfaces, and no store."""
+"""What a store must do, and what some stores can do besides. An interface, and no store."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -19,34 +20,6 @@ from fetchproxy.errors import (
 )
 from fetchproxy.model import SEGMENT_BYTES_MAX, ByteRange, TopicIdPartition
 from fetchproxy.segments.object_keys import SegmentFile
-
-
-class UnfinishedUploads(ABC):
-    """What a store that can be left with half-done uploads offers besides `ObjectStore`.
-
-    A killed process leaves temporary files or multipart uploads: never visible, but stored.
-    """
-
-    @abstractmethod
-    async def abort_stale_uploads(
-        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
-    ) -> int:
-        """Remove uploads to keys below `prefix` that were begun before a wall-clock time.
-
-        Those to a key that is not ours stay: a bucket may be shared. Returns how many. Choose the
-        time well below now: an upload that somebody is still at fails when it is removed.
-        """
-
-
-class StoreClock(ABC):
-    """Of a store that tells the time: another machine's, so a second opinion on our clock."""
-
-    @abstractmethod
-    async def clock_ms(self, prefix: str) -> int | None:
-        """Epoch ms now, to about a second; None: it has not said. Raises RemoteStorageError.
-
-        `prefix`: below it we may list.
-        """
 
 
 def http_date_ms(date: str | None) -> int | None:
@@ -237,15 +210,6 @@ class ObjectStore(ABC):
         RangeNotSatisfiable where the range starts at or past the end.
         """
 
-    @property
-    def page_objects(self) -> int | None:
-        """A listing comes in pages of so many objects, each one a request; None: it does not."""
-        return None
-
-    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
-        """What the partition is called where it was archived. Never blocks."""
-        return tip
-
     @abstractmethod
     def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         """Objects whose key starts with `prefix` and sorts after `start_after`, sorted by key."""
@@ -264,3 +228,105 @@ class ObjectStore(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Idempotent."""
+
+    # What only some stores can do.
+
+    @property
+    def page_objects(self) -> int | None:
+        """A listing comes in pages of so many objects, each one a request; None: it does not."""
+        return None
+
+    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
+        """What the partition is called where it was archived. Never blocks."""
+        return tip
+
+    async def abort_stale_uploads(
+        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
+    ) -> int:
+        """Remove what killed processes left below `prefix`: temporary files or multipart uploads,
+        never visible, but stored. Returns how many.
+
+        Those to a key that is not ours stay: a bucket may be shared. Choose the time well below
+        now: an upload that somebody is still at fails when it is removed.
+        """
+        return 0
+
+    async def clock_ms(self, prefix: str) -> int | None:
+        """Epoch ms by the store's own clock, to about a second: another machine's, so a second
+        opinion on ours. None: it does not tell. `prefix`: below it we may list.
+        """
+        return None
+
+
+class WrappedObjectStore(ObjectStore):
+    """Another store, with something `around` each call of it."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+
+    @abstractmethod
+    def around(
+        self, verb: str, key: str | None = None
+    ) -> AbstractAsyncContextManager[Callable[[], object]]:
+        """`verb`: the method's name; `key`: or the prefix. It gives what a listing calls whenever
+        an entry has come.
+        """
+
+    async def __aenter__(self) -> Self:
+        async with self.around("open"):
+            await self.inner.__aenter__()
+        return self
+
+    async def put(self, key: str, content: bytes) -> None:
+        async with self.around("put", key):
+            await self.inner.put(key, content)
+
+    async def put_new(self, key: str, content: bytes) -> bool:
+        async with self.around("put_new", key):
+            return await self.inner.put_new(key, content)
+
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        async with self.around("put_file", key):
+            await self.inner.put_file(key, path, settled=settled)
+
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        async with self.around("get", key):
+            return await self.inner.get(key, bytes_max)
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
+        async with self.around("get_range", key):
+            return await self.inner.get_range(key, byte_range)
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        async with self.around("list", prefix) as came:
+            async for found in self.inner.list(prefix, start_after):
+                came()
+                yield found
+
+    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
+        async with self.around("list_folders", prefix) as came:
+            async for name in self.inner.list_folders(prefix):
+                came()
+                yield name
+
+    async def delete(self, key: str) -> None:
+        async with self.around("delete", key):
+            await self.inner.delete(key)
+
+    async def close(self) -> None:
+        async with self.around("close"):
+            await self.inner.close()
+
+    @property
+    def page_objects(self) -> int | None:
+        return self.inner.page_objects
+
+    async def abort_stale_uploads(
+        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
+    ) -> int:
+        async with self.around("abort_stale_uploads"):
+            return await self.inner.abort_stale_uploads(prefix, older_than_epoch_ms, is_ours)
+
+    async def clock_ms(self, prefix: str) -> int | None:
+        async with self.around("clock_ms"):
+            return await self.inner.clock_ms(prefix)

@@ -12,24 +12,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ConfigError, RemoteStorageError, StorageUnavailable
-from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
-from fetchproxy.storage.stores.object_store import (
-    OBJECT_BYTES_MAX,
-    Content,
-    ObjectStore,
-    StoreClock,
-    StoredObject,
-    UnfinishedUploads,
-)
+from fetchproxy.storage.stores.object_store import ObjectStore, WrappedObjectStore
 
 GROUP = "fetchproxy.stores"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -93,7 +84,13 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class GuardedObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
+_CHECKS: Mapping[str, Callable[[str], object]] = {
+    "list": check_prefix,
+    "list_folders": check_folder_prefix,
+}
+
+
+class GuardedObjectStore(WrappedObjectStore):
     """A third party's store. Whatever it raises is an error of a store to everybody above.
 
     An exception that it should have translated counts as an outage: it is shown with the plug-in's
@@ -101,76 +98,25 @@ class GuardedObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
     """
 
     def __init__(self, inner: ObjectStore, name: str) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._name = name
 
-    async def __aenter__(self) -> Self:
-        with self._guarded():
-            await self._inner.__aenter__()
-        return self
-
-    async def put(self, key: str, content: bytes) -> None:
-        with self._guarded(check_key, key):
-            await self._inner.put(key, content)
-
-    async def put_new(self, key: str, content: bytes) -> bool:
-        with self._guarded(check_key, key):
-            return await self._inner.put_new(key, content)
-
-    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        with self._guarded(check_key, key):
-            await self._inner.put_file(key, path, settled=settled)
-
-    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
-        with self._guarded(check_key, key):
-            return await self._inner.get(key, bytes_max)
-
-    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
-        with self._guarded(check_key, key):
-            return await self._inner.get_range(key, byte_range)
+    @asynccontextmanager
+    async def around(
+        self, verb: str, key: str | None = None
+    ) -> AsyncIterator[Callable[[], object]]:
+        if key is not None:
+            _CHECKS.get(verb, check_key)(key)
+        with self._translated():
+            yield lambda: None
 
     @property
     def page_objects(self) -> int | None:
-        with self._guarded():
-            return self._inner.page_objects
-
-    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        with self._guarded(check_prefix, prefix):
-            async for found in self._inner.list(prefix, start_after):
-                yield found
-
-    async def list_folders(self, prefix: str) -> AsyncIterator[str]:
-        with self._guarded(check_folder_prefix, prefix):
-            async for name in self._inner.list_folders(prefix):
-                yield name
-
-    async def delete(self, key: str) -> None:
-        with self._guarded(check_key, key):
-            await self._inner.delete(key)
-
-    async def close(self) -> None:
-        with self._guarded():
-            await self._inner.close()
-
-    async def abort_stale_uploads(
-        self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
-    ) -> int:
-        if not isinstance(self._inner, UnfinishedUploads):
-            return 0
-        with self._guarded():
-            return await self._inner.abort_stale_uploads(prefix, older_than_epoch_ms, is_ours)
-
-    async def clock_ms(self, prefix: str) -> int | None:
-        if not isinstance(self._inner, StoreClock):
-            return None
-        with self._guarded():
-            return await self._inner.clock_ms(prefix)
+        with self._translated():
+            return self.inner.page_objects
 
     @contextmanager
-    def _guarded(
-        self, check: Callable[[str], object] = check_prefix, place: str = ""
-    ) -> Iterator[None]:
-        check(place)
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except RemoteStorageError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -35,8 +36,6 @@ _S3_PARAMETERS = ("endpoint_url", "region", "profile", *_S3_OPTIONS)
 _COLD = ("GLACIER", "DEEP_ARCHIVE")
 _SSE = ("AES256", "aws:kms", "aws:kms:dsse")
 _HDFS_PARAMETERS = ("user",)
-_HDFS_SCHEMES = ("webhdfs", "swebhdfs")  # Hadoop's own names; the second by TLS
-_BUILT_IN = ("file", "s3", "gs", "az", *_HDFS_SCHEMES)
 # Lower case, and no dots for Azure.
 _CLOUD_BUCKETS = {
     "gs": re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
@@ -61,16 +60,10 @@ def parse_store_url(url: str) -> Location:
         raise ConfigError(
             "store URL: credentials do not belong there; each store finds them in the environment"
         )
-    if plugin_of(parts.scheme, _BUILT_IN) is not None:
-        return PluginLocation(parts.scheme, url)
-    if parts.scheme == "file":
-        return _file_location(url, parts)
-    if parts.scheme == "s3":
-        return _s3_location(url, parts)
-    if parts.scheme in ("gs", "az"):
-        return _cloud_location(url, parts, "gs" if parts.scheme == "gs" else "az")
-    if parts.scheme in _HDFS_SCHEMES:
-        return _hdfs_location(url, parts)
+    if (point := plugin_of(parts.scheme, _BUILT_IN)) is not None:
+        return PluginLocation(url, point)
+    if (parse := _BUILT_IN.get(parts.scheme)) is not None:
+        return parse(url, parts)
     if parts.scheme == "hdfs":
         raise _fault(
             url,
@@ -101,9 +94,7 @@ def open_object_store(
     if isinstance(location, FileLocation):
         return FilesystemObjectStore(location.root, create=create), ""
     if isinstance(location, PluginLocation):
-        point = plugin_of(location.scheme, _BUILT_IN)
-        assert point is not None  # it was there when the URL was parsed
-        return open_plugin_store(point, location.url, config, create), ""
+        return open_plugin_store(location.point, location.url, config, create), ""
     # Their clients take 10 to 43 MiB in each process that loads them: a Spark worker that reads
     # files does not.
     if isinstance(location, CloudLocation):
@@ -166,7 +157,8 @@ def _s3_options(url: str, query: dict[str, str]) -> S3Options:
     return S3Options(storage_class, sse, key, pays == "true", styles.get(addressing))
 
 
-def _cloud_location(url: str, parts: SplitResult, scheme: Literal["gs", "az"]) -> CloudLocation:
+def _cloud_location(url: str, parts: SplitResult) -> CloudLocation:
+    scheme: Literal["gs", "az"] = "gs" if parts.scheme == "gs" else "az"
     _query(url, parts, ())
     bucket = _named(url, parts, _CLOUD_BUCKETS[scheme])
     return CloudLocation(scheme, bucket, _prefix(url, parts))
@@ -212,3 +204,13 @@ def _query(url: str, parts: SplitResult, allowed: tuple[str, ...]) -> dict[str, 
             raise _fault(url, f"{name} is empty or given twice")
         found[name] = value
     return found
+
+
+_BUILT_IN: Mapping[str, Callable[[str, SplitResult], Location]] = {
+    "file": _file_location,
+    "s3": _s3_location,
+    "gs": _cloud_location,
+    "az": _cloud_location,
+    "webhdfs": _hdfs_location,  # Hadoop's own names
+    "swebhdfs": _hdfs_location,  # by TLS
+}

@@ -32,9 +32,7 @@ from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
     ObjectStore,
-    StoreClock,
     StoredObject,
-    UnfinishedUploads,
     http_date_ms,
     whole,
 )
@@ -168,7 +166,7 @@ def s3_address(signed_url: str, bucket: str, region: str | None) -> S3Address:
 _CREDENTIALS_GOOD_FOR = timedelta(minutes=10)
 
 
-class S3ObjectStore(ObjectStore, UnfinishedUploads, StoreClock):
+class S3ObjectStore(ObjectStore):
     """`endpoint_url` set: path-style addresses, as most servers other than AWS want them.
 
     Credentials, and the region where none is given, are found as boto3 finds them: with a `profile`
