@@ -12,8 +12,15 @@ from fetchproxy_protocol.apis import ErrorCode, WireError
 from fetchproxy_protocol.fetch import TopicRef
 from fetchproxy_protocol.primitives import INT32, Buffer
 
-from fetchproxy.serving.relay.answers import Answer, FetchAnswer, HeldAnswer, Payload
-from fetchproxy.serving.relay.broker_link import WALKED_BYTES, WHOLE_BYTES_MAX, BrokerLink
+from fetchproxy.serving.relay.broker_link import (
+    WALKED_BYTES,
+    WHOLE_BYTES_MAX,
+    Answer,
+    BrokerLink,
+    FetchAnswer,
+    HeldAnswer,
+    Payload,
+)
 from fetchproxy.serving.transport import ReceiveBuffer
 
 CORRELATION_ID = 7
