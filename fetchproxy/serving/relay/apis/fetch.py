@@ -321,15 +321,14 @@ class FetchHandler:
             return NOTHING_WITHHELD  # nearly always: nothing of this client's was caught lately
         if marks.is_wide(asked, changed):
             return None
-        return self._led(at_once(self.judging.split_in_steps(asked, changed)))
+        split = at_once(self.judging.split_in_steps(asked, changed))
+        self.mirror.lead(split.ahead)
+        return split
 
     async def split(self) -> Split:
         steps = self.judging.split_in_steps(self.mirror.asked, self.mirror.changed)
-        return self._led(await in_steps(steps, self.steps.go_on))
-
-    def _led(self, split: Split) -> Split:
-        if split is not NOTHING_WITHHELD or not self.mirror.in_lockstep:
-            self.mirror.lead(split.ahead)
+        split = await in_steps(steps, self.steps.go_on)
+        self.mirror.lead(split.ahead)
         return split
 
     def expect(self, request: FetchRequest) -> FetchAnswer:
@@ -442,7 +441,8 @@ class ServedFetch:
         held = await on.judging.held_by_leaders(split, self._patience(split))
         if held is not None:
             split = await on.split()
-        await on.judging.still_held(split.judging)
+        if split.judging:
+            await on.judging.still_held(split.judging)
         side = self._remote_side(on.share.owed_s())
         alone = self._alone(split)
         patience = self._archive_deadline if alone else self._deadline
@@ -453,11 +453,12 @@ class ServedFetch:
             await on.steps.begin()
         remote = split.remote.items()
         side.watch((item for item in remote if not held or item[1] not in held), patience)
-        if not side.ready:
-            on.share.to_store()
         await breathe(len(split.remote))
+        ready = side.ready
+        if not ready:
+            on.share.to_store()
         try:
-            poll = await self._poll_upstream(split, side.ready)
+            poll = await self._poll_upstream(split, ready)
             if await self._first_ready(split, side, poll, patience):
                 return False
             await self._hold_refusal(split, side, poll)
@@ -574,9 +575,9 @@ class ServedFetch:
         watermarks, asked = self._on.shared.watermarks, self._on.mirror.asked
         judging, alone, results = self._on.judging, self._alone(split), side.results()
         answers: list[PartitionAnswer] = []
-        async for key in each_of([key for key in judging.marks.marks if key in split.withheld]):
-            judgement = judging.judgement(key)
-            offset = fetch_offset(asked[key])
+        marks = [item for item in judging.marks.marks.items() if item[0] in split.withheld]
+        async for key, mark in each_of(marks):
+            judgement, offset = mark.judgement, fetch_offset(asked[key])
             answer = judgement and judged_answer(key, offset, judgement, watermarks)
             if not answer:
                 tip = split.remote.get(key) or (judgement.tip if judgement else None)
@@ -606,7 +607,7 @@ class ServedFetch:
                 marks.had_its_turn(answer.key)
                 if answer.skipped is not None and (tip := self._on.judging.identify(*answer.key)):
                     self._on.shared.skipped.note(tip, *answer.skipped)
-            if answer.records or answer.error_code:
+            if answer.error_code:
                 marks.told(answer.key)
         if room.left_off or any(answer.records for answer in named):
             self._on.cut_short = room.left_off  # else the archive's turn is yet to come
