@@ -373,8 +373,9 @@ class TopicIdentities:
         self._clock = clock
         self._looked_at: dict[UUID, float] = {}
 
-    async def lost(self, tips: Iterable[TopicIdPartition], deadline: float) -> set[UUID]:
-        """Ids among `tips` that are no longer what their topic's name stands for.
+    async def lost(self, tips: Iterable[TopicIdPartition], deadline: float) -> set[UUID] | None:
+        """Ids among `tips` that are no longer what their topic's name stands for; None: each was
+        looked at a short while ago.
 
         A broker that does not answer until `deadline` (loop time) says nothing against an id, and
         is not waited for again before the next look is due. Never raises ClusterError.
@@ -387,7 +388,7 @@ class TopicIdentities:
             if self._looked_at.get(tip.topic_id, oldest) <= oldest
         }
         if not due:
-            return set()
+            return None
         self._looked_at = {known: at for known, at in self._looked_at.items() if at > oldest}
         lost: set[UUID] = set()
         try:
@@ -448,7 +449,8 @@ class FetchJudging:
         self._to_judge: dict[PartitionKey, Mark] = {}
         self.marks = FetchMarks(shared.permit_ttl_s)
         self.judged = asyncio.Event()
-        self._known = Knowledge(shared.archive.views.view, cluster.cached_log_edges, self.identify)
+        self._known = Knowledge(self._view, cluster.cached_log_edges, self.identify)
+        self._unchecked: set[TopicIdPartition] = set()  # of the last split: as `wants_check`
         self._refreshing: set[TopicIdPartition] = set()
         self._identities = TopicIdentities(cluster, self._clock)
 
@@ -458,13 +460,22 @@ class FetchJudging:
         changed: Collection[PartitionKey],
     ) -> Generator[None, None, Split]:
         self.asked = asked
-        if self.marks.empty:  # nearly always: nothing of this client's was caught lately
-            return NOTHING_WITHHELD
+        self._unchecked = set()
         now = self._clock()
         split = yield from self.marks.split_in_steps(asked, now, self._known, changed)
         while self.marks.led_on:
             self._shared.skipped.note(*self.marks.led_on.pop())
         return split
+
+    def _view(self, tip: TopicIdPartition) -> PartitionView | None:
+        """As clients may see it; noted where its leader has to be asked about it first."""
+        archive = self._shared.archive
+        known = archive.rlmm.view(tip)
+        shown = None if known is None else archive.views.settled(known)
+        if shown is None and known is not None:
+            self._unchecked.add(tip)
+            return archive.views.view(tip)
+        return shown
 
     async def forget_lost_topics(self, split: Split, deadline: float) -> bool:
         """True: some of its topics are no more, and what was known of them is forgotten."""
@@ -472,6 +483,9 @@ class FetchJudging:
         if lost:
             topics = {key[0] for key, tip in split.remote.items() if tip.topic_id in lost}
             self.marks.forget_topics(topics)
+        elif lost is not None:  # brokers were asked: they may have named other leaders
+            views = self._shared.archive.views
+            self._unchecked.update(await chosen(split.remote.values(), views.wants_check))
         return bool(lost)
 
     async def held_by_leaders(
@@ -482,9 +496,10 @@ class FetchJudging:
         None: there was none, and nothing is changed. Until there is a leader this looks no further
         than memory.
         """
-        views = self._shared.archive.views
-        tips = await chosen(split.remote.values(), views.wants_check)
-        return await views.check(tips, deadline) if tips else None
+        if not self._unchecked:
+            return None
+        tips = await chosen(split.remote.values(), self._unchecked.__contains__)
+        return await self._shared.archive.views.check(tips, deadline) if tips else None
 
     def identify(self, topic: TopicRef, partition: int) -> TopicIdPartition | None:
         """As far as it is known without asking."""
