@@ -173,6 +173,7 @@ class FetchHandler:
         self.throttle_time_ms = 0
         self.head: FetchResponseHead | None = None  # of the broker's answer under way
         self.parked: UpstreamPoll | None = None
+        self._client: Client | None = None  # by its first fetch
         self._busy = False  # a fetch that passed is not answered yet
         self._read: FetchRequest | None = None  # a large one, that was read in steps
         self._paced = False  # the fetch at hand has waited for the client's appetite
@@ -235,7 +236,7 @@ class FetchHandler:
         split = self.split_at_once()
         ended = not self.mirror.asked and not self.mirror.in_lockstep
         if split is None or split.withheld or self.parked is not None or ended:
-            fetch = ServedFetch(self, request, kind, self._client(frame), self.clock())
+            fetch = ServedFetch(self, request, kind, self._client_of(frame), self.clock())
             self.session.mute_while(fetch.run(split), "serve-fetch")
         else:
             self._pass(frame, body_at, request, kind)
@@ -243,7 +244,7 @@ class FetchHandler:
 
     def _due_in(self, frame: bytes, request: FetchRequest) -> float:
         return self.share.due_in(
-            lambda: self._client(frame),
+            lambda: self._client_of(frame),
             self.session.node_id,
             request.partitions,
             len(self.mirror.asked),
@@ -254,8 +255,11 @@ class FetchHandler:
         steps = request_in_steps(memoryview(frame)[4:], body_at)
         self._read = await in_steps(steps, self.steps.go_on)
 
-    def _client(self, frame: bytes) -> Client:
-        return self.session.client_host, client_id(frame, peek_request_header(frame, 4))
+    def _client_of(self, frame: bytes) -> Client:
+        if self._client is None:
+            name = client_id(frame, peek_request_header(frame, 4))
+            self._client = self.session.client_host, name
+        return self._client
 
     def only_parked(self, expected: Iterable[Answer]) -> bool:
         return self.parked is not None and list(expected) == [self.parked.answer]
@@ -289,7 +293,7 @@ class FetchHandler:
                 return False
             self.drop_answer()
             # From here on, as the next request may be taken before this answer is done with.
-            fetch = ServedFetch(self, request, kind, self._client(frame), asked_at)
+            fetch = ServedFetch(self, request, kind, self._client_of(frame), asked_at)
             self.session.mute_while(fetch.run(self.split_at_once()), "serve-caught-fetch")
             return True
 
@@ -570,48 +574,50 @@ class ServedFetch:
                 waits.append(poll.arrived.wait())
             await first_of(waits, left)
 
-    async def _gather(self, split: Split, side: ArchivedReads) -> list[PartitionAnswer]:
-        """What there is to say now of every withheld partition."""
-        watermarks, asked = self._on.shared.watermarks, self._on.mirror.asked
-        judging, alone, results = self._on.judging, self._alone(split), side.results()
-        answers: list[PartitionAnswer] = []
-        marks = [item for item in judging.marks.marks.items() if item[0] in split.withheld]
-        async for key, mark in each_of(marks):
-            judgement, offset = mark.judgement, fetch_offset(asked[key])
-            answer = judgement and judged_answer(key, offset, judgement, watermarks)
-            if not answer:
-                tip = split.remote.get(key) or (judgement.tip if judgement else None)
-                result = results[key][1] if key in results else None
-                answer = read_answer(key, watermarks(tip), result, may_fail=alone)
-                if result is not None and isinstance(result.error, OffsetNotArchived):
-                    judging.again(key)
-            answers.append(answer)
+    async def _answers(
+        self, split: Split, side: ArchivedReads, room: AnswerRoom
+    ) -> list[PartitionAnswer]:
+        """What there is to say now of withheld partitions: of those that must be named, with the
+        records that there is room for.
+        """
+        on, marks, results = self._on, self._on.judging.marks, side.results()
+        withheld = [item for item in marks.marks.items() if item[0] in split.withheld]
         if len(split.withheld) > PARTITIONS_READ_MAX:
             for key in side.read_for():
-                judging.marks.had_its_turn(key)
-        return answers
-
-    async def _named(
-        self, answers: list[PartitionAnswer], room: AnswerRoom
-    ) -> list[PartitionAnswer]:
-        """Those that must be named, with the records that there is room for."""
-        marks = self._on.judging.marks
-        named = []
-        async for whole in each_of(answers):
-            answer = room.fit(whole)
-            mark = marks.marks[answer.key]
-            if self._kind.lists_all or answer.has_news(mark.shown):
-                mark.shown = answer.watermarks
+                marks.had_its_turn(key)
+        named: list[PartitionAnswer] = []
+        async for key, mark in each_of(withheld):
+            _, result = results.get(key, (None, None))
+            answer = room.fit(self._answer_of(key, mark.judgement, split, result))
+            now = marks.marks[key]  # another mark, if it is judged again
+            if self._kind.lists_all or answer.has_news(now.shown):
+                now.shown = answer.watermarks
                 named.append(answer)
             if answer.records:
-                marks.had_its_turn(answer.key)
-                if answer.skipped is not None and (tip := self._on.judging.identify(*answer.key)):
-                    self._on.shared.skipped.note(tip, *answer.skipped)
+                marks.had_its_turn(key)
+                if answer.skipped is not None and (tip := on.judging.identify(*key)):
+                    on.shared.skipped.note(tip, *answer.skipped)
             if answer.error_code:
-                marks.told(answer.key)
+                marks.told(key)
         if room.left_off or any(answer.records for answer in named):
-            self._on.cut_short = room.left_off  # else the archive's turn is yet to come
+            on.cut_short = room.left_off  # else the archive's turn is yet to come
         return named
+
+    def _answer_of(
+        self,
+        key: PartitionKey,
+        judgement: Judgement | None,
+        split: Split,
+        result: RemoteReadResult | None,
+    ) -> PartitionAnswer:
+        offset, watermarks = fetch_offset(self._on.mirror.asked[key]), self._on.shared.watermarks
+        if judgement and (answer := judged_answer(key, offset, judgement, watermarks)):
+            return answer
+        tip = split.remote.get(key) or (judgement.tip if judgement else None)
+        answer = read_answer(key, watermarks(tip), result, may_fail=self._alone(split))
+        if result is not None and isinstance(result.error, OffsetNotArchived):
+            self._on.judging.again(key)
+        return answer
 
     async def _merge(
         self, split: Split, side: ArchivedReads, poll: UpstreamPoll, deadline: float
@@ -620,10 +626,9 @@ class ServedFetch:
 
         False: it was dropped, since neither has anything yet and the client's time is not over.
         """
-        answers = await self._gather(split, side)
         left = self._request.bytes_max - poll.answer.frame_bytes
         room, _ = self._on.share.room(min(left, MERGED_BYTES_MAX))
-        answers = await self._named(answers, AnswerRoom(room, first_whole=False))
+        answers = await self._answers(split, side, AnswerRoom(room, first_whole=False))
         injected = await in_steps(encode_topics(self._request, answers))
         listed = self._listed_by_broker(injected)
         self._on.share.charge(sum(a.size for a in answers), told=False)
@@ -680,14 +685,13 @@ class ServedFetch:
         Only who reads nothing but the archive is made to wait for what he owes by his byte rate:
         the connection is shut meanwhile, and tail data never waits for the archive.
         """
-        answers = await self._gather(split, side)
         of_tail: list[PartitionAnswer] = []
         alone = self._alone(split)
         if self._kind.lists_all and not alone:
             rest = [key for key in self._on.mirror.asked if key not in split.withheld]
             of_tail = await self._on.tail.answers(rest)
         room, first_whole = self._on.share.room(self._request.bytes_max)
-        answers = await self._named(answers, AnswerRoom(room, first_whole=first_whole))
+        answers = await self._answers(split, side, AnswerRoom(room, first_whole))
         self._on.cut_short &= not any(answer.records for answer in answers)
         owed_ms = self._on.share.charge(sum(a.size for a in answers), told=alone)
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
