@@ -86,7 +86,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self.heard = False  # since the last look
         self._heard_at = owner.clock()
 
-    # -- asyncio ---------------------------------------------------------------------------------
+    # -- asyncio -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
@@ -127,7 +127,7 @@ class ClientSession(asyncio.BufferedProtocol):
     def client_host(self) -> str:
         return self.client.rpartition(":")[0]
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Lives as long as the connection; owns every task that serves it."""
         try:
@@ -253,7 +253,7 @@ class ClientSession(asyncio.BufferedProtocol):
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return unsent + self.requests.kept_bytes
 
-    # -- answers ---------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
     def write_to_client(self, data: Buffer) -> None:
         # One that is closing drops what it is given, and asyncio complains when that goes on.
         if self._transport is not None and not self._transport.is_closing():
@@ -279,7 +279,7 @@ class ClientSession(asyncio.BufferedProtocol):
             if left:
                 await asyncio.sleep(0)  # a fast client must not keep the loop for a whole answer
 
-    # -- requests --------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
     def _take(self, view: memoryview) -> None:
         if self.closing:
             return

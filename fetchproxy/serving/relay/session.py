@@ -211,7 +211,7 @@ class RelaySession(ClientSession):
         self.fetch = relay.new_fetches(self)
         self.requests = RelayedRequests(self, owner, relay)
 
-    # -- asyncio ---------------------------------------------------------------------------------
+    # -- asyncio -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if self._owner.tells_reached:
             local = transport.get_extra_info("sockname")
@@ -236,7 +236,7 @@ class RelaySession(ClientSession):
         self.fetch.close()
         super().connection_lost(exc)
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
     async def _may_begin(self) -> bool:
         await self._wanted.wait()
         return not self.closing and await self._reach_broker()
@@ -330,7 +330,7 @@ class RelaySession(ClientSession):
         self._upstream_slow = slow
         self._pace()
 
-    # -- for the APIs ----------------------------------------------------------------------------
+    # -- for the APIs ------------------------------------------------------------------------------
     def want_broker(self) -> None:
         """For the first request. Whoever sends none costs no broker a connection."""
         self.muted = True  # until it is connected
@@ -379,7 +379,7 @@ class RelaySession(ClientSession):
             await self._drained.wait()
         return waited
 
-    # -- requests --------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
     @property
     def _held_back(self) -> bool:
         return self.muted or self._upstream_slow or self.requests.limited

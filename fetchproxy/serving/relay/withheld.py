@@ -36,9 +36,10 @@ from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition
 from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
-from fetchproxy.runtime.loop import chosen, each_of
+from fetchproxy.runtime.loop import at_once, chosen, each_of, in_steps
 from fetchproxy.serving.admission import Admission
 from fetchproxy.serving.archived_reads import SkippedOffsets
+from fetchproxy.serving.relay.fetch_session import FetchSessionMirror
 from fetchproxy.serving.relay.held_readers import HeldReaders
 from fetchproxy.serving.relay.judgement import (
     HELD_VERDICTS,
@@ -433,19 +434,25 @@ class Verdicts(NamedTuple):
 
 
 class FetchJudging:
-    """`asked` by the client's last fetch; `by_id`: it named topics by id (v13+).
+    """`by_id`: the client's last fetch named topics by id (v13+).
 
     `node_id` is the broker's, None where the client came by the bootstrap address.
     """
 
-    def __init__(self, shared: SharedByFetches, spawn: Spawn, node_id: int | None) -> None:
+    def __init__(
+        self,
+        shared: SharedByFetches,
+        mirror: FetchSessionMirror,
+        spawn: Spawn,
+        node_id: int | None,
+    ) -> None:
         self._shared = shared
+        self._mirror = mirror
         self._cluster = cluster = shared.archive.cluster
         self._clock = shared.archive.clock
         self._spawn = spawn
         self._node_id = node_id
         self.by_id = False
-        self.asked: Mapping[PartitionKey, FetchEntry] = {}
         self._to_judge: dict[PartitionKey, Mark] = {}
         self.marks = FetchMarks(shared.permit_ttl_s)
         self.judged = asyncio.Event()
@@ -454,18 +461,40 @@ class FetchJudging:
         self._refreshing: set[TopicIdPartition] = set()
         self._identities = TopicIdentities(cluster, self._clock)
 
-    def split_in_steps(
-        self,
-        asked: Mapping[PartitionKey, FetchEntry],
-        changed: Collection[PartitionKey],
-    ) -> Generator[None, None, Split]:
-        self.asked = asked
+    # -- who answers what the client asks for now --------------------------------------------------
+    def split_at_once(self) -> Split | None:
+        """None: there is too much to look at for one step."""
+        if self.marks.is_wide(self._mirror.asked, self._mirror.changed):
+            return None
+        return at_once(self._split_in_steps())
+
+    async def split(self) -> Split:
+        return await in_steps(self._split_in_steps(), self._shared.archive.purgatory.steps.go_on)
+
+    def _split_in_steps(self) -> Generator[None, None, Split]:
         self._unchecked = set()
-        now = self._clock()
-        split = yield from self.marks.split_in_steps(asked, now, self._known, changed)
+        asked, changed = self._mirror.asked, self._mirror.changed
+        split = yield from self.marks.split_in_steps(asked, self._clock(), self._known, changed)
         while self.marks.led_on:
             self._shared.skipped.note(*self.marks.led_on.pop())
+        self._mirror.lead(split.ahead)
         return split
+
+    async def confirmed(
+        self, split: Split, patience: Callable[[Split], float]
+    ) -> tuple[Split, frozenset[TopicIdPartition]]:
+        """`split`, or a new one where topics or leaders have changed; and what must wait until its
+        new leader has said what is in its log. `patience`: until when (loop time) brokers may be
+        asked.
+        """
+        if await self._forget_lost_topics(split, patience(split)):
+            split = await self.split()
+        held = await self._held_by_leaders(split, patience(split))
+        if held is not None:
+            split = await self.split()
+        if split.judging:
+            await self._still_held(split.judging)
+        return split, held or frozenset()
 
     def _view(self, tip: TopicIdPartition) -> PartitionView | None:
         """As clients may see it; noted where its leader has to be asked about it first."""
@@ -477,7 +506,7 @@ class FetchJudging:
             return archive.views.view(tip)
         return shown
 
-    async def forget_lost_topics(self, split: Split, deadline: float) -> bool:
+    async def _forget_lost_topics(self, split: Split, deadline: float) -> bool:
         """True: some of its topics are no more, and what was known of them is forgotten."""
         lost = await self._identities.lost(split.remote.values(), deadline)
         if lost:
@@ -488,7 +517,7 @@ class FetchJudging:
             self._unchecked.update(await chosen(split.remote.values(), views.wants_check))
         return bool(lost)
 
-    async def held_by_leaders(
+    async def _held_by_leaders(
         self, split: Split, deadline: float
     ) -> frozenset[TopicIdPartition] | None:
         """After an election: what must wait until the new leader has said what is in its log.
@@ -501,6 +530,18 @@ class FetchJudging:
         tips = await chosen(split.remote.values(), self._unchecked.__contains__)
         return await self._shared.archive.views.check(tips, deadline) if tips else None
 
+    async def _still_held(self, judging: Iterable[PartitionKey]) -> None:
+        """The client asks for these again: `HeldReaders` is told, or asked anew."""
+        async for key in each_of(judging):
+            mark = self.marks.marks.get(key)
+            if mark is None or mark.judgement is None:
+                continue
+            if mark.judgement.verdict not in HELD_VERDICTS:
+                continue
+            if not self._shared.held.waits(self, self.by_id, key, mark.offset):
+                self._shared.held.hold(self, self.by_id, key, mark.offset, mark.judgement)
+
+    # -- what the broker calls out of range --------------------------------------------------------
     def identify(self, topic: TopicRef, partition: int) -> TopicIdPartition | None:
         """As far as it is known without asking."""
         cluster = self._cluster
@@ -584,7 +625,7 @@ class FetchJudging:
             marks.learned.update(key[0] for key in batch)
 
     def _warm(self, tip: TopicIdPartition, key: PartitionKey, offset: int) -> None:
-        asked = self.asked.get(key)
+        asked = self._mirror.asked.get(key)
         if asked is not None and fetch_offset(asked) == offset:
             wanted = tip, offset, entry_bytes_max(asked), IsolationLevel.READ_UNCOMMITTED
             self._shared.archive.purgatory.warm(RemoteReadRequest(*wanted))
@@ -597,17 +638,6 @@ class FetchJudging:
         if mark.judgement.verdict in HELD_VERDICTS:
             mark.judgement = judgement
             self.judged.set()
-
-    async def still_held(self, judging: Iterable[PartitionKey]) -> None:
-        """The client asks for these again: `HeldReaders` is told, or asked anew."""
-        async for key in each_of(judging):
-            mark = self.marks.marks.get(key)
-            if mark is None or mark.judgement is None:
-                continue
-            if mark.judgement.verdict not in HELD_VERDICTS:
-                continue
-            if not self._shared.held.waits(self, self.by_id, key, mark.offset):
-                self._shared.held.hold(self, self.by_id, key, mark.offset, mark.judgement)
 
     async def verdicts(self, judging: dict[PartitionKey, None]) -> Verdicts:
         """What is judged of `judging` by now; what is decided leaves it.
@@ -641,7 +671,7 @@ class FetchJudging:
 
     def drop(self) -> None:
         """Nothing is judged any more."""
-        self.asked, self._to_judge = {}, {}
+        self._to_judge = {}
 
     async def refresh_edges(self, tips: Iterable[TopicIdPartition]) -> None:
         """Keep the shown watermarks current while the archive is read; off the fetch's path.

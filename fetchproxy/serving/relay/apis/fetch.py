@@ -49,7 +49,7 @@ from fetchproxy.reading.segment_reader import (
     kafka_error_code,
 )
 from fetchproxy.runtime.flights import first_of
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, at_once, breathe, each_of, in_steps
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, breathe, each_of, in_steps
 from fetchproxy.serving.admission import Client, Share
 from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.fetch_answer import (
@@ -165,7 +165,7 @@ class FetchHandler:
         self.clock = shared.archive.clock
         self.steps = shared.archive.purgatory.steps
         self.mirror = FetchSessionMirror(shared.new_session_id)
-        self.judging = FetchJudging(shared, session.spawn, session.node_id)
+        self.judging = FetchJudging(shared, self.mirror, session.spawn, session.node_id)
         self.tail = TailMarks(shared, self.judging)
         self.share = Share(shared.admission, lambda: session.payer)
         self.topics = TopicsOfConnection(shared.topics)
@@ -199,7 +199,7 @@ class FetchHandler:
         """Of its fetch session, and of its appetite."""
         return self.mirror.kept_bytes + self.share.kept_bytes
 
-    # -- requests --------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
     def on_request(self, frame: bytes, body_at: int) -> bool:
         if self._busy:
             self.session.mute_while(self._until_idle(), "fetch-behind-fetch")
@@ -318,22 +318,10 @@ class FetchHandler:
     # -- of the fetch at hand ----------------------------------------------------------------------
     def split_at_once(self) -> Split | None:
         """None: there is too much to look at for one step."""
-        asked, changed = self.mirror.asked, self.mirror.changed
         marks = self.judging.marks
         if not (marks.marks or marks.permits) and self.mirror.in_lockstep:
-            self.judging.asked = asked
             return NOTHING_WITHHELD  # nearly always: nothing of this client's was caught lately
-        if marks.is_wide(asked, changed):
-            return None
-        split = at_once(self.judging.split_in_steps(asked, changed))
-        self.mirror.lead(split.ahead)
-        return split
-
-    async def split(self) -> Split:
-        steps = self.judging.split_in_steps(self.mirror.asked, self.mirror.changed)
-        split = await in_steps(steps, self.steps.go_on)
-        self.mirror.lead(split.ahead)
-        return split
+        return self.judging.split_at_once()
 
     def expect(self, request: FetchRequest) -> FetchAnswer:
         if self.tail.is_read:
@@ -430,9 +418,9 @@ class ServedFetch:
         on = self._on
         try:
             if await on.session.drained() or split is None:
-                split = await on.split()  # a permit may have run out meanwhile
+                split = await on.judging.split()  # a permit may have run out meanwhile
             while not await self._answer(split):
-                split = await on.split()
+                split = await on.judging.split()
         finally:
             on.share.to_store()
         await on.share.pay()
@@ -440,13 +428,7 @@ class ServedFetch:
     async def _answer(self, split: Split) -> bool:
         """False: nothing was answered yet, and who is to be asked has changed."""
         on, clock = self._on, self._on.clock
-        if await on.judging.forget_lost_topics(split, self._patience(split)):
-            split = await on.split()
-        held = await on.judging.held_by_leaders(split, self._patience(split))
-        if held is not None:
-            split = await on.split()
-        if split.judging:
-            await on.judging.still_held(split.judging)
+        split, held = await on.judging.confirmed(split, self._patience)
         side = self._remote_side(on.share.owed_s())
         alone = self._alone(split)
         patience = self._archive_deadline if alone else self._deadline
@@ -455,8 +437,10 @@ class ServedFetch:
         elif alone:
             await on.share.enter(side.asked_bytes(split.withheld), patience)
             await on.steps.begin()
-        remote = split.remote.items()
-        side.watch((item for item in remote if not held or item[1] not in held), patience)
+        remote: Iterable[tuple[PartitionKey, TopicIdPartition]] = split.remote.items()
+        if held:
+            remote = ((key, tip) for key, tip in remote if tip not in held)
+        side.watch(remote, patience)
         await breathe(len(split.remote))
         ready = side.ready
         if not ready:
