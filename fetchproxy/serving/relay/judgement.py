@@ -27,7 +27,7 @@ UNKNOWN_TOPIC = (3, 100)  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 # A client that is told OffsetOutOfRange skips data for good, so the error is passed on only on
 # fresh knowledge: the log's ends, what archivers say that they gather, and the view of the
 # archive, each read *after* the broker answered and in this order. `decide` is the rule, pure;
-# `judge` gets the knowledge, for all partitions of a fetch at once.
+# `Judging` gets the knowledge, for all partitions of a fetch at once.
 
 # So long a judgement waits for a new leader's word about the archive.
 COMPARE_WAIT_MAX_S = 2.0
@@ -117,51 +117,29 @@ def _is_more_coming(
     return gathered_from <= offset or view.log_start_offset is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """`refuses_lost`: a reader of lost offsets gets an error, and is not led behind them."""
-
-    archive: ServedArchive
-    refuses_lost: bool
-
-    async def judge(
-        self,
-        by_id: bool,
-        asked: Mapping[PartitionKey, int],
-        caught_at: float,
-        impatient: Collection[PartitionKey] = (),
-    ) -> dict[PartitionKey, Judgement]:
-        """Of all of `asked`, the offset of each. `impatient`: those that have been held too long.
-
-        Never raises for a store or cluster that does not answer: then nothing is known (HOLD).
-        """
-        judging = _Judging(
-            self.archive, self.refuses_lost, by_id, asked, caught_at, frozenset(impatient)
-        )
-        found = await judging.run()
-        for judgement in found.values():
-            CATCH_OUTCOMES.labels(judgement.verdict.value).inc()
-        return found
-
-
 Tips = Mapping[PartitionKey, TopicIdPartition]
 
 
 @dataclass(slots=True)
-class _Judging:
-    """One look for all that is asked: brokers and store are not asked partition by partition."""
+class Judging:
+    """One look for all of `offsets`: brokers and store are not asked partition by partition.
+
+    `refuses_lost`: a reader of lost offsets gets an error, and is not led behind them. `caught_at`
+    (loop time): knowledge must not be older. `impatient`: those that have been held too long.
+    """
 
     archive: ServedArchive
     refuses_lost: bool
     by_id: bool
     offsets: Mapping[PartitionKey, int]
     caught_at: float
-    impatient: frozenset[PartitionKey]
+    impatient: Collection[PartitionKey] = ()
     found: dict[PartitionKey, Judgement] = field(default_factory=dict)
     # Topics of which nobody knows whether they are archived: the store has never answered.
     unlisted: set[UUID] = field(default_factory=set)
 
     async def run(self) -> dict[PartitionKey, Judgement]:
+        """Raises nothing: where store or cluster does not answer, nothing is known (HOLD)."""
         tips = await self._identify()
         await self._from_memory(tips)
         left = self._left(tips)
@@ -176,6 +154,8 @@ class _Judging:
         left = self._left(archived)
         if left:
             await self._from_fresh(left)
+        for judgement in self.found.values():
+            CATCH_OUTCOMES.labels(judgement.verdict.value).inc()
         return self.found
 
     def _left(self, tips: Tips) -> dict[PartitionKey, TopicIdPartition]:

@@ -34,7 +34,6 @@ from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.apis.table import BEHAVIOURS
 from fetchproxy.serving.relay.broker_link import BrokerLink
 from fetchproxy.serving.relay.held_readers import HeldReaders
-from fetchproxy.serving.relay.judgement import Judge
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
 from fetchproxy.serving.relay.served_archive import (
     ArchivedKnowledge,
@@ -290,7 +289,7 @@ async def open_gateway(
         listener.run(archive.knowledge.run(), "archived-knowledge")
         listener.run(positions.run(), "archiver-positions")
         listener.run(fetches.topics.run(), "archived-topics")
-        listener.run(fetches.held.run(fetches.judge.judge), "held-readers")
+        listener.run(fetches.held.run(fetches.judge), "held-readers")
         listener.run(nodes.open_remembered(), "remembered-nodes")
         log.info("gateway_listening", host=listener.host, port=listener.port)
         yield listener
@@ -306,7 +305,7 @@ def _shared_by_fetches(
     held_max_ms = max(limits.held_max_ms, 3 * config.archive.segment_age_max_ms)
     return SharedByFetches(
         archive=archive,
-        judge=Judge(archive, gateway.gap_policy == "error"),
+        refuses_lost=gateway.gap_policy == "error",
         held=HeldReaders(archive.clock, held_max_ms),
         skipped=SkippedOffsets(),
         topics=ArchivedTopics(

@@ -219,7 +219,10 @@ class RelaySession(ClientSession):
         super().connection_made(transport)
 
     def buffer_updated(self, nbytes: int) -> None:
-        super().buffer_updated(nbytes)
+        if self.closing:
+            return  # as the base, without the call: each packet of the tail comes here
+        self.heard = True
+        self._take(self._receive.view[:nbytes])
         self._receive.release(self.link.transport if self.link else None)
 
     def pause_writing(self) -> None:

@@ -45,8 +45,8 @@ from fetchproxy.serving.relay.judgement import (
     HELD_VERDICTS,
     IDENTITY_AGE_MAX_MS,
     UNKNOWN_TOPIC,
-    Judge,
     Judgement,
+    Judging,
     Verdict,
 )
 from fetchproxy.serving.relay.served_archive import ArchivedTopics, ServedArchive
@@ -56,14 +56,15 @@ from fetchproxy.serving.relay.served_archive import ArchivedTopics, ServedArchiv
 
 @dataclass(frozen=True, slots=True)
 class SharedByFetches:
-    """One per process. `topics`: where the archive of what the tail's readers read begins.
+    """One per process. `refuses_lost`: see `Judging`.
 
+    `topics`: where the archive of what the tail's readers read begins.
     `permit_ttl_s`: for so long a broker's word counts that a client may read a topic.
     `new_session_id`: of a fetch session that only the proxy knows.
     """
 
     archive: ServedArchive
-    judge: Judge
+    refuses_lost: bool
     held: HeldReaders
     skipped: SkippedOffsets
     topics: ArchivedTopics
@@ -72,6 +73,16 @@ class SharedByFetches:
     answer_bytes_max: int
     permit_ttl_s: float
     new_session_id: Callable[[], int]
+
+    async def judge(
+        self,
+        by_id: bool,
+        offsets: Mapping[PartitionKey, int],
+        caught_at: float,
+        impatient: Collection[PartitionKey] = (),
+    ) -> Mapping[PartitionKey, Judgement]:
+        judging = Judging(self.archive, self.refuses_lost, by_id, offsets, caught_at, impatient)
+        return await judging.run()
 
     def watermarks(self, tip: TopicIdPartition | None) -> PartitionPatch:
         """What is known without waiting: ends of the live log, start of the archived one."""
@@ -609,7 +620,7 @@ class FetchJudging:
         caught_at = self._clock()
         offsets = {key: mark.offset for key, mark in batch.items()}
         remote: list[TopicIdPartition] = []
-        judged = await shared.judge.judge(by_id, offsets, caught_at)
+        judged = await shared.judge(by_id, offsets, caught_at)
         async for key, judgement in each_of(judged.items()):
             mark = batch[key]
             mark.judgement = judgement

@@ -475,7 +475,7 @@ class ServedFetch:
         self, split: Split, side: ArchivedReads, poll: UpstreamPoll | None
     ) -> None:
         """It is told at the client's own deadline: some ask again at once, and for ever."""
-        if self._on.shared.judge.refuses_lost and self._only_refuses(split, side):
+        if self._on.shared.refuses_lost and self._only_refuses(split, side):
             waits = [] if poll is None else [poll.arrived.wait()]
             await first_of(waits, self._deadline - self._on.clock())
 
