@@ -167,7 +167,7 @@ def test_a_small_answer_in_two_pieces_leaves_in_one(cut_at: int) -> None:
     frame = framed(16)
     asked: list[str] = []
     answer = fetch_answer(16, asked)
-    answer.own_session = False
+    answer.on_plain = lambda session_id: asked.append("plain") or session_id
     talk = Conversation(answer)
     talk.arrives([frame[:cut_at]])
     assert talk.client.pieces == []
@@ -208,7 +208,7 @@ def test_an_answer_with_an_error_at_its_top_is_scanned() -> None:
 def test_an_answer_whose_head_must_change_is_scanned() -> None:
     asked: list[str] = []
     answer = fetch_answer(16, asked)
-    answer.on_plain = lambda session_id: None
+    answer.on_plain = None
     whole = Conversation(answer)
     whole.arrives([framed(16)])
     assert asked == ["head", "done"]

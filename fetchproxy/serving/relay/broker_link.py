@@ -28,8 +28,8 @@ from fetchproxy.tls.contexts import looks_like_tls
 # waiting for something. A `FetchAnswer` is scanned while it streams; it may be *parked*: asked for,
 # but not taken off the socket before a fetch of the client wants it.
 
-# The broker's session id → the one that the client is shown; None: more is to be changed.
-OnPlain = Callable[[int], int | None]
+# The broker's session id → the one that the client is shown.
+OnPlain = Callable[[int], int]
 Payload = Sequence[Buffer]
 Rewrite = Callable[[bytes], Payload | Awaitable[Payload]]
 
@@ -40,19 +40,12 @@ class Answer:
     __slots__ = ("correlation_id",)
 
     walked_slowly = False  # what lies in it is looked at so closely that little may come at once
-    on_done: Callable[[], None] | None = None  # asked of those that leave whole
 
     def __init__(self, correlation_id: int) -> None:
         self.correlation_id = correlation_id
 
     def done(self) -> None:
         """It has left whole."""
-        if (on_done := self.on_done) is not None:
-            self.let_go()
-            on_done()
-
-    def let_go(self) -> None:
-        """Nothing of it is wanted any more."""
 
     def passes(self, frame: memoryview) -> bool:
         """`frame` is the whole of it, and may leave as it lies (it was patched, where need be)."""
@@ -88,11 +81,9 @@ class FetchAnswer(Answer):
     _on_error: OnError | None = None
     _withhold: Withhold | None = None
     any_empty: bool = False  # `withhold` is asked of any answer without records
-    on_done: Callable[[], None] | None = None
+    _on_done: Callable[[], None] | None = None
     on_arrival: Callable[[], None] | None = None
     on_plain: OnPlain | None = None  # asked in place of `on_head` and `on_error`
-    own_session: bool = True  # the client is shown another session than the broker's
-    plain_session_id: int | None = None  # `on_plain` is to be told, once it has left
     walked_slowly: bool = False  # it may be of very many partitions
     discarded: bool = False  # scanned like any other, but nothing leaves
 
@@ -111,18 +102,18 @@ class FetchAnswer(Answer):
 
         `withhold`: see `FetchResponseScan`. An answer that it keeps is done like any other.
         """
-        self._on_head, self._on_error, self.on_done = on_head, on_error, on_done
+        self._on_head, self._on_error, self._on_done = on_head, on_error, on_done
         self._withhold = withhold
 
     def done(self) -> None:
-        if self.plain_session_id is not None and self.on_plain is not None:
-            self.on_plain(self.plain_session_id)
-        Answer.done(self)
+        if (on_done := self._on_done) is not None:
+            self.let_go()
+            on_done()
 
     def let_go(self) -> None:
         """It is done with: what it would have called may hold it, and all of a large request."""
         self._on_head = self._on_error = self._withhold = None
-        self.on_done = self.on_arrival = self.on_plain = None
+        self._on_done = self.on_arrival = self.on_plain = None
 
     def passes(self, frame: memoryview) -> bool:
         """False: it is to be scanned."""
@@ -131,12 +122,7 @@ class FetchAnswer(Answer):
         session_id = plain_session_id(frame, self.version, self.log_starts)
         if session_id is None:
             return False
-        if not self.own_session:
-            self.plain_session_id = session_id
-            return True
         shown_id = self.on_plain(session_id)
-        if shown_id is None:
-            return False
         if shown_id != session_id:
             INT32.pack_into(frame, head_bytes(self.version) - INT32.size, shown_id)
         return True

@@ -311,7 +311,6 @@ class FetchHandler:
         )
         if not self.throttle_time_ms:  # else the answer's head is another
             answer.on_plain = self.mirror.on_fine_answer
-            answer.own_session = not self.mirror.in_lockstep
         self._busy = True
         self.session.expect(answer)
 
