@@ -174,6 +174,7 @@ def test_a_small_answer_in_two_pieces_leaves_in_one(cut_at: int) -> None:
     assert talk.link.kept_bytes == len(frame[:cut_at])
     talk.arrives([frame[cut_at:]])
     assert talk.client.pieces == [frame]
+    assert answer.frame_bytes == len(frame), "counted for the client's status"
     assert asked == ["plain", "done"]
     assert talk.link.kept_bytes == 0
 

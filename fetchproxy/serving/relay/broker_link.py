@@ -122,6 +122,7 @@ class FetchAnswer(Answer):
         session_id = plain_session_id(frame, self.version, self.log_starts)
         if session_id is None:
             return False
+        self.frame_bytes = len(frame)
         shown_id = self.on_plain(session_id)
         if shown_id != session_id:
             INT32.pack_into(frame, head_bytes(self.version) - INT32.size, shown_id)
