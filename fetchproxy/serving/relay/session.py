@@ -484,23 +484,28 @@ class RelayedRequests(RequestFraming[Passes | Held]):
             if found is None:
                 break
             size, head, handling = found
+            if end - pos < size + 4 and isinstance(handling, Held) and handling is not REFUSED:
+                self._whole_at = size + 4
+                break
+            if session.fetch.parked and handling is not FETCH:
+                # its answer is in front of this one's: get it out of the way first
+                session.mute_while(session.fetch.discard_parked(), "discard-parked-fetch")
+                break
             if isinstance(handling, Passes):
                 if not self._pass(view, end, pos + 4 + size, head, handling):
                     break
                 self._left = size + 4
                 continue
-            if end - pos < size + 4 and handling is not REFUSED:
-                self._whole_at = size + 4
-                break
             if emit < pos:
                 session.send_upstream(view[emit:pos], None)
                 emit = pos
             frame = bytes(view[pos : pos + 4 + size])
             body_at = head.body_position - pos - 4
             if handling is FETCH:  # nearly all of them: without a step in between
-                if not session.fetch.on_request(frame, body_at):
-                    break
-            elif not self._handle(frame, head, body_at, handling):
+                taken = session.fetch.on_request(frame, body_at)
+            else:
+                taken = handling.on_request(session, frame, head, body_at)
+            if not taken:
                 break
             pos = emit = pos + 4 + size
             self.begun_at = None
@@ -529,8 +534,13 @@ class RelayedRequests(RequestFraming[Passes | Held]):
 
     def _accept(self, size: int, head: RequestHead) -> Passes | Held | None:
         handling = handling_of(self._apis, head) if self._sasl is None else self._before_sasl(head)
-        if size > self._limits.held_request_bytes_max:
-            self._check_held(size, head, handling)
+        held_max = self._limits.held_request_bytes_max
+        if size > held_max and isinstance(handling, Held) and handling is not REFUSED:
+            raise FrameTooLarge(
+                f"{ApiKey(head.api_key).name} of {size} bytes is beyond "
+                f"held_request_bytes_max, which is {held_max}",
+                "held_request_bytes_max",
+            )
         if self._session.link is None:
             self._session.want_broker()
             return None
@@ -551,27 +561,11 @@ class RelayedRequests(RequestFraming[Passes | Held]):
             self._sasl.check(size)
         self.bytes_max = self._config.frame_bytes_max
 
-    def _check_held(self, size: int, head: RequestHead, handling: Passes | Held) -> None:
-        if isinstance(handling, Held) and handling is not REFUSED:
-            raise FrameTooLarge(
-                f"{ApiKey(head.api_key).name} of {size} bytes is beyond "
-                f"held_request_bytes_max, which is {self._limits.held_request_bytes_max}",
-                "held_request_bytes_max",
-            )
-
     def _pass(
         self, view: memoryview, end: int, frame_end: int, head: RequestHead, passes: Passes
     ) -> bool:
         """Expect the answer of a request that passes untouched; False: not to be passed yet."""
         session = self._session
-        if session.fetch.parked:
-            # its answer is in front of this one's: get it out of the way first
-            session.mute_while(session.fetch.discard_parked(), "discard-parked-fetch")
-            return False
-        if passes is RELAY:
-            self._passing = Answer(head.correlation_id)
-            session.expect(self._passing)
-            return True
         try:
             answer = passes.expect(session, head, view, min(end, frame_end))
         except Truncated as error:
@@ -582,15 +576,3 @@ class RelayedRequests(RequestFraming[Passes | Held]):
         if answer is not None:
             session.expect(answer)
         return True
-
-    def _handle(self, frame: bytes, head: RequestHead, body_at: int, held: Held) -> bool:
-        """A request, but no Fetch, that was held whole; its body begins `body_at` behind the size
-        prefix.
-
-        False: look at it again later.
-        """
-        session = self._session
-        if session.fetch.parked:
-            session.mute_while(session.fetch.discard_parked(), "discard-parked-fetch")
-            return False
-        return held.on_request(session, frame, head, body_at)
