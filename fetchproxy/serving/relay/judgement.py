@@ -18,7 +18,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
 from fetchproxy.runtime.loop import each_of, pieces
-from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.served_archive import ServedArchive, topic_key
 
 # So long a topic that was made anew may still be shown its predecessor's records.
 IDENTITY_AGE_MAX_MS = 1_000
@@ -177,9 +177,8 @@ class Judging:
     async def _topics(
         self, refs: Collection[TopicRef]
     ) -> Mapping[TopicRef, TopicInfo | ClusterError]:
-        cluster, keys = self.archive.cluster, dict[TopicRef, str | UUID]()
-        for ref in refs:
-            keys[ref] = UUID(bytes=ref) if self.by_id else ref.decode(errors="replace")
+        cluster = self.archive.cluster
+        keys = {ref: topic_key(self.by_id, ref) for ref in refs}
         try:
             max_age_ms = IDENTITY_AGE_MAX_MS if self.by_id else 0
             topics = await cluster.topics_of(set(keys.values()), max_age_ms)
@@ -196,7 +195,7 @@ class Judging:
         if error.error_code in UNKNOWN_TOPIC:
             return Judgement(Verdict.LOCAL)  # the broker says so itself when asked again
         if error.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            name = str(UUID(bytes=ref)) if self.by_id else ref.decode(errors="replace")
+            name = str(topic_key(self.by_id, ref))
             self.archive.warnings.warn("topic_not_described", name, topic=name)
             return Judgement(Verdict.PASS_ON)  # nothing of it can be archived by this user either
         self._warn(None, None, error)

@@ -173,10 +173,6 @@ class FetchMarks:
     # Readers that have gone on behind lost offsets: (partition, first, last); taken by the owner.
     led_on: list[tuple[TopicIdPartition, int, int]] = field(default_factory=list)
 
-    @property
-    def empty(self) -> bool:
-        return not self.marks and not self.permits
-
     def permitted(self, topic: TopicRef, now: float) -> bool:
         return self.permits.get(topic, now) > now
 
@@ -257,7 +253,7 @@ class FetchMarks:
         `changed`: of `asked`, what was not there or at another offset before (None: all). Others
         are not looked at again, so that a large session costs nothing.
         """
-        if self.empty:
+        if not (self.marks or self.permits):
             return NOTHING_WITHHELD
         self._forget_permits(now)
         remote: dict[PartitionKey, TopicIdPartition] = {}
