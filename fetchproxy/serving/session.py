@@ -1,4 +1,5 @@
-"""One client's connection: its bytes in, answers out in order, and how long each may take.
+"""One client's connection: bytes in, cut into requests; answers out in order; and how long each may
+take.
 
 A request that must be thought about *mutes* the client: later requests wait in the socket, as they
 would behind a delayed request on a broker. What becomes of a request, and whether there is a broker
@@ -8,22 +9,31 @@ behind it, is each server's own matter.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from fetchproxy_protocol.apis import FrameTooLarge, WireError
-from fetchproxy_protocol.primitives import Buffer
+from fetchproxy_protocol.apis import FrameTooLarge, MalformedMessage, Truncated, WireError
+from fetchproxy_protocol.headers import (
+    REQUEST_HEADER_BYTES_MAX,
+    REQUEST_HEADER_BYTES_MIN,
+    RequestHead,
+    peek_request_header,
+)
+from fetchproxy_protocol.primitives import INT32, Buffer
 
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, WIRE_ERRORS
 from fetchproxy.reading.fetcher_pool import LoopSteps
+from fetchproxy.runtime.loop import MESSAGES_A_TURN
 from fetchproxy.serving.admission import payer_of
-from fetchproxy.serving.framing import RequestFraming
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
+from fetchproxy.tls.contexts import looks_like_tls
 
 Address = tuple[str, int]
+Handling = TypeVar("Handling")  # what a server does with a request
 
 
 class SessionOwner(Protocol):
@@ -76,7 +86,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self.heard = False  # since the last look
         self._heard_at = owner.clock()
 
-    # -- asyncio ---------------------------------------------------------------------------------
+    # -- asyncio -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
@@ -117,7 +127,7 @@ class ClientSession(asyncio.BufferedProtocol):
     def client_host(self) -> str:
         return self.client.rpartition(":")[0]
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Lives as long as the connection; owns every task that serves it."""
         try:
@@ -154,9 +164,6 @@ class ClientSession(asyncio.BufferedProtocol):
             return
         assert self._tasks is not None
         self._tasks.create_task(work, name=name)
-
-    def soon(self, callback: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(callback)
 
     def close(self, reason: str | None = None, **context: object) -> None:
         """What was written already still leaves. Logs `reason` if given."""
@@ -246,7 +253,7 @@ class ClientSession(asyncio.BufferedProtocol):
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return unsent + self.requests.kept_bytes
 
-    # -- answers ---------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
     def write_to_client(self, data: Buffer) -> None:
         # One that is closing drops what it is given, and asyncio complains when that goes on.
         if self._transport is not None and not self._transport.is_closing():
@@ -272,7 +279,7 @@ class ClientSession(asyncio.BufferedProtocol):
             if left:
                 await asyncio.sleep(0)  # a fast client must not keep the loop for a whole answer
 
-    # -- requests --------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
     def _take(self, view: memoryview) -> None:
         if self.closing:
             return
@@ -320,3 +327,143 @@ class ClientSession(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is not None and not transport.is_closing():
             (transport.pause_reading if self._held_back else transport.resume_reading)()
+
+
+class RequestFraming(ABC, Generic[Handling]):
+    """One client's requests, cut out of what it sends. What cannot be right is refused by its first
+    bytes; what arrives while the session is muted is kept, and not looked at.
+
+    `begun_at` is loop time while a frame is under way, else None. `bytes_max`: of a request,
+    without its size prefix.
+    """
+
+    def __init__(self, session: ClientSession, clock: Callable[[], float], bytes_max: int) -> None:
+        self._session = session
+        self._clock = clock
+        self.bytes_max = bytes_max
+        self._carry = bytearray()
+        self._whole_at = 0  # bytes of `_carry` with which the request is whole that it begins with
+        self._left = 0  # of a request that leaves as it comes
+        self.limited = False  # as many requests are in flight as may be
+        self._left_in_turn = 0  # of MESSAGES_A_TURN
+        self._goes_on = False  # with the next requests, in the loop's next turn
+        self.ended = False  # the client sends no more
+        self.begun_at: float | None = None
+
+    @abstractmethod
+    def _consume(self, view: memoryview) -> int:
+        """Work through `view`; returns the position up to which it is done with."""
+
+    @abstractmethod
+    def _is_full(self) -> bool:
+        """As many requests are in flight as may be: `limited` says so until there is room."""
+
+    @abstractmethod
+    def _accept(self, size: int, head: RequestHead) -> Handling | None:
+        """What becomes of a request by its header; None: it is to be looked at again later."""
+
+    @abstractmethod
+    def _check_size(self, size: int) -> None:
+        """Of a request that is larger than `bytes_max`: raises WireError, or lets it pass."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of requests that are not whole, or not to be looked at yet."""
+        return len(self._carry)
+
+    def drop(self) -> None:
+        """Nobody wants the rest any more."""
+        self._carry = bytearray()
+
+    def end(self) -> bool:
+        """The client sends no more. True: some of what it asked for is still to be answered."""
+        self.ended = True
+        self.begun_at = None
+        return not self._all_answered
+
+    def close_if_answered(self) -> None:
+        """The session, if the client sends no more and has nothing to wait for."""
+        if self.ended and self._all_answered:
+            self._session.close()
+
+    @property
+    def _all_answered(self) -> bool:
+        """All that has come whole: what was cut off has no other part to come."""
+        return not (self._session.muted or self.limited or self._goes_on)
+
+    def take(self, view: memoryview) -> None:
+        """Raises WireError; what is not to be looked at yet is kept."""
+        carry = self._carry
+        if carry:
+            carry += view  # in place: a large request is neither copied nor read at every packet
+        if len(carry or view) >= self._whole_at and not self._session.muted:
+            self._whole_at = 0
+            view, self._carry = memoryview(carry or view), bytearray()
+            self._left_in_turn = MESSAGES_A_TURN
+            rest = self._consume(view)
+            if rest < len(view):
+                self._carry = bytearray(view[rest:])
+        elif not carry:
+            self._carry = bytearray(view)
+        waits = self._session.muted or self.limited or self.ended
+        if not (self._carry or self._left) or waits:
+            self.begun_at = None
+        elif self.begun_at is None:
+            self.begun_at = self._clock()
+
+    def _next(
+        self, view: memoryview, pos: int, end: int
+    ) -> tuple[int, RequestHead, Handling] | None:
+        """(size, header, handling) of the request at `pos`; None: not to be looked at yet."""
+        if end - pos < 4:
+            return None
+        size: int = INT32.unpack_from(view, pos)[0]
+        if size < REQUEST_HEADER_BYTES_MIN:
+            raise self._not_a_size(size, self.bytes_max)
+        if size > self.bytes_max:
+            self._check_size(size)
+        if end - pos < 4 + REQUEST_HEADER_BYTES_MIN:
+            return None
+        if not self._left_in_turn:
+            self._go_on_soon()
+            return None
+        if self._is_full():
+            return None
+        try:
+            head = peek_request_header(view, pos + 4, min(end, pos + 4 + size))
+        except Truncated as error:
+            self._wait_for_more(error, end - pos, size + 4)
+            return None
+        handling = self._accept(size, head)
+        if handling is None:
+            return None
+        self._left_in_turn -= 1
+        return size, head, handling
+
+    def _go_on_soon(self) -> None:
+        """The others' requests come first."""
+        if not self._goes_on:
+            self._goes_on = True
+            asyncio.get_running_loop().call_soon(self._take_more)
+
+    def _take_more(self) -> None:
+        self._goes_on = False
+        self._session.take_more()
+
+    @staticmethod
+    def _wait_for_more(error: Truncated, there: int, whole: int) -> None:
+        """Raises where what is still to come of a request, `whole` bytes in all, would not help."""
+        if there >= whole:
+            raise error
+        if there >= REQUEST_HEADER_BYTES_MAX:
+            raise MalformedMessage(
+                f"the beginning of a request is longer than {REQUEST_HEADER_BYTES_MAX} bytes"
+            )
+
+    @staticmethod
+    def _not_a_size(size: int, bytes_max: int, limit: str = "frame_bytes_max") -> FrameTooLarge:
+        tls = ": it speaks TLS, and this listener plaintext" if looks_like_tls(size) else ""
+        return FrameTooLarge(
+            f"size prefix {size} is not within {REQUEST_HEADER_BYTES_MIN} … {bytes_max}{tls}",
+            limit,
+        )

@@ -15,21 +15,26 @@ from hypothesis import strategies as st
 
 from fetchproxy.serving.relay.apis.table import (
     BEHAVIOURS,
-    FETCH,
-    REFUSED,
     RELAYED_WHY,
     SPECIAL,
-    handling_of,
 )
 from fetchproxy.serving.relay.document import api_name, document, module_name
-from fetchproxy.serving.relay.handling import RELAY, Held, Passes, Treatment
+from fetchproxy.serving.relay.session import (
+    FETCH,
+    REFUSED,
+    RELAY,
+    Held,
+    Passes,
+    Treatment,
+    handling_of,
+)
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs" / "compatibility"
 
 
 def handling(key: int, version: int) -> Passes | Held:
-    return handling_of(RequestHead(key, version, 1, 10, 10, 10))
+    return handling_of(BEHAVIOURS, RequestHead(key, version, 1, 10, 10, 10))
 
 
 @pytest.mark.parametrize("key", sorted(SPECIAL), ids=lambda key: key.name.lower())

@@ -37,8 +37,8 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.serving.relay import offset_lookup as archive_lookup
-from fetchproxy.serving.relay.answers import HeldAnswer
 from fetchproxy.serving.relay.apis import list_offsets, offset_for_leader_epoch
+from fetchproxy.serving.relay.broker_link import HeldAnswer
 from fetchproxy.serving.relay.served_archive import ArchivedKnowledge, ArchiveStarts, ServedArchive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 

@@ -12,8 +12,15 @@ from fetchproxy_protocol.apis import ErrorCode, WireError
 from fetchproxy_protocol.fetch import TopicRef
 from fetchproxy_protocol.primitives import INT32, Buffer
 
-from fetchproxy.serving.relay.answers import Answer, FetchAnswer, HeldAnswer, Payload
-from fetchproxy.serving.relay.broker_link import WALKED_BYTES, WHOLE_BYTES_MAX, BrokerLink
+from fetchproxy.serving.relay.broker_link import (
+    WALKED_BYTES,
+    WHOLE_BYTES_MAX,
+    Answer,
+    BrokerLink,
+    FetchAnswer,
+    HeldAnswer,
+    Payload,
+)
 from fetchproxy.serving.transport import ReceiveBuffer
 
 CORRELATION_ID = 7
@@ -160,13 +167,14 @@ def test_a_small_answer_in_two_pieces_leaves_in_one(cut_at: int) -> None:
     frame = framed(16)
     asked: list[str] = []
     answer = fetch_answer(16, asked)
-    answer.own_session = False
+    answer.on_plain = lambda session_id: asked.append("plain") or session_id
     talk = Conversation(answer)
     talk.arrives([frame[:cut_at]])
     assert talk.client.pieces == []
     assert talk.link.kept_bytes == len(frame[:cut_at])
     talk.arrives([frame[cut_at:]])
     assert talk.client.pieces == [frame]
+    assert answer.frame_bytes == len(frame), "counted for the client's status"
     assert asked == ["plain", "done"]
     assert talk.link.kept_bytes == 0
 
@@ -201,7 +209,7 @@ def test_an_answer_with_an_error_at_its_top_is_scanned() -> None:
 def test_an_answer_whose_head_must_change_is_scanned() -> None:
     asked: list[str] = []
     answer = fetch_answer(16, asked)
-    answer.on_plain = lambda session_id: None
+    answer.on_plain = None
     whole = Conversation(answer)
     whole.arrives([framed(16)])
     assert asked == ["head", "done"]

@@ -18,7 +18,7 @@ from virtual_loop import VirtualTimeLoop
 
 from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
-from fetchproxy.serving import framing as request_reader
+from fetchproxy.serving import session as request_reader
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import SWEEP_INTERVAL_S
 from fetchproxy.serving.relay.apis import fetch as fetch_api

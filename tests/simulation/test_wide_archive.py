@@ -19,7 +19,7 @@ from fetchproxy.errors import StorageUnavailable
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, SegmentReader
 from fetchproxy.runtime.loop import ITEMS_AT_ONCE
-from fetchproxy.serving.relay import served_fetch
+from fetchproxy.serving.relay.apis import fetch as fetch_api
 from fetchproxy.serving.relay.withheld import SPLIT_AT_ONCE, FetchMarks
 
 VERSION = 12
@@ -108,7 +108,7 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
     steps = Steps(monkeypatch)
     steps.count(FetchMarks, "_place")
     steps.count(SegmentReader, "read")
-    steps.count(served_fetch, "read_answer")
+    steps.count(fetch_api, "read_answer")
     answers: list[list[int]] = []
     read_for: list[int] = []
     watch = RemoteFetchPurgatory.watch

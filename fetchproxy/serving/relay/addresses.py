@@ -14,6 +14,7 @@ from fetchproxy_protocol.addresses import (
     hide_node_endpoints,
     splice_node_endpoints_tag,
 )
+from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.config.values import (
@@ -25,7 +26,6 @@ from fetchproxy.config.values import (
     parse_node_names,
 )
 from fetchproxy.errors import ConfigError
-from fetchproxy.serving.relay.answers import Payload
 from fetchproxy.serving.session import Address
 
 # One port for all brokers: which server name (SNI) stands for which of them. Pure.
@@ -195,13 +195,13 @@ class ToldAddresses:
 
     def rewrite(
         self, payload: bytes, version: int, addresses: AnswerAddresses
-    ) -> Payload | Awaitable[Payload]:
+    ) -> Sequence[Buffer] | Awaitable[Sequence[Buffer]]:
         """The answer with proxied addresses; waits only where a listener must be opened first."""
         nodes = addresses.find(payload, version)
         if self._nodes.heard_of(nodes):
             return [addresses.splice(payload, version, self.lookup)]
 
-        async def open_and_splice() -> Payload:
+        async def open_and_splice() -> Sequence[Buffer]:
             await self._nodes.ensure(nodes)
             return [addresses.splice(payload, version, self.lookup)]
 

@@ -1,5 +1,5 @@
-"""The upstream half of a connection: dials the broker, asks in the client's place, takes
-answers off its socket.
+"""The upstream half of a connection: what is expected of the broker, and how it is taken off the
+socket.
 """
 
 from __future__ import annotations
@@ -7,179 +7,143 @@ from __future__ import annotations
 import asyncio
 from asyncio.trsock import TransportSocket
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, cast
 
 from fetchproxy_protocol.apis import FrameTooLarge, MalformedMessage, WireError
-from fetchproxy_protocol.fetch import FetchRequest, encode_fetch_request
-from fetchproxy_protocol.fetch_scan import FetchResponseScan
+from fetchproxy_protocol.fetch import LogStarts, head_bytes, plain_session_id
+from fetchproxy_protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags, Withhold
 from fetchproxy_protocol.primitives import INT32, Buffer
 
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
-from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
-from fetchproxy.serving.limits import ServingLimits
-from fetchproxy.serving.relay.answers import Answer, FetchAnswer, HeldAnswer, Payload
-from fetchproxy.serving.relay.fetch_session import UpstreamFetch
-from fetchproxy.serving.session import Address
 from fetchproxy.serving.transport import PEEK_BYTES, ReceiveBuffer, RecordPipe, plain_socket
-from fetchproxy.tls.contexts import in_words, looks_like_tls
+from fetchproxy.tls.contexts import looks_like_tls
 
-# Reaches the broker that a client's connection is for: one certain node, or any that answers.
+# What a connection expects from the broker, in request order: one object per answer.
 #
-# A broker that hangs still accepts connections (its kernel does), so of several it is asked which
-# *answers* before a client is given to it. It knows no sessions and caches one answer, for a
-# moment.
+# An `Answer` passes untouched. A `HeldAnswer` is gathered whole and rewritten, perhaps after
+# waiting for something. A `FetchAnswer` is scanned while it streams; it may be *parked*: asked for,
+# but not taken off the socket before a fetch of the client wants it.
 
-P = TypeVar("P", bound=asyncio.BaseProtocol)
-
-# A burst of clients asks the brokers once; a broker that died a moment ago is dialed in vain.
-ANSWER_AGE_MAX_S = 1.0
-
-# ApiVersions 0 without a client id: every broker answers it, before any authentication (KIP-35).
-_API_VERSIONS = Struct(">ihhih").pack(10, 18, 0, 0, -1)
+# The broker's session id → the one that the client is shown.
+OnPlain = Callable[[int], int]
+Payload = Sequence[Buffer]
+Rewrite = Callable[[bytes], Payload | Awaitable[Payload]]
 
 
-class UpstreamDial:
-    """`tls_for_host(host)`: what `create_connection` needs for TLS to it; {} where it has none."""
+class Answer:
+    """An answer that passes as it comes. `correlation_id` is checked against the broker's."""
 
-    def __init__(
-        self,
-        connect_max_ms: int,
-        tls_for_host: Callable[[str], Mapping[str, Any]] = lambda host: {},
-        stagger_ms: int = ServingLimits.bootstrap_stagger_ms,
-    ) -> None:
-        self._connect_max_s = connect_max_ms / 1000
-        self._stagger_s = stagger_ms / 1000
-        self._tls_for_host = tls_for_host
-        self._races = SingleFlight[Address]()
-        self._answered: Address | None = None
-        self._answered_at = 0.0
+    __slots__ = ("correlation_id",)
 
-    async def to(self, address: Address, factory: Callable[[], P]) -> P:
-        """Raises OSError within the time to connect."""
-        _, link = await self._connect(address, factory)
-        return link
+    walked_slowly = False  # what lies in it is looked at so closely that little may come at once
 
-    async def _connect(
-        self, address: Address, factory: Callable[[], P]
-    ) -> tuple[asyncio.Transport, P]:
-        host, port = address
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._connect_max_s):
-                tls = self._tls_for_host(host)
-                return await loop.create_connection(factory, host, port, **tls)
-        except TimeoutError:
-            raise OSError(f"{host}:{port} did not answer in time") from None
-        except OSError as error:
-            raise OSError(f"{host}:{port}: {in_words(error)}") from error
+    def __init__(self, correlation_id: int) -> None:
+        self.correlation_id = correlation_id
 
-    async def to_any(self, addresses: Sequence[Address], factory: Callable[[], P]) -> P:
-        """To the first that answers. Raises OSError naming a failure when none does."""
-        left = list(addresses)
-        while len(left) > 1:
-            address = await self._answering(left)
-            try:
-                return await self.to(address, factory)
-            except OSError:
-                self._answered = None
-                left.remove(address)
-        return await self.to(left[0], factory)
+    def done(self) -> None:
+        """It has left whole."""
 
-    async def _answering(self, addresses: Sequence[Address]) -> Address:
-        age = asyncio.get_running_loop().time() - self._answered_at
-        if self._answered in addresses and age < ANSWER_AGE_MAX_S:
-            return cast(Address, self._answered)
-        return await self._races.run(tuple(addresses), lambda: self._race(addresses))
-
-    async def _race(self, addresses: Sequence[Address]) -> Address:
-        """Ask in order; the next as well when the last failed, or was silent for `stagger`."""
-        waiting = deque(addresses)
-        asked: set[asyncio.Task[Address | OSError]] = set()
-        failure = OSError("no broker address is known")
-        async with asyncio.TaskGroup() as tasks:
-            while waiting or asked:
-                if waiting:
-                    asked.add(tasks.create_task(self._ask(waiting.popleft()), name="ask-broker"))
-                pause = self._stagger_s if waiting else None
-                done, asked = await asyncio.wait(
-                    asked, timeout=pause, return_when=asyncio.FIRST_COMPLETED
-                )
-                for answer in (task.result() for task in done):
-                    if isinstance(answer, OSError):
-                        failure = answer
-                        continue
-                    self._answered = answer
-                    self._answered_at = asyncio.get_running_loop().time()
-                    for task in asked:
-                        task.cancel()
-                    return answer
-        raise failure
-
-    async def _ask(self, address: Address) -> Address | OSError:
-        """One ApiVersions request: the address if anything comes back."""
-        reader = asyncio.StreamReader()
-        try:
-            async with asyncio.timeout(self._connect_max_s):
-                transport, _ = await self._connect(
-                    address, lambda: asyncio.StreamReaderProtocol(reader)
-                )
-                try:
-                    transport.write(_API_VERSIONS)
-                    if not await reader.read(1):
-                        return ConnectionResetError("closed without an answer")
-                finally:
-                    transport.abort()
-        except TimeoutError:
-            return OSError(f"{address[0]}:{address[1]} did not answer in time")
-        except OSError as error:
-            return error
-        return address
+    def passes(self, frame: memoryview) -> bool:
+        """`frame` is the whole of it, and may leave as it lies (it was patched, where need be)."""
+        return True
 
 
-# A fetch that the proxy sends in the client's place, for the partitions that are not withheld.
+@dataclass(eq=False, repr=False, slots=True)
+class HeldAnswer(Answer):
+    """`rewrite` takes the payload without size prefix and gives the payload to send instead.
 
-
-@dataclass(slots=True)
-class UpstreamPoll:
-    """It may outlive the client's fetch and serve the next one of the same version and isolation
-    level: another one must be answered in another form, or with other records.
-
-    `due_at` (loop time): so long remote data that is ready may be held back to join its answer. Not
-    beyond its sending where it is a long poll, or an idle tail would slow every remote read.
+    It gives an awaitable only where it must wait; most answers are rewritten on the spot.
     """
 
-    answer: FetchAnswer
-    isolation_level: int
-    due_at: float
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
+    correlation_id: int
+    rewrite: Rewrite
+    payload: bytearray = field(default_factory=bytearray)
+    left: int = 0
 
-    def serves(self, request: FetchRequest) -> bool:
-        return (
-            self.answer.version == request.version
-            and self.isolation_level == request.isolation_level
+    def passes(self, frame: memoryview) -> bool:
+        return False
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class FetchAnswer(Answer):
+    """A Fetch answer on its way. Either attached to the client's fetch, or parked."""
+
+    correlation_id: int
+    version: int
+    _splice_tags: SpliceTags
+    log_starts: LogStarts | None = None
+    frame_bytes: int = 0  # known from its arrival on
+    _on_head: OnHead | None = None
+    _on_error: OnError | None = None
+    _withhold: Withhold | None = None
+    any_empty: bool = False  # `withhold` is asked of any answer without records
+    _on_done: Callable[[], None] | None = None
+    on_arrival: Callable[[], None] | None = None
+    on_plain: OnPlain | None = None  # asked in place of `on_head` and `on_error`
+    walked_slowly: bool = False  # it may be of very many partitions
+    discarded: bool = False  # scanned like any other, but nothing leaves
+
+    @property
+    def attached(self) -> bool:
+        return self._on_head is not None
+
+    def attach(
+        self,
+        on_head: OnHead,
+        on_error: OnError,
+        on_done: Callable[[], None],
+        withhold: Withhold | None = None,
+    ) -> None:
+        """From now on the answer may flow. The link must be told to go on.
+
+        `withhold`: see `FetchResponseScan`. An answer that it keeps is done like any other.
+        """
+        self._on_head, self._on_error, self._on_done = on_head, on_error, on_done
+        self._withhold = withhold
+
+    def done(self) -> None:
+        if (on_done := self._on_done) is not None:
+            self.let_go()
+            on_done()
+
+    def let_go(self) -> None:
+        """It is done with: what it would have called may hold it, and all of a large request."""
+        self._on_head = self._on_error = self._withhold = None
+        self._on_done = self.on_arrival = self.on_plain = None
+
+    def passes(self, frame: memoryview) -> bool:
+        """False: it is to be scanned."""
+        if self.on_plain is None:
+            return False
+        session_id = plain_session_id(frame, self.version, self.log_starts)
+        if session_id is None:
+            return False
+        self.frame_bytes = len(frame)
+        shown_id = self.on_plain(session_id)
+        if shown_id != session_id:
+            INT32.pack_into(frame, head_bytes(self.version) - INT32.size, shown_id)
+        return True
+
+    def begin(self, frame_bytes: int) -> FetchResponseScan:
+        assert self._on_head is not None
+        assert self._on_error is not None
+        return FetchResponseScan(
+            self.version,
+            frame_bytes,
+            self._on_head,
+            self._on_error,
+            self._splice_tags,
+            self.log_starts,
+            self._withhold,
+            self.any_empty,
         )
 
 
-def encode_poll(request: FetchRequest, upstream: UpstreamFetch, max_wait_ms: int) -> bytes:
-    """`request` in the broker's own session; without a wait it asks for whatever is there."""
-    return encode_fetch_request(
-        request,
-        partitions=upstream.partitions,
-        forgotten=upstream.forgotten,
-        session_id=upstream.session_id,
-        session_epoch=upstream.session_epoch,
-        max_wait_ms=max_wait_ms,
-        min_bytes=request.min_bytes if max_wait_ms else 0,
-        bytes_max=request.bytes_max,
-    )
-
-
-# The upstream half of a connection: takes answers off the broker's socket, in request order.
+# How they come: off the broker's socket, in request order.
 #
 # Large answers leave for the client as they arrive, small ones in one piece. Reading pauses while
 # the client is slow, while an answer is being rewritten, and while a parked fetch answer waits

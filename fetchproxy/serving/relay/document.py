@@ -16,7 +16,7 @@ from fetchproxy_protocol.apis import ApiKey
 
 from fetchproxy.serving.relay.apis import addresses_rewritten
 from fetchproxy.serving.relay.apis.table import BEHAVIOURS, SPECIAL
-from fetchproxy.serving.relay.handling import VERSION_MAX, Behaviour, Treatment
+from fetchproxy.serving.relay.session import VERSION_MAX, Behaviour, Treatment
 
 Entry = dict[str, Any]  # as tomllib reads one
 

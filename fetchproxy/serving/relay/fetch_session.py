@@ -32,6 +32,7 @@ from fetchproxy_protocol.fetch import (
     FetchRequest,
     PartitionKey,
     TopicRef,
+    encode_fetch_request,
     from_offset,
 )
 
@@ -89,6 +90,19 @@ class UpstreamFetch:
     session_epoch: int
     partitions: Mapping[PartitionKey, FetchEntry]
     forgotten: tuple[PartitionKey, ...]
+
+    def encode(self, request: FetchRequest, max_wait_ms: int) -> bytes:
+        """`request` in that session; without a wait it asks for whatever is there."""
+        return encode_fetch_request(
+            request,
+            partitions=self.partitions,
+            forgotten=self.forgotten,
+            session_id=self.session_id,
+            session_epoch=self.session_epoch,
+            max_wait_ms=max_wait_ms,
+            min_bytes=request.min_bytes if max_wait_ms else 0,
+            bytes_max=request.bytes_max,
+        )
 
 
 def next_epoch(epoch: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
@@ -11,77 +11,23 @@ from uuid import UUID
 from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.fetch import PartitionKey, TopicRef
 
-from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, FetchProxyError, RemoteStorageError
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
 from fetchproxy.runtime.loop import each_of, pieces
-from fetchproxy.serving.relay.served_archive import ServedArchive
-
-# Does a topic's name still stand for the id whose archive a connection reads?
-#
-# A topic that is deleted and made anew keeps its name, and a broker that is asked for the rest of
-# a fetch says nothing of the partitions that were withheld from it. So whoever reads the archive
-# looks at Metadata first, unless it did so a short while ago. Reads nothing and decides nothing
-# else.
+from fetchproxy.serving.relay.served_archive import ServedArchive, topic_key
 
 # So long a topic that was made anew may still be shown its predecessor's records.
 IDENTITY_AGE_MAX_MS = 1_000
 UNKNOWN_TOPIC = (3, 100)  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 
-
-class TopicIdentities:
-    """One per connection; `clock` gives loop seconds."""
-
-    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._looked_at: dict[UUID, float] = {}
-
-    async def lost(self, tips: Iterable[TopicIdPartition], deadline: float) -> set[UUID]:
-        """Ids among `tips` that are no longer what their topic's name stands for.
-
-        A broker that does not answer until `deadline` (loop time) says nothing against an id, and
-        is not waited for again before the next look is due. Never raises ClusterError.
-        """
-        now = self._clock()
-        oldest = now - IDENTITY_AGE_MAX_MS / 1000
-        due = {
-            tip.topic_id: tip.topic
-            async for tip in each_of(tips)
-            if self._looked_at.get(tip.topic_id, oldest) <= oldest
-        }
-        if not due:
-            return set()
-        self._looked_at = {known: at for known, at in self._looked_at.items() if at > oldest}
-        lost: set[UUID] = set()
-        try:
-            async with asyncio.timeout(deadline - now), asyncio.TaskGroup() as looks:
-                for topic_id, name in due.items():
-                    looks.create_task(self._look(topic_id, name, lost))
-        except TimeoutError:
-            pass  # the broker gave leave to read (the permit), which holds
-        looked_at = self._clock()
-        self._looked_at.update(dict.fromkeys(due.keys() - lost, looked_at))
-        return lost
-
-    async def _look(self, topic_id: UUID, name: str, lost: set[UUID]) -> None:
-        try:
-            topic = await self._cluster.topic_by_name(name, max_age_ms=IDENTITY_AGE_MAX_MS)
-        except ClusterError as error:
-            if error.error_code in UNKNOWN_TOPIC:
-                lost.add(topic_id)
-        else:
-            if topic.topic_id != topic_id:
-                lost.add(topic_id)
-
-
 # A client that is told OffsetOutOfRange skips data for good, so the error is passed on only on
 # fresh knowledge: the log's ends, what archivers say that they gather, and the view of the
 # archive, each read *after* the broker answered and in this order. `decide` is the rule, pure;
-# `judge` gets the knowledge, for all partitions of a fetch at once.
+# `Judging` gets the knowledge, for all partitions of a fetch at once.
 
 # So long a judgement waits for a new leader's word about the archive.
 COMPARE_WAIT_MAX_S = 2.0
@@ -171,51 +117,29 @@ def _is_more_coming(
     return gathered_from <= offset or view.log_start_offset is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """`refuses_lost`: a reader of lost offsets gets an error, and is not led behind them."""
-
-    archive: ServedArchive
-    refuses_lost: bool
-
-    async def judge(
-        self,
-        by_id: bool,
-        asked: Mapping[PartitionKey, int],
-        caught_at: float,
-        impatient: Collection[PartitionKey] = (),
-    ) -> dict[PartitionKey, Judgement]:
-        """Of all of `asked`, the offset of each. `impatient`: those that have been held too long.
-
-        Never raises for a store or cluster that does not answer: then nothing is known (HOLD).
-        """
-        judging = _Judging(
-            self.archive, self.refuses_lost, by_id, asked, caught_at, frozenset(impatient)
-        )
-        found = await judging.run()
-        for judgement in found.values():
-            CATCH_OUTCOMES.labels(judgement.verdict.value).inc()
-        return found
-
-
 Tips = Mapping[PartitionKey, TopicIdPartition]
 
 
 @dataclass(slots=True)
-class _Judging:
-    """One look for all that is asked: brokers and store are not asked partition by partition."""
+class Judging:
+    """One look for all of `offsets`: brokers and store are not asked partition by partition.
+
+    `refuses_lost`: a reader of lost offsets gets an error, and is not led behind them. `caught_at`
+    (loop time): knowledge must not be older. `impatient`: those that have been held too long.
+    """
 
     archive: ServedArchive
     refuses_lost: bool
     by_id: bool
     offsets: Mapping[PartitionKey, int]
     caught_at: float
-    impatient: frozenset[PartitionKey]
+    impatient: Collection[PartitionKey] = ()
     found: dict[PartitionKey, Judgement] = field(default_factory=dict)
     # Topics of which nobody knows whether they are archived: the store has never answered.
     unlisted: set[UUID] = field(default_factory=set)
 
     async def run(self) -> dict[PartitionKey, Judgement]:
+        """Raises nothing: where store or cluster does not answer, nothing is known (HOLD)."""
         tips = await self._identify()
         await self._from_memory(tips)
         left = self._left(tips)
@@ -230,6 +154,8 @@ class _Judging:
         left = self._left(archived)
         if left:
             await self._from_fresh(left)
+        for judgement in self.found.values():
+            CATCH_OUTCOMES.labels(judgement.verdict.value).inc()
         return self.found
 
     def _left(self, tips: Tips) -> dict[PartitionKey, TopicIdPartition]:
@@ -251,9 +177,8 @@ class _Judging:
     async def _topics(
         self, refs: Collection[TopicRef]
     ) -> Mapping[TopicRef, TopicInfo | ClusterError]:
-        cluster, keys = self.archive.cluster, dict[TopicRef, str | UUID]()
-        for ref in refs:
-            keys[ref] = UUID(bytes=ref) if self.by_id else ref.decode(errors="replace")
+        cluster = self.archive.cluster
+        keys = {ref: topic_key(self.by_id, ref) for ref in refs}
         try:
             max_age_ms = IDENTITY_AGE_MAX_MS if self.by_id else 0
             topics = await cluster.topics_of(set(keys.values()), max_age_ms)
@@ -270,7 +195,7 @@ class _Judging:
         if error.error_code in UNKNOWN_TOPIC:
             return Judgement(Verdict.LOCAL)  # the broker says so itself when asked again
         if error.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            name = str(UUID(bytes=ref)) if self.by_id else ref.decode(errors="replace")
+            name = str(topic_key(self.by_id, ref))
             self.archive.warnings.warn("topic_not_described", name, topic=name)
             return Judgement(Verdict.PASS_ON)  # nothing of it can be archived by this user either
         self._warn(None, None, error)

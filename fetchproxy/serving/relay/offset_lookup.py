@@ -170,9 +170,9 @@ class ArchiveLookup:
         wanting = await self._settled(tips, oldest, found)
         if wanting:
             # Those that find it old at the same time share what the first of them reads.
-            await self._refresh(await self._older(wanting, oldest), oldest)
+            await self._refresh(wanting, oldest)
             bare = await chosen(wanting, self._is_bare)
-            await self._refresh(await self._older(bare, self.answered_at), self.answered_at)
+            await self._refresh(bare, self.answered_at)
             found |= await self._shown(wanting)
         return found
 
@@ -199,11 +199,6 @@ class ArchiveLookup:
                 found[tip] = Looked(shown, None)
         return left
 
-    async def _older(
-        self, tips: Collection[TopicIdPartition], oldest: float
-    ) -> list[TopicIdPartition]:
-        return await chosen(tips, lambda tip: self._is_older(tip, oldest))
-
     async def views_reaching(
         self,
         tips: Collection[TopicIdPartition],
@@ -215,12 +210,7 @@ class ArchiveLookup:
         start, or that is not known, the archive is read again.
         """
         await self.views(tips)
-        short = await chosen(
-            tips,
-            lambda tip: (
-                self._is_older(tip, self.answered_at) and not self._reaches(tip, edges[tip])
-            ),
-        )
+        short = await chosen(tips, lambda tip: not self._reaches(tip, edges[tip]))
         await self._refresh(short, self.answered_at)
         return await self._shown(tips)
 
@@ -228,8 +218,7 @@ class ArchiveLookup:
         self, tips: Collection[TopicIdPartition]
     ) -> dict[TopicIdPartition, Looked]:
         """As `views`, however old; what was never read is read."""
-        never = float("-inf")
-        await self._refresh(await self._older(tips, never), never)
+        await self._refresh(tips, float("-inf"))
         return await self._shown(tips)
 
     def _is_older(self, tip: TopicIdPartition, oldest: float) -> bool:
@@ -251,8 +240,9 @@ class ArchiveLookup:
             self._archive.rlmm.renew_topic(topic.topic_id, VIEW_RENEWED_AFTER_S)
 
     async def _refresh(self, tips: Collection[TopicIdPartition], oldest: float) -> None:
+        """Those that were read before `oldest`."""
         by_topic: dict[UUID, list[TopicIdPartition]] = {}
-        async for tip in each_of(tips):
+        async for tip in each_of(await chosen(tips, lambda tip: self._is_older(tip, oldest))):
             by_topic.setdefault(tip.topic_id, []).append(tip)
         async with asyncio.TaskGroup() as refreshing:
             for topic_id, its in by_topic.items():

@@ -160,8 +160,7 @@ TopicName = tuple[bool, TopicRef]
 LogStartOf = Callable[[int], int | None]  # of a partition; None: the broker's own is right
 
 
-def _key(name: TopicName) -> str | UUID:
-    by_id, ref = name
+def topic_key(by_id: bool, ref: TopicRef) -> str | UUID:
     return UUID(bytes=ref) if by_id else ref.decode(errors="replace")
 
 
@@ -182,9 +181,9 @@ class ArchivedTopics:
     _readers: set[TopicsOfConnection] = field(default_factory=set)
     _looked_at: dict[TopicName, float] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    archived: dict[TopicName, LogStartOf] = field(default_factory=dict)
-    not_archived: set[TopicName] = field(default_factory=set)
-    generation: int = 0  # changes with both
+    # What is known; None: nothing of it is archived.
+    starts: dict[TopicName, LogStartOf | None] = field(default_factory=dict)
+    generation: int = 0  # changes with it
 
     def join(self, reader: TopicsOfConnection) -> None:
         self._readers.add(reader)
@@ -207,7 +206,9 @@ class ArchivedTopics:
         wanted = {name for reader in self._readers for name in reader.names()}
         for gone in self._looked_at.keys() - wanted:
             del self._looked_at[gone]
-            self._forget(gone)
+            if gone in self.starts:
+                del self.starts[gone]
+                self.generation += 1
         now = self._clock()
         # The same sum as below: rounded in another way, what is due might not be due yet.
         due = [
@@ -226,7 +227,7 @@ class ArchivedTopics:
 
     async def _look_up(self, due: Sequence[TopicName]) -> None:
         """One Metadata request for all names, one for all ids; one listing of an archived topic."""
-        keys = {name: _key(name) for name in due}
+        keys = {name: topic_key(*name) for name in due}
         topics = await self._cluster.topics_of(
             set(keys.values()), max_age_ms=int(self._max_age_s * 1000)
         )
@@ -261,17 +262,8 @@ class ArchivedTopics:
         return log_start
 
     def _note(self, name: TopicName, starts: LogStartOf | None) -> None:
-        self._forget(name)
-        if starts is not None:
-            self.archived[name] = starts
-        else:
-            self.not_archived.add(name)
+        self.starts[name] = starts
         self.generation += 1
-
-    def _forget(self, name: TopicName) -> None:
-        if self.archived.pop(name, None) is not None or name in self.not_archived:
-            self.not_archived.discard(name)
-            self.generation += 1
 
 
 class TopicsOfConnection:
@@ -310,11 +302,9 @@ class TopicsOfConnection:
         shared = self._shared
         if self._generation != shared.generation:
             self._generation = shared.generation
-            self._starts = {
-                name[1]: shared.archived.get(name, _not_known)
-                for name in self.names()
-                if name not in shared.not_archived
-            } or None
+            starts = {name[1]: shared.starts.get(name, _not_known) for name in self.names()}
+            known = {topic: start for topic, start in starts.items() if start is not None}
+            self._starts = known or None
         return self._starts
 
     def drop(self) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from struct import Struct
+from typing import Any, TypeVar, cast
 
 import structlog
 
@@ -20,15 +23,17 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener, NewSession
 from fetchproxy.serving.relay.addresses import AddressMap, ServerNames, ToldAddresses
-from fetchproxy.serving.relay.broker_link import BrokerLink, UpstreamDial
+from fetchproxy.serving.relay.apis.fetch import FetchHandler
+from fetchproxy.serving.relay.apis.table import BEHAVIOURS
+from fetchproxy.serving.relay.broker_link import BrokerLink
 from fetchproxy.serving.relay.held_readers import HeldReaders
-from fetchproxy.serving.relay.judgement import Judge
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
 from fetchproxy.serving.relay.served_archive import (
     ArchivedKnowledge,
@@ -43,6 +48,7 @@ from fetchproxy.serving.transport import open_record_pipe
 from fetchproxy.tls.contexts import (
     ReloadingContext,
     UpstreamTls,
+    in_words,
     listener_context,
     upstream_context,
 )
@@ -104,6 +110,121 @@ async def _look(archive: ServedArchive) -> None:
             segments += len(view.segments)
 
 
+# Reaches the broker that a client's connection is for: one certain node, or any that answers.
+#
+# A broker that hangs still accepts connections (its kernel does), so of several it is asked which
+# *answers* before a client is given to it. It knows no sessions and caches one answer, for a
+# moment.
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+# A burst of clients asks the brokers once; a broker that died a moment ago is dialed in vain.
+ANSWER_AGE_MAX_S = 1.0
+
+# ApiVersions 0 without a client id: every broker answers it, before any authentication (KIP-35).
+_API_VERSIONS = Struct(">ihhih").pack(10, 18, 0, 0, -1)
+
+
+class UpstreamDial:
+    """`tls_for_host(host)`: what `create_connection` needs for TLS to it; {} where it has none."""
+
+    def __init__(
+        self,
+        connect_max_ms: int,
+        tls_for_host: Callable[[str], Mapping[str, Any]] = lambda host: {},
+        stagger_ms: int = ServingLimits.bootstrap_stagger_ms,
+    ) -> None:
+        self._connect_max_s = connect_max_ms / 1000
+        self._stagger_s = stagger_ms / 1000
+        self._tls_for_host = tls_for_host
+        self._races = SingleFlight[Address]()
+        self._answered: Address | None = None
+        self._answered_at = 0.0
+
+    async def to(self, address: Address, factory: Callable[[], P]) -> P:
+        """Raises OSError within the time to connect."""
+        _, link = await self._connect(address, factory)
+        return link
+
+    async def _connect(
+        self, address: Address, factory: Callable[[], P]
+    ) -> tuple[asyncio.Transport, P]:
+        host, port = address
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_max_s):
+                tls = self._tls_for_host(host)
+                return await loop.create_connection(factory, host, port, **tls)
+        except TimeoutError:
+            raise OSError(f"{host}:{port} did not answer in time") from None
+        except OSError as error:
+            raise OSError(f"{host}:{port}: {in_words(error)}") from error
+
+    async def to_any(self, addresses: Sequence[Address], factory: Callable[[], P]) -> P:
+        """To the first that answers. Raises OSError naming a failure when none does."""
+        left = list(addresses)
+        while len(left) > 1:
+            address = await self._answering(left)
+            try:
+                return await self.to(address, factory)
+            except OSError:
+                self._answered = None
+                left.remove(address)
+        return await self.to(left[0], factory)
+
+    async def _answering(self, addresses: Sequence[Address]) -> Address:
+        age = asyncio.get_running_loop().time() - self._answered_at
+        if self._answered in addresses and age < ANSWER_AGE_MAX_S:
+            return cast(Address, self._answered)
+        return await self._races.run(tuple(addresses), lambda: self._race(addresses))
+
+    async def _race(self, addresses: Sequence[Address]) -> Address:
+        """Ask in order; the next as well when the last failed, or was silent for `stagger`."""
+        waiting = deque(addresses)
+        asked: set[asyncio.Task[Address | OSError]] = set()
+        failure = OSError("no broker address is known")
+        async with asyncio.TaskGroup() as tasks:
+            while waiting or asked:
+                if waiting:
+                    asked.add(tasks.create_task(self._ask(waiting.popleft()), name="ask-broker"))
+                pause = self._stagger_s if waiting else None
+                done, asked = await asyncio.wait(
+                    asked, timeout=pause, return_when=asyncio.FIRST_COMPLETED
+                )
+                for answer in (task.result() for task in done):
+                    if isinstance(answer, OSError):
+                        failure = answer
+                        continue
+                    self._answered = answer
+                    self._answered_at = asyncio.get_running_loop().time()
+                    for task in asked:
+                        task.cancel()
+                    return answer
+        raise failure
+
+    async def _ask(self, address: Address) -> Address | OSError:
+        """One ApiVersions request: the address if anything comes back."""
+        reader = asyncio.StreamReader()
+        try:
+            async with asyncio.timeout(self._connect_max_s):
+                transport, _ = await self._connect(
+                    address, lambda: asyncio.StreamReaderProtocol(reader)
+                )
+                try:
+                    transport.write(_API_VERSIONS)
+                    if not await reader.read(1):
+                        return ConnectionResetError("closed without an answer")
+                finally:
+                    transport.abort()
+        except TimeoutError:
+            return OSError(f"{address[0]}:{address[1]} did not answer in time")
+        except OSError as error:
+            return error
+        return address
+
+
+# A listener for each node of the cluster, and sessions that share what is behind them.
+
 # While no broker answers, nodes are asked for this often.
 NODES_RETRY_INTERVAL_S = 1.0
 
@@ -157,7 +278,8 @@ async def open_gateway(
         if records is not None:
             opened.callback(records.close)
         sasl = config.cluster.security_protocol.startswith("SASL_")
-        relay = Relay(fetches, records, sasl)
+        new_fetches = partial(FetchHandler, shared=fetches)
+        relay = Relay(archive, BEHAVIOURS, new_fetches, records, sasl)
         await opened.enter_async_context(listener)
         if first_looks_max_s:
             await _look_first(listener, archive, first_looks_max_s)
@@ -167,7 +289,7 @@ async def open_gateway(
         listener.run(archive.knowledge.run(), "archived-knowledge")
         listener.run(positions.run(), "archiver-positions")
         listener.run(fetches.topics.run(), "archived-topics")
-        listener.run(fetches.held.run(fetches.judge.judge), "held-readers")
+        listener.run(fetches.held.run(fetches.judge), "held-readers")
         listener.run(nodes.open_remembered(), "remembered-nodes")
         log.info("gateway_listening", host=listener.host, port=listener.port)
         yield listener
@@ -183,7 +305,7 @@ def _shared_by_fetches(
     held_max_ms = max(limits.held_max_ms, 3 * config.archive.segment_age_max_ms)
     return SharedByFetches(
         archive=archive,
-        judge=Judge(archive, gateway.gap_policy == "error"),
+        refuses_lost=gateway.gap_policy == "error",
         held=HeldReaders(archive.clock, held_max_ms),
         skipped=SkippedOffsets(),
         topics=ArchivedTopics(
@@ -214,7 +336,7 @@ class _Nodes:
     ) -> None:
         self._listener = listener
         self._relay = relay
-        self._cluster = relay.fetches.archive.cluster
+        self._cluster = relay.archive.cluster
         self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
         self._dial = UpstreamDial(
             config.cluster.connect_max_ms,

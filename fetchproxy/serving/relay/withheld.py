@@ -29,21 +29,24 @@ from fetchproxy_protocol.fetch import (
     leader_epoch,
 )
 
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition
 from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
-from fetchproxy.runtime.loop import chosen, each_of
+from fetchproxy.runtime.loop import at_once, chosen, each_of, in_steps
 from fetchproxy.serving.admission import Admission
 from fetchproxy.serving.archived_reads import SkippedOffsets
+from fetchproxy.serving.relay.fetch_session import FetchSessionMirror
 from fetchproxy.serving.relay.held_readers import HeldReaders
 from fetchproxy.serving.relay.judgement import (
     HELD_VERDICTS,
-    Judge,
+    IDENTITY_AGE_MAX_MS,
+    UNKNOWN_TOPIC,
     Judgement,
-    TopicIdentities,
+    Judging,
     Verdict,
 )
 from fetchproxy.serving.relay.served_archive import ArchivedTopics, ServedArchive
@@ -53,14 +56,15 @@ from fetchproxy.serving.relay.served_archive import ArchivedTopics, ServedArchiv
 
 @dataclass(frozen=True, slots=True)
 class SharedByFetches:
-    """One per process. `topics`: where the archive of what the tail's readers read begins.
+    """One per process. `refuses_lost`: see `Judging`.
 
+    `topics`: where the archive of what the tail's readers read begins.
     `permit_ttl_s`: for so long a broker's word counts that a client may read a topic.
     `new_session_id`: of a fetch session that only the proxy knows.
     """
 
     archive: ServedArchive
-    judge: Judge
+    refuses_lost: bool
     held: HeldReaders
     skipped: SkippedOffsets
     topics: ArchivedTopics
@@ -69,6 +73,16 @@ class SharedByFetches:
     answer_bytes_max: int
     permit_ttl_s: float
     new_session_id: Callable[[], int]
+
+    async def judge(
+        self,
+        by_id: bool,
+        offsets: Mapping[PartitionKey, int],
+        caught_at: float,
+        impatient: Collection[PartitionKey] = (),
+    ) -> Mapping[PartitionKey, Judgement]:
+        judging = Judging(self.archive, self.refuses_lost, by_id, offsets, caught_at, impatient)
+        return await judging.run()
 
     def watermarks(self, tip: TopicIdPartition | None) -> PartitionPatch:
         """What is known without waiting: ends of the live log, start of the archived one."""
@@ -159,10 +173,6 @@ class FetchMarks:
     # Readers that have gone on behind lost offsets: (partition, first, last); taken by the owner.
     led_on: list[tuple[TopicIdPartition, int, int]] = field(default_factory=list)
 
-    @property
-    def empty(self) -> bool:
-        return not self.marks and not self.permits
-
     def permitted(self, topic: TopicRef, now: float) -> bool:
         return self.permits.get(topic, now) > now
 
@@ -243,7 +253,7 @@ class FetchMarks:
         `changed`: of `asked`, what was not there or at another offset before (None: all). Others
         are not looked at again, so that a large session costs nothing.
         """
-        if self.empty:
+        if not (self.marks or self.permits):
             return NOTHING_WITHHELD
         self._forget_permits(now)
         remote: dict[PartitionKey, TopicIdPartition] = {}
@@ -355,6 +365,61 @@ def _archive_serves(tip: TopicIdPartition, offset: int, known: Knowledge, caught
     return edges is None or offset < edges.log_start_offset
 
 
+# Does a topic's name still stand for the id whose archive a connection reads?
+#
+# A topic that is deleted and made anew keeps its name, and a broker that is asked for the rest of
+# a fetch says nothing of the partitions that were withheld from it. So whoever reads the archive
+# looks at Metadata first, unless it did so a short while ago. Reads nothing and decides nothing
+# else.
+
+
+class TopicIdentities:
+    """One per connection; `clock` gives loop seconds."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._looked_at: dict[UUID, float] = {}
+
+    async def lost(self, tips: Iterable[TopicIdPartition], deadline: float) -> set[UUID] | None:
+        """Ids among `tips` that are no longer what their topic's name stands for; None: each was
+        looked at a short while ago.
+
+        A broker that does not answer until `deadline` (loop time) says nothing against an id, and
+        is not waited for again before the next look is due. Never raises ClusterError.
+        """
+        now = self._clock()
+        oldest = now - IDENTITY_AGE_MAX_MS / 1000
+        due = {
+            tip.topic_id: tip.topic
+            async for tip in each_of(tips)
+            if self._looked_at.get(tip.topic_id, oldest) <= oldest
+        }
+        if not due:
+            return None
+        self._looked_at = {known: at for known, at in self._looked_at.items() if at > oldest}
+        lost: set[UUID] = set()
+        try:
+            async with asyncio.timeout(deadline - now), asyncio.TaskGroup() as looks:
+                for topic_id, name in due.items():
+                    looks.create_task(self._look(topic_id, name, lost))
+        except TimeoutError:
+            pass  # the broker gave leave to read (the permit), which holds
+        looked_at = self._clock()
+        self._looked_at.update(dict.fromkeys(due.keys() - lost, looked_at))
+        return lost
+
+    async def _look(self, topic_id: UUID, name: str, lost: set[UUID]) -> None:
+        try:
+            topic = await self._cluster.topic_by_name(name, max_age_ms=IDENTITY_AGE_MAX_MS)
+        except ClusterError as error:
+            if error.error_code in UNKNOWN_TOPIC:
+                lost.add(topic_id)
+        else:
+            if topic.topic_id != topic_id:
+                lost.add(topic_id)
+
+
 # One connection's catches: who is asked about them, and what becomes of the answer.
 #
 # Judging runs beside the fetches of the client; they look at the marks, and wait for nothing here
@@ -376,49 +441,90 @@ class Verdicts(NamedTuple):
 
 
 class FetchJudging:
-    """`asked` by the client's last fetch; `by_id`: it named topics by id (v13+).
+    """`by_id`: the client's last fetch named topics by id (v13+).
 
     `node_id` is the broker's, None where the client came by the bootstrap address.
     """
 
-    def __init__(self, shared: SharedByFetches, spawn: Spawn, node_id: int | None) -> None:
+    def __init__(
+        self,
+        shared: SharedByFetches,
+        mirror: FetchSessionMirror,
+        spawn: Spawn,
+        node_id: int | None,
+    ) -> None:
         self._shared = shared
+        self._mirror = mirror
         self._cluster = cluster = shared.archive.cluster
         self._clock = shared.archive.clock
         self._spawn = spawn
         self._node_id = node_id
         self.by_id = False
-        self.asked: Mapping[PartitionKey, FetchEntry] = {}
         self._to_judge: dict[PartitionKey, Mark] = {}
         self.marks = FetchMarks(shared.permit_ttl_s)
         self.judged = asyncio.Event()
-        self._known = Knowledge(shared.archive.views.view, cluster.cached_log_edges, self.identify)
+        self._known = Knowledge(self._view, cluster.cached_log_edges, self.identify)
+        self._unchecked: set[TopicIdPartition] = set()  # of the last split: as `wants_check`
         self._refreshing: set[TopicIdPartition] = set()
         self._identities = TopicIdentities(cluster, self._clock)
 
-    def split_in_steps(
-        self,
-        asked: Mapping[PartitionKey, FetchEntry],
-        changed: Collection[PartitionKey],
-    ) -> Generator[None, None, Split]:
-        self.asked = asked
-        if self.marks.empty:  # nearly always: nothing of this client's was caught lately
-            return NOTHING_WITHHELD
-        now = self._clock()
-        split = yield from self.marks.split_in_steps(asked, now, self._known, changed)
+    # -- who answers what the client asks for now --------------------------------------------------
+    def split_at_once(self) -> Split | None:
+        """None: there is too much to look at for one step."""
+        if self.marks.is_wide(self._mirror.asked, self._mirror.changed):
+            return None
+        return at_once(self._split_in_steps())
+
+    async def split(self) -> Split:
+        return await in_steps(self._split_in_steps(), self._shared.archive.purgatory.steps.go_on)
+
+    def _split_in_steps(self) -> Generator[None, None, Split]:
+        self._unchecked = set()
+        asked, changed = self._mirror.asked, self._mirror.changed
+        split = yield from self.marks.split_in_steps(asked, self._clock(), self._known, changed)
         while self.marks.led_on:
             self._shared.skipped.note(*self.marks.led_on.pop())
+        self._mirror.lead(split.ahead)
         return split
 
-    async def forget_lost_topics(self, split: Split, deadline: float) -> bool:
+    async def confirmed(
+        self, split: Split, patience: Callable[[Split], float]
+    ) -> tuple[Split, frozenset[TopicIdPartition]]:
+        """`split`, or a new one where topics or leaders have changed; and what must wait until its
+        new leader has said what is in its log. `patience`: until when (loop time) brokers may be
+        asked.
+        """
+        if await self._forget_lost_topics(split, patience(split)):
+            split = await self.split()
+        held = await self._held_by_leaders(split, patience(split))
+        if held is not None:
+            split = await self.split()
+        if split.judging:
+            await self._still_held(split.judging)
+        return split, held or frozenset()
+
+    def _view(self, tip: TopicIdPartition) -> PartitionView | None:
+        """As clients may see it; noted where its leader has to be asked about it first."""
+        archive = self._shared.archive
+        known = archive.rlmm.view(tip)
+        shown = None if known is None else archive.views.settled(known)
+        if shown is None and known is not None:
+            self._unchecked.add(tip)
+            return archive.views.view(tip)
+        return shown
+
+    async def _forget_lost_topics(self, split: Split, deadline: float) -> bool:
         """True: some of its topics are no more, and what was known of them is forgotten."""
         lost = await self._identities.lost(split.remote.values(), deadline)
         if lost:
             topics = {key[0] for key, tip in split.remote.items() if tip.topic_id in lost}
             self.marks.forget_topics(topics)
+        elif lost is not None:  # brokers were asked: they may have named other leaders
+            views = self._shared.archive.views
+            self._unchecked.update(await chosen(split.remote.values(), views.wants_check))
         return bool(lost)
 
-    async def held_by_leaders(
+    async def _held_by_leaders(
         self, split: Split, deadline: float
     ) -> frozenset[TopicIdPartition] | None:
         """After an election: what must wait until the new leader has said what is in its log.
@@ -426,10 +532,23 @@ class FetchJudging:
         None: there was none, and nothing is changed. Until there is a leader this looks no further
         than memory.
         """
-        views = self._shared.archive.views
-        tips = await chosen(split.remote.values(), views.wants_check)
-        return await views.check(tips, deadline) if tips else None
+        if not self._unchecked:
+            return None
+        tips = await chosen(split.remote.values(), self._unchecked.__contains__)
+        return await self._shared.archive.views.check(tips, deadline) if tips else None
 
+    async def _still_held(self, judging: Iterable[PartitionKey]) -> None:
+        """The client asks for these again: `HeldReaders` is told, or asked anew."""
+        async for key in each_of(judging):
+            mark = self.marks.marks.get(key)
+            if mark is None or mark.judgement is None:
+                continue
+            if mark.judgement.verdict not in HELD_VERDICTS:
+                continue
+            if not self._shared.held.waits(self, self.by_id, key, mark.offset):
+                self._shared.held.hold(self, self.by_id, key, mark.offset, mark.judgement)
+
+    # -- what the broker calls out of range --------------------------------------------------------
     def identify(self, topic: TopicRef, partition: int) -> TopicIdPartition | None:
         """As far as it is known without asking."""
         cluster = self._cluster
@@ -497,7 +616,7 @@ class FetchJudging:
         caught_at = self._clock()
         offsets = {key: mark.offset for key, mark in batch.items()}
         remote: list[TopicIdPartition] = []
-        judged = await shared.judge.judge(by_id, offsets, caught_at)
+        judged = await shared.judge(by_id, offsets, caught_at)
         async for key, judgement in each_of(judged.items()):
             mark = batch[key]
             mark.judgement = judgement
@@ -513,7 +632,7 @@ class FetchJudging:
             marks.learned.update(key[0] for key in batch)
 
     def _warm(self, tip: TopicIdPartition, key: PartitionKey, offset: int) -> None:
-        asked = self.asked.get(key)
+        asked = self._mirror.asked.get(key)
         if asked is not None and fetch_offset(asked) == offset:
             wanted = tip, offset, entry_bytes_max(asked), IsolationLevel.READ_UNCOMMITTED
             self._shared.archive.purgatory.warm(RemoteReadRequest(*wanted))
@@ -526,17 +645,6 @@ class FetchJudging:
         if mark.judgement.verdict in HELD_VERDICTS:
             mark.judgement = judgement
             self.judged.set()
-
-    async def still_held(self, judging: Iterable[PartitionKey]) -> None:
-        """The client asks for these again: `HeldReaders` is told, or asked anew."""
-        async for key in each_of(judging):
-            mark = self.marks.marks.get(key)
-            if mark is None or mark.judgement is None:
-                continue
-            if mark.judgement.verdict not in HELD_VERDICTS:
-                continue
-            if not self._shared.held.waits(self, self.by_id, key, mark.offset):
-                self._shared.held.hold(self, self.by_id, key, mark.offset, mark.judgement)
 
     async def verdicts(self, judging: dict[PartitionKey, None]) -> Verdicts:
         """What is judged of `judging` by now; what is decided leaves it.
@@ -570,7 +678,7 @@ class FetchJudging:
 
     def drop(self) -> None:
         """Nothing is judged any more."""
-        self.asked, self._to_judge = {}, {}
+        self._to_judge = {}
 
     async def refresh_edges(self, tips: Iterable[TopicIdPartition]) -> None:
         """Keep the shown watermarks current while the archive is read; off the fetch's path.

@@ -23,8 +23,7 @@ from fetchproxy.observability.metrics import (
     LIMITS_REACHED,
 )
 from fetchproxy.serving.admission import Share, host_of
-from fetchproxy.serving.framing import RequestFraming
-from fetchproxy.serving.session import ClientSession, SessionOwner
+from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
 from fetchproxy.serving.standalone.apis import sasl
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, RequestRefused
 from fetchproxy.serving.standalone.logins import ANYBODY, NOBODY, Login, LoginRefused, User
@@ -53,7 +52,7 @@ class StandaloneSession(ClientSession):
         self.muted = True  # until there is a task group to serve it in
         largest = parts.limits.request_bytes_max
         self.requests = WholeRequests(
-            self, owner, min(largest, _LOGIN_REQUEST_BYTES_MAX) if parts.logins else largest
+            self, owner.clock, min(largest, _LOGIN_REQUEST_BYTES_MAX) if parts.logins else largest
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -182,11 +181,7 @@ class StandaloneSession(ClientSession):
 class WholeRequests(RequestFraming[RequestHead]):
     """Each is held until it is whole, and the next one waits until it is answered."""
 
-    def __init__(
-        self, session: StandaloneSession, owner: SessionOwner, request_bytes_max: int
-    ) -> None:
-        super().__init__(session, owner.clock, request_bytes_max)
-        self._session = session
+    _session: StandaloneSession
 
     def _consume(self, view: memoryview) -> int:
         found = self._next(view, 0, len(view))

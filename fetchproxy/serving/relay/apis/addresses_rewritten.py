@@ -25,8 +25,8 @@ from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.serving.relay.addresses import ToldAddresses
-from fetchproxy.serving.relay.answers import Answer, HeldAnswer
-from fetchproxy.serving.relay.handling import Api, Passes, Session, rewritten
+from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.relay.session import Api, Passes, RelaySession, rewritten
 
 
 def expect_addresses(
@@ -39,7 +39,7 @@ def expect_addresses(
 
 
 def _api(key: ApiKey, why: str) -> Api:
-    def expect(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer:
+    def expect(session: RelaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
         return expect_addresses(session.addresses, head, ADDRESSES[key])
 
     return rewritten(key, Passes(expect), why)

@@ -17,25 +17,25 @@ from fetchproxy_protocol.headers import (
 )
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.serving.relay.answers import Answer, HeldAnswer
-from fetchproxy.serving.relay.handling import (
+from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.relay.session import (
     VERSION_MAX,
     Api,
     Behaviour,
     Held,
     Passes,
-    Session,
+    RelaySession,
     Treatment,
 )
 
 
-def _expect(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer:
+def _expect(session: RelaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
     version = head.api_version
     session.fetch.share.software_is(*client_software(view, head, end))
     return HeldAnswer(head.correlation_id, lambda payload: [intersect_response(payload, version)])
 
 
-def _answer_too_new(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _answer_too_new(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     session.answer_in_turn(unsupported_version_response(head.correlation_id))
     return True
 

@@ -30,9 +30,9 @@ from fetchproxy_protocol.primitives import Buffer, Cursor
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import collected, each_of
-from fetchproxy.serving.relay.answers import HeldAnswer
-from fetchproxy.serving.relay.handling import Held, Session, rewritten
+from fetchproxy.serving.relay.broker_link import HeldAnswer
 from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ STORE_WAIT_MIN_MS = 5_000
 RAISED_AT_ONCE = 16
 
 
-def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     archive, version = session.archive, head.api_version
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:

@@ -17,45 +17,189 @@ they take turns. Remote data does not wait for min_bytes (as with Kafka's Delaye
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
-from fetchproxy_protocol.apis import MalformedMessage
+from fetchproxy_protocol.apis import ErrorCode, MalformedMessage
 from fetchproxy_protocol.fetch import (
     PARTITIONS_MAX,
     TOPIC_IDS_FROM,
     FetchRequest,
+    FetchResponseHead,
+    HeadPatch,
+    PartitionKey,
+    PartitionPatch,
+    TopicRef,
     encode_error_response,
+    fetch_offset,
     parse_fetch_request,
     request_in_steps,
     with_bytes_max,
     with_session,
 )
 from fetchproxy_protocol.headers import client_id, peek_request_header
+from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, in_steps
-from fetchproxy.serving.admission import Client
-from fetchproxy.serving.relay.answers import Answer
-from fetchproxy.serving.relay.broker_link import encode_poll
-from fetchproxy.serving.relay.fetch_session import FetchKind
-from fetchproxy.serving.relay.handling import Session
-from fetchproxy.serving.relay.served_fetch import NOTHING_INJECTED, FetchConnection, ServedFetch
-from fetchproxy.serving.relay.withheld import FetchMarks, SharedByFetches
+from fetchproxy.errors import OffsetLost, OffsetNotArchived
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.reading.segment_reader import (
+    PARTITIONS_READ_MAX,
+    READ_WAIT_MIN_S,
+    RemoteReadResult,
+    kafka_error_code,
+)
+from fetchproxy.runtime.flights import first_of
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, breathe, each_of, in_steps
+from fetchproxy.serving.admission import Client, Share
+from fetchproxy.serving.archived_reads import ArchivedReads
+from fetchproxy.serving.fetch_answer import (
+    AnswerRoom,
+    EncodedTopics,
+    PartitionAnswer,
+    encode_own_answer,
+    encode_topics,
+)
+from fetchproxy.serving.relay.broker_link import Answer, FetchAnswer
+from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
+from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
+from fetchproxy.serving.relay.served_archive import TopicsOfConnection
+from fetchproxy.serving.relay.session import RelaySession
+from fetchproxy.serving.relay.withheld import (
+    NOTHING_WITHHELD,
+    FetchJudging,
+    FetchMarks,
+    SharedByFetches,
+    Split,
+)
 
 
-class FetchHandler(FetchConnection):
-    def __init__(self, session: Session, shared: SharedByFetches) -> None:
-        super().__init__(session, shared)
+class TailMarks:
+    """What an answer without the broker may show of the tail's partitions. Asks nobody for it.
+
+    Their ends, where the broker has let this connection see them lately.
+
+    `is_read`: nothing of the broker's last answer was out of range, so this client reads the tail.
+    """
+
+    def __init__(self, shared: SharedByFetches, judging: FetchJudging) -> None:
+        self._shared = shared
+        self._clock = shared.archive.clock
+        self._judging = judging
+        self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
+        self._readable_until = 0.0
+        # Of the broker's answer under way: topics with an error, and whether something in it is out
+        # of range, and the archive's to tell.
+        self.refused: set[TopicRef] = set()
+        self.caught = False
+        self.is_read = False
+
+    def answered(self, lists_all: bool, keys: Set[PartitionKey]) -> None:
+        """The broker's answer about `keys` has left; where it lists all, it says who may read."""
+        if lists_all:
+            refused = self.refused
+            fine = (key for key in keys if key[0] not in refused) if refused else keys
+            self._readable = set(fine)
+            self._readable_until = self._clock() + self._shared.permit_ttl_s
+        if self.refused:
+            self.refused = set()
+        self.is_read, self.caught = not self.caught, False
+
+    async def answers(self, keys: Iterable[PartitionKey]) -> list[PartitionAnswer]:
+        """Nothing new of them; their ends only where the broker lets this client see them."""
+        now = self._clock()
+        answers: list[PartitionAnswer] = []
+        shown_tips: list[TopicIdPartition] = []
+        async for key in each_of(keys):
+            shown = PartitionPatch()
+            readable = key in self._readable and now < self._readable_until
+            if readable or self._judging.marks.permitted(key[0], now):
+                tip = self._judging.identify(*key)
+                shown = self._shared.watermarks(tip)
+                if tip is not None:
+                    shown_tips.append(tip)
+            answers.append(PartitionAnswer(key, shown))
+        await self._judging.refresh_edges(shown_tips)
+        return answers
+
+
+# A fetch that the proxy sends in the client's place, for the partitions that are not withheld.
+
+
+@dataclass(slots=True)
+class UpstreamPoll:
+    """It may outlive the client's fetch and serve the next one of the same version and isolation
+    level: another one must be answered in another form, or with other records.
+
+    `due_at` (loop time): so long remote data that is ready may be held back to join its answer. Not
+    beyond its sending where it is a long poll, or an idle tail would slow every remote read.
+    """
+
+    answer: FetchAnswer
+    isolation_level: int
+    due_at: float
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def serves(self, request: FetchRequest) -> bool:
+        return (
+            self.answer.version == request.version
+            and self.isolation_level == request.isolation_level
+        )
+
+
+NOTHING_INJECTED: EncodedTopics = {}
+# Each partition costs the loop a microsecond or two, and what comes at once is walked in one turn.
+WALKED_AT_ONCE = 1_000
+
+
+class FetchHandler:
+    """One connection's. `parked` is a poll upstream that no fetch of the client has taken up yet.
+
+    `cut_short`: the tail left the archive no room, so it is the archive's turn.
+    `throttle_time_ms`: of answers that the client did not see.
+    """
+
+    def __init__(self, session: RelaySession, shared: SharedByFetches) -> None:
+        self.session = session
+        self.shared = shared
+        self.clock = shared.archive.clock
+        self.steps = shared.archive.purgatory.steps
+        self.mirror = FetchSessionMirror(shared.new_session_id)
+        self.judging = FetchJudging(shared, self.mirror, session.spawn, session.node_id)
+        self.tail = TailMarks(shared, self.judging)
+        self.share = Share(shared.admission, lambda: session.payer)
+        self.topics = TopicsOfConnection(shared.topics)
+        self.cut_short = False
+        self.throttle_time_ms = 0
+        self.head: FetchResponseHead | None = None  # of the broker's answer under way
+        self.parked: UpstreamPoll | None = None
+        self._client: Client | None = None  # by its first fetch
         self._busy = False  # a fetch that passed is not answered yet
         self._read: FetchRequest | None = None  # a large one, that was read in steps
         self._paced = False  # the fetch at hand has waited for the client's appetite
         self._idle = asyncio.Event()
+
+    def close(self) -> None:
+        """The client is gone."""
+        self.shared.topics.leave(self.topics)
+        self.shared.held.leave(self.judging)
+        self.share.close()
+
+    def drop(self) -> None:
+        """Nor is anything under way any more."""
+        if self.parked is not None:
+            self.parked.answer.let_go()
+        self.mirror.forget()
+        self.judging.drop()
+        self.topics.drop()
+        self.head = self.parked = None
 
     @property
     def kept_bytes(self) -> int:
         """Of its fetch session, and of its appetite."""
         return self.mirror.kept_bytes + self.share.kept_bytes
 
-    # -- requests --------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
     def on_request(self, frame: bytes, body_at: int) -> bool:
         if self._busy:
             self.session.mute_while(self._until_idle(), "fetch-behind-fetch")
@@ -92,7 +236,7 @@ class FetchHandler(FetchConnection):
         split = self.split_at_once()
         ended = not self.mirror.asked and not self.mirror.in_lockstep
         if split is None or split.withheld or self.parked is not None or ended:
-            fetch = ServedFetch(self, request, kind, self._client(frame), self.clock())
+            fetch = ServedFetch(self, request, kind, self._client_of(frame), self.clock())
             self.session.mute_while(fetch.run(split), "serve-fetch")
         else:
             self._pass(frame, body_at, request, kind)
@@ -100,7 +244,7 @@ class FetchHandler(FetchConnection):
 
     def _due_in(self, frame: bytes, request: FetchRequest) -> float:
         return self.share.due_in(
-            lambda: self._client(frame),
+            lambda: self._client_of(frame),
             self.session.node_id,
             request.partitions,
             len(self.mirror.asked),
@@ -111,8 +255,11 @@ class FetchHandler(FetchConnection):
         steps = request_in_steps(memoryview(frame)[4:], body_at)
         self._read = await in_steps(steps, self.steps.go_on)
 
-    def _client(self, frame: bytes) -> Client:
-        return self.session.client_host, client_id(frame, peek_request_header(frame, 4))
+    def _client_of(self, frame: bytes) -> Client:
+        if self._client is None:
+            name = client_id(frame, peek_request_header(frame, 4))
+            self._client = self.session.client_host, name
+        return self._client
 
     def only_parked(self, expected: Iterable[Answer]) -> bool:
         return self.parked is not None and list(expected) == [self.parked.answer]
@@ -135,7 +282,7 @@ class FetchHandler(FetchConnection):
             if brokers_own is not None:
                 frame = with_session(frame, body_at, request.version, *brokers_own)
             elif (upstream := self.mirror.upstream_request(frozenset())) is not None:
-                frame = encode_poll(request, upstream, request.max_wait_ms)
+                frame = upstream.encode(request, request.max_wait_ms)
         # The answer cannot come before the loop's next turn: nobody waits for what follows.
         self.session.send_upstream(frame, None)
         answer = self.expect(request)
@@ -146,7 +293,7 @@ class FetchHandler(FetchConnection):
                 return False
             self.drop_answer()
             # From here on, as the next request may be taken before this answer is done with.
-            fetch = ServedFetch(self, request, kind, self._client(frame), asked_at)
+            fetch = ServedFetch(self, request, kind, self._client_of(frame), asked_at)
             self.session.mute_while(fetch.run(self.split_at_once()), "serve-caught-fetch")
             return True
 
@@ -164,6 +311,417 @@ class FetchHandler(FetchConnection):
         )
         if not self.throttle_time_ms:  # else the answer's head is another
             answer.on_plain = self.mirror.on_fine_answer
-            answer.own_session = not self.mirror.in_lockstep
         self._busy = True
         self.session.expect(answer)
+
+    # -- of the fetch at hand ----------------------------------------------------------------------
+    def split_at_once(self) -> Split | None:
+        """None: there is too much to look at for one step."""
+        marks = self.judging.marks
+        if not (marks.marks or marks.permits) and self.mirror.in_lockstep:
+            return NOTHING_WITHHELD  # nearly always: nothing of this client's was caught lately
+        return self.judging.split_at_once()
+
+    def expect(self, request: FetchRequest) -> FetchAnswer:
+        if self.tail.is_read:
+            self.steps.tail_is_read(request.max_wait_ms / 1000)
+        splice = self.session.addresses.splice_fetch_tags
+        log_starts = self.topics.log_starts()
+        answer = FetchAnswer(request.correlation_id, request.version, splice, log_starts)
+        answer.walked_slowly = len(self.mirror.asked) > WALKED_AT_ONCE
+        return answer
+
+    def drop_answer(self) -> None:
+        """The broker's answer under way does not leave: it has nothing, and there will be more."""
+        assert self.head is not None
+        self.mirror.on_withheld_answer(self.head.session_id)
+        self.throttle_time_ms = max(self.throttle_time_ms, self.head.throttle_time_ms)
+
+    def on_head(
+        self,
+        request: FetchRequest,
+        head: FetchResponseHead,
+        injected: EncodedTopics,
+        listed: Mapping[TopicRef, int] | None = None,
+    ) -> HeadPatch:
+        self.head = head
+        session_id = self.mirror.on_answer(head.error_code, head.session_id)
+        if head.error_code:  # the client drops everything else
+            injected = NOTHING_INJECTED
+        throttle_time_ms, self.throttle_time_ms = self.throttle_time_ms, 0
+        return HeadPatch(
+            request.correlation_id, session_id, injected, listed or {}, throttle_time_ms
+        )
+
+    def on_error(self, topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
+        """The catch: out of range becomes empty, and is judged."""
+        key = (topic, partition)
+        asked = self.mirror.asked.get(key)
+        if code != ErrorCode.OFFSET_OUT_OF_RANGE or asked is None:
+            self.tail.refused.add(topic)
+            return None
+        self.tail.caught = True
+        return self.judging.catch(key, asked, self.session.client)
+
+    async def discard_parked(self) -> None:
+        """Get a parked poll out of the way; the broker will send its data again when asked."""
+        poll = self.parked
+        if poll is None:
+            return
+
+        def on_head(head: FetchResponseHead) -> HeadPatch:
+            self.mirror.on_discarded_answer(head.error_code, head.session_id)
+            self.throttle_time_ms = max(self.throttle_time_ms, head.throttle_time_ms)
+            return HeadPatch(head.correlation_id, head.session_id)
+
+        poll.answer.discarded = True
+        poll.answer.attach(on_head, lambda topic, partition, code: None, poll.done.set)
+        self.session.link_go_on()
+        await poll.done.wait()
+        self.parked = None
+
+
+# Where the time of the fetch is over, or something can be answered, it is; what of the broker's
+# was asked for and is not needed yet stays parked for the next fetch.
+
+# A poll that may be parked holds up the crossing back, and requests behind it, at most this long.
+PARKED_WAIT_MAX_MS = 500
+# So long one tier may wait for the other: for an answer that is due at once, or a look at Metadata.
+TAIL_GRACE_S = 0.05
+# Archived records that go in front of a broker's answer; more goes out in an answer of its own,
+# which is written no faster than the client takes it.
+MERGED_BYTES_MAX = 1024 * 1024
+
+
+class ServedFetch:
+    """`asked_at`: loop time at which the client asked; its max_wait runs from there."""
+
+    def __init__(
+        self,
+        on: FetchHandler,
+        request: FetchRequest,
+        kind: FetchKind,
+        client: Client,
+        asked_at: float,
+    ) -> None:
+        self._on = on
+        self._request = request
+        self._kind = kind
+        self._client = client
+        wait_max_s = on.shared.wait_max_s
+        self._deadline = asked_at + min(request.max_wait_ms / 1000, wait_max_s)
+        self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
+
+    async def run(self, split: Split | None) -> None:
+        """`split`: as the client asks now, where that is known. For work that mutes the client."""
+        on = self._on
+        try:
+            if await on.session.drained() or split is None:
+                split = await on.judging.split()  # a permit may have run out meanwhile
+            while not await self._answer(split):
+                split = await on.judging.split()
+        finally:
+            on.share.to_store()
+        await on.share.pay()
+
+    async def _answer(self, split: Split) -> bool:
+        """False: nothing was answered yet, and who is to be asked has changed."""
+        on, clock = self._on, self._on.clock
+        split, held = await on.judging.confirmed(split, self._patience)
+        side = self._remote_side(on.share.owed_s())
+        alone = self._alone(split)
+        patience = self._archive_deadline if alone else self._deadline
+        if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
+            patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
+        elif alone:
+            await on.share.enter(side.asked_bytes(split.withheld), patience)
+            await on.steps.begin()
+        remote: Iterable[tuple[PartitionKey, TopicIdPartition]] = split.remote.items()
+        if held:
+            remote = ((key, tip) for key, tip in remote if tip not in held)
+        side.watch(remote, patience)
+        await breathe(len(split.remote))
+        ready = side.ready
+        if not ready:
+            on.share.to_store()
+        try:
+            poll = await self._poll_upstream(split, ready)
+            if await self._first_ready(split, side, poll, patience):
+                return False
+            await self._hold_refusal(split, side, poll)
+            turn = on.cut_short and any(result.records for _, result in side.results().values())
+            if poll is not None and side.ready and not turn and not poll.arrived.is_set():
+                await first_of([poll.arrived.wait()], poll.due_at - clock())
+            if poll is None or turn or not poll.arrived.is_set():
+                await self._answer_alone(split, side)
+            elif not await self._merge(split, side, poll, patience):
+                return False
+        finally:
+            side.cancel()
+        await on.judging.refresh_edges(split.remote.values())
+        return True
+
+    def _remote_side(self, owed_s: float) -> ArchivedReads:
+        shared, request = self._on.shared, self._request
+        most = min(request.bytes_max, shared.answer_bytes_max)
+        bytes_max = self._on.share.reads_max(most)
+        purgatory = shared.archive.purgatory
+        return ArchivedReads(
+            purgatory, request, self._on.mirror.asked, self._client, bytes_max, owed_s
+        )
+
+    async def _hold_refusal(
+        self, split: Split, side: ArchivedReads, poll: UpstreamPoll | None
+    ) -> None:
+        """It is told at the client's own deadline: some ask again at once, and for ever."""
+        if self._on.shared.refuses_lost and self._only_refuses(split, side):
+            waits = [] if poll is None else [poll.arrived.wait()]
+            await first_of(waits, self._deadline - self._on.clock())
+
+    def _only_refuses(self, split: Split, side: ArchivedReads) -> bool:
+        """There is nothing to say but that offsets are lost."""
+        judgements = map(self._on.judging.judgement, split.judging)
+        verdicts = {judgement.verdict for judgement in judgements if judgement is not None}
+        results = side.results().values()
+        return (
+            bool(results or Verdict.REFUSED in verdicts)
+            and verdicts <= {Verdict.REFUSED, *HELD_VERDICTS}
+            and all(isinstance(result.error, OffsetLost) for _, result in results)
+        )
+
+    def _alone(self, split: Split) -> bool:
+        """The broker is asked for nothing."""
+        return len(split.withheld) >= len(self._on.mirror.asked)
+
+    def _patience(self, split: Split) -> float:
+        """How long what is only looked up may take: partitions of the tail wait too."""
+        if self._alone(split):
+            return self._archive_deadline
+        return min(self._deadline, self._on.clock() + TAIL_GRACE_S)
+
+    async def _poll_upstream(self, split: Split, ready: bool) -> UpstreamPoll | None:
+        """Ask the broker for the rest; a parked poll is taken up if it asks for the same."""
+        parked, request = self._on.parked, self._request
+        if parked is not None:
+            if parked.serves(request) and self._on.mirror.take_up(split.withheld):
+                return parked
+            await self._on.discard_parked()
+        upstream = self._on.mirror.upstream_request(split.withheld)
+        if upstream is None:
+            return None
+        now = self._on.clock()
+        left_ms = max(int((self._deadline - now) * 1000), 0)
+        wait_ms = 0 if ready else min(left_ms, PARKED_WAIT_MAX_MS)
+        due_at = now + (0 if wait_ms else TAIL_GRACE_S)
+        poll = UpstreamPoll(self._on.expect(request), request.isolation_level, due_at)
+        poll.answer.on_arrival = poll.arrived.set
+        poll.answer.any_empty = True
+        self._on.parked = poll
+        frame = upstream.encode(request, wait_ms)
+        self._on.session.send_upstream(frame, poll.answer)
+        return poll
+
+    async def _first_ready(
+        self, split: Split, side: ArchivedReads, poll: UpstreamPoll | None, deadline: float
+    ) -> bool:
+        """Until anything can be answered, or the time is over. True: ask the broker of the rest.
+
+        That is not before the broker had its moment; and a broker that was asked for all that the
+        client wants is waited for as a relay does.
+        """
+        if poll is not None and not split.withheld:
+            await poll.arrived.wait()
+            return False
+        if poll is not None:
+            deadline = max(deadline, poll.due_at)
+        elif side.ready and not split.judging:
+            return False
+        judging = dict.fromkeys(split.judging)
+        while True:
+            self._on.judging.judged.clear()
+            found = await self._on.judging.verdicts(judging)
+            side.watch(found.remote.items(), deadline)
+            if not (found.undecided or side.watched):  # nothing will come but what archivers do
+                deadline = min(deadline, self._deadline)
+            left = deadline - self._on.clock()
+            if side.ready or found.told or (poll and poll.arrived.is_set()):
+                return False
+            if found.ask_broker:
+                return True
+            if left <= 0:
+                return False
+            waits = [side.completed.wait()]
+            if judging:
+                waits.append(self._on.judging.judged.wait())
+            if poll is not None:
+                waits.append(poll.arrived.wait())
+            await first_of(waits, left)
+
+    async def _answers(
+        self, split: Split, side: ArchivedReads, room: AnswerRoom
+    ) -> list[PartitionAnswer]:
+        """What there is to say now of withheld partitions: of those that must be named, with the
+        records that there is room for.
+        """
+        on, marks, results = self._on, self._on.judging.marks, side.results()
+        withheld = [item for item in marks.marks.items() if item[0] in split.withheld]
+        if len(split.withheld) > PARTITIONS_READ_MAX:
+            for key in side.read_for():
+                marks.had_its_turn(key)
+        named: list[PartitionAnswer] = []
+        async for key, mark in each_of(withheld):
+            _, result = results.get(key, (None, None))
+            answer = room.fit(self._answer_of(key, mark.judgement, split, result))
+            now = marks.marks[key]  # another mark, if it is judged again
+            if self._kind.lists_all or answer.has_news(now.shown):
+                now.shown = answer.watermarks
+                named.append(answer)
+            if answer.records:
+                marks.had_its_turn(key)
+                if answer.skipped is not None and (tip := on.judging.identify(*key)):
+                    on.shared.skipped.note(tip, *answer.skipped)
+            if answer.error_code:
+                marks.told(key)
+        if room.left_off or any(answer.records for answer in named):
+            on.cut_short = room.left_off  # else the archive's turn is yet to come
+        return named
+
+    def _answer_of(
+        self,
+        key: PartitionKey,
+        judgement: Judgement | None,
+        split: Split,
+        result: RemoteReadResult | None,
+    ) -> PartitionAnswer:
+        offset, watermarks = fetch_offset(self._on.mirror.asked[key]), self._on.shared.watermarks
+        if judgement and (answer := judged_answer(key, offset, judgement, watermarks)):
+            return answer
+        tip = split.remote.get(key) or (judgement.tip if judgement else None)
+        answer = read_answer(key, watermarks(tip), result, may_fail=self._alone(split))
+        if result is not None and isinstance(result.error, OffsetNotArchived):
+            self._on.judging.again(key)
+        return answer
+
+    async def _merge(
+        self, split: Split, side: ArchivedReads, poll: UpstreamPoll, deadline: float
+    ) -> bool:
+        """The broker's answer streams through, with the archive's part in front of it.
+
+        False: it was dropped, since neither has anything yet and the client's time is not over.
+        """
+        left = self._request.bytes_max - poll.answer.frame_bytes
+        room, _ = self._on.share.room(min(left, MERGED_BYTES_MAX))
+        answers = await self._answers(split, side, AnswerRoom(room, first_whole=False))
+        injected = await in_steps(encode_topics(self._request, answers))
+        listed = self._listed_by_broker(injected)
+        self._on.share.charge(sum(a.size for a in answers), told=False)
+        side.forget()
+        marks = self._on.judging.marks.marks
+        withheld = False
+
+        def withhold(patched: bool, errors_left: bool) -> bool:
+            nonlocal withheld
+            if any(a.records or a.error_code for a in answers) or self._on.clock() >= deadline:
+                return False
+            waits = bool(split.withheld) and self._request.min_bytes > 0 and not errors_left
+            if not (patched or waits) or (self._on.head is not None and self._on.head.error_code):
+                return False
+            withheld = True
+            self._on.drop_answer()
+            for answer in answers:
+                marks[answer.key].shown = None  # the client has not seen it
+            return True
+
+        def done() -> None:
+            self._on.tail.answered(
+                self._kind.lists_all, self._on.mirror.asked.keys() - split.withheld
+            )
+            poll.done.set()
+
+        poll.answer.attach(
+            lambda head: self._on.on_head(self._request, head, injected, listed),
+            self._on.on_error,
+            done,
+            withhold,
+        )
+        with self._on.share.sending([p for each in injected.values() for p in each.pieces]):
+            self._on.session.link_go_on()
+            await poll.done.wait()
+        self._on.parked = None
+        return not withheld
+
+    def _listed_by_broker(self, injected: EncodedTopics) -> Mapping[TopicRef, int]:
+        """Topics of which the client must see one entry, with the partitions of both tiers.
+
+        Kafka lists a topic twice in answers that list news alone: its order of partitions changes.
+        So clients with a session put two entries together. Where all partitions are listed, sarama
+        keeps the last entry.
+        """
+        if not (injected and self._kind.lists_all):
+            return {}
+        counts = self._on.mirror.listed_upstream()
+        return {topic: counts[topic] for topic in injected if counts[topic]}
+
+    async def _answer_alone(self, split: Split, side: ArchivedReads) -> None:
+        """Without the broker, whose answer is parked, if it was asked.
+
+        Only who reads nothing but the archive is made to wait for what he owes by his byte rate:
+        the connection is shut meanwhile, and tail data never waits for the archive.
+        """
+        of_tail: list[PartitionAnswer] = []
+        alone = self._alone(split)
+        if self._kind.lists_all and not alone:
+            rest = [key for key in self._on.mirror.asked if key not in split.withheld]
+            of_tail = await self._on.tail.answers(rest)
+        room, first_whole = self._on.share.room(self._request.bytes_max)
+        answers = await self._answers(split, side, AnswerRoom(room, first_whole))
+        self._on.cut_short &= not any(answer.records for answer in answers)
+        owed_ms = self._on.share.charge(sum(a.size for a in answers), told=alone)
+        throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
+        session_id = self._on.mirror.on_own_answer()
+        every = [*answers, *of_tail]
+        pieces: Sequence[Buffer] = await in_steps(
+            encode_own_answer(self._request, session_id, every, throttle_time_ms)
+        )
+        del answers, every
+        side.forget()
+        with self._on.share.sending(pieces) as pieces:
+            await self._on.session.write_as_taken(pieces)
+
+
+def read_answer(
+    key: PartitionKey, marks: PartitionPatch, result: RemoteReadResult | None, may_fail: bool
+) -> PartitionAnswer:
+    """What the archive has to say of one withheld partition; `result` None: nothing yet.
+
+    `may_fail`: a storage error is shown to the client. Not where tail partitions share the answer:
+    some clients throw a whole answer away for one partition's error.
+    """
+    if result is None or isinstance(result.error, OffsetNotArchived):
+        return PartitionAnswer(key, marks)
+    if result.error is not None:
+        shown = may_fail or isinstance(result.error, OffsetLost)
+        return PartitionAnswer(key, marks, kafka_error_code(result.error) if shown else 0)
+    return PartitionAnswer(key, marks, 0, result.records, result.aborted_txns, result.skipped)
+
+
+def judged_answer(
+    key: PartitionKey,
+    offset: int,
+    judgement: Judgement,
+    watermarks: Callable[[TopicIdPartition | None], PartitionPatch],
+) -> PartitionAnswer | None:
+    """For a partition that no tier has anything of for a reader at `offset`; None: some tier has.
+
+    Where only lost offsets lie between the reader and the log's end, that is shown as the end: then
+    the reader is not behind, and one that waits for the end has reached it.
+    """
+    if judgement.verdict is Verdict.PASS_ON:
+        return PartitionAnswer(key, PartitionPatch(), ErrorCode.OFFSET_OUT_OF_RANGE)
+    if judgement.verdict is Verdict.REFUSED:
+        lost = OffsetLost(f"{judgement.tip}: offset {offset} is in neither tier")
+        return PartitionAnswer(key, watermarks(judgement.tip), kafka_error_code(lost))
+    if judgement.verdict is Verdict.END:
+        log_start = watermarks(judgement.tip).log_start_offset
+        return PartitionAnswer(key, PartitionPatch(offset, offset, log_start))
+    return None

@@ -37,8 +37,7 @@ from fetchproxy.metadata.lineage import lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, each_of
-from fetchproxy.serving.relay.answers import Answer, HeldAnswer
-from fetchproxy.serving.relay.handling import Held, Session, rewritten
+from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
 from fetchproxy.serving.relay.offset_lookup import (
     VIEW_AGE_MAX_S,
     ArchiveLookup,
@@ -53,6 +52,7 @@ from fetchproxy.serving.relay.offset_lookup import (
     patch_times,
 )
 from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
 # What archivers gather changes slowly; `positions` is looked at more often anyway.
@@ -386,7 +386,7 @@ def _holds_all_below(question: _Question, view: PartitionView) -> bool:
     return by_time and 0 <= question.result.offset <= (view.log_end_offset or -1)
 
 
-def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     expected = ListOffsetsHandler(session.archive).expect(frame, head, body_at)
     session.send_upstream(frame, expected)
     return True

@@ -31,10 +31,10 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.lineage import lineage_of, merged_end_offset
 from fetchproxy.model import EpochEnd, EpochStart, TopicIdPartition
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
-from fetchproxy.serving.relay.answers import Answer, HeldAnswer
-from fetchproxy.serving.relay.handling import Held, Session, rewritten
+from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
 from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
 
 # So long a whole answer may wait for store and cluster: the broker's own is safe, if less exact.
 ARCHIVE_WAIT_MAX_S = 2.0
@@ -170,7 +170,7 @@ class OffsetForLeaderEpochHandler:
         )
 
 
-def _on_request(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     expected = OffsetForLeaderEpochHandler(session.archive).expect(frame, head, body_at)
     session.send_upstream(frame, expected)
     return True

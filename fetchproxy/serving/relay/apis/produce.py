@@ -12,13 +12,13 @@ from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 from fetchproxy_protocol.produce import ADDRESSES, ENDPOINTS_FROM, acks_of
 
-from fetchproxy.serving.relay.answers import Answer
 from fetchproxy.serving.relay.apis.addresses_rewritten import expect_addresses
-from fetchproxy.serving.relay.handling import Api, Behaviour, Passes, Session, Treatment
+from fetchproxy.serving.relay.broker_link import Answer
+from fetchproxy.serving.relay.session import Api, Behaviour, Passes, RelaySession, Treatment
 
 
 def _passes(rewritten: bool) -> Passes:
-    def expect(session: Session, head: RequestHead, view: Buffer, end: int) -> Answer | None:
+    def expect(session: RelaySession, head: RequestHead, view: Buffer, end: int) -> Answer | None:
         acks = acks_of(view, head.body_position, head.api_version, end)
         if acks is None:
             raise Truncated("a Produce request ends before its acks")

@@ -11,10 +11,10 @@ from __future__ import annotations
 from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 from fetchproxy_protocol.headers import RequestHead, handshake_refusal
 
-from fetchproxy.serving.relay.handling import Api, Behaviour, Held, Session, Treatment, relayed
+from fetchproxy.serving.relay.session import Api, Behaviour, Held, RelaySession, Treatment, relayed
 
 
-def _refuse_v0(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _refuse_v0(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     session.answer_in_turn(handshake_refusal(head.correlation_id))
     return True
 

@@ -8,8 +8,7 @@ proxy cannot read: their answers might name brokers. Neither is offered to clien
 
 from __future__ import annotations
 
-from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, MalformedMessage
-from fetchproxy_protocol.headers import RequestHead
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 
 from fetchproxy.serving.relay.apis import (
     addresses_rewritten,
@@ -20,13 +19,12 @@ from fetchproxy.serving.relay.apis import (
     produce,
     sasl_handshake,
 )
-from fetchproxy.serving.relay.handling import (
+from fetchproxy.serving.relay.session import (
+    FETCH,
     VERSION_MAX,
     Api,
+    ApiTable,
     Behaviour,
-    Held,
-    Passes,
-    Session,
     relayed,
     rewritten,
 )
@@ -58,13 +56,6 @@ RELAYED_WHY: dict[ApiKey, str] = {
 }
 
 
-def _fetch(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    return session.fetch.on_request(frame, body_at)
-
-
-# A connection has one handler of fetches (`apis.fetch`), as they build upon each other.
-FETCH = Held(_fetch)
-
 _FETCH_API = rewritten(
     ApiKey.FETCH, FETCH, "Partitions below the broker's log start are read from the archive."
 )
@@ -92,20 +83,4 @@ def _behaviours(key: ApiKey) -> tuple[Behaviour, ...]:
     return (relayed(first, last, RELAYED_WHY.get(key, "")),)
 
 
-BEHAVIOURS: dict[int, tuple[Behaviour, ...]] = {int(key): _behaviours(key) for key in ApiKey}
-
-
-def _refuse(session: Session, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    raise MalformedMessage(
-        f"request with API key {head.api_key} version {head.api_version} is not served"
-    )
-
-
-REFUSED = Held(_refuse)
-
-
-def handling_of(head: RequestHead) -> Passes | Held:
-    for behaviour in BEHAVIOURS.get(head.api_key, ()):
-        if behaviour.first <= head.api_version <= behaviour.last:
-            return behaviour.handling
-    return REFUSED
+BEHAVIOURS: ApiTable = {int(key): _behaviours(key) for key in ApiKey}
