@@ -139,6 +139,11 @@ class ArchiveConfig(Section):
     the same id. `delete-all`: it is deleted in that case as well; set this only while you need it.
     `keep`: topics that are deleted while this is set keep their archive for good.
     """
+    topic_deletion_grace_ms: Duration = Field(86_400_000, ge=0)
+    """The archive of a topic is deleted after every look at the cluster for this long has found no
+    such topic. A day leaves time to notice a mistake, and lets a cluster recover that shows only
+    some of its topics.
+    """
 
 
 class ArchiveOnlyConfig(Section):

@@ -40,7 +40,3 @@ class WritingLimits:
     orphan_age_min_ms: int = 3_600_000
     # Between two looks for archives of deleted topics; each lists the archive's partitions.
     topic_deletion_check_interval_ms: int = 300_000
-    # The archive of a topic is deleted after every look at the cluster for this long has found no
-    # such topic. A day leaves time to notice a mistake, and lets a cluster recover that shows only
-    # some of its topics.
-    topic_deletion_grace_ms: int = 86_400_000

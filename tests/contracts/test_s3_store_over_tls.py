@@ -60,9 +60,7 @@ class TestS3ObjectStoreOverTls(ObjectStoreContract):
     cancel_turn_s = 0.001
 
 
-async def test_a_body_has_no_hash_beside_its_crc64(
-    store: S3ObjectStore, tmp_path: Path
-) -> None:
+async def test_a_body_has_no_hash_beside_its_crc64(store: S3ObjectStore, tmp_path: Path) -> None:
     content = noise(3 * PART_BYTES)
     (tmp_path / "file").write_bytes(content)
     await store.put_file("k", tmp_path / "file")

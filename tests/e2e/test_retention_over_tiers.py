@@ -302,7 +302,7 @@ def test_local_retention_is_refused_where_the_broker_may_delete_first(
 
 DELETION = {
     "limits__writing__topic_deletion_check_interval_ms": 100,
-    "limits__writing__topic_deletion_grace_ms": 1_500,
+    "archive__topic_deletion_grace_ms": 1_500,
 }
 
 

@@ -36,7 +36,6 @@ from fetchproxy.writing.deletion.partition_deletion import (
     encode_cluster_topics,
     moved_on,
 )
-from fetchproxy.writing.limits import WritingLimits
 
 TIPS = [TopicIdPartition(TOPIC_ID, TOPIC, partition) for partition in (0, 1)]
 BYSTANDER = TopicIdPartition(UUID(int=8), "other", 0)
@@ -94,7 +93,7 @@ class Life:
         concerns: ArchiverConcerns | None = None,
     ) -> AsyncIterator[PartitionDeletion]:
         rsm = RemoteStorageManager(self.store, "archive")
-        config = ArchiveConfig(topic_deletion=topic_deletion)
+        config = ArchiveConfig(topic_deletion_grace_ms=grace_ms, topic_deletion=topic_deletion)
         async with AsyncExitStack() as opened:
             rlmm: RemoteLogMetadataManager
             if self.log is None:
@@ -114,7 +113,6 @@ class Life:
                 rlmm,
                 wall_clock_ms=lambda: 1_000,
                 concerns=concerns or ArchiverConcerns(),
-                limits=WritingLimits(topic_deletion_grace_ms=grace_ms),
             )
 
     async def look(self) -> None:

@@ -264,7 +264,7 @@ class PartitionDeletion:
         if topic_id not in self._absent_since:
             self._absent_since[topic_id] = now
             log.warning("archived_topic_is_gone", topic=topic, topic_id=str(topic_id))
-        grace_s = self.limits.topic_deletion_grace_ms / 1000
+        grace_s = self.config.topic_deletion_grace_ms / 1000
         due = now - self._absent_since[topic_id] >= grace_s
         try:
             emptied = [tip for tip in partitions if await self._empty(tip, due)]
