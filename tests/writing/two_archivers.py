@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,13 +45,18 @@ class ArchiverProcess:
         self._process = process
 
     def wait_for(self, line: str) -> None:
-        """Blocks until the process has printed it."""
+        """Blocks until the process has printed it, but for a minute at most."""
         assert self._process.stdout is not None
-        while True:
-            printed = self._process.stdout.readline()
-            assert printed, "the archiver has ended"
-            if printed.decode().strip() == line:
-                return
+        late = threading.Timer(60, self._process.kill)
+        late.start()
+        try:
+            while True:
+                printed = self._process.stdout.readline()
+                assert printed, f"the archiver has ended, or never said {line!r}"
+                if printed.decode().strip() == line:
+                    return
+        finally:
+            late.cancel()
 
     @property
     def stopped(self) -> bool:

@@ -231,7 +231,7 @@ class FileTree:
         key: str,
         parts: Iterable[bytes],
         commit: Commit,
-        move: Callable[[Path, Path], object] = Path.replace,
+        move: Callable[[Path, Path], object] = lambda part, target: part.replace(target),
     ) -> None:
         """Write `parts` one after the other, and `move` the file to its name. Raises Abandoned,
         leaving nothing, and what `move` raises.
