@@ -38,7 +38,13 @@ async def upload(store: S3Store, prefix: str, count: int, file: Path) -> None:
 if __name__ == "__main__":
     endpoint, bucket, prefix, count, file = sys.argv[1:]
     # Credentials and the region come from the environment.
-    bare = S3Store(bucket, endpoint=endpoint, client_options={"allow_http": True})
+    bare = S3Store(
+        bucket,
+        endpoint=endpoint,
+        client_options={"allow_http": True},
+        checksum_algorithm="CRC64NVME",  # as the product, with a server that checks it
+        unsigned_payload=True,
+    )
     cpu_before, begun = time.process_time(), time.perf_counter()
     asyncio.run(upload(bare, prefix, int(count), Path(file)))
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_before

@@ -432,7 +432,10 @@ class S3ObjectStore(ObjectStore):
                 raise
         finally:
             if begun is not None:
-                await self._abort_uploads_to(key)
+                try:
+                    await self._abort(client, {**place, "UploadId": begun["UploadId"]})
+                except RemoteStorageError as error:
+                    log.warning("multipart_abort_failed", key=key, error=str(error))
         self._checks_crc64 = code in _BAD_CHECKSUM
 
     async def _writer(self) -> NativeObjectStore:
