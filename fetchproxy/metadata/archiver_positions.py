@@ -262,7 +262,9 @@ class ArchiverPositions:
         return said
 
     def _tell(self, looked_at: float) -> None:
-        """Of who is at work, and who is silent: one whose partitions others have is not missed."""
+        """Report which archivers work and which are silent. One whose partitions others have taken
+        over counts as neither.
+        """
         missed, heard = {}, {}
         taken: set[tuple[UUID, int]] = set()
         for key, one in self._said.items():

@@ -214,7 +214,8 @@ def plan_tasks(
     partitions_min: int = 0,
     records_max: int = 0,
 ) -> list[ReadTask]:
-    """By topic, partition and offset; of what is asked for, as far as the views hold it.
+    """The tasks that read what is `asked`, as far as the views have it: in the order of topic,
+    partition and offset.
 
     At least `partitions_min` tasks, as far as there are bytes to share; `records_max`: offsets of
     one task at the most, 0: as many as its bytes hold.

@@ -267,8 +267,8 @@ _uninitialised = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_s
 
 
 def uninitialised(size_bytes: int) -> bytearray:
-    """Memory with any content, for who hands it on only once it is filled: `bytearray(size_bytes)`
-    clears it first, a tenth of the CPU of a replay and of an archiver.
+    """Memory with any content: fill it before you hand it on. `bytearray(size_bytes)` clears it
+    first, which takes a tenth of the CPU of a replay and of an archiver.
     """
     buffer: bytearray = _uninitialised(None, size_bytes)
     return buffer

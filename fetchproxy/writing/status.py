@@ -80,13 +80,13 @@ class PartitionArchiveStatus:
     last_stable_offset: int | None = None
     gathered_bytes: int = 0
     gathered_end: int | None = None
-    bytes_per_offset: float | None = None  # of what is gathered
+    bytes_per_offset: float | None = None  # mean of the gathered batches
     raised_log_start: int = 0  # below it everything was deleted on purpose
     closed_segments: int = 0
     first_unarchived_ms: int | None = None  # timestamp of the first record that was gathered
     copy: CopyProgress | None = None  # of the segment that is on its way to the store
     broker_retention: BrokerRetention = UNLIMITED
-    retention_used: float | None = None  # share of it, by what is not archived
+    retention_used: float | None = None  # share of it that records not archived yet have used
     deleted_in_ms: int | None = None  # when the brokers begin to delete that, as things go
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from urllib.parse import unquote
 
 import pytest
 
@@ -25,7 +26,10 @@ ANSWERS = [
 
 @asynccontextmanager
 async def answering(
-    scheme: str, *bodies: bytes, monkeypatch: pytest.MonkeyPatch
+    scheme: str,
+    *bodies: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    looked_for: list[bytes] | None = None,
 ) -> AsyncIterator[NativeObjectStore]:
     """A store in whose place something answers 200 and `bodies` in turn, then the last to all."""
     coming = list(bodies)
@@ -33,6 +37,8 @@ async def answering(
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, OSError):
             head = await reader.readuntil(b"\r\n\r\n")
+            if looked_for is not None and head.startswith(b"HEAD"):
+                looked_for.append(head.split(b" ")[1])
             body = coming.pop(0) if len(coming) > 1 else coming[0]
             shown = b"" if head.startswith(b"HEAD") else body
             writer.write(
@@ -81,3 +87,16 @@ async def test_a_listing_does_not_end_where_a_page_should_follow(
     async with answering("gs", *bodies, monkeypatch=monkeypatch) as store:
         with pytest.raises(StorageUnavailable):
             await keys_of(store.list("archive/"))
+
+
+async def test_a_look_for_the_end_stays_below_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials may be good for the archive's prefix alone."""
+    looked_for: list[bytes] = []
+    async with answering("gs", ANSWERS[0], monkeypatch=monkeypatch, looked_for=looked_for) as store:
+        with pytest.raises(StorageUnavailable):
+            await keys_of(store.list("archive/orders-"))
+        with pytest.raises(StorageUnavailable):
+            [name async for name in store.list_folders("archive/")]
+    below = [unquote(path.decode()) for path in looked_for]
+    assert len(below) == 2
+    assert all(path.startswith("/bucket/archive/") for path in below), below

@@ -272,7 +272,7 @@ class NativeObjectStore(ObjectStore):
                         continue
                     yield StoredObject(key, int(found["size"]), _version(found))
             if seen % self._page_objects == 0 and not start_after:
-                await self._confirm_end(what)
+                await self._confirm_end(prefix, what)
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         what = f"list folders of {check_folder_prefix(prefix)}"
@@ -281,7 +281,7 @@ class NativeObjectStore(ObjectStore):
             async with self._places:
                 listed = await reader.list_with_delimiter_async(prefix.rstrip("/") or None)
             if not listed["common_prefixes"] and not listed["objects"]:
-                await self._confirm_end(what)
+                await self._confirm_end(prefix, what)
         names = [str(path)[len(prefix) :] for path in listed["common_prefixes"]]
         for name in sorted(names, key=lambda name: name + "/"):
             yield name
@@ -331,13 +331,13 @@ class NativeObjectStore(ObjectStore):
         pages = self._opened().reader.list(folder, chunk_size=1)
         await self._next_page(pages)
 
-    async def _confirm_end(self, what: str) -> None:
-        """To the library, what is no listing (the page of an HTTP proxy, say) is an empty one.
-        Only a store knows that an object is not there.
+    async def _confirm_end(self, prefix: str, what: str) -> None:
+        """The library takes any other page, as of an HTTP proxy, for an empty listing. Only a store
+        says that an object is not there. The object is below `prefix`: rights may end there.
         """
         try:
             async with self._places:
-                await self._opened().reader.head_async(_NEVER_THERE)
+                await self._opened().reader.head_async(prefix + _NEVER_THERE)
         except FileNotFoundError:
             return
         raise StorageUnavailable(f"{what}: the answer is no listing")

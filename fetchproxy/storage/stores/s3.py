@@ -468,7 +468,7 @@ class S3ObjectStore(ObjectStore):
         make = partial(
             S3Store,
             self._bucket,
-            # A SHA-256 of what is protected anyway would be a fifth of an archiver's CPU.
+            # The SHA-256 of a signed payload takes a fifth of an archiver's CPU.
             unsigned_payload=not plain_http or bool(self._checks_crc64),
             # That key, because a variable of its name would go before `endpoint`.
             aws_endpoint_url_s3=address.endpoint,

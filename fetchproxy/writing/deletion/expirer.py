@@ -363,7 +363,7 @@ class Expirer:
         self._partitions: dict[TopicIdPartition, _Partition] = {}
 
     async def expire(self, tip: TopicIdPartition) -> bool:
-        """Some of what is due. True: more is due already. Raises RemoteStorageError."""
+        """Do some of the deletions that are due. True: more are due. Raises RemoteStorageError."""
         loop = asyncio.get_running_loop()
         now_ms = self._clock.now_ms(loop.time())
         partition = self._partitions.setdefault(tip, _Partition())
@@ -376,7 +376,7 @@ class Expirer:
         return wait_s <= 0
 
     async def tidy(self, tip: TopicIdPartition) -> None:
-        """All that may go whatever the retention is. Raises RemoteStorageError."""
+        """Delete all that may go under any retention. Raises RemoteStorageError."""
         loop = asyncio.get_running_loop()
         while (now_ms := self._clock.now_ms(loop.time())) is not None:
             view = await self.rlmm.refresh(tip, loop.time())
