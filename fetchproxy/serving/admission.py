@@ -278,8 +278,8 @@ class Admission(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Share:
-    """One connection's, which has one fetch at a time. `payer()`: `payer_of` its transport, which
-    is known when it is there.
+    """One connection's, which has one fetch at a time. `payer`: `payer_of` its transport, from the
+    moment on that this is there, or the user who has logged in.
 
     A fetch asks how long it owes (`owed_s`). If it owes nothing it may `enter`: its turn has come,
     and there is memory for its answer. Before it waits for the store it lets others go on
@@ -292,7 +292,7 @@ class Share:
     """
 
     _admission: Admission
-    _payer: Callable[[], str]
+    payer: str = ""
     _pause_s: float = 0.0  # that it was told to wait
     _waited: bool = False
     _charged: int = 0
@@ -339,7 +339,7 @@ class Share:
     def owed_s(self) -> float:
         """At the begin of a fetch: for so long it may have nothing of the archive."""
         waited, self._waited = self._waited, False
-        return 0.0 if waited else self._admission.rates.owed_s(self._payer())
+        return 0.0 if waited else self._admission.rates.owed_s(self.payer)
 
     def reads_max(self, bytes_max: int) -> int:
         """Of `bytes_max` wanted bytes, what is to be read for one answer."""
@@ -365,7 +365,7 @@ class Share:
         `told`: the client is made to wait. Where it is not, it has nothing more until it has paid.
         """
         self._charged += size_bytes
-        owed_s = self._admission.rates.spend(self._payer(), size_bytes)
+        owed_s = self._admission.rates.spend(self.payer, size_bytes)
         self._pause_s = owed_s if told else 0.0
         if not self._pause_s:
             return 0

@@ -37,7 +37,6 @@ from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
 from fetchproxy.runtime.loop import at_once, chosen, each_of, in_steps
-from fetchproxy.serving.admission import Admission
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.relay.fetch_session import FetchSessionMirror
 from fetchproxy.serving.relay.held_readers import HeldReaders
@@ -68,7 +67,6 @@ class SharedByFetches:
     held: HeldReaders
     skipped: SkippedOffsets
     topics: ArchivedTopics
-    admission: Admission
     wait_max_s: float
     answer_bytes_max: int
     permit_ttl_s: float

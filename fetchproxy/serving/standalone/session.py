@@ -22,7 +22,7 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REQUESTS,
     LIMITS_REACHED,
 )
-from fetchproxy.serving.admission import Share, host_of
+from fetchproxy.serving.admission import host_of
 from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
 from fetchproxy.serving.standalone.apis import sasl
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, RequestRefused
@@ -40,11 +40,10 @@ class _UserGone(Exception):
 
 class StandaloneSession(ClientSession):
     def __init__(self, owner: SessionOwner, parts: ArchiveOnlyParts) -> None:
-        super().__init__(owner, parts.purgatory.steps)
+        super().__init__(owner, parts.purgatory.steps, parts.admission)
         self._parts = parts
         self._logins = parts.logins
         self._host, self._port = "", 0  # both set when the client is there
-        self._share = Share(parts.admission, lambda: self.payer)
         self._login: Login | None = None
         self._login_until = owner.clock() + _LOGIN_MAX_S
         self._answering = False  # an answer is being taken
@@ -64,10 +63,6 @@ class StandaloneSession(ClientSession):
             secret_path = tls or is_loopback(str(local[0]))
             self._login = Login(self._logins, host_of(self.client_host), secret_path)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._share.close()
-        super().connection_lost(exc)
-
     # -- looked at by the listener, again and again ------------------------------------------------
     def look(self, now: float) -> None:
         logs_in = self._login is not None and self._login.user is None
@@ -81,11 +76,6 @@ class StandaloneSession(ClientSession):
         self.heard = self.heard or self._answering
         return super().silent_s(now)
 
-    @property
-    def kept_bytes(self) -> int:
-        """And of its appetite."""
-        return super().kept_bytes + self._share.kept_bytes
-
     # -- requests --------------------------------------------------------------------------------
     def on_request(self, payload: bytes) -> None:
         """A whole one, without size prefix."""
@@ -97,7 +87,7 @@ class StandaloneSession(ClientSession):
             request = self._request(payload)
             del payload
             pieces = await self._answer(request)
-            with self._share.sending(pieces) as pieces:
+            with self.share.sending(pieces) as pieces:
                 self._answering = True
                 await self.write_as_taken(pieces)
             del request, pieces
@@ -109,9 +99,9 @@ class StandaloneSession(ClientSession):
         except _UserGone as gone:
             self.close("user_changed", user=str(gone))
         finally:
-            self._share.to_store()
+            self.share.to_store()
             self.heard, self._answering = True, False
-        await self._share.pay()
+        await self.share.pay()
         if self._ended:
             self.close()
 
@@ -124,7 +114,7 @@ class StandaloneSession(ClientSession):
             client_id(payload, head),
             self.client_host,
             self._user(),
-            self._share,
+            self.share,
             self._host,
             self._port,
         )
@@ -172,7 +162,7 @@ class StandaloneSession(ClientSession):
             self._say_closed("login_refused", kind=str(refused), user=login.name)
             return sasl.refusal(request, login.mechanism)
         if login.user is not None:
-            self.payer = f"User:{login.user.name}"
+            self.share.payer = f"User:{login.user.name}"
             self.requests.bytes_max = self._parts.limits.request_bytes_max
             ARCHIVE_ONLY_LOGINS.labels("accepted").inc()
         return pieces

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 
 from fetchproxy_protocol.apis import ErrorCode, MalformedMessage
 from fetchproxy_protocol.fetch import (
@@ -50,7 +51,7 @@ from fetchproxy.reading.segment_reader import (
 )
 from fetchproxy.runtime.flights import first_of
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, breathe, each_of, in_steps
-from fetchproxy.serving.admission import Client, Share
+from fetchproxy.serving.admission import Client
 from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.fetch_answer import (
     AnswerRoom,
@@ -63,7 +64,7 @@ from fetchproxy.serving.relay.broker_link import Answer, FetchAnswer
 from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
 from fetchproxy.serving.relay.served_archive import TopicsOfConnection
-from fetchproxy.serving.relay.session import RelaySession
+from fetchproxy.serving.relay.session import InTurn, Muting, RelaySession, Upstream
 from fetchproxy.serving.relay.withheld import (
     NOTHING_WITHHELD,
     FetchJudging,
@@ -167,7 +168,7 @@ class FetchHandler:
         self.mirror = FetchSessionMirror(shared.new_session_id)
         self.judging = FetchJudging(shared, self.mirror, session.spawn, session.node_id)
         self.tail = TailMarks(shared, self.judging)
-        self.share = Share(shared.admission, lambda: session.payer)
+        self.share = session.share
         self.topics = TopicsOfConnection(shared.topics)
         self.cut_short = False
         self.throttle_time_ms = 0
@@ -183,7 +184,6 @@ class FetchHandler:
         """The client is gone."""
         self.shared.topics.leave(self.topics)
         self.shared.held.leave(self.judging)
-        self.share.close()
 
     def drop(self) -> None:
         """Nor is anything under way any more."""
@@ -196,25 +196,21 @@ class FetchHandler:
 
     @property
     def kept_bytes(self) -> int:
-        """Of its fetch session, and of its appetite."""
-        return self.mirror.kept_bytes + self.share.kept_bytes
+        """Of its fetch session."""
+        return self.mirror.kept_bytes
 
     # -- requests ----------------------------------------------------------------------------------
-    def on_request(self, frame: bytes, body_at: int) -> bool:
+    def on_request(self, frame: bytes, body_at: int) -> Upstream | InTurn | Muting:
         if self._busy:
-            self.session.mute_while(self._until_idle(), "fetch-behind-fetch")
-            return False
+            return Muting(self._until_idle(), "fetch-behind-fetch", again=True)
         if self._read is None and len(frame) > READ_AT_ONCE_BYTES_MAX:
-            self.session.mute_while(self._read_in_steps(frame, body_at), "read-large-fetch")
-            return False
+            return Muting(self._read_in_steps(frame, body_at), "read-large-fetch", again=True)
         request, self._read = self._read or parse_fetch_request(frame[4:], body_at), None
         if request.replica_id >= 0:  # a follower must get its leader's own answer (KIP-405)
-            self.session.send_upstream(frame, Answer(request.correlation_id))
-            return True
+            return Upstream(frame, partial(Answer, request.correlation_id))
         if not self._paced and (due_in := self._due_in(frame, request)):
             self._read, self._paced = request, True
-            self.session.mute_while(asyncio.sleep(due_in), "pace-by-appetite")
-            return False
+            return Muting(asyncio.sleep(due_in), "pace-by-appetite", again=True)
         self._paced = False
         bytes_max = self.share.bytes_wanted(request.bytes_max)
         if bytes_max < request.bytes_max:
@@ -222,9 +218,7 @@ class FetchHandler:
             request = request._replace(bytes_max=bytes_max)
         kind = self.mirror.on_request(request)
         if kind.error_code:
-            refusal = self._refuse(request, kind.error_code)
-            self.session.mute_while(refusal, "fetch-session-error")
-            return True
+            return InTurn(partial(self._refuse, request, kind.error_code), "fetch-session-error")
         if len(self.mirror.asked) > PARTITIONS_MAX:
             raise MalformedMessage(f"a fetch session of more than {PARTITIONS_MAX} partitions")
         by_id = request.version >= TOPIC_IDS_FROM
@@ -237,10 +231,8 @@ class FetchHandler:
         ended = not self.mirror.asked and not self.mirror.in_lockstep
         if split is None or split.withheld or self.parked is not None or ended:
             fetch = ServedFetch(self, request, kind, self._client_of(frame), self.clock())
-            self.session.mute_while(fetch.run(split), "serve-fetch")
-        else:
-            self._pass(frame, body_at, request, kind)
-        return True
+            return InTurn(partial(fetch.run, split), "serve-fetch")
+        return self._pass(frame, body_at, request, kind)
 
     def _due_in(self, frame: bytes, request: FetchRequest) -> float:
         return self.share.due_in(
@@ -269,13 +261,12 @@ class FetchHandler:
             self._idle.clear()
             await self._idle.wait()
 
-    async def _refuse(self, request: FetchRequest, code: int) -> None:
-        await self.session.drained()
+    async def _refuse(self, request: FetchRequest, code: int, waited: bool) -> None:
         self.session.write_to_client(
             encode_error_response(request.version, request.correlation_id, code)
         )
 
-    def _pass(self, frame: bytes, body_at: int, request: FetchRequest, kind: FetchKind) -> None:
+    def _pass(self, frame: bytes, body_at: int, request: FetchRequest, kind: FetchKind) -> Upstream:
         """Nothing is withheld: the request goes as it came, unless the sessions have parted."""
         if not self.mirror.rejoin():
             brokers_own = self.mirror.pass_on(request)
@@ -283,8 +274,9 @@ class FetchHandler:
                 frame = with_session(frame, body_at, request.version, *brokers_own)
             elif (upstream := self.mirror.upstream_request(frozenset())) is not None:
                 frame = upstream.encode(request, request.max_wait_ms)
-        # The answer cannot come before the loop's next turn: nobody waits for what follows.
-        self.session.send_upstream(frame, None)
+        return Upstream(frame, partial(self._expect_passed, frame, request, kind))
+
+    def _expect_passed(self, frame: bytes, request: FetchRequest, kind: FetchKind) -> FetchAnswer:
         answer = self.expect(request)
         asked_at = self.clock()
 
@@ -294,7 +286,8 @@ class FetchHandler:
             self.drop_answer()
             # From here on, as the next request may be taken before this answer is done with.
             fetch = ServedFetch(self, request, kind, self._client_of(frame), asked_at)
-            self.session.mute_while(fetch.run(self.split_at_once()), "serve-caught-fetch")
+            run = fetch.run(self.split_at_once(), waited=False)
+            self.session.mute_while(run, "serve-caught-fetch")
             return True
 
         def passed() -> None:
@@ -312,7 +305,7 @@ class FetchHandler:
         if not self.throttle_time_ms:  # else the answer's head is another
             answer.on_plain = self.mirror.on_fine_answer
         self._busy = True
-        self.session.expect(answer)
+        return answer
 
     # -- of the fetch at hand ----------------------------------------------------------------------
     def split_at_once(self) -> Split | None:
@@ -412,11 +405,11 @@ class ServedFetch:
         self._deadline = asked_at + min(request.max_wait_ms / 1000, wait_max_s)
         self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
 
-    async def run(self, split: Split | None) -> None:
-        """`split`: as the client asks now, where that is known. For work that mutes the client."""
+    async def run(self, split: Split | None, waited: bool) -> None:
+        """`split`: as the client asks now, where that is known; not if it `waited` for its turn."""
         on = self._on
         try:
-            if await on.session.drained() or split is None:
+            if waited or split is None:
                 split = await on.judging.split()  # a permit may have run out meanwhile
             while not await self._answer(split):
                 split = await on.judging.split()
