@@ -64,20 +64,24 @@ class AnswerBudget:
             return left
         return self._answer_max
 
-    async def wait_for_room(self, deadline: float) -> None:
-        """While it is full, until it is this one's turn; at most to `deadline` (loop time, s)."""
+    async def wait_for_room(self, deadline: float) -> bool:
+        """While it is full, until it is this one's turn; at most to `deadline` (loop time, s).
+
+        True: it waited.
+        """
         if not self.full:
-            return
+            return False
         turn = asyncio.Event()
         self._waiting.append(turn)
         try:
             async with asyncio.timeout_at(deadline):
                 await turn.wait()
         except TimeoutError:
-            return
+            pass
         finally:
             if not turn.is_set():
                 self._waiting.remove(turn)
+        return True
 
     @contextmanager
     def taking(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
@@ -154,14 +158,15 @@ class AnswerTurns:
         self._taken: dict[Hashable, float] = {}  # since loop time, s; the oldest first
         self._timer: asyncio.TimerHandle | None = None  # for the oldest; only while others wait
 
-    async def take(self, connection: Hashable, size_bytes: int, deadline: float) -> None:
+    async def take(self, connection: Hashable, size_bytes: int, deadline: float) -> bool:
         """Wait for a turn; from `deadline` (loop time, s) on without one. `give_back` must follow.
+        True: it waited.
 
         `size_bytes`: what the answer may take, which counts as given to the connection.
         """
         if len(self._taken) < self._turns_max:  # so nobody waits
             self._taken[connection] = asyncio.get_running_loop().time()
-            return
+            return False
         LIMITS_REACHED.labels("remote_answer_turns_max").inc()
         begun = self._begun[connection] = asyncio.Event()
         self._queue.push(connection, connection, max(size_bytes, COST_BYTES_MIN))
@@ -171,6 +176,7 @@ class AnswerTurns:
                 await begun.wait()
         except TimeoutError:
             self.give_back(connection)
+        return True
 
     def give_back(self, connection: Hashable) -> None:
         """Its turn, or its place in the queue; also where it has neither."""
@@ -345,10 +351,13 @@ class Share:
         """Of `bytes_max` wanted bytes, what is to be read for one answer."""
         return self._admission.rates.room(bytes_max)
 
-    async def enter(self, bytes_max: int, deadline: float) -> None:
-        """Waits for a turn, and for memory; from `deadline` (loop time, s) on it goes without."""
-        await self._admission.turns.take(self, bytes_max, deadline)
-        await self._admission.answers.wait_for_room(deadline)
+    async def enter(self, bytes_max: int, deadline: float) -> bool:
+        """Waits for a turn, and for memory; from `deadline` (loop time, s) on it goes without.
+
+        True: it waited.
+        """
+        waited = await self._admission.turns.take(self, bytes_max, deadline)
+        return await self._admission.answers.wait_for_room(deadline) or waited
 
     def to_store(self) -> None:
         """The store is waited for, so others may go on; also where nothing was entered."""

@@ -25,8 +25,7 @@ from fetchproxy_protocol.primitives import INT32, Buffer
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, WIRE_ERRORS
-from fetchproxy.reading.fetcher_pool import LoopSteps
-from fetchproxy.runtime.loop import MESSAGES_A_TURN
+from fetchproxy.runtime.loop import MESSAGES_A_TURN, LoopSteps
 from fetchproxy.serving.admission import Admission, Share, payer_of
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step

@@ -232,6 +232,7 @@ class RelaySession(ClientSession):
         self.link: BrokerLink | None = None
         self._upstream_slow = False
         self._drained = asyncio.Event()
+        self._drained.set()
         self._wanted = asyncio.Event()  # the broker, or nothing any more
         self.fetch = relay.new_fetches(self)
         self.requests = RelayedRequests(self, owner, relay)
@@ -249,6 +250,11 @@ class RelaySession(ClientSession):
         self.heard = True
         self._take(self._receive.view[:nbytes])
         self._receive.release(self.link.transport if self.link else None)
+
+    def eof_received(self) -> bool:
+        if self.link is not None:
+            self.link.tells_answered = True
+        return super().eof_received()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -284,6 +290,7 @@ class RelaySession(ClientSession):
             return False
         if self.link.transport is None:
             return False
+        self.link.tells_answered = self.requests.ended
         self.link.transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         return True
 
@@ -326,6 +333,8 @@ class RelaySession(ClientSession):
             self._pace()
         if self.requests.ended:  # the bytes of this answer are yet to be written
             asyncio.get_running_loop().call_soon(self.requests.close_if_answered)
+        waits = self.requests.limited or self.requests.ended or not self._drained.is_set()
+        self.link.tells_answered = waits
 
     def rewrite(self, answer: HeldAnswer) -> Payload | None:
         payload = answer.rewrite(bytes(answer.payload))
@@ -419,6 +428,7 @@ class RelaySession(ClientSession):
         while self.link.expected and not self.fetch.only_parked(self.link.expected):
             waited = True
             self._drained.clear()
+            self.link.tells_answered = True
             await self._drained.wait()
         return waited
 
@@ -565,10 +575,10 @@ class RelayedRequests(RequestFraming[Passes | Held]):
     def _is_full(self) -> bool:
         session = self._session
         link = session.link
-        in_flight = len(link.expected) if link else 0
-        if in_flight >= self._limits.inflight_requests_max and session.at_inflight_limit():
+        at_most = self._limits.inflight_requests_max
+        if link is not None and len(link.expected) >= at_most and session.at_inflight_limit():
             LIMITS_REACHED.labels("inflight_requests_max").inc()
-            self.limited = True
+            self.limited = link.tells_answered = True
             return True
         return False
 

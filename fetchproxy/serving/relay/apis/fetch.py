@@ -28,18 +28,22 @@ from fetchproxy_protocol.fetch import (
     FetchRequest,
     FetchResponseHead,
     HeadPatch,
+    LogStarts,
     PartitionKey,
     PartitionPatch,
     TopicRef,
     encode_error_response,
     fetch_offset,
+    head_bytes,
     parse_fetch_request,
+    plain_session_id,
     request_in_steps,
     with_bytes_max,
     with_session,
 )
+from fetchproxy_protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags, Withhold
 from fetchproxy_protocol.headers import client_id, peek_request_header
-from fetchproxy_protocol.primitives import Buffer
+from fetchproxy_protocol.primitives import INT32, Buffer
 
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import TopicIdPartition
@@ -52,7 +56,7 @@ from fetchproxy.reading.segment_reader import (
 from fetchproxy.runtime.flights import first_of
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, breathe, each_of, in_steps
 from fetchproxy.serving.admission import Client
-from fetchproxy.serving.archived_reads import ArchivedReads
+from fetchproxy.serving.archived_reads import NOT_LOOKED_AT, ArchivedReads
 from fetchproxy.serving.fetch_answer import (
     AnswerRoom,
     EncodedTopics,
@@ -60,7 +64,7 @@ from fetchproxy.serving.fetch_answer import (
     encode_own_answer,
     encode_topics,
 )
-from fetchproxy.serving.relay.broker_link import Answer, FetchAnswer
+from fetchproxy.serving.relay.broker_link import Answer, ScannedAnswer
 from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
 from fetchproxy.serving.relay.served_archive import TopicsOfConnection
@@ -121,6 +125,88 @@ class TailMarks:
             answers.append(PartitionAnswer(key, shown))
         await self._judging.refresh_edges(shown_tips)
         return answers
+
+
+# The broker's session id → the one that the client is shown.
+OnPlain = Callable[[int], int]
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class FetchAnswer(ScannedAnswer):
+    """A Fetch answer on its way. Either attached to the client's fetch, or parked."""
+
+    correlation_id: int
+    version: int
+    _splice_tags: SpliceTags
+    log_starts: LogStarts | None = None
+    frame_bytes: int = 0  # known from its arrival on
+    _on_head: OnHead | None = None
+    _on_error: OnError | None = None
+    _withhold: Withhold | None = None
+    any_empty: bool = False  # `withhold` is asked of any answer without records
+    _on_done: Callable[[], None] | None = None
+    on_arrival: Callable[[], None] | None = None
+    on_plain: OnPlain | None = None  # asked in place of `on_head` and `on_error`
+    walked_slowly: bool = False  # it may be of very many partitions
+    discarded: bool = False  # scanned like any other, but nothing leaves
+
+    def arrived(self, frame_bytes: int) -> bool:
+        self.frame_bytes = frame_bytes
+        attached = self._on_head is not None
+        if not attached and self.on_arrival is not None:
+            self.on_arrival()
+        return attached
+
+    def attach(
+        self,
+        on_head: OnHead,
+        on_error: OnError,
+        on_done: Callable[[], None],
+        withhold: Withhold | None = None,
+    ) -> None:
+        """From now on the answer may flow. The link must be told to go on.
+
+        `withhold`: see `FetchResponseScan`. An answer that it keeps is done like any other.
+        """
+        self._on_head, self._on_error, self._on_done = on_head, on_error, on_done
+        self._withhold = withhold
+
+    def done(self) -> None:
+        if (on_done := self._on_done) is not None:
+            self.let_go()
+            on_done()
+
+    def let_go(self) -> None:
+        """It is done with: what it would have called may hold it, and all of a large request."""
+        self._on_head = self._on_error = self._withhold = None
+        self._on_done = self.on_arrival = self.on_plain = None
+
+    def passes(self, frame: memoryview) -> bool:
+        """False: it is to be scanned."""
+        if self.on_plain is None:
+            return False
+        session_id = plain_session_id(frame, self.version, self.log_starts)
+        if session_id is None:
+            return False
+        self.frame_bytes = len(frame)
+        shown_id = self.on_plain(session_id)
+        if shown_id != session_id:
+            INT32.pack_into(frame, head_bytes(self.version) - INT32.size, shown_id)
+        return True
+
+    def begin(self) -> FetchResponseScan:
+        assert self._on_head is not None
+        assert self._on_error is not None
+        return FetchResponseScan(
+            self.version,
+            self.frame_bytes,
+            self._on_head,
+            self._on_error,
+            self._splice_tags,
+            self.log_starts,
+            self._withhold,
+            self.any_empty,
+        )
 
 
 # A fetch that the proxy sends in the client's place, for the partitions that are not withheld.
@@ -420,19 +506,18 @@ class ServedFetch:
     async def _answer(self, split: Split) -> bool:
         """False: nothing was answered yet, and who is to be asked has changed."""
         on, clock = self._on, self._on.clock
-        split, held = await on.judging.confirmed(split, self._patience)
+        tail_deadline = min(self._deadline, clock() + TAIL_GRACE_S)
+        split, held = await on.judging.confirmed(split, tail_deadline, self._archive_deadline)
         side = self._remote_side(on.share.owed_s())
-        alone = self._alone(split)
+        alone, views = on.judging.alone(split), split.remote
         patience = self._archive_deadline if alone else self._deadline
         if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
             patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
         elif alone:
-            await on.share.enter(side.asked_bytes(split.withheld), patience)
-            await on.steps.begin()
-        remote: Iterable[tuple[PartitionKey, TopicIdPartition]] = split.remote.items()
-        if held:
-            remote = ((key, tip) for key, tip in remote if tip not in held)
-        side.watch(remote, patience)
+            entered = await on.share.enter(side.asked_bytes(split.withheld), patience)
+            if await on.steps.begin() or entered:
+                views = NOT_LOOKED_AT  # they may be old by now
+        side.watch(zip(split.remote, split.tips, strict=True), patience, views, held)
         await breathe(len(split.remote))
         ready = side.ready
         if not ready:
@@ -451,7 +536,7 @@ class ServedFetch:
                 return False
         finally:
             side.cancel()
-        await on.judging.refresh_edges(split.remote.values())
+        await on.judging.refresh_edges(split.tips)
         return True
 
     def _remote_side(self, owed_s: float) -> ArchivedReads:
@@ -481,16 +566,6 @@ class ServedFetch:
             and verdicts <= {Verdict.REFUSED, *HELD_VERDICTS}
             and all(isinstance(result.error, OffsetLost) for _, result in results)
         )
-
-    def _alone(self, split: Split) -> bool:
-        """The broker is asked for nothing."""
-        return len(split.withheld) >= len(self._on.mirror.asked)
-
-    def _patience(self, split: Split) -> float:
-        """How long what is only looked up may take: partitions of the tail wait too."""
-        if self._alone(split):
-            return self._archive_deadline
-        return min(self._deadline, self._on.clock() + TAIL_GRACE_S)
 
     async def _poll_upstream(self, split: Split, ready: bool) -> UpstreamPoll | None:
         """Ask the broker for the rest; a parked poll is taken up if it asks for the same."""
@@ -589,8 +664,10 @@ class ServedFetch:
         offset, watermarks = fetch_offset(self._on.mirror.asked[key]), self._on.shared.watermarks
         if judgement and (answer := judged_answer(key, offset, judgement, watermarks)):
             return answer
-        tip = split.remote.get(key) or (judgement.tip if judgement else None)
-        answer = read_answer(key, watermarks(tip), result, may_fail=self._alone(split))
+        view = split.remote.get(key)
+        tip = view.tip if view else judgement.tip if judgement else None
+        shown = watermarks(tip, result and result.view)
+        answer = read_answer(key, shown, result, may_fail=self._on.judging.alone(split))
         if result is not None and isinstance(result.error, OffsetNotArchived):
             self._on.judging.again(key)
         return answer
@@ -662,7 +739,7 @@ class ServedFetch:
         the connection is shut meanwhile, and tail data never waits for the archive.
         """
         of_tail: list[PartitionAnswer] = []
-        alone = self._alone(split)
+        alone = self._on.judging.alone(split)
         if self._kind.lists_all and not alone:
             rest = [key for key in self._on.mirror.asked if key not in split.withheld]
             of_tail = await self._on.tail.answers(rest)
