@@ -36,7 +36,7 @@ from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition
 from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
-from fetchproxy.runtime.loop import each_of, in_steps
+from fetchproxy.runtime.loop import breathe, each_of, in_steps, pieces
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.relay.fetch_session import FetchSessionMirror
 from fetchproxy.serving.relay.held_readers import HeldReaders
@@ -399,11 +399,12 @@ class TopicIdentities:
         """
         now = self._clock()
         oldest = now - IDENTITY_AGE_MAX_MS / 1000
-        due = {
-            tip.topic_id: tip.topic
-            async for tip in each_of(tips)
-            if self._looked_at.get(tip.topic_id, oldest) <= oldest
-        }
+        due: dict[UUID, str] = {}
+        for piece in pieces(tips):
+            for tip in piece:
+                if self._looked_at.get(tip.topic_id, oldest) <= oldest:
+                    due[tip.topic_id] = tip.topic
+            await breathe(len(piece))
         if not due:
             return None
         self._looked_at = {known: at for known, at in self._looked_at.items() if at > oldest}
@@ -706,11 +707,12 @@ class FetchJudging:
         The brokers are asked once for all that are old: one fetch may name ten thousand.
         """
         oldest, cluster = self._clock() - EDGES_AGE_MAX_MS / 1000, self._cluster
-        old = [
-            tip
-            async for tip in each_of(tips)
-            if tip not in self._refreshing and not cluster.knows_log_edges(tip, oldest)
-        ]
+        old: list[TopicIdPartition] = []
+        for piece in pieces(tips):
+            for tip in piece:
+                if tip not in self._refreshing and not cluster.knows_log_edges(tip, oldest):
+                    old.append(tip)
+            await breathe(len(piece))
         if old:
             self._refreshing.update(old)
             self._spawn(self._ask_edges(old, oldest), "refresh-log-edges")

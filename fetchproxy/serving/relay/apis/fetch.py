@@ -54,7 +54,7 @@ from fetchproxy.reading.segment_reader import (
     kafka_error_code,
 )
 from fetchproxy.runtime.flights import first_of
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, breathe, each_of, in_steps
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, breathe, each_of, in_steps, pieces
 from fetchproxy.serving.admission import Client
 from fetchproxy.serving.archived_reads import NOT_LOOKED_AT, ArchivedReads
 from fetchproxy.serving.fetch_answer import (
@@ -637,19 +637,21 @@ class ServedFetch:
             for key in side.read_for():
                 marks.had_its_turn(key)
         named: list[PartitionAnswer] = []
-        async for key, mark in each_of(withheld):
-            _, result = results.get(key, (None, None))
-            answer = room.fit(self._answer_of(key, mark.judgement, split, result))
-            now = marks.marks[key]  # another mark, if it is judged again
-            if self._kind.lists_all or answer.has_news(now.shown):
-                now.shown = answer.watermarks
-                named.append(answer)
-            if answer.records:
-                marks.had_its_turn(key)
-                if answer.skipped is not None and (tip := on.judging.identify(*key)):
-                    on.shared.skipped.note(tip, *answer.skipped)
-            if answer.error_code:
-                marks.told(key)
+        for piece in pieces(withheld):
+            for key, mark in piece:
+                _, result = results.get(key, (None, None))
+                answer = room.fit(self._answer_of(key, mark.judgement, split, result))
+                now = marks.marks[key]  # another mark, if it is judged again
+                if self._kind.lists_all or answer.has_news(now.shown):
+                    now.shown = answer.watermarks
+                    named.append(answer)
+                if answer.records:
+                    marks.had_its_turn(key)
+                    if answer.skipped is not None and (tip := on.judging.identify(*key)):
+                        on.shared.skipped.note(tip, *answer.skipped)
+                if answer.error_code:
+                    marks.told(key)
+            await breathe(len(piece))
         if room.left_off or any(answer.records for answer in named):
             on.cut_short = room.left_off  # else the archive's turn is yet to come
         return named
