@@ -1,4 +1,4 @@
-"""The relay's knowledge of the archive: which topics have one, and where it begins."""
+"""The relay's knowledge of the archive: its topics, where it begins, and who adds to it."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class ArchivedKnowledge:
         return (await self.topics(not_older_than)).intersection(topic_ids)
 
     def list_for(self, starts: int) -> float:
-        """The earliest loop time (s) at which a list for these log starts may have been read: the
-        time at which the log starts were first seen.
+        """The earliest loop time (s) at which a list for these log starts may have been read: when
+        they were first seen, or LIST_AGE_MAX_S ago if that is later.
 
         Records are archived before their broker drops them, so a later list has every topic with
         records below these log starts. `starts`: a hash of the log start of each partition.
