@@ -130,7 +130,7 @@ class FetchSessionMirror:
         self._upstream_id = 0
         self._upstream_epoch = 0
         self.sent_full = False  # the broker's next answer lists all partitions
-        self._stale = False  # the client sent a full request that the broker has not seen
+        self._stale = False  # the next request to the broker must be a full one
         self._told: dict[PartitionKey, FetchEntry] | None = None  # None: in lockstep
         self._undo: dict[PartitionKey, FetchEntry | None] = {}
         self._dirty: dict[PartitionKey, None] = {}  # in order: equal runs send equal bytes
@@ -373,8 +373,8 @@ class FetchSessionMirror:
         """Go back to lockstep if both sides agree. True: the sides are in lockstep now.
 
         Called with nothing withheld, between `on_request` and sending. In lockstep the request may
-        pass unchanged. A full or sessionless request always can if the broker has no session of the
-        proxy's own.
+        pass unchanged. A full or sessionless request always can if no session with the broker is
+        open.
         """
         if self._ahead:
             return False
