@@ -156,7 +156,7 @@ class ClientSession(asyncio.BufferedProtocol):
         return not self.closing
 
     def _drop(self) -> None:
-        """Free what else keeps memory when the session is over."""
+        """Free a server's own memory when the session is over."""
 
     def spawn(self, work: Coroutine[None, None, object], name: str) -> None:
         """Start a task. Does nothing if the session is over."""
