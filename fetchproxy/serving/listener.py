@@ -112,7 +112,7 @@ class Listener:
         for session in list(self._sessions):
             session.close()
         await self._closed()
-        # The error, if any, is not passed on: an exception group would hide it.
+        # Without the error, if any: the task group would hide it in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
     async def open(self, new_session: NewSession) -> None:
