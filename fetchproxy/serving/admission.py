@@ -212,7 +212,7 @@ class AnswerTurns:
 # the client cannot choose (`payer_of`): the subject of a verified certificate, else the address.
 # The proxy does not read the client's name at the broker, and a client id can be anything.
 
-# (address, client id): shares out the reads of the store. It limits nothing.
+# (address, client id): clients take turns at reading the store by it. It limits nothing.
 Client = tuple[str, str]
 
 # Half of a Java consumer's request.timeout.ms. The next answer tells the rest of a longer debt.
@@ -286,12 +286,12 @@ class Admission(NamedTuple):
 @dataclass(slots=True, eq=False, repr=False)
 class Share:
     """The admission of one connection, which has one fetch at a time. `payer`: `payer_of` its
-    transport once that is there, or the user who has logged in.
+    transport once it is connected, or the user who has logged in.
 
     A fetch asks how long its payer still owes (`owed_s`). If it owes nothing, the fetch may
     `enter`: it waits for its turn and for memory. Before it waits for the store, it lets others go
     on (`to_store`). It is charged for its records (`charge`), which count as memory while it is
-    `sending` them. At last it waits for the time that it owes (`pay`). Every fetch, also of the
+    `sending` them. Finally it waits for the time that it owes (`pay`). Every fetch, also of the
     tail, waits until its client has appetite for it (`due_in`).
 
     A connection that has waited as long as it was told is served, whatever other connections of the

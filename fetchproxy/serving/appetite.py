@@ -44,8 +44,8 @@ FULL_ANSWER_BYTES = 64 * 1024
 _ADVANCE_MAX = 2_000_000
 # A pace is below the measured rate, so that variations do not fill the queue.
 _BELOW = 0.94
-# The rate is taken as the highest that this many pauses tell. One pause says little: after a moment
-# in which the machine stood still, the queue is full at any pace.
+# The rate is the highest of those measured at this many pauses. One pause says little: after a
+# moment in which the machine stood still, the queue is full at any pace.
 _TOLD_BY = 3
 # A pace must promise this many times the client's rate with pauses. Otherwise pacing rests.
 _GAIN_MIN = 1.3
@@ -204,7 +204,7 @@ class Lately:
 
 
 class Appetite:
-    """One per consumer. Pure: the caller gives times (s) that never fall; rates are records/s."""
+    """One per consumer. Pure: the caller passes times in s that never fall; rates are records/s."""
 
     def __init__(self, now: float, known: float = 0.0) -> None:
         """`known`: the consumer's pace when it left before; 0: not known."""
@@ -231,7 +231,7 @@ class Appetite:
         `others`: after a silence, other connections' last answers that no fetch has followed yet.
         """
         silence = now - answered_at
-        if answered_at < self._cycle.begun_at:  # another connection counted the pause, and these
+        if answered_at < self._cycle.begun_at:  # another connection counted the pause and `records`
             records = 0
         elif silence < PAUSE_MIN_S:
             self._cycle.add(records, answered_at)

@@ -207,7 +207,9 @@ class ClientSession(asyncio.BufferedProtocol):
 
     # -- checked by the listener at intervals ------------------------------------------------------
     def look(self, now: float) -> None:
-        """Close the session if the client is silent, gone, takes nothing, or ends no frame."""
+        """Close the session if the client is silent or gone, takes nothing, or leaves a frame
+        incomplete.
+        """
         config, begun, silent_s = self._config, self.requests.begun_at, self.silent_s(now)
         if self.stalled_s(now) > self._limits.client_stall_max_ms / 1000:
             LIMITS_REACHED.labels("client_stall_max_ms").inc()

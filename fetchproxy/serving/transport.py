@@ -21,8 +21,7 @@ from fetchproxy_protocol.primitives import Buffer
 # asyncio asks for a buffer, fills it and hands it back in one uninterrupted step. So connections
 # can share the buffer, and an idle connection costs none. A protocol copies the bytes that it
 # keeps. A transport that could not send all bytes at once may keep a view of the buffer (asyncio
-# from 3.12 on, and uvloop, keep the view itself). So the transport keeps that buffer, and a new one
-# is made.
+# from 3.12 on, and uvloop, keep the view itself). In that case a new buffer is made.
 
 RECEIVE_BYTES = 256 * 1024
 
@@ -45,7 +44,7 @@ class ReceiveBuffer:
 # uninterrupted step. Bytes that the client's socket does not take come back, and are then written
 # to the client's transport as usual.
 
-_PIPE_BYTES = 1024 * 1024  # any user may have this much; a socket's pages fill more than their size
+_PIPE_BYTES = 1024 * 1024  # any user may have this much; of a socket's pages it holds even more
 # Bytes still received beside a splice: the loop reads before it reports that bytes have arrived.
 PEEK_BYTES = 4 * 1024
 

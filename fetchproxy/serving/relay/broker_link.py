@@ -136,7 +136,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     _scan: FetchResponseScan | None = None
     _scanned: ScannedAnswer | None = None  # the answer that `_scan` walks
     _held: HeldAnswer | None = None
-    _waiting: bool = False  # an answer is being rewritten, or parked
+    _waiting: bool = False  # an answer is parked or being rewritten
     _client_slow: bool = False
     _goes_on: bool = False  # the next answers are handled in the loop's next turn
 
@@ -180,7 +180,7 @@ class BrokerLink(asyncio.BufferedProtocol):
             self._take_more()
         self.transport = None
         if len(self._carry) >= 4 and looks_like_tls(INT32.unpack_from(self._carry)[0]):
-            # Shorter than the start of an answer: a TLS alert, as we sent plaintext to a TLS port.
+            # Shorter than an answer's start: a TLS alert, as the proxy sent plaintext to a TLS port
             self._owner.link_failed(
                 MalformedMessage("broker speaks TLS, see cluster.security_protocol")
             )

@@ -133,7 +133,7 @@ class FetchSessionMirror:
         self._stale = False  # the next request to the broker must be a full one
         self._told: dict[PartitionKey, FetchEntry] | None = None  # None: in lockstep
         self._undo: dict[PartitionKey, FetchEntry | None] = {}
-        self._dirty: dict[PartitionKey, None] = {}  # in order: equal runs send equal bytes
+        self._dirty: dict[PartitionKey, None] = {}  # ordered, so that equal runs send equal bytes
         self._withheld: Set[PartitionKey] = frozenset()
         self._ahead: Mapping[PartitionKey, int] = {}
         self._before: dict[str, Any] = {}  # the fields before `on_answer` changed them

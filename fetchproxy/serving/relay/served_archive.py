@@ -153,7 +153,7 @@ class ArchivedKnowledge:
 # librdkafka takes a log start that it was shown for the beginning, without asking: with the
 # broker's own it would skip the archive. No client waits for these look-ups.
 
-# A topic as clients name it: (True for an id, id or name), as 16 bytes may be either.
+# A topic as clients name it: (is it an id, id or name), as 16 bytes may be either.
 TopicName = tuple[bool, TopicRef]
 LogStartOf = Callable[[int], int | None]  # by partition; None: the broker's log start is right
 

@@ -57,7 +57,7 @@ from fetchproxy.serving.relay.served_archive import ArchivedTopics, ServedArchiv
 class SharedByFetches:
     """One per process. `refuses_lost`: see `Judging`.
 
-    `topics`: where the archives begin of topics that clients read at the tail.
+    `topics`: the log starts of archived topics that clients read at the tail.
     `permit_ttl_s`: how long a broker's permission for a client to read a topic is valid.
     `new_session_id`: makes the id of a fetch session that only the proxy knows.
     """
@@ -183,7 +183,9 @@ class FetchMarks:
         return self.permits.get(topic, now) > now
 
     def denied_again(self, key: PartitionKey, offset: int) -> bool:
-        """The broker was asked again for an offset that the leader has, and does not have it."""
+        """True: the broker was asked again for an offset that the leader has, but lacks it. Forgets
+        the mark.
+        """
         mark = self.marks.get(key)
         if mark is None or mark.offset != offset or mark.judgement is None:
             return False
@@ -265,7 +267,7 @@ class FetchMarks:
             return NOTHING_WITHHELD
         self._forget_permits(now)
         remote: dict[PartitionKey, PartitionView] = {}
-        judging: dict[PartitionKey, None] = {}  # in order: equal runs do equal things
+        judging: dict[PartitionKey, None] = {}  # ordered, so that equal runs do the same
         ahead: dict[PartitionKey, int] = {}
         for number, key in enumerate(list(self.marks), 1):
             entry = asked.get(key)
@@ -378,7 +380,7 @@ def _serving(
     return view
 
 
-# Does a topic's name still stand for the id whose archive a connection reads?
+# Checks whether a topic's name still stands for the id whose archive a connection reads.
 #
 # A topic that is deleted and created again keeps its name, and a broker says nothing about the
 # partitions that were withheld from it. So before a connection reads the archive, it looks at
@@ -386,7 +388,7 @@ def _serving(
 
 
 class TopicIdentities:
-    """One per connection; `clock` gives loop seconds."""
+    """One per connection; `clock` gives loop time in seconds."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -435,7 +437,7 @@ class TopicIdentities:
 # Judges the offsets of one connection that the broker calls out of range.
 #
 # Judging runs in parallel with the client's fetches, which read the marks and wait only for
-# `judged`. It reads no records itself; it has offsets that it found in the archive warmed.
+# `judged`. It reads no records itself, but lets the purgatory warm what it found in the archive.
 
 Spawn = Callable[[Coroutine[None, None, object], str], None]
 
@@ -608,10 +610,11 @@ class FetchJudging:
         return self._shared.watermarks(tip)
 
     def _denied_again(self, key: PartitionKey) -> PartitionPatch | None:
-        """A follower lacks an offset that its leader has (KIP-392): None, as a client that gets
-        OffsetOutOfRange goes to the leader.
+        """The broker lacks an offset that the leader has. None: it is a follower (KIP-392), and a
+        client that gets its OffsetOutOfRange goes to the leader.
 
-        Otherwise the leader contradicts what it told the proxy: the client looks up the leader.
+        If it is the leader itself, it contradicts what it told the proxy: the client gets an error
+        upon which it looks up the leader anew.
         """
         topic, number = key
         tip = self.identify(topic, number)

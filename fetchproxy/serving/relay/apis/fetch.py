@@ -93,8 +93,8 @@ class TailMarks:
         self._judging = judging
         self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
         self._readable_until = 0.0
-        # Of the broker's answer in progress: topics with any other error than OffsetOutOfRange,
-        # and whether a partition was out of range.
+        # In the broker's answer in progress: topics with an error other than OffsetOutOfRange, and
+        # whether a partition was out of range.
         self.refused: set[TopicRef] = set()
         self.caught = False
         self.is_read = False
@@ -218,7 +218,7 @@ class FetchAnswer(ScannedAnswer):
 @dataclass(slots=True)
 class UpstreamPoll:
     """A poll may outlive the client's fetch and serve the next fetch. That fetch must have the same
-    version and isolation level: otherwise it needs another format or other records.
+    version and isolation level, as any other needs another format or other records.
 
     `due_at` (loop time): until then, remote data that is ready may wait to join the poll's answer.
     For a long poll it is the time of sending, or an idle tail would slow every remote read.
@@ -498,7 +498,7 @@ class ServedFetch:
         self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
 
     async def run(self, split: Split | None, waited: bool) -> None:
-        """`split`: the current split if known; made anew if the fetch `waited` for its turn."""
+        """`split`: None if not yet known. It is made anew if the fetch `waited` for its turn."""
         on = self._on
         try:
             if waited or split is None:
@@ -557,7 +557,9 @@ class ServedFetch:
     async def _hold_refusal(
         self, split: Split, side: ArchivedReads, poll: UpstreamPoll | None
     ) -> None:
-        """Keep a mere refusal until the client's deadline: some clients retry at once, for ever."""
+        """Hold back a mere refusal until the client's deadline: some clients retry at once, and
+        for ever.
+        """
         if self._on.shared.refuses_lost and self._only_refuses(split, side):
             waits = [] if poll is None else [poll.arrived.wait()]
             await first_of(waits, self._deadline - self._on.clock())
