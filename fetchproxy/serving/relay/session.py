@@ -189,7 +189,7 @@ class Fetches(Protocol):
         """The client has disconnected."""
 
     def drop(self) -> None:
-        """The session is over: drop what is in progress."""
+        """The session is over: drop all its state."""
 
 
 @dataclass(frozen=True, slots=True)

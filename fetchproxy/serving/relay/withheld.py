@@ -50,7 +50,7 @@ from fetchproxy.serving.relay.judgement import (
 )
 from fetchproxy.serving.relay.served_archive import ArchivedTopics, ServedArchive
 
-# What the fetches of all connections share: the archive and its limits.
+# Shared by the fetches of all connections: the archive and its limits.
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class SharedByFetches:
 
 # Which of a connection's partitions are read from the archive, and with which permission. Pure.
 #
-# A mark records what is known of one partition that the broker called out of range. A *permit* is
+# A mark describes one partition whose offset the broker called out of range. A *permit* is
 # an OffsetOutOfRange of the broker on this connection: the broker checks authorization and leader
 # epoch before the range. So for a while (`permit_ttl_ms`) this client may read the topic's archive
 # without another question to the broker. A fetch with a leader epoch that was not checked goes to

@@ -80,9 +80,9 @@ from fetchproxy.serving.relay.withheld import (
 
 
 class TailMarks:
-    """What the proxy's own answer shows of the broker's partitions. Waits for no broker.
+    """The broker's partitions, as the proxy's own answers show them. Waits for no broker.
 
-    It shows the log ends of partitions that the broker lately let this connection read.
+    An answer shows the log ends of partitions that the broker lately let this connection read.
 
     `is_read`: the broker's last answer had no partition out of range: this client reads the tail.
     """
@@ -277,7 +277,7 @@ class FetchHandler:
         self.shared.held.leave(self.judging)
 
     def drop(self) -> None:
-        """The session is over: drop what is in progress."""
+        """The session is over: drop all its state."""
         if self.parked is not None:
             self.parked.answer.let_go()
         self.mirror.forget()
@@ -576,7 +576,9 @@ class ServedFetch:
         )
 
     async def _poll_upstream(self, split: Split, ready: bool) -> UpstreamPoll | None:
-        """Ask the broker for what is not withheld, or take up a parked poll that asks the same."""
+        """Ask the broker for the partitions that are not withheld, or take up a parked poll that
+        asks for the same.
+        """
         parked, request = self._on.parked, self._request
         if parked is not None:
             if parked.serves(request) and self._on.mirror.take_up(split.withheld):
