@@ -1,4 +1,4 @@
-"""Who is given archived records now, how many, and how fast."""
+"""Decides which clients get archived records now, how many, and how fast."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from fetchproxy.runtime.fairness import FairQueue, TokenBucket
 from fetchproxy.serving.appetite import SOFTWARE_SHOWN_MAX, Appetites, Reader, may_pause
 from fetchproxy.serving.limits import ServingLimits
 
-# Records leave as views of the chunks they were read in, and a view keeps its whole chunk in
-# memory, cached or not. So the blocks behind an answer are counted, each once, however many
+# Records leave as views of the chunks they were read in, and a view keeps its whole chunk (block)
+# in memory, cached or not. So the blocks behind all answers are counted, each once, however many
 # clients read it. Answers are cut to the room that is left. The last quarter is kept for single
-# batches: many slow readers make the answers of others small before anybody gets none. When that
-# is full, too, the archive's part waits. A client that takes nothing is closed after
+# batches: with many slow readers, answers first become small before any client gets none. When the
+# last quarter is full too, the archive's part waits. A client that takes nothing is closed after
 # `ServingLimits.client_stall_max_ms`.
 
 _CUT_SHARE = 0.75
-# From here on an answer that uses less than half of its blocks is copied out of them.
+# Above this share, an answer's piece of a block is copied if it uses less than half of the block.
 _PRESSED_SHARE = 0.5
 
 
 class AnswerBudget:
-    """Bytes; `answer_max` is for one answer, `total_max` for all that are on their way."""
+    """Both limits in bytes: `answer_max` for one answer, `total_max` for all being sent."""
 
     def __init__(self, answer_max: int, total_max: int) -> None:
         self._answer_max = answer_max
@@ -57,7 +57,7 @@ class AnswerBudget:
         return self.taken >= self._total_max
 
     def room(self) -> int:
-        """For one more answer, now; 0: a single batch, unless it is `full`."""
+        """Bytes for one more answer now; 0: one batch may go, unless the budget is `full`."""
         left = max(int(self._total_max * _CUT_SHARE) - self.taken, 0)
         if left < self._answer_max:
             LIMITS_REACHED.labels("remote_answers_bytes_max").inc()
@@ -65,7 +65,7 @@ class AnswerBudget:
         return self._answer_max
 
     async def wait_for_room(self, deadline: float) -> bool:
-        """While it is full, until it is this one's turn; at most to `deadline` (loop time, s).
+        """While the budget is full, wait for a turn, at most until `deadline` (loop time, s).
 
         True: it waited.
         """
@@ -85,7 +85,9 @@ class AnswerBudget:
 
     @contextmanager
     def taking(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
-        """Until the answer has left, or its client is gone: send what this gives, drop the rest."""
+        """Count an answer until it has left or its client is gone. The caller must send the pieces
+        that this yields, and drop its own.
+        """
         pieces = self._light(pieces)
         blocks = self._hold(pieces)
         try:
@@ -94,7 +96,7 @@ class AnswerBudget:
             self._let_go(blocks)
 
     def _light(self, pieces: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Without blocks that are mostly not in the answer, when memory is short."""
+        """When memory is short, copy pieces out of blocks that the answer uses less than half."""
         if self.taken < self._total_max * _PRESSED_SHARE:
             return pieces
         used: dict[int, int] = {}
@@ -124,47 +126,46 @@ class AnswerBudget:
         self._wake_next()
 
     def _wake_next(self) -> None:
-        """One for each answer that comes or goes: all of them would find it full again."""
+        """Wake one waiter per answer that comes or goes: if all woke, most would find it full."""
         if self._waiting and not self.full:
             self._waiting.popleft().set()
 
 
 def _block(piece: Buffer) -> Sized:
-    """What stays in memory for as long as `piece` does."""
+    """The block that stays in memory as long as `piece`."""
     return cast(Sized, piece.obj) if isinstance(piece, memoryview) else piece
 
 
-# Consumers that replay the same history share what is read from the store only while they stay
-# within a cache of each other. Left to chance they part: who is faster by a little finds its next
-# chunk just as ready, and after a while the others read all of it again. So only a few answers
-# are made and written at once, and of those that wait the connection that was given the fewest
-# bytes goes next (`fairness`). Nobody waits while a turn is free, and no turn is kept for what
-# uses no CPU: it ends where the store must be waited for, and after a while for clients that take
-# their time.
+# Consumers that replay the same history share the reads from the store only while all their
+# positions are within one cache. Without turns they drift apart: a slightly faster consumer always
+# finds its next chunk ready, and after a while the others read everything again. So only a few
+# answers are made and written at once. The waiting connection that was given the fewest bytes goes
+# next (`fairness`). No connection waits while a turn is free. A turn is only for work that uses
+# CPU: it ends when the answer must wait for the store, and after a while if the client is slow.
 #
-# By connection and not by client: many consumers of one host may share a client id.
+# Turns are by connection and not by client: many consumers of one host may share a client id.
 
 
 class AnswerTurns:
-    """At most `turns_max` at once, each for at most `turn_max_s` while others wait. A connection
-    has one fetch at a time; any object stands for it.
+    """At most `turns_max` turns at once, each at most `turn_max_s` long while others wait. A
+    connection has one fetch at a time; any object may stand for it.
     """
 
     def __init__(self, turns_max: int, turn_max_s: float) -> None:
         self._turns_max = turns_max
         self._turn_max_s = turn_max_s
         self._queue: FairQueue[Hashable] = FairQueue()
-        self._begun: dict[Hashable, asyncio.Event] = {}  # of those in the queue
-        self._taken: dict[Hashable, float] = {}  # since loop time, s; the oldest first
-        self._timer: asyncio.TimerHandle | None = None  # for the oldest; only while others wait
+        self._begun: dict[Hashable, asyncio.Event] = {}  # for the connections in the queue
+        self._taken: dict[Hashable, float] = {}  # begin of each turn (loop time, s), oldest first
+        self._timer: asyncio.TimerHandle | None = None  # ends the oldest; only while others wait
 
     async def take(self, connection: Hashable, size_bytes: int, deadline: float) -> bool:
-        """Wait for a turn; from `deadline` (loop time, s) on without one. `give_back` must follow.
-        True: it waited.
+        """Wait for a turn; after `deadline` (loop time, s), go on without one. `give_back` must
+        follow. True: it waited.
 
-        `size_bytes`: what the answer may take, which counts as given to the connection.
+        `size_bytes`: most bytes of the answer; they count as given to the connection.
         """
-        if len(self._taken) < self._turns_max:  # so nobody waits
+        if len(self._taken) < self._turns_max:  # then the queue is empty
             self._taken[connection] = asyncio.get_running_loop().time()
             return False
         LIMITS_REACHED.labels("remote_answer_turns_max").inc()
@@ -179,7 +180,7 @@ class AnswerTurns:
         return True
 
     def give_back(self, connection: Hashable) -> None:
-        """Its turn, or its place in the queue; also where it has neither."""
+        """Give back its turn or its place in the queue; does nothing if it has neither."""
         if self._taken.pop(connection, None) is None and self._queue.remove(connection):
             del self._begun[connection]
         if self._timer is not None:
@@ -205,25 +206,25 @@ class AnswerTurns:
         self._grant()
 
 
-# As Kafka's consumer quota does (KIP-13, KIP-219): what went out is counted; a client that owes is
-# answered at once, told for how long (`throttle_time_ms`), and its connection is not looked at
-# before that. Whom it counts for, over all connections, is what the client cannot choose
-# (`payer_of`): the subject of a certificate that was verified, else the address. Who it is to the
-# broker passes unread, and a client id is whatever the client says.
+# Limits a client's byte rate like Kafka's consumer quota (KIP-13, KIP-219). Bytes are counted as
+# they are sent. A client that owes gets its answer at once, with `throttle_time_ms`, and its next
+# request is not read before that time is over. Bytes count over all connections of a payer, which
+# the client cannot choose (`payer_of`): the subject of a verified certificate, else the address.
+# The proxy does not read the client's name at the broker, and a client id can be anything.
 
-# Whose turn it is to read the store: address, client id. It shares out, and limits nothing.
+# (address, client id): clients take turns at reading the store by it. It limits nothing.
 Client = tuple[str, str]
 
-# Half of a Java consumer's request.timeout.ms: what is owed beyond is told in the next answer.
+# Half of a Java consumer's request.timeout.ms. The next answer tells the rest of a longer debt.
 PAUSE_MAX_S = 15.0
-# A host with IPv6 has so many bits of an address to itself (RFC 6177), and takes any of them.
+# Leading bits of an IPv6 address that stand for one host (RFC 6177): it may use all others freely.
 _IPV6_HOST_BITS = 64
-# Payers remembered; one that is forgotten owes nothing any more.
+# Payers remembered. A forgotten payer owes nothing any more.
 CLIENTS_MAX = 10_000
 
 
 def payer_of(transport: asyncio.BaseTransport) -> str:
-    """Whom archived bytes on this connection count for. Certificates count that were verified."""
+    """The payer for archived bytes on this connection. Only a verified certificate counts."""
     certificate = transport.get_extra_info("peercert") or {}
     names = certificate.get("subject") or certificate.get("subjectAltName")
     if names:
@@ -233,7 +234,7 @@ def payer_of(transport: asyncio.BaseTransport) -> str:
 
 
 def host_of(address: str) -> str:
-    """The address; of IPv6 what a host has to itself."""
+    """The address; of an IPv6 address, the network of its host."""
     try:
         ip = ip_address(address.partition("%")[0])
     except ValueError:
@@ -246,7 +247,7 @@ def host_of(address: str) -> str:
 
 
 class ClientRates:
-    """`bytes_per_s_max`: `remote_fetch.client_bytes_per_s_max`, 0: no limit. `clock` in s."""
+    """`bytes_per_s_max`: `remote_fetch.client_bytes_per_s_max`; 0: no limit. `clock`: in s."""
 
     def __init__(self, bytes_per_s_max: int, clock: Callable[[], float]) -> None:
         self._bytes_per_s_max = bytes_per_s_max
@@ -254,16 +255,16 @@ class ClientRates:
         self._buckets: LRUCache[str, TokenBucket] = LRUCache(CLIENTS_MAX)
 
     def room(self, bytes_max: int) -> int:
-        """For one answer: no more than a second's worth, so that none owes for long."""
+        """Bytes for one answer: at most one second's worth, so that no client owes for long."""
         return min(bytes_max, self._bytes_per_s_max) if self._bytes_per_s_max else bytes_max
 
     def owed_s(self, payer: str) -> float:
-        """For so long it may have nothing of the archive; 0: it may."""
+        """For how long the payer may get no archived records; 0: it may have them now."""
         bucket = self._buckets.get(payer)
         return 0.0 if bucket is None else min(bucket.owed_s(self._clock()), PAUSE_MAX_S)
 
     def spend(self, payer: str, size_bytes: int) -> float:
-        """Archived bytes that go out to it now. Returns `owed_s`."""
+        """Count archived bytes that are sent to the payer now. Returns `owed_s`."""
         if not self._bytes_per_s_max or not size_bytes:
             return self.owed_s(payer)
         now = self._clock()
@@ -274,7 +275,7 @@ class ClientRates:
 
 
 class Admission(NamedTuple):
-    """What one process has of all four, for all its connections."""
+    """The four parts of admission, one of each per process, for all its connections."""
 
     answers: AnswerBudget
     turns: AnswerTurns
@@ -284,22 +285,22 @@ class Admission(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Share:
-    """One connection's, which has one fetch at a time. `payer`: `payer_of` its transport, from the
-    moment on that this is there, or the user who has logged in.
+    """The admission of one connection, which has one fetch at a time. `payer`: `payer_of` its
+    transport once it is connected, or the user who has logged in.
 
-    A fetch asks how long it owes (`owed_s`). If it owes nothing it may `enter`: its turn has come,
-    and there is memory for its answer. Before it waits for the store it lets others go on
-    (`to_store`). It is charged for its records (`charge`), they count while it is `sending` them,
-    and it waits for what it owes (`pay`). Any fetch, of the tail too, waits until its client has
-    appetite for it (`due_in`).
+    A fetch asks how long its payer still owes (`owed_s`). If it owes nothing, the fetch may
+    `enter`: it waits for its turn and for memory. Before it waits for the store, it lets others go
+    on (`to_store`). It is charged for its records (`charge`), which count as memory while it is
+    `sending` them. Finally it waits for the time that it owes (`pay`). Every fetch, also of the
+    tail, waits until its client has appetite for it (`due_in`).
 
-    Who has waited as long as it was told is served, whatever other connections of the same client
-    have had meanwhile: they would be first for ever.
+    A connection that has waited as long as it was told is served, whatever other connections of the
+    same payer were given meanwhile. Otherwise the others could always come first.
     """
 
     _admission: Admission
     payer: str = ""
-    _pause_s: float = 0.0  # that it was told to wait
+    _pause_s: float = 0.0  # the client was told to wait for so long
     _waited: bool = False
     _charged: int = 0
     _reader: Reader | None = None
@@ -307,7 +308,7 @@ class Share:
     _software: str = ""
 
     def software_is(self, name: str, version: str) -> None:
-        """What the client's library calls itself: before its first fetch, if at all."""
+        """Set the client library's name and version; called before its first fetch, if at all."""
         self._may_pause = may_pause(name)
         self._software = f"{name} {version}".strip()[:SOFTWARE_SHOWN_MAX]
 
@@ -318,7 +319,7 @@ class Share:
         partitions: Mapping[PartitionKey, FetchEntry],
         session_partitions: int = 0,
     ) -> float:
-        """When a fetch has come: for so long it is to wait, in s. As Reader.asked."""
+        """A fetch has come. Returns how long it must wait, in s. See Reader.asked."""
         if self._reader is None:
             self._reader = self._admission.appetites.reader(
                 client(), node_id, partitions, self._software, paced=self._may_pause
@@ -326,7 +327,7 @@ class Share:
         return self._reader.asked(partitions, session_partitions)
 
     def bytes_wanted(self, bytes_max: int) -> int:
-        """Of the `bytes_max` that a fetch asks for, at most what its client takes at once."""
+        """`bytes_max` of a fetch, or less if its client takes less at once."""
         return bytes_max if self._reader is None else self._reader.bytes_wanted(bytes_max)
 
     def answered(self, size_bytes: int) -> None:
@@ -343,16 +344,16 @@ class Share:
             self._reader = None
 
     def owed_s(self) -> float:
-        """At the begin of a fetch: for so long it may have nothing of the archive."""
+        """At the begin of a fetch: for how long it may get no archived records."""
         waited, self._waited = self._waited, False
         return 0.0 if waited else self._admission.rates.owed_s(self.payer)
 
     def reads_max(self, bytes_max: int) -> int:
-        """Of `bytes_max` wanted bytes, what is to be read for one answer."""
+        """The bytes to read for one answer if `bytes_max` are wanted."""
         return self._admission.rates.room(bytes_max)
 
     async def enter(self, bytes_max: int, deadline: float) -> bool:
-        """Waits for a turn, and for memory; from `deadline` (loop time, s) on it goes without.
+        """Wait for a turn, and for memory; after `deadline` (loop time, s), go on without them.
 
         True: it waited.
         """
@@ -360,18 +361,18 @@ class Share:
         return await self._admission.answers.wait_for_room(deadline) or waited
 
     def to_store(self) -> None:
-        """The store is waited for, so others may go on; also where nothing was entered."""
+        """The fetch waits for the store, so others may go on; also if it has not entered."""
         self._admission.turns.give_back(self)
 
     def room(self, bytes_max: int) -> tuple[int, bool]:
-        """For records of an answer, and whether the first batch may be larger."""
+        """Bytes for the records of an answer, and whether the first batch may be larger."""
         answers = self._admission.answers
         return self._admission.rates.room(min(bytes_max, answers.room())), not answers.full
 
     def charge(self, size_bytes: int, *, told: bool) -> int:
-        """Archived bytes that go out. Returns the answer's throttle_time_ms; then comes `pay`.
+        """Count archived bytes that are sent. Returns the answer's throttle_time_ms; `pay` follows.
 
-        `told`: the client is made to wait. Where it is not, it has nothing more until it has paid.
+        `told`: the client must wait. If False, it gets no archived records while it owes.
         """
         self._charged += size_bytes
         owed_s = self._admission.rates.spend(self.payer, size_bytes)

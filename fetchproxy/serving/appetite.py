@@ -1,13 +1,13 @@
-"""How fast a consumer takes records, learnt from its pauses; and when its next answer is due.
+"""Learns from a consumer's pauses how fast it takes records, and when its next answer is due.
 
 A librdkafka client stops fetching for `fetch.queue.backoff.ms` (a second) each time
 `queued.min.messages` (100,000) records wait for its application. So it reads 150,000 to 220,000
 small records a second from a fast server: its queue is empty long before the second is over. Once a
-client has paused, its answers leave a little slower than it takes them, and its queue stays below
-that limit.
+client has paused, its answers leave a little slower than its application takes them, and the queue
+stays below that limit.
 
-While the queue has room, the proxy knows what it gave and not what was taken. A pause tells: at its
-begin the queue held QUEUE_RECORDS, and fewer one answer before.
+While the queue has room, the proxy knows how many records it gave, but not how many were taken. A
+pause tells: at its begin the queue held QUEUE_RECORDS, and one answer earlier it held fewer.
 """
 
 from __future__ import annotations
@@ -28,53 +28,54 @@ from fetchproxy.observability.metrics import CLIENT_PAUSES, PACED_ANSWERS, PACED
 QUEUE_RECORDS = 100_000
 # 64 MiB (`queued.max.messages.kbytes`) fill its queue, too: larger records count as several.
 _RECORD_BYTES = 64 * 1024 * 1024 / QUEUE_RECORDS
-# Such a silence is taken for `fetch.queue.backoff.ms`, which is 1,000. Shorter ones are the
-# network's or the machine's. In longer ones the application does not empty its queue: it is slower
-# than any pace.
+# A silence in this range is taken for `fetch.queue.backoff.ms`, which is 1,000. A shorter one comes
+# from the network or the machine. During a longer one the application does not empty its queue: it
+# is slower than any pace.
 PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 1.6
-# One answer waits so long at most: a quarter of the pause that it saves.
+# Longest wait of one answer: a quarter of the pause that it saves.
 DELAY_MAX_S = 0.25
-# A paced answer carries what is taken in this time, and not less or more than these records. Two
-# larger ones fill the queue if they follow a moment in which the machine stood still.
+# A paced answer carries the records that are taken in this time, between these two limits. Two
+# larger answers fill the queue if they follow a moment in which the machine stood still.
 ANSWER_S = 0.04
 ANSWER_RECORDS_MIN, ANSWER_RECORDS_MAX = 5_000, QUEUE_RECORDS // 4
-# Less came from the end of the log, or from a store that is slower than its client.
+# A smaller answer came from the end of the log, or from a store that is slower than its client.
 FULL_ANSWER_BYTES = 64 * 1024
-# An offset that is further on is another reader's or the application's choice.
+# A larger step in offsets is another reader's, or a seek of the application.
 _ADVANCE_MAX = 2_000_000
-# Below the measured rate, so that what varies does not fill the queue.
+# A pace is below the measured rate, so that variations do not fill the queue.
 _BELOW = 0.94
-# The application took the highest rate that so many pauses tell. One of them says little: where the
-# machine stood still for a moment, the queue is full at any pace.
+# The rate is the highest of those measured at this many pauses. One pause says little: after a
+# moment in which the machine stood still, the queue is full at any pace.
 _TOLD_BY = 3
-# A pace must promise so many times what the client takes with its pauses; else it rests.
+# A pace must promise this many times the client's rate with pauses. Otherwise pacing rests.
 _GAIN_MIN = 1.3
 _REST_S = 60.0
-# Where one answer filled the queue, its rate is not known: at most so many times the mean, pauses
-# included. With a large mean the answers hold several queues: there is less to win.
+# If a single answer filled the queue, the rate is unknown: at most this many times the mean, pauses
+# included. With a large mean the answers hold several queues, so there is less to win.
 _GUESS, _GUESS_LARGE, _LARGE_MEAN = 5.0, 1.5, 250_000.0
-_RESTS_MAX = 5  # the last of them, each twice as long as the one before
-# How fast a pace grows while it holds answers back, as a power of e per second: until it was too
-# high once (a quarter of it with a large mean), after that, and near the rate that was too high.
-# There it halves with each pause.
+_RESTS_MAX = 5  # each rest is twice as long as the one before, up to this many doublings
+# How fast a pace grows while it holds answers back, as a power of e per second. _SEARCH: until it
+# was too high once (a quarter of it with a large mean). _RETURN: after that. _PROBE: near the rate
+# that was too high, halved with each pause.
 _SEARCH, _RETURN, _PROBE = 1.0, 0.05, 0.02
 _NEAR = 0.95
 _POINTS_MAX = 128
-# Of shorter spans no rate is taken: answers of several brokers may be under way at once.
+# No rate is taken of a shorter span: answers of several brokers may be in progress at once.
 _SPAN_MIN_S = 0.05
-# A job that runs each night begins with what it took last time.
+# A nightly job begins with the pace of its last run.
 _KNOWN_S = 48 * 3600.0
 _KNOWN_MAX = 10_000
-# A fetch of more is not paced: each partition is looked at in one turn of the loop, and remembered.
+# A fetch with more is not paced: all its partitions would be checked in one turn of the loop, and
+# their offsets kept.
 PARTITIONS_PACED_MAX = 1_000
-# The same for clients that are never paced: their records are counted for the page alone.
+# The same for clients that are never paced: their records are only counted for the console's page.
 PARTITIONS_COUNTED_MAX = 100
-_PARTITION_BYTES = 250  # that a reader keeps of each: its key and offset
-# What a client reads "lately" is of so many seconds, up to twice as many.
+_PARTITION_BYTES = 250  # memory of a reader per partition: its key and offset
+# "Lately" stands for the last LATELY_S to 2 * LATELY_S seconds.
 LATELY_S = 5.0
-# A client may call itself and its library anything.
+# Characters shown: a client may call itself and its library anything.
 CLIENT_ID_SHOWN_MAX = SOFTWARE_SHOWN_MAX = 100
-# Among so many of one address and client id a new connection's consumer is looked for.
+# Consumers with one address and client id among which a new connection's consumer is searched.
 _ALIKE_MAX = 100
 
 Client = tuple[str, str]  # address, client id
@@ -82,12 +83,12 @@ _Given = tuple[float, int]  # when an answer left, its records
 
 
 def may_pause(software: str) -> bool:
-    """Whether that client library (KIP-511) is librdkafka, or stands on it."""
+    """True: the client library (KIP-511) is librdkafka, or is built on it."""
     return "rdkafka" in software or software.startswith("confluent-kafka")
 
 
 class _Known(NamedTuple):
-    """Of a consumer that has left: its pace, and its records' size, 0: not known."""
+    """The pace and record size of a consumer that has left. 0: not known."""
 
     pace: float
     record_bytes: float
@@ -97,15 +98,15 @@ _NOTHING_KNOWN = _Known(0.0, 0.0)
 
 
 class _Cycle:
-    """What one consumer was given since its last pause."""
+    """The records that one consumer was given since its last pause."""
 
     def __init__(self, begun_at: float) -> None:
         self.begun_at = begun_at
         self.given = 0
-        self._points: list[tuple[float, int]] = []  # when an answer left, given before it
+        self._points: list[tuple[float, int]] = []  # when an answer left, records given before it
 
     def add(self, records: int, at: float) -> None:
-        if self._points:  # of another connection's answers, too
+        if self._points:  # other connections' answers may come in another order
             at = max(at, self._points[-1][0])
         self._points.append((at, self.given))
         self.given += records
@@ -113,14 +114,16 @@ class _Cycle:
             self._points = [*self._points[:-1:2], self._points[-1]]
 
     def rate(self, full_at: float, turn_s: float, last: int) -> tuple[float, float]:
-        """Records/s that the application took, at least and at most, at the pause that ends it.
+        """The least and the most records/s that the application took, at the pause that ends the
+        cycle.
 
-        `turn_s`: the client's time to read an answer.
+        `turn_s`: the client's time to read an answer. `last`: the number of last answers, one of
+        each connection.
 
-        Before the last answers, one of each connection, the queue was not full: between any point
-        and those, at least what was given less one queue was taken. With the answer that left at
-        `full_at` the queue was full, and it was empty at the begin: no more than what was given
-        less one queue was taken. Other connections may have gone on after that.
+        The least: before the last answers the queue was not full. So between any point and them the
+        application took at least the records given, less one queue. The most: the queue was empty
+        at the begin, and full with the answer that left at `full_at`. So the application took at
+        most the records given, less one queue. Other connections may have gone on after that.
         """
         end = next((i for i, (at, _) in enumerate(self._points) if at > full_at + turn_s), None)
         points = self._points[:end]
@@ -136,13 +139,13 @@ class _Cycle:
 
 @dataclass(frozen=True, slots=True)
 class ClientStatus:
-    """One consumer. Only one that stands on librdkafka has pauses or a pace.
+    """One consumer. Only a consumer that uses librdkafka has pauses or a pace.
 
-    `software`: its library's name for itself, and version; "" where it tells none. `records_per_s`
-    and `bytes_per_s` are of the last seconds. `partitions`: the most that each connection asked for
-    meanwhile. `pauses` and `held_back_s` are since it connected. `pace_records_per_s` is None while
-    its answers are not held back. `records_per_s` is None where it asks for so many partitions that
-    nobody counts (PARTITIONS_PACED_MAX, PARTITIONS_COUNTED_MAX).
+    `software`: its library's name and version; "" if it tells none. `records_per_s` and
+    `bytes_per_s` are of the last seconds. `partitions`: the most of one fetch meanwhile, added up
+    over its connections. `pauses` and `held_back_s` count since it connected. `pace_records_per_s`
+    is None if it has no pace. `records_per_s` is None if it asks for too many partitions to count
+    (PARTITIONS_PACED_MAX, PARTITIONS_COUNTED_MAX).
     """
 
     client_id: str
@@ -158,14 +161,14 @@ class ClientStatus:
 
 
 class Lately:
-    """What one connection read in the last LATELY_S seconds, up to twice as long."""
+    """One connection's records and bytes of the last LATELY_S to 2 * LATELY_S seconds."""
 
     __slots__ = ("_before", "_begun_at", "_bytes", "_partitions", "_records")
 
     def __init__(self, now: float) -> None:
         self._begun_at = now
         self._records, self._bytes = 0, 0
-        self._before = (now, 0, 0, 0)  # begin, records, bytes, partitions
+        self._before = (now, 0, 0, 0)  # of the span before: begin, records, bytes, partitions
         self._partitions = 0
 
     def add(self, at: float, records: int, size_bytes: int, partitions: int) -> None:
@@ -201,20 +204,20 @@ class Lately:
 
 
 class Appetite:
-    """Of one consumer. Pure: times are the caller's, in s, never falling; rates are records/s."""
+    """One per consumer. Pure: the caller passes times in s that never fall; rates are records/s."""
 
     def __init__(self, now: float, known: float = 0.0) -> None:
-        """`known`: a pace that it was read at before."""
+        """`known`: the consumer's pace when it left before; 0: not known."""
         self.pace = known  # 0: it is not paced
         self.pauses = 0
-        self.held_s = 0.0  # that its fetches were told to wait
+        self.held_s = 0.0  # total wait of its fetches
         self._natural = 0.0  # the rate without a pace, pauses included
         self._too_fast = known / _BELOW  # no pace above this was kept
         self._misses = 1 if known else 0  # pauses in spite of a pace
-        # The least that each of the last pauses tells; a known pace counts as one of them.
+        # The least rate that each of the last pauses tells; a known pace counts as one of them.
         self._took: deque[float] = deque([known] if known else [], _TOLD_BY)
         self._cycle = _Cycle(now)
-        self._taken_by = now  # all that was given is taken then, at this pace
+        self._taken_by = now  # at this pace, the application has then taken all that was given
         self._grown_at = now
         self._turn_s = 0.005
         self._holds = False  # the last answer was held back
@@ -223,12 +226,12 @@ class Appetite:
     def asked(
         self, now: float, answered_at: float, records: int, others: Sequence[_Given] = ()
     ) -> float:
-        """A fetch came; the answer before it left with `records`. The fetch waits so long, in s.
+        """A fetch came; the answer before it had `records`. Returns the fetch's wait, in s.
 
-        `others`: what other connections were given, and did not ask behind yet; behind a silence.
+        `others`: after a silence, other connections' last answers that no fetch has followed yet.
         """
         silence = now - answered_at
-        if answered_at < self._cycle.begun_at:  # another connection told of the pause, and of this
+        if answered_at < self._cycle.begun_at:  # another connection counted the pause and `records`
             records = 0
         elif silence < PAUSE_MIN_S:
             self._cycle.add(records, answered_at)
@@ -241,7 +244,7 @@ class Appetite:
             self._silent(now, answered_at, 1 + len(others))
         if not self.pace:
             return 0.0
-        # What it did not get in time it gets at once, but no more than one answer of it.
+        # It gets overdue records at once, but no more than one answer of them.
         late_max_s = self.answer_records / self.pace
         self._taken_by = max(self._taken_by, now - late_max_s) + records / self.pace
         due_in = min(max(self._taken_by - now, 0.0), DELAY_MAX_S)
@@ -251,11 +254,11 @@ class Appetite:
 
     @property
     def answer_records(self) -> int:
-        """An answer is to carry no more; while there is a pace."""
+        """Most records of one answer, while there is a pace."""
         return min(max(int(self.pace * ANSWER_S), ANSWER_RECORDS_MIN), ANSWER_RECORDS_MAX)
 
     def _silent(self, now: float, answered_at: float, last: int) -> None:
-        """`last`: of the cycle's answers, the last one of each connection."""
+        """`last`: the number of last answers in the cycle, one of each connection."""
         cycle, self._cycle = self._cycle, _Cycle(now)
         self._taken_by = self._grown_at = now
         if now - answered_at > PAUSE_MAX_S or cycle.given < QUEUE_RECORDS:
@@ -305,18 +308,18 @@ class Appetite:
 
 
 class Appetites:
-    """Of all consumers; one that has a connection to each broker is known by them as one.
+    """All consumers. A consumer's connections to several brokers count as one consumer.
 
-    Connections of one address with one client id are one consumer's, if no two of them are to the
-    same broker. What a consumer took is remembered for its client id, address and topics.
+    Connections with one address, client id and library belong to one consumer if no two of them go
+    to the same broker. A consumer's pace is remembered by its client id, address and topics.
     """
 
     def __init__(self, clock: Callable[[], float], *, enabled: bool = True) -> None:
         self.clock = clock
         self._enabled = enabled
-        # Both by a hash: what a client calls itself may be long.
+        # Both are keyed by a hash: a client's name may be long.
         self._live: dict[int, dict[Consumer, None]] = {}
-        self._unpaced = Appetite(clock())  # of all that are only counted: it is never asked
+        self._unpaced = Appetite(clock())  # for all that are only counted: it is never asked
         self._known: TTLCache[int, _Known] = TTLCache(_KNOWN_MAX, _KNOWN_S, timer=clock)
 
     def reader(
@@ -328,7 +331,7 @@ class Appetites:
         *,
         paced: bool,
     ) -> Reader:
-        """Of one more connection; it must be closed. Not `paced`: it is only counted."""
+        """The reader of a new connection; it must be closed. Not `paced`: it is only counted."""
         consumers = self._live.setdefault(hash(client), {})
         alike = (one for one in islice(consumers, _ALIKE_MAX) if one.software == software)
         consumer = next((one for one in alike if node_id not in one.readers), None)
@@ -345,7 +348,7 @@ class Appetites:
         return reader
 
     def consumers(self) -> list[Consumer]:
-        """All that are connected and have fetched."""
+        """All connected consumers that have fetched."""
         return [one for all_of in self._live.values() for one in all_of]
 
     def left(self, consumer: Consumer, node_id: int | None) -> None:
@@ -363,14 +366,14 @@ class Appetites:
 @dataclass(frozen=True, slots=True, eq=False)
 class Consumer:
     of_client: int  # a hash
-    client: Client  # as it is shown
+    client: Client  # shortened for display
     software: str
     subject: int
     appetite: Appetite
     readers: dict[int | None, Reader]  # its connections, by the broker
 
     def given(self, but: Reader) -> list[_Given]:
-        """What its other connections were given and did not ask behind yet."""
+        """The last answers of its other connections that no fetch has followed yet."""
         others = (one.given for one in self.readers.values() if one is not but)
         return [one for one in others if one[1]]
 
@@ -400,7 +403,7 @@ class Consumer:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Reader:
-    """One connection of a consumer. `record_bytes`: of its records, 0: not known."""
+    """One connection of a consumer. `record_bytes`: size of its records; 0: not known."""
 
     _appetites: Appetites
     _consumer: Consumer
@@ -420,8 +423,8 @@ class Reader:
     def asked(
         self, partitions: Mapping[PartitionKey, FetchEntry], session_partitions: int = 0
     ) -> float:
-        """A fetch came: it is to wait so long, in s. Of the `session_partitions` that its client
-        still wants it need not name all.
+        """A fetch came. Returns how long it must wait, in s. It need not name all of the
+        `session_partitions` that its client wants.
         """
         size, self._answer_bytes = self._answer_bytes, 0
         wide = max(len(partitions), session_partitions)
@@ -451,7 +454,7 @@ class Reader:
         appetite = self._consumer.appetite
         if not appetite.pace or not self.record_bytes:
             return bytes_max
-        records = appetite.answer_records / len(self._consumer.readers)  # they come at once
+        records = appetite.answer_records / len(self._consumer.readers)  # their answers coincide
         wanted = max(int(records * self.record_bytes), FULL_ANSWER_BYTES)
         return min(bytes_max, wanted)
 
@@ -461,7 +464,7 @@ class Reader:
 
     @property
     def given(self) -> _Given:
-        """Its last answer, if no fetch has come behind it: its records as its bytes tell."""
+        """Its last answer, if no fetch has followed it; the records are estimated by its bytes."""
         full = self._answer_bytes >= FULL_ANSWER_BYTES and self.record_bytes
         return self._answered_at, int(self._answer_bytes / self.record_bytes) if full else 0
 
@@ -473,8 +476,8 @@ class Reader:
         self._appetites.left(self._consumer, self._node_id)
 
     def _advance(self, partitions: Mapping[PartitionKey, FetchEntry]) -> int:
-        """Records of the last answer: as far as the fetch went on behind them (offsets are dense
-        enough). A partition that is not asked for may wait in the client's pause.
+        """The records of the last answer: the advance of the fetch's offsets, which are dense
+        enough. A partition that the fetch does not name may wait in the client's pause.
         """
         advanced, seen = 0, self._offsets
         for key, entry in partitions.items():

@@ -1,5 +1,5 @@
-"""What one fetch reads of the archive, while the broker may be asked too; and readers that were led
-behind lost offsets.
+"""The archive reads of one fetch, while the broker may be asked too; and the log of readers that
+passed lost offsets.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ NOT_LOOKED_AT: Mapping[PartitionKey, PartitionView] = {}
 
 @dataclass(slots=True)
 class ArchivedReads:
-    """Of one fetch. `watched` are those under way, each with the partitions it is for.
+    """The archive reads of one fetch. `watched`: the reads, each with its partitions.
 
-    `bytes_max`: no more than an answer takes, as others wait for the same fetchers.
-    Of a client that owes by its byte rate nothing is read for `owed_s`.
+    `bytes_max`: most bytes of an answer, as other fetches wait for the same fetchers.
+    `owed_s`: how long the client still owes by its byte rate; above 0, nothing is read.
     """
 
     purgatory: RemoteFetchPurgatory
@@ -61,8 +61,8 @@ class ArchivedReads:
         views: Mapping[PartitionKey, PartitionView] = NOT_LOOKED_AT,
         held: Set[TopicIdPartition] = frozenset(),
     ) -> None:
-        """Begin reading the first ones but those that are `held`; completes at once where the chunk
-        cache has it all. `views`: of them all, as just looked at.
+        """Begin to read up to PARTITIONS_READ_MAX of `remote`, except those in `held`. Completes at
+        once if the chunk cache has all records. `views`: the current views of all of `remote`.
         """
         if self.owed_s:
             return
@@ -86,7 +86,9 @@ class ArchivedReads:
         self.watched.append((keys, delayed))
 
     def asked_bytes(self, keys: Iterable[PartitionKey]) -> int:
-        """What the client wants of it: but for first batches, which come whole, it has no more."""
+        """The bytes that the client wants from the archive. It gets more only by first batches,
+        which always come whole.
+        """
         read = islice(keys, PARTITIONS_READ_MAX)
         return min(self.bytes_max, sum(entry_bytes_max(self.asked[key]) for key in read))
 
@@ -96,15 +98,15 @@ class ArchivedReads:
 
     @property
     def ready(self) -> bool:
-        """Something can be answered, or nothing will come."""
+        """True: something can be answered, or nothing more will come."""
         return self.completed.is_set()
 
     def forget(self) -> None:
-        """What was read is in the answer: nothing here keeps it in memory."""
+        """Drop the results: the answer has them, and this object must not keep them in memory."""
         self.watched.clear()
 
     def cancel(self) -> None:
-        """The fetch is answered, or its client gone; reads under way still fill the cache."""
+        """The fetch is answered, or its client is gone. Reads in progress still fill the cache."""
         for _, delayed in self.watched:
             delayed.cancel()
 
@@ -117,7 +119,7 @@ class ArchivedReads:
         return found
 
 
-# Losses that are known to be logged; beyond it the oldest is forgotten, and may be logged again.
+# Logged losses that are remembered. Beyond this the oldest is forgotten and may be logged again.
 LOSSES_KNOWN_MAX = 1_000
 
 
@@ -128,7 +130,7 @@ class SkippedOffsets:
         self._logged: LRUCache[tuple[TopicIdPartition, int], None] = LRUCache(LOSSES_KNOWN_MAX)
 
     def note(self, tip: TopicIdPartition, first: int, last: int) -> None:
-        """An answer has led a reader behind the lost offsets `first` to `last`, both inclusive."""
+        """An answer has led a reader past the lost offsets `first` to `last`, both inclusive."""
         READERS_LED_ON.labels(tip.topic).inc()
         OFFSETS_SKIPPED.labels(tip.topic).inc(last - first + 1)
         if (tip, last) in self._logged:

@@ -1,8 +1,8 @@
-"""Where clients connect: sockets, TLS, how many may be there, and the looks at those that are.
+"""Accepts client connections: sockets, TLS, limits on connections, and regular checks of them.
 
-It is one server with two things behind it, the brokers of a cluster (`relay.server`) or an archive
-alone (`standalone.server`). They give it what makes a session of a connection, and what is to run
-as long as it does. Of requests it knows nothing.
+Both servers use it: `relay.server` in front of a cluster's brokers, and `standalone.server` in
+front of an archive alone. They give it a function that makes a session for a connection, and the
+work that runs as long as the listener. It knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from fetchproxy.tls.contexts import ReloadingContext
 
 log = structlog.get_logger(__name__)
 
-# Idle connections and half frames are looked for this often.
+# Time between two checks for idle connections and incomplete frames.
 SWEEP_INTERVAL_S = 0.5
-# Well below 1 ms of work between two breaths of the event loop.
+# Connections checked in one step of the loop: well below 1 ms of work.
 SWEPT_AT_ONCE = 200
-# At the end a client may take what was written, and its part in ending TLS, for so long.
+# When the listener closes, clients have this long to take their last bytes and to end TLS.
 CLOSE_MAX_S = 1.0
 _BACKLOG = 1024
 
-# Of the server name (SNI), where a client has given one.
+# Makes a session from the server name (SNI), or None if the client gave none.
 NewSession = Callable[[str | None], ClientSession]
 
 
 class Listener:
-    """An async context manager; no session outlives it. It is what sessions call their owner.
+    """An async context manager; no session outlives it. It is the sessions' `SessionOwner`.
 
-    `name` is for the log. With `tls` clients speak TLS and nothing else; its owner keeps it fresh.
-    `knows` judges the server names that they ask for, where these say whom a client wants.
-    Its server sets `node_addresses()`, which is what clients are told, by node id, and `appetites`.
+    `name` is for the log. With `tls`, clients must speak TLS; the caller keeps `tls` up to date.
+    `knows` accepts or rejects a client's server name, if server names select the broker.
+    The server sets `appetites`, and `node_addresses()`: the advertised addresses by node id.
     """
 
     node_addresses: Callable[[], dict[int, Address]]
@@ -70,7 +70,7 @@ class Listener:
         self.warnings = SparingWarnings(self.clock)
         self.receive = ReceiveBuffer()
         self.host = parse_host_port(config.listen).host
-        # There is no one host that all clients could be told.
+        # No single host could be advertised to all clients.
         every_address = config.advertise_host is None and is_any_address(self.host)
         self.tells_reached = every_address and knows is None
         self._tls = tls
@@ -102,7 +102,7 @@ class Listener:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Whoever has called `listen` closes that server before this."""
+        """A caller of `listen` must close its server before this."""
         if self._server is not None:
             self._server.close()
         for task in self._own_tasks:
@@ -112,11 +112,11 @@ class Listener:
         for session in list(self._sessions):
             session.close()
         await self._closed()
-        # Without the error, if there is one: a group of errors would hide what it is.
+        # Without the error, if any: the task group would hide it in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
     async def open(self, new_session: NewSession) -> None:
-        """At `gateway.listen`. Raises ConfigError where it cannot listen there."""
+        """Listen at `gateway.listen`. Raises ConfigError if that fails."""
         listen = self.config.listen
         try:
             self._server = await self.listen(parse_host_port(listen).port, new_session)
@@ -137,23 +137,23 @@ class Listener:
             )
 
     def run(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Until this is closed."""
+        """Run `work` as a task until the listener is closed."""
         self._own_tasks.append(self._tasks.create_task(work, name=name))
 
     @property
     def port(self) -> int:
-        """Of `gateway.listen`, also where port 0 was asked for."""
+        """The port of `gateway.listen`; with port 0, the port that the system chose."""
         assert self._server is not None
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     def advertised(self, reached: str) -> Address:
-        """What a client is told that has reached this at the address `reached`."""
+        """The address advertised to a client that has reached this at the address `reached`."""
         host = self.config.advertise_host or self.host
         return (reached if self.tells_reached else host), self.port
 
     async def listen(self, port: int, new_session: NewSession) -> asyncio.Server:
-        """A further one, open until its owner closes it. Raises OSError."""
+        """Open a further server socket; the caller closes it. Raises OSError."""
         factory: Callable[[], asyncio.BaseProtocol]
         if self._acceptor is None:
             factory = lambda: new_session(None)  # noqa: E731
@@ -164,11 +164,13 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """Those that still shake hands included."""
+        """All connections, also those still in the TLS handshake."""
         return len(self._sessions) + (0 if self._acceptor is None else len(self._acceptor))
 
     def _admit(self, client: str) -> bool:
-        """Whether one more may be, of `address:port`: it counts from now on. Says so if not."""
+        """True: one more connection of `client` (`address:port`) is within the limits, and is now
+        counted. Otherwise logs the limit.
+        """
         ip = ip_of(client)
         limits = (
             ("connections_max", self.connections, self.config.connections_max),
@@ -217,7 +219,7 @@ class Listener:
             log.error("session_crashed", client=session.client, error=repr(error), exc_info=True)
 
     async def _closed(self) -> None:
-        """Until every connection has ended; those that take their time are cut off."""
+        """Wait until all connections have ended; abort those that take longer than CLOSE_MAX_S."""
         try:
             async with asyncio.timeout(CLOSE_MAX_S):
                 while self._sessions:
@@ -228,8 +230,8 @@ class Listener:
                 session.abort()
 
     async def _sweep(self) -> None:
-        """Close what is silent, gone, takes nothing, or is too much; a few at a time, as ten
-        thousand connections would hold the loop for tens of milliseconds.
+        """Close connections that are silent, gone, take nothing, or hold too much memory. Checks a
+        few at a time: ten thousand would hold the loop for tens of milliseconds.
         """
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
@@ -244,4 +246,4 @@ class Listener:
             for session in to_close(held, self.config.connection_buffers_bytes_max):
                 LIMITS_REACHED.labels("connection_buffers_bytes_max").inc()
                 session.close("connection_buffers_bytes_max")
-                session.abort()  # or what it holds would stay
+                session.abort()  # otherwise its buffers would stay in memory

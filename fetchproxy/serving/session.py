@@ -1,9 +1,9 @@
-"""One client's connection: bytes in, cut into requests; answers out in order; and how long each may
-take.
+"""One client's connection: cuts its bytes into requests, sends answers in order, and limits how
+long each may take.
 
-A request that must be thought about *mutes* the client: later requests wait in the socket, as they
-would behind a delayed request on a broker. What becomes of a request, and whether there is a broker
-behind it, is each server's own matter.
+A request that takes work *mutes* the client: later requests wait in the socket, as they would
+behind a delayed request on a broker. Each server decides how to handle a request, and whether there
+is a broker behind it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, wr
 from fetchproxy.tls.contexts import looks_like_tls
 
 Address = tuple[str, int]
-Handling = TypeVar("Handling")  # what a server does with a request
+Handling = TypeVar("Handling")  # how a server handles a request
 
 
 class SessionOwner(Protocol):
     """The listener, as its sessions see it. `clock` is the running loop's time in seconds.
 
-    `tells_reached`: a client is told to dial the address that it has dialled.
+    `tells_reached`: the listener advertises to each client the address that this client has dialed.
     """
 
     config: GatewayConfig
@@ -49,10 +49,10 @@ class SessionOwner(Protocol):
     tells_reached: bool
 
     def advertised(self, reached: str) -> Address:
-        """Where a client is told to dial that has reached us at the address `reached`."""
+        """The address advertised to a client that has reached us at the address `reached`."""
 
     def made(self, session: ClientSession) -> None:
-        """Its client is there."""
+        """The session's client has connected."""
 
     def lost(self, session: ClientSession) -> None: ...
 
@@ -62,7 +62,7 @@ class _SessionOver(Exception):
 
 
 class ClientSession(asyncio.BufferedProtocol):
-    """`steps`: before each step of a large answer, as whoever reads the tail comes first."""
+    """`steps`: awaited before each step of a large answer, as readers of the tail come first."""
 
     requests: RequestFraming[Any]
 
@@ -73,17 +73,17 @@ class ClientSession(asyncio.BufferedProtocol):
         self._receive = owner.receive
         self._steps = steps
         self.warnings = owner.warnings
-        self.client = ""  # set when it is there
+        self.client = ""  # set when it has connected
         self.share = Share(admission)
         self._transport: asyncio.Transport | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self.closing = False
-        self._over = asyncio.Event()  # the same, to wait for
+        self._over = asyncio.Event()  # set when `closing` is set
         self.muted = False
         self._writable = asyncio.Event()
         self._writable.set()
-        self._unsent, self._taken_at = 0, 0.0  # bytes, when last looked at
-        self.heard = False  # since the last look
+        self._unsent, self._taken_at = 0, 0.0  # unsent bytes at the last check; when they changed
+        self.heard = False  # since the last check
         self._heard_at = owner.clock()
 
     # -- asyncio -----------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self._take(self._receive.view[:nbytes])
 
     def eof_received(self) -> bool:
-        """Who sends no more still takes what he has asked for, as from a broker.
+        """A client that has ended its sending still gets the answers due, as from a broker.
 
         asyncio's TLS always ends both directions at once.
         """
@@ -130,15 +130,15 @@ class ClientSession(asyncio.BufferedProtocol):
 
     # -- life --------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Lives as long as the connection; owns every task that serves it."""
+        """Runs as long as the connection, and owns every task that serves it."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 if await self._may_begin():
                     self._unmute()
                     await self._over.wait()
-                # What was begun in this step of the loop takes its own first step, or the work that
-                # it was given would be dropped without ever being started.
+                # A task made in this step of the loop must take its first step: otherwise its
+                # coroutine would be dropped without ever being started.
                 self._end()
                 await asyncio.sleep(0)
                 raise _SessionOver
@@ -146,20 +146,20 @@ class ClientSession(asyncio.BufferedProtocol):
             pass
         finally:
             self.close()
-            # A collection of garbage would find these late, and hold the loop while it looks.
+            # A garbage collection would free these late, and hold the loop while it searches.
             self._tasks = None
             self.requests.drop()
             self._drop()
 
     async def _may_begin(self) -> bool:
-        """Whether there is, by now, what requests are answered with."""
+        """Wait until requests can be answered. False: they cannot."""
         return not self.closing
 
     def _drop(self) -> None:
-        """What else would keep memory when it is over."""
+        """Free a server's own memory when the session is over."""
 
     def spawn(self, work: Coroutine[None, None, object], name: str) -> None:
-        """Nothing is begun for a session that is over."""
+        """Start a task. Does nothing if the session is over."""
         if self.closing:
             work.close()
             return
@@ -167,17 +167,17 @@ class ClientSession(asyncio.BufferedProtocol):
         self._tasks.create_task(work, name=name)
 
     def close(self, reason: str | None = None, **context: object) -> None:
-        """What was written already still leaves. Logs `reason` if given."""
+        """Close the session. Bytes already written still leave. Logs `reason` if given."""
         if reason is not None:
             self._say_closed(reason, **context)
         self._end()
         for transport in self._transports():
-            # asyncio's TLS transport cannot be asked anything after a second close.
+            # asyncio's TLS transport fails on any question after a second close.
             if not transport.is_closing():
                 transport.close()
 
     def _say_closed(self, reason: str, **context: object) -> None:
-        """A client that goes on giving the same reason is not logged again within the minute."""
+        """The same reason of the same client is not logged again within the minute."""
         self.warnings.warn(
             "client_connection_closed",
             (self.client_host, reason, context.get("kind"), context.get("user")),
@@ -187,12 +187,12 @@ class ClientSession(asyncio.BufferedProtocol):
         )
 
     def abort(self) -> None:
-        """Without waiting for a client that does not take what was written."""
+        """Close at once: do not wait until the client takes the bytes already written."""
         for transport in self._transports():
             transport.abort()
 
     def _transports(self) -> list[asyncio.Transport]:
-        """What ends with it."""
+        """The transports that end with the session."""
         return [] if self._transport is None else [self._transport]
 
     def _end(self) -> None:
@@ -205,34 +205,36 @@ class ClientSession(asyncio.BufferedProtocol):
             LIMITS_REACHED.labels(error.limit).inc()
         self.close("wire_error", error=str(error), kind=type(error).__name__, side=side)
 
-    # -- looked at by the listener, again and again ------------------------------------------------
+    # -- checked by the listener at intervals ------------------------------------------------------
     def look(self, now: float) -> None:
-        """Closes it where it is silent, gone, takes nothing, or does not end a frame it began."""
+        """Close the session if the client is silent or gone, takes nothing, or leaves a frame
+        incomplete.
+        """
         config, begun, silent_s = self._config, self.requests.begun_at, self.silent_s(now)
         if self.stalled_s(now) > self._limits.client_stall_max_ms / 1000:
             LIMITS_REACHED.labels("client_stall_max_ms").inc()
             self.close("client_stall_max_ms")
-            self.abort()  # it does not take what is still to be written
+            self.abort()  # the client does not take the unsent bytes
         elif self.reset_unheard:
-            self.abort()  # nobody is there: a broker may hold the answer for hours
+            self.abort()  # the client is gone, but a broker may hold the answer for hours
         elif begun is not None and now - begun > self._limits.half_frame_max_ms / 1000:
             LIMITS_REACHED.labels("half_frame_max_ms").inc()
             self.close("half_frame_max_ms", waited_s=round(now - begun, 1))
         elif silent_s > config.idle_max_ms / 1000:
             if self.closing:
-                self.abort()  # it never took what was still to be written
+                self.abort()  # the client never took the unsent bytes
                 return
             LIMITS_REACHED.labels("idle_max_ms").inc()
             self.close("idle_max_ms")
 
     def silent_s(self, now: float) -> float:
-        """Since when (s) nothing was heard; called regularly, so no piece is timed."""
+        """For how long (s) nothing was heard. Called at intervals, so no packet is timed."""
         if self.heard:
             self._heard_at, self.heard = now, False
         return now - self._heard_at
 
     def stalled_s(self, now: float) -> float:
-        """Since when (s) the client has taken none of what waits for it; called regularly."""
+        """For how long (s) the client has taken none of its unsent bytes. Called at intervals."""
         transport = self._transport
         unsent = 0 if transport is None else transport.get_write_buffer_size()
         if unsent != self._unsent or not unsent:
@@ -241,34 +243,35 @@ class ClientSession(asyncio.BufferedProtocol):
 
     @property
     def reset_unheard(self) -> bool:
-        """The client is gone; asyncio watches no socket that it does not read, and has not said so.
+        """The client is gone, and asyncio has not noticed: it watches no socket that it does not
+        read.
 
-        A client that has only ended its sending is still there: what it sent may yet be unread.
+        A client that has only ended its sending is still there: its last bytes may be unread.
         """
         unwatched = self._held_back or self.requests.ended
         return unwatched and self._transport is not None and is_reset(self._transport)
 
     @property
     def kept_bytes(self) -> int:
-        """In memory: what is unsent, what is not whole, and of its appetite."""
+        """Bytes in memory: unsent answers, incomplete requests, and the client's appetite."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return unsent + self.requests.kept_bytes + self.share.kept_bytes
 
     # -- answers -----------------------------------------------------------------------------------
     def write_to_client(self, data: Buffer) -> None:
-        # One that is closing drops what it is given, and asyncio complains when that goes on.
+        # A closing transport drops the bytes, and asyncio complains if that happens often.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
-        """A whole answer; small pieces are joined, records are not copied."""
+        """Write a whole answer. Small pieces are joined; records are not copied."""
         for piece in join_small(pieces):
             self.write_to_client(piece)
 
     async def write_as_taken(self, pieces: Iterable[Buffer]) -> None:
         """As `write_pieces`, but no faster than the client takes them.
 
-        Nothing else may be written meanwhile: for work that mutes the client, with nothing due.
+        Nothing else may be written meanwhile, so the client must be muted and no answer due.
         """
         left = [memoryview(piece) for piece in join_small(pieces)]
         while left:
@@ -289,18 +292,18 @@ class ClientSession(asyncio.BufferedProtocol):
         except WireError as error:
             self._refuse(error, "client")
             return
-        # One that only waits for its answer may be read from: it seldom has more to say.
+        # Keep reading from a client that only waits for its answer: it seldom sends more.
         if self.requests.limited or (self.muted and self.requests.kept_bytes):
             self._pace()
 
     def take_more(self) -> None:
-        """What was left for a later turn of the loop."""
+        """Handle the requests that were left for a later turn of the loop."""
         self._take(memoryview(b""))
         self._pace()
         self.requests.close_if_answered()
 
     def mute_while(self, work: Coroutine[None, None, object], name: str) -> None:
-        """No further request is looked at before `work` is done; it may write to the client."""
+        """Handle no further request before `work` is done; `work` may write to the client."""
         self.muted = True
         if self.closing:
             work.close()
@@ -321,7 +324,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
     @property
     def _held_back(self) -> bool:
-        """No further request is taken, so that reading may be paused."""
+        """No further request is handled now, so reading may be paused."""
         return self.muted or self.requests.limited
 
     def _pace(self) -> None:
@@ -331,11 +334,11 @@ class ClientSession(asyncio.BufferedProtocol):
 
 
 class RequestFraming(ABC, Generic[Handling]):
-    """One client's requests, cut out of what it sends. What cannot be right is refused by its first
-    bytes; what arrives while the session is muted is kept, and not looked at.
+    """Cuts one client's bytes into requests. A request that cannot be valid is refused by its first
+    bytes. Bytes that arrive while the session is muted are kept for later.
 
-    `begun_at` is loop time while a frame is under way, else None. `bytes_max`: of a request,
-    without its size prefix.
+    `begun_at`: loop time at which the current incomplete frame began, else None.
+    `bytes_max`: largest request, without its size prefix.
     """
 
     def __init__(self, session: ClientSession, clock: Callable[[], float], bytes_max: int) -> None:
@@ -343,60 +346,60 @@ class RequestFraming(ABC, Generic[Handling]):
         self._clock = clock
         self.bytes_max = bytes_max
         self._carry = bytearray()
-        self._whole_at = 0  # bytes of `_carry` with which the request is whole that it begins with
-        self._left = 0  # of a request that leaves as it comes
-        self.limited = False  # as many requests are in flight as may be
+        self._whole_at = 0  # length of `_carry` at which its first request is whole
+        self._left = 0  # bytes still to come of a request that passes
+        self.limited = False  # the limit of requests in flight is reached
         self._left_in_turn = 0  # of MESSAGES_A_TURN
-        self._goes_on = False  # with the next requests, in the loop's next turn
+        self._goes_on = False  # the next requests are handled in the loop's next turn
         self.ended = False  # the client sends no more
         self.begun_at: float | None = None
 
     @abstractmethod
     def _consume(self, view: memoryview) -> int:
-        """Work through `view`; returns the position up to which it is done with."""
+        """Handle the requests in `view`; returns the position up to which they are handled."""
 
     @abstractmethod
     def _is_full(self) -> bool:
-        """As many requests are in flight as may be: `limited` says so until there is room."""
+        """The limit of requests in flight is reached: `limited` is True until there is room."""
 
     @abstractmethod
     def _accept(self, size: int, head: RequestHead) -> Handling | None:
-        """What becomes of a request by its header; None: it is to be looked at again later."""
+        """How to handle the request, by its header; None: look at it again later."""
 
     @abstractmethod
     def _check_size(self, size: int) -> None:
-        """Of a request that is larger than `bytes_max`: raises WireError, or lets it pass."""
+        """Check a request larger than `bytes_max`: raises WireError, or lets it pass."""
 
     @property
     def kept_bytes(self) -> int:
-        """Of requests that are not whole, or not to be looked at yet."""
+        """Bytes of requests that are incomplete, or wait to be handled."""
         return len(self._carry)
 
     def drop(self) -> None:
-        """Nobody wants the rest any more."""
+        """Drop the bytes that were kept."""
         self._carry = bytearray()
 
     def end(self) -> bool:
-        """The client sends no more. True: some of what it asked for is still to be answered."""
+        """The client sends no more. True: some request is still to be answered."""
         self.ended = True
         self.begun_at = None
         return not self._all_answered
 
     def close_if_answered(self) -> None:
-        """The session, if the client sends no more and has nothing to wait for."""
+        """Close the session if the client sends no more and waits for no answer."""
         if self.ended and self._all_answered:
             self._session.close()
 
     @property
     def _all_answered(self) -> bool:
-        """All that has come whole: what was cut off has no other part to come."""
+        """All whole requests are answered. The rest of a cut-off request will not come."""
         return not (self._session.muted or self.limited or self._goes_on)
 
     def take(self, view: memoryview) -> None:
-        """Raises WireError; what is not to be looked at yet is kept."""
+        """Raises WireError. Bytes that cannot be handled yet are kept."""
         carry = self._carry
         if carry:
-            carry += view  # in place: a large request is neither copied nor read at every packet
+            carry += view  # in place: a large request is not copied or parsed at every packet
         if len(carry or view) >= self._whole_at and not self._session.muted:
             self._whole_at = 0
             view, self._carry = memoryview(carry or view), bytearray()
@@ -415,7 +418,7 @@ class RequestFraming(ABC, Generic[Handling]):
     def _next(
         self, view: memoryview, pos: int, end: int
     ) -> tuple[int, RequestHead, Handling] | None:
-        """(size, header, handling) of the request at `pos`; None: not to be looked at yet."""
+        """(size, header, handling) of the request at `pos`; None: look at it again later."""
         if end - pos < 4:
             return None
         size: int = INT32.unpack_from(view, pos)[0]
@@ -442,7 +445,7 @@ class RequestFraming(ABC, Generic[Handling]):
         return size, head, handling
 
     def _go_on_soon(self) -> None:
-        """The others' requests come first."""
+        """Continue in the loop's next turn: other clients' requests come first."""
         if not self._goes_on:
             self._goes_on = True
             asyncio.get_running_loop().call_soon(self._take_more)
@@ -453,7 +456,7 @@ class RequestFraming(ABC, Generic[Handling]):
 
     @staticmethod
     def _wait_for_more(error: Truncated, there: int, whole: int) -> None:
-        """Raises where what is still to come of a request, `whole` bytes in all, would not help."""
+        """Raises WireError if the rest of a request, `whole` bytes in all, would not help."""
         if there >= whole:
             raise error
         if there >= REQUEST_HEADER_BYTES_MAX:

@@ -1,5 +1,5 @@
-"""How bytes go in and out: one receive buffer, answers in pieces, and records that stay within
-the kernel.
+"""Receives and sends bytes: one receive buffer, answers in pieces, and records that stay in the
+kernel.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fetchproxy_protocol.primitives import Buffer
 
 # One receive buffer for all connections of a loop.
 #
-# asyncio asks for a buffer, fills it and hands it back in one uninterrupted step, so connections
-# can share it and an idle connection costs no buffer. What a protocol keeps it copies; what it
-# wrote to a transport that could not send at once may still be referenced there, so the buffer is
-# then given away and a new one taken (asyncio from 3.12 on, and uvloop, keep the view itself).
+# asyncio asks for a buffer, fills it and hands it back in one uninterrupted step. So connections
+# can share the buffer, and an idle connection costs none. A protocol copies the bytes that it
+# keeps. A transport that could not send all bytes at once may keep a view of the buffer (asyncio
+# from 3.12 on, and uvloop, keep the view itself). In that case a new buffer is made.
 
 RECEIVE_BYTES = 256 * 1024
 
@@ -36,21 +36,21 @@ class ReceiveBuffer:
             self.view = memoryview(bytearray(RECEIVE_BYTES))
 
 
-# Records go from the broker's socket to the client's within the kernel: Linux's splice(2).
+# Moves records from the broker's socket to the client's within the kernel: Linux's splice(2).
 #
-# Nobody looks at the records of an answer that passes, so they need not be copied into this
-# process and out again, which is most of what a relayed byte costs. A socket only gives its bytes
-# to a pipe, so there is one, for all connections of a loop: it is filled and emptied in one
-# uninterrupted step, and what the client would not take comes back as bytes, to wait where all
-# that is written waits.
+# The proxy does not read the records of an answer that passes. So it need not copy them into this
+# process and out again, which is most of the cost of a relayed byte. splice(2) moves bytes between
+# a socket and a pipe, so all connections of a loop share one pipe. It is filled and emptied in one
+# uninterrupted step. Bytes that the client's socket does not take come back, and are then written
+# to the client's transport as usual.
 
-_PIPE_BYTES = 1024 * 1024  # what any user may have; a socket's pages fill it by more than that
-# What is still received beside a splice: the loop reads before it says that there is something.
+_PIPE_BYTES = 1024 * 1024  # any user may have this much; of a socket's pages it holds even more
+# Bytes still received beside a splice: the loop reads before it reports that bytes have arrived.
 PEEK_BYTES = 4 * 1024
 
 
 class Moved(NamedTuple):
-    """`taken` bytes have left the source; `not_sent`, the last of them, not for the target."""
+    """`taken` bytes have left the source. `not_sent`: the last of them, not taken by the target."""
 
     taken: int
     not_sent: Buffer
@@ -60,12 +60,12 @@ NOTHING = Moved(0, b"")
 
 
 class RecordPipe:
-    """`move` must be followed by a write of what was not sent. `bytes_min`: less is not moved."""
+    """After `move`, the caller must write `not_sent`. `bytes_min`: fewer bytes are not moved."""
 
     def __init__(self, bytes_min: int) -> None:
         self.bytes_min = bytes_min
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        with suppress(PermissionError):  # of a user with many: then it takes more steps
+        with suppress(PermissionError):  # the user has too many pipes: a move takes more steps
             fcntl.fcntl(self._write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class RecordPipe:
         os.close(self._write_end)
 
     def move(self, source: TransportSocket, target: TransportSocket, size: int) -> Moved:
-        """As much of `size` bytes as there is. Errors of a socket are left to its transport."""
+        """Move up to `size` bytes, as far as available. A socket's transport reports its errors."""
         if source.fileno() < 0 or target.fileno() < 0:
             return NOTHING
         flags = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
@@ -96,30 +96,30 @@ class RecordPipe:
 
 
 def open_record_pipe(bytes_min: int) -> RecordPipe | None:
-    """None where it is not wanted (0), or the system has no splice."""
+    """None: it is not wanted (0), or the system has no splice."""
     return RecordPipe(bytes_min) if bytes_min and hasattr(os, "splice") else None
 
 
 def plain_socket(transport: Transport) -> TransportSocket | None:
-    """Whose bytes are what the peer sees; None under TLS, and where there is no socket."""
+    """The socket whose bytes the peer sees unchanged; None: under TLS, or without a socket."""
     if transport.get_extra_info("sslcontext") is not None:
         return None
     found: TransportSocket | None = transport.get_extra_info("socket")
     return found
 
 
-# An answer in pieces: joined where they are small, and sent from where they lie.
+# An answer in pieces: small pieces are joined, large ones are sent without a copy.
 
-_JOINED_BYTES_MAX = 32 * 1024  # a system call costs as much as copying about this
-# In one step, well below a millisecond: an answer with 1 MiB of records, as consumers ask of a
-# partition, is one.
+_JOINED_BYTES_MAX = 32 * 1024  # a system call costs about as much as copying this many bytes
+# Most bytes sent in one step, well below a millisecond. An answer with 1 MiB of records, as
+# consumers ask of a partition, takes one step.
 SENT_BYTES_MAX = 2 * 1024 * 1024
-_GIVEN_BYTES_MAX = 256 * 1024  # at a time: a transport copies what it cannot send at once
+_GIVEN_BYTES_MAX = 256 * 1024  # at a time: a transport copies bytes that it cannot send at once
 _SENT_PIECES_MAX = 1000  # Linux takes 1024 (IOV_MAX)
 
 
 def join_small(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
-    """The same bytes with neighbours below `_JOINED_BYTES_MAX` in one piece."""
+    """The same bytes; neighbouring pieces smaller than `_JOINED_BYTES_MAX` become one piece."""
     small: list[Buffer] = []
     for piece in pieces:
         if len(piece) < _JOINED_BYTES_MAX:
@@ -154,8 +154,8 @@ def without_first(pieces: list[memoryview], size: int) -> list[memoryview]:
 def write_step(transport: Transport, pieces: list[memoryview]) -> list[memoryview]:
     """Write some of `pieces` and return the others, to be written when the transport is writable.
 
-    What the socket takes of SENT_BYTES_MAX goes in one system call; where it is full, and under
-    TLS, the transport is given the next piece.
+    One system call gives the socket up to SENT_BYTES_MAX. If the socket is full, and under TLS, the
+    transport gets the next piece.
     """
     left = _sent_at_once(transport, pieces)
     if left and sum(map(len, pieces)) - sum(map(len, left)) < SENT_BYTES_MAX:
@@ -166,7 +166,7 @@ def write_step(transport: Transport, pieces: list[memoryview]) -> list[memoryvie
 
 
 def _sent_at_once(transport: Transport, pieces: list[memoryview]) -> list[memoryview]:
-    """Nothing is sent in front of bytes that wait. Errors of the socket are the transport's."""
+    """Send nothing while the transport has unsent bytes. The transport reports socket errors."""
     plain = plain_socket(transport)
     if plain is None or transport.get_write_buffer_size():
         return pieces
@@ -177,17 +177,17 @@ def _sent_at_once(transport: Transport, pieces: list[memoryview]) -> list[memory
     return without_first(pieces, sent)
 
 
-# Clients that are gone: what asyncio does not tell.
+# Finds clients that are gone without asyncio's notice.
 
 
 def is_reset(transport: asyncio.BaseTransport) -> bool:
-    """Whether the other side is gone, of a connection that asyncio does not read, and so not watch.
+    """True: the other side is gone. For connections that asyncio does not read, and so not watch.
 
-    One that has only ended its sending is still there.
+    A client that has only ended its sending is still there.
     """
     found: TransportSocket | None = transport.get_extra_info("socket")
     if found is None:
         return False
     look = select.poll()
-    look.register(found, 0)  # what cannot be left out: an error, a hang-up of both directions
+    look.register(found, 0)  # always reported: an error, and a hang-up of both directions
     return bool(look.poll(0))

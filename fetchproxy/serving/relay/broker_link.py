@@ -1,6 +1,4 @@
-"""The upstream half of a connection: what is expected of the broker, and how it is taken off the
-socket.
-"""
+"""The broker's half of a connection: the answers that are due, and how they are read."""
 
 from __future__ import annotations
 
@@ -22,39 +20,39 @@ from fetchproxy.runtime.loop import MESSAGES_A_TURN
 from fetchproxy.serving.transport import PEEK_BYTES, ReceiveBuffer, RecordPipe, plain_socket
 from fetchproxy.tls.contexts import looks_like_tls
 
-# What a connection expects from the broker, in request order: one object per answer.
+# The answers that a connection expects from the broker, in request order: one object per answer.
 #
-# An `Answer` passes untouched. A `HeldAnswer` is gathered whole and rewritten, perhaps after
-# waiting for something. A `ScannedAnswer` is looked at while it streams; it may be *parked*: asked
-# for, but not taken off the socket before a fetch of the client wants it.
+# An `Answer` passes unchanged. A `HeldAnswer` is gathered whole and then rewritten, perhaps after a
+# wait. A `ScannedAnswer` is scanned while it streams. It may be *parked*: the broker was asked for
+# it, but the proxy does not read it before a fetch of the client wants it.
 
 Payload = Sequence[Buffer]
 Rewrite = Callable[[bytes], Payload | Awaitable[Payload]]
 
 
 class Answer:
-    """An answer that passes as it comes. `correlation_id` is checked against the broker's."""
+    """An answer that passes unchanged. `correlation_id` is checked against the broker's."""
 
     __slots__ = ("correlation_id",)
 
-    walked_slowly = False  # what lies in it is looked at so closely that little may come at once
+    walked_slowly = False  # its scan is so costly that it is received in small pieces
 
     def __init__(self, correlation_id: int) -> None:
         self.correlation_id = correlation_id
 
     def done(self) -> None:
-        """It has left whole."""
+        """The whole answer has left."""
 
     def passes(self, frame: memoryview) -> bool:
-        """`frame` is the whole of it, and may leave as it lies (it was patched, where need be)."""
+        """True: `frame`, the whole answer, may leave. It was patched in place if necessary."""
         return True
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class HeldAnswer(Answer):
-    """`rewrite` takes the payload without size prefix and gives the payload to send instead.
+    """`rewrite` takes the payload without size prefix and returns the payload to send instead.
 
-    It gives an awaitable only where it must wait; most answers are rewritten on the spot.
+    It returns an awaitable only if it must wait; most answers are rewritten at once.
     """
 
     correlation_id: int
@@ -67,7 +65,7 @@ class HeldAnswer(Answer):
 
 
 class ScannedAnswer(Answer, ABC):
-    """An answer that is scanned while it streams. `discarded`: nothing of it leaves."""
+    """An answer that is scanned while it streams. `discarded`: nothing is sent to the client."""
 
     __slots__ = ()
 
@@ -75,17 +73,17 @@ class ScannedAnswer(Answer, ABC):
 
     @abstractmethod
     def arrived(self, frame_bytes: int) -> bool:
-        """Its first bytes are there. False: it is parked, see `BrokerLink.go_on`."""
+        """Its first bytes have arrived. False: it is parked, see `BrokerLink.go_on`."""
 
     @abstractmethod
     def begin(self) -> FetchResponseScan: ...
 
 
-# How they come: off the broker's socket, in request order.
+# The link reads the answers from the broker's socket, in request order.
 #
-# Large answers leave for the client as they arrive, small ones in one piece. Reading pauses while
-# the client is slow, while an answer is being rewritten, and while a parked fetch answer waits
-# for a fetch that wants it.
+# A large answer goes to the client as it arrives, a small one in one piece. Reading pauses while
+# the client is slow, while an answer is being rewritten, and while a parked answer waits for a
+# fetch that wants it.
 
 _FRAME_START = Struct(">ii")
 
@@ -98,26 +96,26 @@ class LinkOwner(Protocol):
     def write_pieces(self, pieces: Iterable[Buffer]) -> None: ...
 
     def answered(self) -> None:
-        """One answer has left whole; only told where `tells_answered`."""
+        """One whole answer has left. Only called while `tells_answered` is True."""
 
     def rewrite(self, answer: HeldAnswer) -> Payload | None:
-        """The new payload, or None: `BrokerLink.rewritten` will bring it."""
+        """The new payload, or None: the owner will call `BrokerLink.rewritten`."""
 
     def link_failed(self, error: WireError) -> None: ...
 
     @property
     def closing(self) -> bool:
-        """Nothing of the broker's is looked at any more."""
+        """True: ignore whatever the broker still sends."""
 
     def link_closed(self, error: Exception | None) -> None: ...
 
     def broker_slow(self, slow: bool) -> None: ...
 
 
-# An answer of so many bytes leaves in one piece.
+# An answer up to this size leaves in one piece.
 WHOLE_BYTES_MAX = 16 * 1024
-# Of an answer of more than WALKED_AT_ONCE partitions: some 250 of them without records, which
-# cost 10 µs each where all are out of range.
+# Received at a time of an answer with more than WALKED_AT_ONCE partitions: some 250 partitions
+# without records, which cost 10 µs each if all are out of range.
 WALKED_BYTES = 8 * 1024
 
 
@@ -134,13 +132,13 @@ class BrokerLink(asyncio.BufferedProtocol):
     heard: bool = False  # since the owner last looked
     tells_answered: bool = False  # the owner waits for answers to leave
     _carry: bytearray = field(default_factory=bytearray)
-    _left: int = 0  # of a relayed answer
+    _left: int = 0  # bytes still to come of an answer that passes
     _scan: FetchResponseScan | None = None
-    _scanned: ScannedAnswer | None = None  # that `_scan` walks
+    _scanned: ScannedAnswer | None = None  # the answer that `_scan` walks
     _held: HeldAnswer | None = None
-    _waiting: bool = False  # an answer is being rewritten, or parked
+    _waiting: bool = False  # an answer is parked or being rewritten
     _client_slow: bool = False
-    _goes_on: bool = False  # with the next answers, in the loop's next turn
+    _goes_on: bool = False  # the next answers are handled in the loop's next turn
 
     # -- asyncio ---------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -150,7 +148,7 @@ class BrokerLink(asyncio.BufferedProtocol):
             self._sockets = (source, target) if source and target else None
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        # asyncio receives before it tells; what it leaves in the socket need not be copied.
+        # asyncio receives before it calls back; bytes that stay in the socket are never copied.
         if self._scan is not None and self._to_splice():
             return self._receive.view[:PEEK_BYTES]
         if self.expected and self.expected[0].walked_slowly:
@@ -178,11 +176,11 @@ class BrokerLink(asyncio.BufferedProtocol):
         self._owner.broker_slow(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        while self._goes_on:  # what has come before the end is still the client's
+        while self._goes_on:  # the client still gets answers that arrived before the end
             self._take_more()
         self.transport = None
         if len(self._carry) >= 4 and looks_like_tls(INT32.unpack_from(self._carry)[0]):
-            # Shorter than the beginning of an answer: an alert, as plaintext came to a TLS port.
+            # Shorter than an answer's start: a TLS alert, as the proxy sent plaintext to a TLS port
             self._owner.link_failed(
                 MalformedMessage("broker speaks TLS, see cluster.security_protocol")
             )
@@ -190,7 +188,7 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     # -- records ---------------------------------------------------------------------------------
     def _to_splice(self) -> int:
-        """Bytes that may go to the client without a look, if they are worth a way of their own."""
+        """Bytes of records that may be spliced to the client; 0 if there are too few."""
         scan, records = self._scan, self._records
         if scan is None or records is None or self._sockets is None:
             return 0
@@ -214,7 +212,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     # -- for the session -------------------------------------------------------------------------
     @property
     def kept_bytes(self) -> int:
-        """Of answers that are not whole, and what the broker has not taken."""
+        """Bytes of incomplete answers, and of requests that the broker has not taken yet."""
         unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
         held = 0 if self._held is None else len(self._held.payload)
         return len(self._carry) + held + unsent
@@ -226,7 +224,7 @@ class BrokerLink(asyncio.BufferedProtocol):
             return
         if answer is not None:
             self.expected.append(answer)
-        if not transport.is_closing():  # else its end is about to be told
+        if not transport.is_closing():  # otherwise connection_lost is about to be called
             transport.write(data)
 
     def client_slow(self, slow: bool) -> None:
@@ -241,7 +239,7 @@ class BrokerLink(asyncio.BufferedProtocol):
             self._pace()
 
     def rewritten(self, payload: Payload) -> None:
-        """The answer that was given to `LinkOwner.rewrite` leaves as `payload`."""
+        """Send `payload` in place of the answer that was given to `LinkOwner.rewrite`."""
         self._waiting = False
         self._leave(payload)
         self._take(memoryview(b""))
@@ -280,7 +278,7 @@ class BrokerLink(asyncio.BufferedProtocol):
             self._pace()
 
     def _go_on_soon(self) -> None:
-        """Others' answers come first."""
+        """Continue in the loop's next turn: other connections' answers come first."""
         if not self._goes_on:
             self._goes_on = True
             asyncio.get_running_loop().call_soon(self._take_more)
@@ -291,9 +289,9 @@ class BrokerLink(asyncio.BufferedProtocol):
             self._take(memoryview(b""))
 
     def _leaves_whole(self, view: memoryview) -> bool:
-        """One whole answer that needs no scan, as nearly all of the tail's: a short way out.
+        """A shortcut for one whole answer that needs no scan, as nearly all of the tail's.
 
-        False: nothing was done. What is not as it should be is told by who looks closer.
+        False: nothing was done. `_take` then reports whatever is wrong with the answer.
         """
         if self._left or self._scan is not None or self._held is not None or self._waiting:
             return False
@@ -312,7 +310,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         return True
 
     def _consume(self, view: memoryview) -> int:
-        """Work through `view`; returns the position up to which it is done with."""
+        """Handle the answers in `view`; returns the position up to which they are handled."""
         pos = emit = 0
         end = len(view)
         write = self._owner.write_to_client
@@ -344,10 +342,10 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     @staticmethod
     def _waits_for_the_rest(view: memoryview, pos: int) -> bool:
-        """Too little is there to look at, or the rest of a small answer comes in a moment.
+        """Too few bytes have arrived, or the rest of a small answer comes in a moment.
 
-        Brokers send an answer's head and its records apart. No client can use the one without the
-        other, and to send them on apart would cost as much again.
+        Brokers send an answer's head and its records separately. A client needs both, and sending
+        them separately would cost as much again.
         """
         there = len(view) - pos
         return there < _FRAME_START.size or (
@@ -355,7 +353,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         )
 
     def _begin(self, view: memoryview, pos: int) -> bool:
-        """The next frame starts at `pos`; False where it must not be taken yet."""
+        """The next frame starts at `pos`; False: it must not be taken yet."""
         size, correlation_id = _FRAME_START.unpack_from(view, pos)
         if not 4 <= size <= self._frame_bytes_max:
             tls = ": it speaks TLS, see cluster.security_protocol" if looks_like_tls(size) else ""

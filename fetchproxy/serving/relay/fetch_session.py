@@ -1,15 +1,15 @@
-"""Fetch sessions (KIP-227) of one connection, mirrored. Pure.
+"""Mirrors the fetch sessions (KIP-227) of one connection. Pure.
 
-The client believes in one session, the broker in another: each is an (id, epoch) pair with a set of
-partitions. While both agree (`in_lockstep`) requests pass as they came and the mirror only keeps
-what the client last asked for. The first partition that is read from the archive parts them: from
-then on the request upstream is the difference between what the broker was last told and what it
-should serve now, and the ids in answers are the client's own. Cost per request is proportional to
-what changed and to what is withheld, not to the session.
+The client has one session with the proxy, the proxy has another with the broker. Each is an (id,
+epoch) pair with a set of partitions. While both agree (`in_lockstep`), requests pass unchanged and
+the mirror only remembers the partitions that the client last asked for. They part when the first
+partition is read from the archive. From then on the broker gets the difference between what it was
+last told and what it should serve now, and answers carry the client's own session id. The cost per
+request is proportional to the changed and the withheld partitions, not to the session.
 
-A session belongs to the connection that began it. A broker would serve it on any other too, but no
-client is known to do that; here such a request gets error 70, as after an eviction, and the client
-begins anew.
+A session belongs to the connection that began it. A broker would serve it on any connection, but no
+client is known to use that. Here such a request gets error 70, as after an eviction, and the client
+begins a new session.
 
 Sources: Kafka's FetchManager.java and FetchSession.java (order of checks, of update and forget,
 epochs, the end of an emptied session), FetchSessionHandler.java (which answers clients accept).
@@ -37,7 +37,7 @@ from fetchproxy_protocol.fetch import (
 )
 
 EPOCH_MAX = (1 << 31) - 1
-# What a partition costs in memory: its key, its entry and its places in maps; and one more place.
+# Memory per partition: its key, its entry and its places in maps; and one more place in a map.
 ASKED_BYTES = 300
 TOLD_BYTES = 50
 
@@ -45,7 +45,7 @@ TOLD_BYTES = 50
 class FetchKind(Enum):
     """How an answer lists partitions: all that were asked (`lists_all`), or only those with news.
 
-    `error_code`: what the request is refused with, without asking the broker; 0: it is in order.
+    `error_code`: the proxy refuses the request with it, without the broker; 0: it is in order.
     """
 
     lists_all: bool
@@ -70,7 +70,7 @@ class FetchKind(Enum):
     )
 
 
-# What `FetchSessionMirror.on_answer` changes.
+# The fields that `FetchSessionMirror.on_answer` changes.
 _CHANGED_BY_ANSWERS = (
     "_client_id",
     "_client_epoch",
@@ -84,7 +84,7 @@ _CHANGED_BY_ANSWERS = (
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFetch:
-    """What the broker is asked instead: its own session, and what changes in it."""
+    """The request that the broker gets instead: its own session, and the changes in it."""
 
     session_id: int
     session_epoch: int
@@ -92,7 +92,7 @@ class UpstreamFetch:
     forgotten: tuple[PartitionKey, ...]
 
     def encode(self, request: FetchRequest, max_wait_ms: int) -> bytes:
-        """`request` in that session; without a wait it asks for whatever is there."""
+        """`request` in the broker's session. Without a wait, min_bytes is 0."""
         return encode_fetch_request(
             request,
             partitions=self.partitions,
@@ -110,9 +110,9 @@ def next_epoch(epoch: int) -> int:
 
 
 class FetchSessionMirror:
-    """Both sides' sessions of one connection; one fetch at a time, asked and then answered.
+    """Both sides' sessions of one connection. Each fetch is answered before the next one.
 
-    `new_session_id` gives a positive int32 for sessions that no broker knows.
+    `new_session_id` makes a positive int32 for sessions that no broker knows.
     """
 
     def __init__(self, new_session_id: Callable[[], int]) -> None:
@@ -122,21 +122,21 @@ class FetchSessionMirror:
     def forget(self) -> None:
         """Both sides lose their session (a top-level error of the broker)."""
         self.asked: dict[PartitionKey, FetchEntry] = {}
-        self.changed: Collection[PartitionKey] = ()  # of `asked`, by the last request
+        self.changed: Collection[PartitionKey] = ()  # keys that the last request changed in `asked`
         self._by_id = False
         self._kind = FetchKind.SESSIONLESS
         self._client_id = 0
-        self._client_epoch = 0  # that the next incremental request must carry
+        self._client_epoch = 0  # the next incremental request must carry it
         self._upstream_id = 0
         self._upstream_epoch = 0
-        self.sent_full = False  # the broker's next answer lists all that it was asked for
-        self._stale = False  # the broker knows of nothing since a full request
+        self.sent_full = False  # the broker's next answer lists all partitions
+        self._stale = False  # the next request to the broker must be a full one
         self._told: dict[PartitionKey, FetchEntry] | None = None  # None: in lockstep
         self._undo: dict[PartitionKey, FetchEntry | None] = {}
-        self._dirty: dict[PartitionKey, None] = {}  # in order: equal runs send equal bytes
+        self._dirty: dict[PartitionKey, None] = {}  # ordered, so that equal runs send equal bytes
         self._withheld: Set[PartitionKey] = frozenset()
         self._ahead: Mapping[PartitionKey, int] = {}
-        self._before: dict[str, Any] = {}  # `on_answer` has changed it
+        self._before: dict[str, Any] = {}  # the fields before `on_answer` changed them
 
     @property
     def kept_bytes(self) -> int:
@@ -148,7 +148,7 @@ class FetchSessionMirror:
         return self._told is None
 
     def on_request(self, request: FetchRequest) -> FetchKind:
-        """Take in what the client asks; afterwards `asked` is what its answer is about."""
+        """Take in the client's request; afterwards `asked` has the partitions of its answer."""
         epoch = request.session_epoch
         if epoch in (SESSIONLESS_EPOCH, INITIAL_EPOCH):
             self._kind = FetchKind.FULL if epoch == INITIAL_EPOCH else FetchKind.SESSIONLESS
@@ -179,13 +179,13 @@ class FetchSessionMirror:
         return self._kind
 
     def lead(self, ahead: Mapping[PartitionKey, int]) -> None:
-        """The broker is asked from these offsets on, for partitions that the client asks for."""
+        """Ask the broker for these partitions from these offsets on, not from the client's."""
         if ahead != self._ahead:
             self._dirty.update(dict.fromkeys(sorted({*ahead, *self._ahead})))
             self._ahead = ahead
 
     def part(self) -> None:
-        """From this request on both sides have sessions of their own."""
+        """From this request on, the two sides have separate sessions."""
         if self._told is not None:
             return
         self._told = dict(self.asked)
@@ -200,10 +200,10 @@ class FetchSessionMirror:
                     self._told[key] = before
 
     def upstream_request(self, withheld: Set[PartitionKey]) -> UpstreamFetch | None:
-        """What to send for this request without `withheld` (all of them asked).
+        """The request for the broker without `withheld`, which are all in `asked`.
 
-        None where nothing is left to ask: an empty request would close the broker's session, and
-        only does so where the client has emptied its own.
+        None: nothing is left to ask. An empty request closes the broker's session, so it is sent
+        only if the client has emptied its own.
         """
         self.part()
         assert self._told is not None
@@ -225,7 +225,7 @@ class FetchSessionMirror:
         return self._difference(withheld)
 
     def _end(self) -> UpstreamFetch | None:
-        """The client's session has no partition left: it is over, on both sides."""
+        """The client's session has no partition left: it ends on both sides."""
         self._stale = True
         if not self._upstream_id:
             return None
@@ -233,9 +233,9 @@ class FetchSessionMirror:
         return UpstreamFetch(self._upstream_id, SESSIONLESS_EPOCH, {}, ())
 
     def take_up(self, withheld: Set[PartitionKey]) -> bool:
-        """What was last sent upstream asks for just what is to be asked now."""
+        """True: the last request to the broker asks for exactly the partitions wanted now."""
         if self._told is None or (self._kind.lists_all and not self.sent_full):
-            return False  # an answer that leaves some out is none to a full request
+            return False  # the answer to a full request must list all partitions
         if self._stale:
             same = self._local(withheld) == self._told
         else:
@@ -254,7 +254,7 @@ class FetchSessionMirror:
         return asked
 
     def _local(self, withheld: Set[PartitionKey]) -> dict[PartitionKey, FetchEntry]:
-        """All that the broker is asked for."""
+        """All entries that the broker is asked for."""
         local = {key: p for key, p in self.asked.items() if key not in withheld}
         for key in self._ahead:
             if (wanted := self._wanted(key, withheld)) is not None:
@@ -262,13 +262,13 @@ class FetchSessionMirror:
         return local
 
     def listed_upstream(self) -> Counter[TopicRef]:
-        """How many partitions of each topic the broker's answer lists, where that lists all."""
+        """The partitions per topic in the broker's answer; empty if it does not list all."""
         told = self._told if self.sent_full and self._told is not None else ()
         return Counter(topic for topic, _ in told)
 
     def pass_on(self, request: FetchRequest) -> tuple[int, int] | None:
-        """The broker's (session id, epoch) for a request that it may be sent as it came but for
-        these two; None where more must be changed. Nothing is withheld from it.
+        """The broker's (session id, epoch), if no other field of the request must change. None:
+        more must change. Called with nothing withheld.
         """
         if self._told is None or self._kind is not FetchKind.INCREMENTAL or not self._upstream_id:
             return None
@@ -300,7 +300,7 @@ class FetchSessionMirror:
         return UpstreamFetch(self._upstream_id, self._upstream_epoch, changed, tuple(forgotten))
 
     def on_answer(self, error_code: int, session_id: int) -> int:
-        """The broker answered this request; returns the session id that the client is shown."""
+        """The broker answered this request. Returns the session id that the client gets."""
         self._before = {name: getattr(self, name) for name in _CHANGED_BY_ANSWERS}
         if error_code:
             self.forget()
@@ -311,14 +311,14 @@ class FetchSessionMirror:
         shown = self._advance_client(session_id)
         apart = self._withheld or self._ahead
         if self.sent_full and self._kind is FetchKind.FULL and not apart and session_id:
-            self._reset_lockstep()  # both begin the same session: they go together again
+            self._reset_lockstep()  # both sides begin the same session: they agree again
         return shown
 
     def on_withheld_answer(self, session_id: int) -> None:
-        """The answer that `on_answer` was told of does not leave: the client still waits for one.
+        """The answer of the last `on_answer` is not sent: the client still waits for an answer.
 
-        From here on both sides have sessions of their own. The broker's has gone on, with all that
-        this request has told it.
+        From here on, the two sides have separate sessions. The broker's session has advanced, with
+        all changes of this request.
         """
         assert self._before
         vars(self).update(self._before)
@@ -329,17 +329,17 @@ class FetchSessionMirror:
             self.sent_full = self._kind is not FetchKind.INCREMENTAL
             self._upstream_epoch = self._client_epoch
         self._advance_upstream(session_id)
-        # What the client is given must list all that it asked for: the broker is asked for all.
+        # If the client's answer must list all partitions, the broker is asked for all again.
         self._stale = self._stale or self._kind.lists_all
 
     def on_fine_answer(self, session_id: int) -> int:
-        """As `on_answer`, of an answer without error."""
+        """As `on_answer`, for an answer without error."""
         if self._told is None:
             return self._lockstep_answer(session_id)
         return self.on_answer(0, session_id)
 
     def on_discarded_answer(self, error_code: int, session_id: int) -> None:
-        """The broker answered, but the client will not see it; only its own side goes on."""
+        """The broker answered, but the client will not see it: only the broker's side advances."""
         self._advance_upstream(0 if error_code else session_id)
 
     def _advance_upstream(self, session_id: int) -> None:
@@ -347,7 +347,7 @@ class FetchSessionMirror:
         self._upstream_epoch = 1 if self.sent_full else next_epoch(self._upstream_epoch)
 
     def on_own_answer(self) -> int:
-        """This request was answered without the broker; returns the client's session id."""
+        """This request was answered without the broker. Returns the client's session id."""
         return self._advance_client(0)
 
     def _lockstep_answer(self, session_id: int) -> int:
@@ -370,11 +370,11 @@ class FetchSessionMirror:
         return self._client_id
 
     def rejoin(self) -> bool:
-        """Back to lockstep if nothing tells both sides apart; True if in lockstep now.
+        """Go back to lockstep if both sides agree. True: the sides are in lockstep now.
 
-        Called with nothing withheld, between `on_request` and sending: the request may then pass
-        as it came. A full or sessionless request always can, if the broker's own session is the
-        one that it names.
+        Called with nothing withheld, between `on_request` and sending. In lockstep the request may
+        pass unchanged. A full or sessionless request always can if no session with the broker is
+        open.
         """
         if self._ahead:
             return False
@@ -382,7 +382,7 @@ class FetchSessionMirror:
             return True
         if self._kind is not FetchKind.INCREMENTAL:
             if self._upstream_id:
-                return False  # the broker's session is closed by our own request
+                return False  # a request of the proxy must close the broker's session
             self._reset_lockstep()
             return True
         return False

@@ -1,6 +1,4 @@
-"""The archive as the relay knows it: of which topics there is anything, where it begins, and who is
-adding to it.
-"""
+"""The relay's knowledge of the archive: its topics, where it begins, and who adds to it."""
 
 from __future__ import annotations
 
@@ -27,72 +25,72 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 
 log = structlog.get_logger(__name__)
 
-# Which topics have anything in the archive: so that the others are as if there were no archive.
+# The list of topics that have an archive. All other topics behave as if there were no archive.
 #
-# One list for the whole gateway, read at the start and kept fresh while somebody asks, so that it
-# is known before an outage begins. While the store does not answer the last list counts, at once:
-# what was never archived is not touched by an outage, however long, and nobody waits for a
-# time-out.
+# The gateway has one list. It is read at the start and kept fresh while callers ask, so it is known
+# before an outage begins. While the store does not answer, the last list is used at once. So even a
+# long outage does not touch topics that were never archived, and no caller waits for a time-out.
 
-# Look-ups by time may miss for so long that another process has begun to archive a topic. Where an
-# offset is out of range, or a log begins where it did not, the list is read again.
+# A look-up by time may miss for this long that another process has begun to archive a topic. If an
+# offset is out of range, or a log begins at another offset than before, the list is read again.
 LIST_AGE_MAX_S = 5.0
-# For so long after somebody asked the next one need not wait.
+# After a question the list is kept fresh for this long, so that the next question need not wait.
 IN_USE_S = 60.0
 LIST_INTERVAL_IN_USE_S = 4.0
-# While nobody asks: what an outage finds known is no older.
+# While no caller asks. When an outage begins, the list is at most this old.
 LIST_INTERVAL_S = 30.0
-# Answers about where logs begin that are remembered: one is some 100 bytes.
+# Remembered answers about where logs begin, some 100 bytes each.
 STARTS_SEEN_MAX = 10_000
-# Between two tries while the store does not answer.
+# Between two attempts while the store does not answer.
 RETRY_PAUSE_S = 1.0
-# So long a caller waits for a list, where there is an older one and where there is none.
+# Longest wait of a caller for a list: if there is an older list, and if there is none.
 WAIT_MAX_S = 0.5
 FIRST_WAIT_MAX_S = 2.0
 
 
 @dataclass(eq=False, repr=False)
 class ArchivedKnowledge:
-    """One per gateway, whose task is `run`; `clock` gives loop seconds."""
+    """One per gateway, which runs `run` as a task; `clock` gives loop time in seconds."""
 
     _rlmm: RemoteLogMetadataManager
     _clock: Callable[[], float]
     _warnings: SparingWarnings
-    _failure: Exception | None = None  # of the last try
+    _failure: Exception | None = None  # of the last attempt
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _asked_at: float = float("-inf")
     _starts_seen: LRUCache[int, float] = field(default_factory=lambda: LRUCache(STARTS_SEEN_MAX))
 
     async def may_be_archived(self, topic_id: UUID, not_older_than: float | None = None) -> bool:
-        """False: a list of archived topics that is fresh does not have it, or the last one there
-        was, while the store does not answer.
+        """False: the topic is not in a fresh list of archived topics; while the store does not
+        answer, it is not in the last list.
 
-        Fresh is what was read since `not_older_than` (loop time, s), or LIST_AGE_MAX_S ago.
-        Raises RemoteStorageError where no list was ever read.
+        A list is fresh if it was read since `not_older_than` (loop time, s), by default within the
+        last LIST_AGE_MAX_S. Raises RemoteStorageError if no list was ever read.
         """
         return bool(await self.archived_among((topic_id,), not_older_than))
 
     async def archived_among(
         self, topic_ids: Collection[UUID], not_older_than: float | None = None
     ) -> frozenset[UUID]:
-        """Those of `topic_ids` that may be archived. Raises as `may_be_archived`."""
+        """The members of `topic_ids` that may be archived. Raises as `may_be_archived`."""
         known = self._rlmm.known_archived_topics()
         if known is not None and known[0].issuperset(topic_ids):
             return frozenset(topic_ids)
         return (await self.topics(not_older_than)).intersection(topic_ids)
 
     def list_for(self, starts: int) -> float:
-        """How old a list (loop time, s) may be for logs that begin there: read since that was seen.
+        """The earliest loop time (s) at which a list for these log starts may have been read: when
+        they were first seen, or LIST_AGE_MAX_S ago if that is later.
 
-        What is archived is archived before its broker drops it, so that list shows whatever lies
-        below. `starts`: a hash of which partitions begin where.
+        Records are archived before their broker drops them, so a later list has every topic with
+        records below these log starts. `starts`: a hash of the log start of each partition.
         """
         now = self._clock()
         first_seen: float = self._starts_seen.setdefault(starts, now)
         return max(first_seen, now - LIST_AGE_MAX_S)
 
     async def topics(self, not_older_than: float | None = None) -> frozenset[UUID]:
-        """All that may be archived, as `may_be_archived` says."""
+        """All topics that may be archived, see `may_be_archived`."""
         known, now = self._rlmm.known_archived_topics(), self._clock()
         self._asked_at = now
         oldest = now - LIST_AGE_MAX_S if not_older_than is None else min(not_older_than, now)
@@ -106,7 +104,7 @@ class ArchivedKnowledge:
         return known[0]
 
     async def _wait(self, oldest: float, wait_max_s: float) -> None:
-        """Not where the last try has failed: `run` tries again."""
+        """Wait for a new list. If the last attempt failed, return at once: `run` tries again."""
         if self._failure is not None:
             return
         try:
@@ -118,7 +116,7 @@ class ArchivedKnowledge:
             self._failed(error)
 
     async def run(self) -> None:
-        """For ever: list, and again before somebody asks when the list is not fresh any more."""
+        """For ever: read the list, and read it again before callers find that it is too old."""
         while True:
             self._wanted.clear()
             try:
@@ -146,18 +144,18 @@ class ArchivedKnowledge:
         self._warnings.warn("archived_topics_not_listed", None, error=str(error))
 
 
-# Where the logs of the tail's topics really begin: shown in relayed Fetch answers.
+# The log start offsets of both tiers, which relayed Fetch answers show for topics of the tail.
 #
-# A Kafka with tiered storage shows the log start of both tiers, and so does the proxy, if it
-# knows it: what clients read at the tail is looked up in the archive off their path, once for all
-# of them and not before `log_start_max_age_ms` has passed again. Until it is known they see -1 in
-# place of a broker's log start that something may lie below: librdkafka takes a log start that it
-# was shown for the beginning, without asking, so the broker's own would have it skip the archive.
-# Nothing here waits for an answer on behalf of a client.
+# A Kafka with tiered storage shows the log start offset of both tiers. So does the proxy, if it
+# knows it: it looks up in the archive the topics that clients read at the tail. It does so without
+# delaying them, once for all clients, and again after `log_start_max_age_ms`. Until the log start
+# is known, clients see -1 in place of the broker's log start if an archive may lie below it.
+# librdkafka takes a log start that it was shown for the beginning, without asking: with the
+# broker's own it would skip the archive. No client waits for these look-ups.
 
-# A topic as clients name it; by id or by name, as 16 bytes may be either.
+# A topic as clients name it: (is it an id, id or name), as 16 bytes may be either.
 TopicName = tuple[bool, TopicRef]
-LogStartOf = Callable[[int], int | None]  # of a partition; None: the broker's own is right
+LogStartOf = Callable[[int], int | None]  # by partition; None: the broker's log start is right
 
 
 def topic_key(by_id: bool, ref: TopicRef) -> str | UUID:
@@ -165,13 +163,13 @@ def topic_key(by_id: bool, ref: TopicRef) -> str | UUID:
 
 
 def _not_known(partition: int) -> int:
-    """Kafka's word for it: then a client asks ListOffsets where the log begins."""
+    """Kafka's -1 for an unknown log start: a client then asks ListOffsets where the log begins."""
     return -1
 
 
 @dataclass(eq=False, repr=False)
 class ArchivedTopics:
-    """One per gateway; `run` looks topics up. `max_age_s`: between two looks at the same topic."""
+    """One per gateway; `run` looks topics up. `max_age_s`: time between two look-ups of a topic."""
 
     _cluster: Cluster
     _rlmm: RemoteLogMetadataManager
@@ -181,9 +179,9 @@ class ArchivedTopics:
     _readers: set[TopicsOfConnection] = field(default_factory=set)
     _looked_at: dict[TopicName, float] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    # What is known; None: nothing of it is archived.
+    # The topics looked up so far. None: the topic has no archive.
     starts: dict[TopicName, LogStartOf | None] = field(default_factory=dict)
-    generation: int = 0  # changes with it
+    generation: int = 0  # grows with each change of `starts`
 
     def join(self, reader: TopicsOfConnection) -> None:
         self._readers.add(reader)
@@ -193,7 +191,7 @@ class ArchivedTopics:
         self._readers.discard(reader)
 
     async def run(self) -> None:
-        """For ever: look up what clients read, one topic after the other."""
+        """For ever: look up the topics that clients read."""
         while True:
             self._wake.clear()
             due_at = await self._look()
@@ -202,7 +200,9 @@ class ArchivedTopics:
                     await self._wake.wait()
 
     async def _look(self) -> float | None:
-        """Look up what is due; the loop time when the next look is, None: nobody reads."""
+        """Look up the topics that are due. Returns the loop time of the next look-up; None: no
+        client reads.
+        """
         wanted = {name for reader in self._readers for name in reader.names()}
         for gone in self._looked_at.keys() - wanted:
             del self._looked_at[gone]
@@ -210,7 +210,7 @@ class ArchivedTopics:
                 del self.starts[gone]
                 self.generation += 1
         now = self._clock()
-        # The same sum as below: rounded in another way, what is due might not be due yet.
+        # The same sum as below: with other rounding, a topic might not be due when its time comes.
         due = [
             name
             for name in sorted(wanted)
@@ -220,13 +220,13 @@ class ArchivedTopics:
         try:
             await self._look_up(due)
         except (ClusterError, RemoteStorageError):
-            pass  # counted already; shown as before
-        except Exception as error:  # no client may depend on this, so neither may the gateway
+            pass  # counted already; clients see the log starts known before
+        except Exception as error:  # no client depends on this, so the gateway must not fail by it
             log.exception("log_start_lookup_failed", error=repr(error))
         return min(self._looked_at.values()) + self._max_age_s if self._looked_at else None
 
     async def _look_up(self, due: Sequence[TopicName]) -> None:
-        """One Metadata request for all names, one for all ids; one listing of an archived topic."""
+        """One Metadata request for all names, one for all ids; one listing per archived topic."""
         keys = {name: topic_key(*name) for name in due}
         topics = await self._cluster.topics_of(
             set(keys.values()), max_age_ms=int(self._max_age_s * 1000)
@@ -235,15 +235,15 @@ class ArchivedTopics:
             topic = topics[key]
             if isinstance(topic, ClusterError):
                 if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-                    self._note(name, None)  # all that clients hear of it is its broker's
+                    self._note(name, None)  # clients see only the broker's own log start
             else:
-                with suppress(RemoteStorageError):  # counted already; shown as before
+                with suppress(RemoteStorageError):  # counted; the log starts stay as they were
                     self._note(name, await self._starts_of(topic))
 
     async def _starts_of(self, topic: TopicInfo) -> LogStartOf | None:
         if not await self._knowledge.may_be_archived(topic.topic_id):
             return None
-        # Half as old: what one look at the metadata topic says of all topics serves the others.
+        # Half the age: one read of the metadata topic covers all topics, so it serves the others.
         oldest = self._clock() - self._max_age_s / 2
         partitions = await self._rlmm.refresh_topic(topic.topic_id, oldest)
         tips = {n: TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions}
@@ -267,12 +267,12 @@ class ArchivedTopics:
 
 
 class TopicsOfConnection:
-    """The topics that one client asks for, and what is to be shown as their log starts."""
+    """The topics that one client asks for, and the log starts that it is shown."""
 
     def __init__(self, shared: ArchivedTopics) -> None:
         self._shared = shared
         self._topics: set[TopicRef] = set()
-        self._keys: Set[PartitionKey] | None = None  # that were asked for last, and only these
+        self._keys: Set[PartitionKey] | None = None  # of the last request, if it named all of them
         self._by_id = False
         self._generation = -1
         self._starts: LogStarts | None = None
@@ -281,7 +281,7 @@ class TopicsOfConnection:
         return [(self._by_id, topic) for topic in self._topics]
 
     def asked(self, keys: Set[PartitionKey], by_id: bool, only_these: bool) -> None:
-        """`only_these`: the client reads nothing else (any more)."""
+        """`only_these`: the client now reads no other partitions."""
         if keys == self._keys and only_these and by_id is self._by_id:
             return
         self._keys = keys if only_these else None
@@ -298,7 +298,7 @@ class TopicsOfConnection:
         self._shared.join(self)
 
     def log_starts(self) -> LogStarts | None:
-        """For the scan of an answer; None where every topic is known to have no archive."""
+        """For the scan of an answer; None: every topic is known to have no archive."""
         shared = self._shared
         if self._generation != shared.generation:
             self._generation = shared.generation
@@ -308,37 +308,37 @@ class TopicsOfConnection:
         return self._starts
 
     def drop(self) -> None:
-        """Nothing is asked any more."""
+        """The client asks for nothing any more."""
         self._keys = self._starts = None
 
 
-# Where archived topics begin, as clients may see it: kept while nothing of it has changed.
+# The first archived offsets that clients may see, kept until something changes.
 #
-# Thousands of partitions are asked for at once, and nearly always nothing has changed since the
-# last time. What was found counts for the very view that it was found in and the very leaders that
-# this was held against; whatever else there is takes the longer way (`offset_lookup`).
+# Clients ask for thousands of partitions at once, and nearly always nothing has changed since the
+# last time. An entry is valid for the view that it was found in and for the leaders with which that
+# view was compared. Everything else takes the longer way (`offset_lookup`).
 
-# Where the archive of a partition begins: offset and leader epoch; None: look at it.
+# A partition's first archived offset and its leader epoch; None: it must be looked up.
 StartOf = Callable[[int], tuple[int, int] | None]
 
 
 def archive_start(view: PartitionView) -> tuple[int, int]:
-    """Of a view with segments: offset and leader epoch. Pure."""
-    # Not at one whose metadata cannot be read: the client would wait there for ever.
+    """The start of a view with segments: offset and leader epoch. Pure."""
+    # Skips a segment whose metadata cannot be read: the client would wait there for ever.
     offset = max(view.segments.start_offset(0), view.raised_log_start)
     return offset, view.segments.epoch_at(offset)
 
 
 @dataclass(slots=True)
 class _Topic:
-    """`starts`: by partition, with the view that each was found in."""
+    """`starts`: by partition, each with the view that it was found in."""
 
     leaders: Mapping[int, tuple[int, int]]
     tips: dict[int, TopicIdPartition] = field(default_factory=dict)
     starts: dict[int, tuple[PartitionView, tuple[int, int]]] = field(default_factory=dict)
 
     def tip(self, topic: TopicInfo, partition: int) -> TopicIdPartition:
-        """The same object each time: what is looked up by it is found faster."""
+        """The same object each time, as look-ups by it are faster."""
         tip = self.tips.get(partition)
         if tip is None:
             tip = self.tips[partition] = TopicIdPartition(topic.topic_id, topic.name, partition)
@@ -346,17 +346,17 @@ class _Topic:
 
 
 class ArchiveStarts:
-    """One per gateway. `views`: of `rlmm`."""
+    """One per gateway. `views`: the views of `rlmm` that clients may see."""
 
     def __init__(self, cluster: Cluster, rlmm: PartitionViews, views: LeaderViews) -> None:
         self._cluster = cluster
         self._rlmm = rlmm
         self._views = views
-        # By name too: brokers before 2.8 have no ids.
+        # By id and name, as brokers before 2.8 have no ids.
         self._topics: dict[tuple[UUID, str], _Topic] = {}
 
     def of(self, topic: TopicInfo, oldest: float) -> StartOf:
-        """By views that were read at or after `oldest` (loop s)."""
+        """Uses only views that were read at or after `oldest` (loop time, s)."""
         known = self._kept(topic)
         view_of, settled = self._rlmm.view, self._views.settled
 
@@ -378,7 +378,9 @@ class ArchiveStarts:
         return start_of
 
     def view_of(self, topic: TopicInfo, partition: int, oldest: float) -> PartitionView | None:
-        """As clients may see it, read at or after `oldest`; None: that takes a longer look."""
+        """The view that clients may see, read at or after `oldest`. None: memory has none, or its
+        leader must be asked first.
+        """
         known = self._topics.get((topic.topic_id, topic.name)) or self._kept(topic)
         view = self._rlmm.view(known.tip(topic, partition))
         if view is None or view.read_at < oldest or not view.segments:
@@ -387,7 +389,7 @@ class ArchiveStarts:
         return self._views.settled(view)
 
     def _kept(self, topic: TopicInfo) -> _Topic:
-        """For the leaders that are known now: an answer of a moment ago may not know the last."""
+        """The entry for the leaders known now, which may be newer than those in `topic`."""
         current = self._cluster.cached_topic_by_name(topic.name) or topic
         leaders = current.leaders
         key = topic.topic_id, topic.name
@@ -401,13 +403,13 @@ class ArchiveStarts:
 
 @dataclass(frozen=True, slots=True)
 class ServedArchive:
-    """One per process, with the brokers in front of it. `clock` is the running loop's time in
-    seconds.
+    """The archive and the brokers in front of it; one per process. `clock` is the running loop's
+    time in seconds.
 
-    `views` is the archive as clients may see it, `rlmm` as it is; `knowledge` is of which topics it
-    has anything, `starts` where it was found to begin. `is_archiving`: an archiver in this process
-    has the partition. `positions`: what archivers say that they gather. `reads_at_once`: of records
-    for one look-up.
+    `rlmm` has the archive as it is, `views` as clients may see it. `knowledge`: which topics have
+    an archive. `starts`: where the archives begin. `is_archiving`: an archiver in this process has
+    the partition. `positions`: what archivers report that they gather. `reads_at_once`: parallel
+    reads of records for one look-up.
     """
 
     cluster: Cluster

@@ -1,4 +1,4 @@
-"""What the relay has behind its listeners: the archive, and the brokers that it dials."""
+"""The parts behind the relay's listeners: the archive, and the connections to brokers."""
 
 from __future__ import annotations
 
@@ -53,30 +53,30 @@ from fetchproxy.tls.contexts import (
     upstream_context,
 )
 
-# What the archive has is looked up before a gateway listens.
+# The gateway looks up the archived topics before it listens.
 #
-# A process that has just started knows nothing, and the first client that asks where thousands of
-# partitions begin would wait for all that has to be read. So every archived topic is looked up
-# once, in the way in which a client's question is answered, and later ones find it in memory.
-# The gateway waits `first_looks_max_s` for this, and no longer than the first attempt takes.
-# What is not looked up by then goes on meanwhile, and a question that comes shares what is being
-# read. In an outage it is tried again.
+# A new process knows nothing of the archive. The first client that asks where thousands of
+# partitions begin would wait for all the reads. So every archived topic is looked up once, in the
+# same way as for a client's question, and later questions find the answer in memory. The gateway
+# waits for this until the first attempt ends, and at most `first_looks_max_s`. Then the look-ups go
+# on while it serves, and a client's question shares the reads in progress. In an outage the
+# look-ups are tried again.
 
 log = structlog.get_logger(__name__)
 
-# Metadata of so many segments are looked up before anybody asks: 1 KB each, in the worst case.
+# Stops after the metadata of this many segments: 1 KB each, in the worst case.
 SEGMENTS_MAX = 100_000
 RETRY_PAUSE_S = 5.0
-# A client that cannot connect asks another proxy, or again within a second. Two thousand partitions
-# take 0.7 s with a store 40 ms away.
+# A client that cannot connect asks another proxy, or tries again within a second. The look-up of
+# 2,000 partitions takes 0.7 s with a store 40 ms away.
 FIRST_LOOKS_WAIT_MAX_S = 2.0
 _IDENTITY_AGE_MAX_MS = 60_000
 
 
 async def look_at_archived_topics(archive: ServedArchive, tried: asyncio.Event) -> None:
-    """One topic after the other; ends when all were looked at, or memory has enough of them.
+    """Look up one topic after the other. Ends after the last, or after SEGMENTS_MAX segments.
 
-    `tried` is set after the first attempt, whatever came of it.
+    `tried` is set after the first attempt, whether it succeeded or not.
     """
     while True:
         try:
@@ -84,7 +84,7 @@ async def look_at_archived_topics(archive: ServedArchive, tried: asyncio.Event) 
             break
         except (ClusterError, RemoteStorageError) as error:
             log.info("archive_not_looked_up_yet", error=str(error))
-        except Exception as error:  # no client may depend on this, so neither may the process
+        except Exception as error:  # no client depends on this, so the process must not fail by it
             log.exception("archive_not_looked_up", error=repr(error))
             break
         tried.set()
@@ -98,27 +98,27 @@ async def _look(archive: ServedArchive) -> None:
     segments = 0
     for topic in topics.values():
         if isinstance(topic, ClusterError):
-            continue  # it was deleted, or nobody may describe it
+            continue  # it was deleted, or this user may not describe it
         if segments >= SEGMENTS_MAX:
             log.info("archive_looked_up_in_part", segments=segments)
             return
         partitions = await archive.rlmm.refresh_topic(topic.topic_id, float("-inf"))
         tips = [TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions]
-        # As clients may see it: held against its leaders.
+        # The views that clients may see: compared with the leaders' logs.
         await ArchiveLookup(archive, archive.clock()).views(tips)
         async for view in each_of(partitions.values()):
             segments += len(view.segments)
 
 
-# Reaches the broker that a client's connection is for: one certain node, or any that answers.
+# Connects to the broker for a client's connection: to a given node, or to any broker that answers.
 #
-# A broker that hangs still accepts connections (its kernel does), so of several it is asked which
-# *answers* before a client is given to it. It knows no sessions and caches one answer, for a
-# moment.
+# A broker that hangs still accepts connections, as its kernel does. So if there are several
+# brokers, the dialer first asks which of them *answers*. It knows no sessions, and caches one
+# answer for a moment.
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
-# A burst of clients asks the brokers once; a broker that died a moment ago is dialed in vain.
+# So a burst of clients asks the brokers once. A broker that has just died may be dialed in vain.
 ANSWER_AGE_MAX_S = 1.0
 
 # ApiVersions 0 without a client id: every broker answers it, before any authentication (KIP-35).
@@ -126,7 +126,7 @@ _API_VERSIONS = Struct(">ihhih").pack(10, 18, 0, 0, -1)
 
 
 class UpstreamDial:
-    """`tls_for_host(host)`: what `create_connection` needs for TLS to it; {} where it has none."""
+    """`tls_for_host(host)`: the arguments of `create_connection` for TLS; {}: plaintext."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class UpstreamDial:
         self._answered_at = 0.0
 
     async def to(self, address: Address, factory: Callable[[], P]) -> P:
-        """Raises OSError within the time to connect."""
+        """Raises OSError, at the latest after `connect_max_ms`."""
         _, link = await self._connect(address, factory)
         return link
 
@@ -161,7 +161,7 @@ class UpstreamDial:
             raise OSError(f"{host}:{port}: {in_words(error)}") from error
 
     async def to_any(self, addresses: Sequence[Address], factory: Callable[[], P]) -> P:
-        """To the first that answers. Raises OSError naming a failure when none does."""
+        """Connect to the first broker that answers. Raises OSError with a failure if none does."""
         left = list(addresses)
         while len(left) > 1:
             address = await self._answering(left)
@@ -179,7 +179,7 @@ class UpstreamDial:
         return await self._races.run(tuple(addresses), lambda: self._race(addresses))
 
     async def _race(self, addresses: Sequence[Address]) -> Address:
-        """Ask in order; the next as well when the last failed, or was silent for `stagger`."""
+        """Ask the brokers in order: the next one when one fails, or is silent for `stagger_ms`."""
         waiting = deque(addresses)
         asked: set[asyncio.Task[Address | OSError]] = set()
         failure = OSError("no broker address is known")
@@ -203,7 +203,7 @@ class UpstreamDial:
         raise failure
 
     async def _ask(self, address: Address) -> Address | OSError:
-        """One ApiVersions request: the address if anything comes back."""
+        """Send one ApiVersions request. Returns the address if any byte comes back."""
         reader = asyncio.StreamReader()
         try:
             async with asyncio.timeout(self._connect_max_s):
@@ -223,9 +223,9 @@ class UpstreamDial:
         return address
 
 
-# A listener for each node of the cluster, and sessions that share what is behind them.
+# A listener for each node of the cluster, and the parts that all sessions share.
 
-# While no broker answers, nodes are asked for this often.
+# While no broker answers, the brokers are asked for the nodes this often.
 NODES_RETRY_INTERVAL_S = 1.0
 
 
@@ -244,10 +244,10 @@ async def open_gateway(
     health: Health | None = None,
     first_looks_max_s: float = 0.0,
 ) -> AsyncIterator[Listener]:
-    """The listeners are open inside it.
+    """The listeners are open inside this context.
 
-    `views`: of `rlmm`, the same that `purgatory` reads by. `tls`: for the listeners and for
-    brokers; made here if not given. Raises ConfigError.
+    `views`: of `rlmm`, the same ones that `purgatory` uses. `tls`: the contexts for the listeners
+    and for brokers; None: made here from `config`. Raises ConfigError.
     """
     of_listeners, upstream = tls or (
         listener_context(config.gateway, config.tls),
@@ -329,7 +329,7 @@ async def _look_first(listener: Listener, archive: ServedArchive, wait_max_s: fl
 
 
 class _Nodes:
-    """A listener for each node of the cluster, and the way to the broker that it stands for."""
+    """A listener for each node of the cluster, and connections to the broker it stands for."""
 
     def __init__(
         self, config: Config, listener: Listener, relay: Relay, upstream: ReloadingContext | None
@@ -348,13 +348,15 @@ class _Nodes:
         listener.node_addresses = self.addresses.proxied.copy
 
     async def open(self) -> None:
-        """Those of `gateway.node_map`, and that of all brokers. Raises ConfigError."""
+        """Open the listeners of `gateway.node_map`, and the bootstrap one. Raises ConfigError."""
         await self.addresses.open_mapped()
         await self._listener.open(self._sessions(None))
         self.addresses.default_base = self._listener.port + 1
 
     async def open_remembered(self) -> None:
-        """A client that knew this proxy before its restart dials a node without asking first."""
+        """Open the listeners of all nodes: a client that knew this proxy before its restart
+        connects to a node without asking first.
+        """
         while True:
             try:
                 brokers = await self._cluster.brokers()
@@ -370,7 +372,9 @@ class _Nodes:
         return await self._listener.listen(port, self._sessions(node_id))
 
     def _sessions(self, node_id: int | None) -> NewSession:
-        """With one broker; None: with that which the client's server name says, or any."""
+        """Sessions with the broker that the client's server name (SNI) stands for, otherwise with
+        `node_id`. None: with any broker.
+        """
         names, listener = self.addresses.names, self._listener
 
         def new_session(server_name: str | None) -> RelaySession:
@@ -389,9 +393,9 @@ class _Nodes:
         return await self._dial.to(await self._broker_address(node_id), factory)
 
     async def _broker_address(self, node_id: int) -> Address:
-        """Raises OSError for a node that the cluster does not have, or cannot be asked about."""
+        """Raises OSError if the cluster does not have the node, or no broker answers."""
         address = self.addresses.brokers.get(node_id)
-        if address is None:  # its port is open from the start, or a client remembered it
+        if address is None:  # its port was open from the start, or a client remembered it
             try:
                 brokers = await self._cluster.brokers()
             except ClusterError as error:

@@ -1,10 +1,10 @@
-"""One client connection and its own connection to one broker; what becomes of each request.
+"""One client connection, its own connection to one broker, and the handling of each request.
 
-A request either *passes* to the broker as it arrives, without ever being whole, and only its answer
-is looked at; or it is *held* until it is whole, within `held_request_bytes_max`, and given to its
-API's handler. Requests go upstream in order and answers come back in order. Nothing here knows a
-single API: a module in `apis` has one `API`, or the `APIS` that are handled alike, and `apis.table`
-puts them together.
+A request that *passes* goes to the broker as it arrives, without being gathered, and the proxy
+looks only at its answer. A request that is *held* is gathered whole, within
+`held_request_bytes_max`, and given to its API's handler. Requests go to the broker in order, and
+answers come back in order. This module knows no single API: each module in `apis` has one `API`, or
+the `APIS` that it handles in the same way, and `apis.table` joins them.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ from fetchproxy.tls.contexts import in_words
 log = structlog.get_logger(__name__)
 
 
-# What the gateway does with a request, by API key and version.
+# How the gateway handles a request, by API key and version.
 
 VERSION_MAX = 32_767
 
 
 class Treatment(StrEnum):
-    """In a word, for the compatibility page."""
+    """One word for the compatibility page."""
 
-    RELAYED = "relayed"  # request and answer pass untouched
+    RELAYED = "relayed"  # request and answer pass unchanged
     REWRITTEN = "rewritten"  # the broker answers, and the proxy changes its answer
     ANSWERED = "answered"  # the broker is not asked
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """`expect(session, head, view, end)` says which answer to await; None: there will be none.
+    """`expect(session, head, view, end)` returns the answer to await; None: there will be none.
 
-    `view[head.body_position:end]` is what has arrived of the body. Raises `Truncated` where that
-    is too little to tell, and is then called again with more.
+    `view[head.body_position:end]` is the part of the body that has arrived. If it is too short,
+    `expect` raises `Truncated` and is called again with more.
     """
 
     expect: Callable[[RelaySession, RequestHead, Buffer, int], Answer | None]
@@ -71,7 +71,7 @@ class Passes:
 class Held:
     """`on_request(session, frame, head, body_at)`: `frame` is whole, with its size prefix.
 
-    The body begins `body_at` bytes behind that prefix. False: look at the request again later.
+    The body begins `body_at` bytes after that prefix. False: look at the request again later.
     """
 
     on_request: Callable[[RelaySession, bytes, RequestHead, int], bool]
@@ -117,7 +117,7 @@ def _fetch(session: RelaySession, frame: bytes, head: RequestHead, body_at: int)
     return session.on_fetch(frame, body_at)
 
 
-# A connection has one handler of fetches (`apis.fetch`), as they build upon each other.
+# A connection has one handler for fetches (`apis.fetch`), as each fetch builds on the one before.
 FETCH = Held(_fetch)
 
 
@@ -143,8 +143,8 @@ Connect = Callable[[Callable[[], BrokerLink]], Awaitable[BrokerLink]]
 
 
 class Upstream(NamedTuple):
-    """A fetch that goes to the broker. `expect` makes its answer, when it has been sent: what the
-    broker says cannot come before the loop's next turn, and nobody waits for what is done then.
+    """A fetch that goes to the broker. `expect` makes its answer and is called after sending: the
+    broker's answer cannot arrive before the loop's next turn, so this work delays nobody.
     """
 
     frame: Buffer
@@ -152,9 +152,7 @@ class Upstream(NamedTuple):
 
 
 class Muting(NamedTuple):
-    """A fetch that the client is muted for while `work` is done. `again`: it is looked at anew
-    afterwards.
-    """
+    """A fetch that mutes the client during `work`. `again`: look at the fetch again afterwards."""
 
     work: Coroutine[None, None, object]
     name: str
@@ -162,7 +160,7 @@ class Muting(NamedTuple):
 
 
 class InTurn(NamedTuple):
-    """A fetch that is answered by `work`, behind all that is due before it: `work(waited)`."""
+    """A fetch that `work(waited)` answers, after all answers that are due before it."""
 
     work: Callable[[bool], Awaitable[None]]
     name: str
@@ -173,30 +171,30 @@ class Fetches(Protocol):
 
     @property
     def parked(self) -> object | None:
-        """A poll upstream waits for a fetch of the client that takes it up."""
+        """A poll at the broker that waits for a client's fetch to take it up."""
 
     def on_request(self, frame: bytes, body_at: int) -> Upstream | InTurn | Muting:
-        """What becomes of a whole framed request."""
+        """How to handle a whole framed request."""
 
     def only_parked(self, expected: Iterable[Answer]) -> bool:
-        """Nothing is due but that poll's answer."""
+        """True: the parked poll's answer is the only one in `expected`."""
 
     async def discard_parked(self) -> None:
-        """Get a parked poll out of the way."""
+        """Discard a parked poll's answer."""
 
     @property
     def kept_bytes(self) -> int: ...
 
     def close(self) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
 
     def drop(self) -> None:
-        """Nor is anything under way any more."""
+        """The session is over: drop all its state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """What all sessions of the relay share. `clients_use_sasl`: brokers ask them for it."""
+    """What all sessions of the relay share. `clients_use_sasl`: brokers require SASL of clients."""
 
     archive: ServedArchive
     admission: Admission
@@ -207,10 +205,10 @@ class Relay:
 
 
 class RelaySession(ClientSession):
-    """`connect(factory)` reaches the broker that this listener stands for, or raises OSError.
+    """`connect(factory)` connects to the broker that this listener stands for, or raises OSError.
 
-    `addresses`: as this client is told them. `node_id` is the broker's, None at the bootstrap
-    address.
+    `addresses`: the broker addresses that this client is told. `node_id` is the broker's; None at
+    the bootstrap address.
     """
 
     requests: RelayedRequests
@@ -233,7 +231,7 @@ class RelaySession(ClientSession):
         self._upstream_slow = False
         self._drained = asyncio.Event()
         self._drained.set()
-        self._wanted = asyncio.Event()  # the broker, or nothing any more
+        self._wanted = asyncio.Event()  # a request needs the broker, or the session is over
         self.fetch = relay.new_fetches(self)
         self.requests = RelayedRequests(self, owner, relay)
 
@@ -246,7 +244,7 @@ class RelaySession(ClientSession):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.closing:
-            return  # as the base, without the call: each packet of the tail comes here
+            return  # repeats the base class to save a call: each packet of the tail comes here
         self.heard = True
         self._take(self._receive.view[:nbytes])
         self._receive.release(self.link.transport if self.link else None)
@@ -306,9 +304,9 @@ class RelaySession(ClientSession):
         self._wanted.set()
         super()._end()
 
-    # -- looked at by the listener, again and again ------------------------------------------------
+    # -- checked by the listener at intervals ------------------------------------------------------
     def silent_s(self, now: float) -> float:
-        """Neither side has sent anything."""
+        """For how long (s) neither side has sent anything."""
         link = self.link
         if self.heard or (link is not None and link.heard):
             self._heard_at, self.heard = now, False
@@ -318,11 +316,11 @@ class RelaySession(ClientSession):
 
     @property
     def kept_bytes(self) -> int:
-        """In memory: unsent to either side, what is not whole, and the fetch session."""
+        """Bytes in memory: unsent to either side, incomplete frames, and the fetch session."""
         of_broker = 0 if self.link is None else self.link.kept_bytes
         return super().kept_bytes + of_broker + self.fetch.kept_bytes
 
-    # -- what the link tells (LinkOwner) -----------------------------------------------------------
+    # -- called by the link (LinkOwner) ------------------------------------------------------------
     def answered(self) -> None:
         assert self.link is not None
         if not self.link.expected:
@@ -331,7 +329,7 @@ class RelaySession(ClientSession):
             self.requests.limited = False
             self._take(memoryview(b""))
             self._pace()
-        if self.requests.ended:  # the bytes of this answer are yet to be written
+        if self.requests.ended:  # this answer's bytes are not written yet
             asyncio.get_running_loop().call_soon(self.requests.close_if_answered)
         waits = self.requests.limited or self.requests.ended or not self._drained.is_set()
         self.link.tells_answered = waits
@@ -369,17 +367,17 @@ class RelaySession(ClientSession):
 
     # -- for the APIs ------------------------------------------------------------------------------
     def want_broker(self) -> None:
-        """For the first request. Whoever sends none costs no broker a connection."""
-        self.muted = True  # until it is connected
+        """Connect to the broker: a client without any request takes no broker connection."""
+        self.muted = True  # until the broker is connected
         self._wanted.set()
 
     def link_go_on(self) -> None:
-        """An answer that was waited with may flow."""
+        """Let a parked answer through."""
         if self.link is not None:
             self.link.go_on()
 
     def expect(self, answer: Answer) -> None:
-        """The answer of a request whose bytes pass."""
+        """Expect the answer to a request whose bytes pass."""
         if self.link is not None:
             self.link.expected.append(answer)
 
@@ -388,7 +386,7 @@ class RelaySession(ClientSession):
             self.link.send(request, answer)
 
     def answer_in_turn(self, payload: bytes) -> None:
-        """The proxy's own answer, without size prefix, behind all that are due before it."""
+        """Send the proxy's own answer (without size prefix) after all that are due before it."""
 
         async def answer(waited: bool) -> None:
             self.write_to_client(INT32.pack(len(payload)) + payload)
@@ -399,7 +397,7 @@ class RelaySession(ClientSession):
         await work(await self._drained_before())
 
     def on_fetch(self, frame: bytes, body_at: int) -> bool:
-        """As `Held.on_request`."""
+        """See `Held.on_request`."""
         way = self.fetch.on_request(frame, body_at)
         if isinstance(way, Upstream):
             self.send_upstream(way.frame, None)
@@ -412,17 +410,17 @@ class RelaySession(ClientSession):
         return True
 
     def at_inflight_limit(self) -> bool:
-        # A parked poll is the proxy's own: counted, it would keep out the fetch that takes it up.
+        # Without the parked poll, which is the proxy's own: it would block the fetch that takes it.
         in_flight = len(self.link.expected) - (self.fetch.parked is not None) if self.link else 0
         return in_flight >= self._limits.inflight_requests_max
 
     @property
     def nothing_overtaken(self) -> bool:
-        """The answer under way is the only one that is due, and no request waits behind it."""
+        """The answer in progress is the only one due, and no request waits behind it."""
         return self.link is not None and len(self.link.expected) == 1 and not self.muted
 
     async def _drained_before(self) -> bool:
-        """Until every request so far has been answered, but for a parked fetch; True: it waited."""
+        """Wait until all requests so far are answered, except a parked fetch. True: it waited."""
         assert self.link is not None
         waited = False
         while self.link.expected and not self.fetch.only_parked(self.link.expected):
@@ -438,14 +436,14 @@ class RelaySession(ClientSession):
         return self.muted or self._upstream_slow or self.requests.limited
 
 
-# How far a client is with SASL, where the brokers' listener asks for it.
+# A client's progress with SASL, if the brokers' listener requires it.
 #
-# The broker authenticates its clients, and the proxy is not told when it is done. Until one of its
-# answers to SaslAuthenticate is without an error, nothing but that, ApiVersions and SaslHandshake
-# can be right: all else passes unread, for the broker to refuse. Of a client without credentials
-# nothing is parsed and nothing is held. What is refused by its head does not reach a broker: a
-# request larger than brokers take before that (some 30 ms of a broker's CPU), and one before any
-# SaslHandshake.
+# The broker authenticates its clients, and does not tell the proxy when that is done. Until the
+# broker has answered a SaslAuthenticate without an error, a client may only send SaslAuthenticate,
+# ApiVersions and SaslHandshake. Every other request passes, and the broker refuses it: the proxy
+# parses and keeps nothing of it. The proxy itself refuses two kinds of requests by their head, so
+# that they reach no broker: those larger than brokers accept before authentication (some 30 ms of a
+# broker's CPU), and those before any SaslHandshake.
 
 # Kafka's default of sasl.server.max.receive.size.
 SASL_REQUEST_BYTES_MAX = 512 * 1024
@@ -453,9 +451,9 @@ _READ_BEFORE = frozenset((ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE))
 
 
 class SaslProgress:
-    """Of one connection. `accepted`: the broker has taken some of what the client has shown.
+    """One per connection. `accepted`: the broker has answered a SaslAuthenticate without an error.
 
-    A mechanism may need another round then, which is no reason to read less.
+    The mechanism may need another round, but from then on the proxy reads all requests.
     """
 
     def __init__(self, apis: ApiTable) -> None:
@@ -474,7 +472,7 @@ class SaslProgress:
             )
 
     def handling_of(self, head: RequestHead) -> Passes | Held:
-        """Raises MalformedMessage, as Kafka's SaslServerAuthenticator refuses."""
+        """Raises MalformedMessage for requests that Kafka's SaslServerAuthenticator refuses."""
         if head.api_key == ApiKey.SASL_HANDSHAKE:
             self._handshaken = True
         elif not (self._handshaken or head.api_key == ApiKey.API_VERSIONS):
@@ -505,7 +503,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
         self._sasl = SaslProgress(relay.apis) if relay.clients_use_sasl else None
         if self._sasl is not None:
             self.bytes_max = min(self.bytes_max, SASL_REQUEST_BYTES_MAX)
-        self._passing: Answer | None = None  # what it is to be answered with
+        self._passing: Answer | None = None  # the answer due for the request that passes now
 
     def drop(self) -> None:
         super().drop()
@@ -538,7 +536,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
                 self._whole_at = size + 4
                 break
             if session.fetch.parked and handling is not FETCH:
-                # its answer is in front of this one's: get it out of the way first
+                # the parked answer comes before this request's answer: discard it first
                 session.mute_while(session.fetch.discard_parked(), "discard-parked-fetch")
                 break
             if isinstance(handling, Passes):
@@ -551,7 +549,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
                 emit = pos
             frame = bytes(view[pos : pos + 4 + size])
             body_at = head.body_position - pos - 4
-            if handling is FETCH:  # nearly all of them: without a step in between
+            if handling is FETCH:  # nearly all requests: call the handler directly
                 taken = session.on_fetch(frame, body_at)
             else:
                 taken = handling.on_request(session, frame, head, body_at)
@@ -565,7 +563,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
         return pos
 
     def _go_on(self, pos: int, end: int) -> int:
-        """Within a request that passes: where it, or what has arrived of it, ends."""
+        """The position in a passing request where it ends, or where its arrived part ends."""
         step = min(self._left, end - pos)
         self._left -= step
         if not self._left:
@@ -597,7 +595,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
         return handling
 
     def _before_sasl(self, head: RequestHead) -> Passes | Held:
-        """Until the broker knows the client, it alone reads what he sends."""
+        """Before authentication, only the broker reads the client's requests."""
         assert self._sasl is not None
         if self._sasl.accepted and head.api_key != ApiKey.SASL_AUTHENTICATE:
             self._sasl = None
@@ -614,7 +612,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
     def _pass(
         self, view: memoryview, end: int, frame_end: int, head: RequestHead, passes: Passes
     ) -> bool:
-        """Expect the answer of a request that passes untouched; False: not to be passed yet."""
+        """Expect the answer to a request that passes unchanged; False: it must not pass yet."""
         session = self._session
         try:
             answer = passes.expect(session, head, view, min(end, frame_end))

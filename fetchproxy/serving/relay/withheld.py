@@ -1,4 +1,4 @@
-"""Which of a connection's partitions are read from the archive, and what becomes of its catches."""
+"""Which of a connection's partitions are read from the archive, and how they are judged."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ from fetchproxy.serving.relay.judgement import (
 )
 from fetchproxy.serving.relay.served_archive import ArchivedTopics, ServedArchive
 
-# What the fetches of all connections share: the archive they are answered from, and its limits.
+# Shared by the fetches of all connections: the archive and its limits.
 
 
 @dataclass(frozen=True, slots=True)
 class SharedByFetches:
     """One per process. `refuses_lost`: see `Judging`.
 
-    `topics`: where the archive of what the tail's readers read begins.
-    `permit_ttl_s`: for so long a broker's word counts that a client may read a topic.
-    `new_session_id`: of a fetch session that only the proxy knows.
+    `topics`: the log starts of archived topics that clients read at the tail.
+    `permit_ttl_s`: how long a broker's permission for a client to read a topic is valid.
+    `new_session_id`: makes the id of a fetch session that only the proxy knows.
     """
 
     archive: ServedArchive
@@ -85,9 +85,9 @@ class SharedByFetches:
     def watermarks(
         self, tip: TopicIdPartition | None, view: PartitionView | None = None
     ) -> PartitionPatch:
-        """What is known without waiting: ends of the live log, start of the archived one.
+        """The ends of the live log and the start of the archived one, as far as they are in memory.
 
-        `view`: the archive as the answer shows it; None: as it is now.
+        `view`: the archive as the answer shows it; None: the current view.
         """
         if tip is None:
             return PartitionPatch()
@@ -106,28 +106,28 @@ class SharedByFetches:
         )
 
 
-# Which of a connection's partitions are read from the archive, and by whose leave. Pure.
+# Which of a connection's partitions are read from the archive, and with which permission. Pure.
 #
-# A mark says what is known of one partition that the broker called out of range. A *permit* is
-# the broker's own OffsetOutOfRange on this very connection: it checked authorization and leader
-# epoch before the range, so for a while (`permit_ttl_ms`) this client may be given the topic's
-# archive without asking again. A fetch with another leader epoch than the one that was checked is
-# the broker's again: only it knows whether that is FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
+# A mark describes one partition whose offset the broker called out of range. A *permit* is
+# an OffsetOutOfRange of the broker on this connection: the broker checks authorization and leader
+# epoch before the range. So for a while (`permit_ttl_ms`) this client may read the topic's archive
+# without another question to the broker. A fetch with a leader epoch that was not checked goes to
+# the broker: only the broker can tell FENCED_LEADER_EPOCH from UNKNOWN_LEADER_EPOCH.
 
 # Partitions that are looked at in one step of the loop, some 10 µs each.
 SPLIT_AT_ONCE = 250
-# How old the shown log edges may be before they are asked for again; they only feed lag figures
-# and the crossing back to the broker.
+# Log edges older than this are asked for again. They only serve lag figures and the change from the
+# archive back to the broker.
 EDGES_AGE_MAX_MS = 2_000
 
 
 @dataclass(slots=True)
 class Mark:
-    """`judgement` is None while it is being judged; it is about `offset`.
+    """`judgement` is about `offset`; it is None while `offset` is being judged.
 
-    `caught` is the highest offset that the broker itself called out of range (-1: none): up to
-    there its log start is known to be higher, whatever log edges say that were asked before.
-    `shown` is what the client last saw of the partition's ends.
+    `caught` is the highest offset that the broker called out of range (-1: none). The broker's log
+    start is above it, even if older log edges say otherwise.
+    `shown`: the log ends that the client last saw.
     """
 
     offset: int
@@ -138,10 +138,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """`remote` and `judging` are `withheld` from the broker; the rest of `asked` is its.
+    """`remote` and `judging` are `withheld` from the broker; it is asked for the rest of `asked`.
 
-    `remote` has the archive as it was looked at: what is read at once is read of that.
-    Of that it is asked from behind lost offsets on for those in `ahead`.
+    `remote` has the views at the time of the split; a read that begins at once uses them.
+    For partitions in `ahead`, the broker is asked from the first offset after the lost ones.
     """
 
     remote: Mapping[PartitionKey, PartitionView]
@@ -160,7 +160,7 @@ NOTHING_WITHHELD = Split({}, frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What may be looked up without waiting; each gives None where nothing is known."""
+    """Look-ups that never wait; each returns None if nothing is known."""
 
     view: Callable[[TopicIdPartition], PartitionView | None]
     edges: Callable[[TopicIdPartition], LogEdges | None]
@@ -172,18 +172,20 @@ class FetchMarks:
     permit_ttl_s: float
     marks: dict[PartitionKey, Mark] = field(default_factory=dict)
     permits: dict[TopicRef, float] = field(default_factory=dict)  # loop time of expiry
-    # The leader epoch that the broker checked at the last catch; of permitted topics.
+    # The leader epoch that the broker last checked, for partitions of permitted topics.
     epochs: dict[PartitionKey, int] = field(default_factory=dict)
-    # Permitted topics of which something was learned: all their partitions are looked at once.
+    # Permitted topics with news: the next split looks at all their partitions.
     learned: set[TopicRef] = field(default_factory=set)
-    # Readers that have gone on behind lost offsets: (partition, first, last); taken by the owner.
+    # Readers that have passed lost offsets: (partition, first, last); the owner empties this list.
     led_on: list[tuple[TopicIdPartition, int, int]] = field(default_factory=list)
 
     def permitted(self, topic: TopicRef, now: float) -> bool:
         return self.permits.get(topic, now) > now
 
     def denied_again(self, key: PartitionKey, offset: int) -> bool:
-        """The broker was asked once more for what its partition's leader has, and has it not."""
+        """True: the broker was asked again for an offset that the leader has, but lacks it. Forgets
+        the mark.
+        """
         mark = self.marks.get(key)
         if mark is None or mark.offset != offset or mark.judgement is None:
             return False
@@ -195,9 +197,9 @@ class FetchMarks:
     def catch(
         self, key: PartitionKey, offset: int, now: float, leader_epoch: int = NO_LEADER_EPOCH
     ) -> Mark | None:
-        """The broker called `offset` out of range. None: it was judged so already, pass it on.
+        """The broker called `offset` out of range. None: the verdict is PASS_ON already.
 
-        Otherwise the new or renewed mark; it needs judging where its judgement is None.
+        Otherwise returns the new or renewed mark, which must be judged if its judgement is None.
         """
         if key[0] not in self.permits:
             self.learned.add(key[0])
@@ -216,33 +218,35 @@ class FetchMarks:
         return mark
 
     def told(self, key: PartitionKey) -> None:
-        """The client was given an error: what it asks next is judged anew."""
+        """The client was given an error: its next fetch is judged anew."""
         mark = self.marks.get(key)
         decided = (Verdict.PASS_ON, Verdict.REFUSED)
         if mark is not None and mark.judgement is not None and mark.judgement.verdict in decided:
             del self.marks[key]
 
     def had_its_turn(self, key: PartitionKey) -> None:
-        """The other partitions come first next time, as brokers rotate them."""
+        """Move the partition to the end: next time the others come first, as brokers rotate too."""
         mark = self.marks.pop(key, None)
         if mark is not None:
             self.marks[key] = mark
 
     def rejudge(self, key: PartitionKey) -> Mark | None:
-        """What was known of a partition turned out wrong (its segment is gone)."""
+        """Have a partition judged anew: the judgement was wrong (its segment is gone)."""
         mark = self.marks.get(key)
         if mark is not None:
             mark = self.marks[key] = Mark(mark.offset, caught=mark.caught)
         return mark
 
     def forget_topics(self, topics: Collection[TopicRef]) -> None:
-        """They are no longer what was archived: the broker decides anew, also who may read."""
+        """The names of `topics` now stand for other topics than the archived ones: the broker
+        decides anew, also about authorization.
+        """
         self.marks = {key: mark for key, mark in self.marks.items() if key[0] not in topics}
         self.permits = {topic: at for topic, at in self.permits.items() if topic not in topics}
         self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in topics}
 
     def is_wide(self, asked: Collection[PartitionKey], changed: Collection[PartitionKey]) -> bool:
-        """Splitting so many takes more than one step."""
+        """True: the split takes more than one step of the loop."""
         if not (self.marks or self.permits):
             return False
         return len(self.marks) + len(asked if self.learned else changed) >= SPLIT_AT_ONCE
@@ -254,16 +258,16 @@ class FetchMarks:
         known: Knowledge,
         changed: Collection[PartitionKey] | None = None,
     ) -> Generator[None, None, Split]:
-        """Sort the asked partitions by who answers them, forgetting marks that are over.
+        """Decide which tier answers each asked partition, and forget marks that no longer apply.
 
-        `changed`: of `asked`, what was not there or at another offset before (None: all). Others
-        are not looked at again, so that a large session costs nothing.
+        `changed`: the partitions of `asked` that are new or have a new offset (None: all). Others
+        without a mark are not looked at again, so a large session costs nothing.
         """
         if not (self.marks or self.permits):
             return NOTHING_WITHHELD
         self._forget_permits(now)
         remote: dict[PartitionKey, PartitionView] = {}
-        judging: dict[PartitionKey, None] = {}  # in order: equal runs do equal things
+        judging: dict[PartitionKey, None] = {}  # ordered, so that equal runs do the same
         ahead: dict[PartitionKey, int] = {}
         for number, key in enumerate(list(self.marks), 1):
             entry = asked.get(key)
@@ -285,7 +289,9 @@ class FetchMarks:
             self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in over}
 
     def _other_epoch(self, key: PartitionKey, asked: FetchEntry) -> bool:
-        """Than the one that the permit is for; brokers do not check NO_LEADER_EPOCH either."""
+        """The fetch has another leader epoch than its permit. Brokers do not check NO_LEADER_EPOCH
+        either.
+        """
         epoch = leader_epoch(asked)
         if epoch == NO_LEADER_EPOCH or key[0] not in self.permits:
             return False
@@ -314,17 +320,17 @@ class FetchMarks:
                 del self.marks[key]
                 return
             mark.offset = offset
-            if key[0] in self.permits:  # else it goes upstream once, for a new one
+            if key[0] in self.permits:  # otherwise it goes to the broker once, for a new permit
                 remote[key] = view
         elif mark.offset != offset:
             if judgement.tip is not None and mark.offset < judgement.forward_to <= offset:
                 self.led_on.append((judgement.tip, mark.offset, judgement.forward_to - 1))
-            del self.marks[key]  # the client has gone on, or away: the broker decides anew
+            del self.marks[key]  # the client asks for another offset: the broker decides anew
         elif judgement.verdict is Verdict.LOST:
             ahead[key] = judgement.forward_to
         elif judgement.verdict in (Verdict.HOLD, Verdict.END, Verdict.REFUSED):
-            judging[key] = None  # the broker has nothing to say of it
-        # PASS_ON and LOCAL: the broker is asked once more, and what it says then the client hears.
+            judging[key] = None  # the broker has nothing for it
+        # PASS_ON and LOCAL: the broker is asked once more, and the client gets its answer.
 
     def _extend(
         self,
@@ -333,9 +339,9 @@ class FetchMarks:
         remote: dict[PartitionKey, PartitionView],
         known: Knowledge,
     ) -> Generator[None, None, None]:
-        """Partitions of a permitted topic that are known to lie below the log start.
+        """Add partitions of permitted topics that are known to be below the broker's log start.
 
-        The broker says of the others itself that they are out of range.
+        The broker itself reports the others as out of range.
         """
         looked_at = 0
         if self.learned:
@@ -363,7 +369,7 @@ class FetchMarks:
 def _serving(
     tip: TopicIdPartition, offset: int, known: Knowledge, caught: int = -1
 ) -> PartitionView | None:
-    """The archive, if it has the offset, and the broker, as far as known, has not."""
+    """The archive's view, if it answers for `offset` and the broker is not known to have it."""
     view = known.view(tip)
     if view is None or not view.answers_for(offset):
         return None
@@ -374,16 +380,15 @@ def _serving(
     return view
 
 
-# Does a topic's name still stand for the id whose archive a connection reads?
+# Checks whether a topic's name still stands for the id whose archive a connection reads.
 #
-# A topic that is deleted and made anew keeps its name, and a broker that is asked for the rest of
-# a fetch says nothing of the partitions that were withheld from it. So whoever reads the archive
-# looks at Metadata first, unless it did so a short while ago. Reads nothing and decides nothing
-# else.
+# A topic that is deleted and created again keeps its name, and a broker says nothing about the
+# partitions that were withheld from it. So before a connection reads the archive, it looks at
+# Metadata, unless it did so a short while ago. This part does nothing else.
 
 
 class TopicIdentities:
-    """One per connection; `clock` gives loop seconds."""
+    """One per connection; `clock` gives loop time in seconds."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -391,11 +396,11 @@ class TopicIdentities:
         self._looked_at: dict[UUID, float] = {}
 
     async def lost(self, tips: Iterable[TopicIdPartition], deadline: float) -> set[UUID] | None:
-        """Ids among `tips` that are no longer what their topic's name stands for; None: each was
-        looked at a short while ago.
+        """The topic ids of `tips` whose topic name now stands for another topic or for none. None:
+        all were looked up a short while ago.
 
-        A broker that does not answer until `deadline` (loop time) says nothing against an id, and
-        is not waited for again before the next look is due. Never raises ClusterError.
+        If the brokers do not answer until `deadline` (loop time), the ids count as valid until the
+        next look-up is due. Never raises ClusterError.
         """
         now = self._clock()
         oldest = now - IDENTITY_AGE_MAX_MS / 1000
@@ -414,7 +419,7 @@ class TopicIdentities:
                 for topic_id, name in due.items():
                     looks.create_task(self._look(topic_id, name, lost))
         except TimeoutError:
-            pass  # the broker gave leave to read (the permit), which holds
+            pass  # the broker's permit still holds
         looked_at = self._clock()
         self._looked_at.update(dict.fromkeys(due.keys() - lost, looked_at))
         return lost
@@ -430,18 +435,18 @@ class TopicIdentities:
                 lost.add(topic_id)
 
 
-# One connection's catches: who is asked about them, and what becomes of the answer.
+# Judges the offsets of one connection that the broker calls out of range.
 #
-# Judging runs beside the fetches of the client; they look at the marks, and wait for nothing here
-# but `judged`. Reads no records, except that it has what was found in the archive warmed.
+# Judging runs in parallel with the client's fetches, which read the marks and wait only for
+# `judged`. It reads no records itself, but lets the purgatory warm what it found in the archive.
 
 Spawn = Callable[[Coroutine[None, None, object], str], None]
 
 
 class Verdicts(NamedTuple):
-    """`remote`: found in the archive. `told`: the client must hear of some partition.
+    """`remote`: partitions found in the archive. `told`: the client must get an error for some.
 
-    `ask_broker`: some partition is the broker's to answer. `undecided`: some are being judged.
+    `ask_broker`: the broker must answer for some. `undecided`: some are still being judged.
     """
 
     remote: Mapping[PartitionKey, TopicIdPartition]
@@ -453,7 +458,7 @@ class Verdicts(NamedTuple):
 class FetchJudging:
     """`by_id`: the client's last fetch named topics by id (v13+).
 
-    `node_id` is the broker's, None where the client came by the bootstrap address.
+    `node_id` is the broker's; None if the client connected to the bootstrap address.
     """
 
     def __init__(
@@ -474,13 +479,13 @@ class FetchJudging:
         self.marks = FetchMarks(shared.permit_ttl_s)
         self.judged = asyncio.Event()
         self._known = Knowledge(self._view, cluster.cached_log_edges, self.identify)
-        self._unchecked: set[TopicIdPartition] = set()  # of the last split: as `wants_check`
+        self._unchecked: set[TopicIdPartition] = set()  # of the last split: see `wants_check`
         self._refreshing: set[TopicIdPartition] = set()
         self._identities = TopicIdentities(cluster, self._clock)
 
-    # -- who answers what the client asks for now --------------------------------------------------
+    # -- which tier answers the current fetch ------------------------------------------------------
     def split_at_once(self) -> Split | None:
-        """None: there is too much to look at for one step."""
+        """None: there are too many partitions for one step of the loop."""
         if self.marks.is_wide(self._mirror.asked, self._mirror.changed):
             return None
         try:
@@ -505,11 +510,11 @@ class FetchJudging:
     async def confirmed(
         self, split: Split, deadline: float, alone_deadline: float
     ) -> tuple[Split, frozenset[TopicIdPartition]]:
-        """`split`, or a new one where topics or leaders have changed; and what must wait until its
-        new leader has said what is in its log.
+        """`split`, or a new one if topics or leaders may have changed; and the partitions that must
+        wait until their new leader has told what is in its log.
 
-        Until `deadline` (loop time) brokers may be asked; until `alone_deadline` if no partition of
-        the tail waits for that.
+        Brokers are asked until `deadline` (loop time), or until `alone_deadline` if no partition of
+        the tail has to wait for their answers.
         """
         if await self._asked_for_topics(split, alone_deadline if self.alone(split) else deadline):
             split = await self.split()
@@ -522,7 +527,7 @@ class FetchJudging:
         return split, held or frozenset()
 
     def _view(self, tip: TopicIdPartition) -> PartitionView | None:
-        """As clients may see it; noted where its leader has to be asked about it first."""
+        """The view that clients may see. Notes the partition if its leader must be asked first."""
         archive = self._shared.archive
         known = archive.rlmm.view(tip)
         shown = None if known is None else archive.views.settled(known)
@@ -532,12 +537,12 @@ class FetchJudging:
         return shown
 
     def alone(self, split: Split) -> bool:
-        """The broker is asked for nothing."""
+        """The broker is asked for no partition."""
         return len(split.withheld) >= len(self._mirror.asked)
 
     async def _asked_for_topics(self, split: Split, deadline: float) -> bool:
-        """True: brokers were asked. They may have named other leaders, and what was known of topics
-        that are no more is forgotten.
+        """Look up the topics, and forget the marks of topics that no longer exist. True: brokers
+        were asked, and may have named other leaders.
         """
         lost = await self._identities.lost(split.tips, deadline)
         if lost:
@@ -548,10 +553,10 @@ class FetchJudging:
     async def _held_by_leaders(
         self, split: Split, deadline: float
     ) -> frozenset[TopicIdPartition] | None:
-        """After an election: what must wait until the new leader has said what is in its log.
+        """The partitions that must wait until a new leader has told what is in its log.
 
-        None: there was none, and nothing is changed. Until there is a leader this looks no further
-        than memory.
+        None: no leader had to be asked, and the split is unchanged. While a partition has no
+        leader, this only looks in memory.
         """
         if not self._unchecked:
             return None
@@ -559,7 +564,7 @@ class FetchJudging:
         return await self._shared.archive.views.check(tips, deadline) if tips else None
 
     async def _still_held(self, judging: Iterable[PartitionKey]) -> None:
-        """The client asks for these again: `HeldReaders` is told, or asked anew."""
+        """The client asks for these again: tell `HeldReaders`, or have it hold them anew."""
         async for key in each_of(judging):
             mark = self.marks.marks.get(key)
             if mark is None or mark.judgement is None:
@@ -569,9 +574,9 @@ class FetchJudging:
             if not self._shared.held.waits(self, self.by_id, key, mark.offset):
                 self._shared.held.hold(self, self.by_id, key, mark.offset, mark.judgement)
 
-    # -- what the broker calls out of range --------------------------------------------------------
+    # -- partitions that the broker calls out of range ---------------------------------------------
     def identify(self, topic: TopicRef, partition: int) -> TopicIdPartition | None:
-        """As far as it is known without asking."""
+        """From memory; None: the topic is not known."""
         cluster = self._cluster
         if self.by_id:
             info = cluster.cached_topic_by_id(UUID(bytes=topic))
@@ -580,9 +585,9 @@ class FetchJudging:
         return None if info is None else TopicIdPartition(info.topic_id, info.name, partition)
 
     def catch(self, key: PartitionKey, asked: FetchEntry, client: str) -> PartitionPatch | None:
-        """The broker called it out of range; returns what the client is shown instead.
+        """The broker called `key` out of range. Returns the entry that the client gets instead.
 
-        None: judged so already, the client must hear it.
+        None: the client must get the broker's error.
         """
         offset = fetch_offset(asked)
         if self.marks.denied_again(key, offset):
@@ -606,9 +611,11 @@ class FetchJudging:
         return self._shared.watermarks(tip)
 
     def _denied_again(self, key: PartitionKey) -> PartitionPatch | None:
-        """A follower lacks what its leader has (KIP-392): clients that hear so go to the leader.
+        """The broker lacks an offset that the leader has. None: it is a follower (KIP-392), and a
+        client that gets its OffsetOutOfRange goes to the leader.
 
-        The leader itself contradicts what it told the proxy: the client looks anew who leads.
+        If it is the leader itself, it contradicts what it told the proxy: the client gets an error
+        upon which it looks up the leader anew.
         """
         topic, number = key
         tip = self.identify(topic, number)
@@ -619,16 +626,16 @@ class FetchJudging:
         return PartitionPatch(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def again(self, key: PartitionKey) -> None:
-        """What was found in the archive is not there: its segment was deleted meanwhile."""
+        """Judge `key` anew: its segment was deleted from the archive meanwhile."""
         mark = self.marks.rejudge(key)
         if mark is not None:
             self._start(key, mark)
 
     def _start(self, key: PartitionKey, mark: Mark) -> None:
-        """All that one answer brings is judged together, in the next turn of the loop."""
+        """All partitions of one answer are judged together, in the next turn of the loop."""
         self._to_judge[key] = mark
         if len(self._to_judge) == 1:
-            # The names' kind and the marks are those of the fetch, whatever the next one has.
+            # The next fetch may have another kind of names, and other marks.
             self._spawn(self._judge(self.by_id, self.marks), "judge-out-of-range")
 
     async def _judge(self, by_id: bool, marks: FetchMarks) -> None:
@@ -668,10 +675,10 @@ class FetchJudging:
             self.judged.set()
 
     async def verdicts(self, judging: dict[PartitionKey, None]) -> Verdicts:
-        """What is judged of `judging` by now; what is decided leaves it.
+        """The verdicts on `judging` so far. Decided partitions are removed from it.
 
-        Where the permit ran out meanwhile nothing is given: the next fetch goes upstream for a new
-        one.
+        A partition whose permit has run out is not in `remote`: the next fetch goes to the broker
+        for a new permit.
         """
         found: dict[PartitionKey, TopicIdPartition] = {}
         told = ask_broker = undecided = False
@@ -698,13 +705,13 @@ class FetchJudging:
         return None if mark is None else mark.judgement
 
     def drop(self) -> None:
-        """Nothing is judged any more."""
+        """Drop the partitions that wait to be judged."""
         self._to_judge = {}
 
     async def refresh_edges(self, tips: Iterable[TopicIdPartition]) -> None:
-        """Keep the shown watermarks current while the archive is read; off the fetch's path.
+        """Keep the shown watermarks current while the archive is read, without delaying the fetch.
 
-        The brokers are asked once for all that are old: one fetch may name ten thousand.
+        The brokers are asked for all old ones at once: a fetch may name ten thousand partitions.
         """
         oldest, cluster = self._clock() - EDGES_AGE_MAX_MS / 1000, self._cluster
         old: list[TopicIdPartition] = []

@@ -1,17 +1,18 @@
-"""Where a fetch is caught, split and merged: one handler per connection.
+"""Splits each fetch between broker and archive, and merges the answers: one handler per connection.
 
-A fetch of the tail passes as it came; its answer is only scanned. When the scan meets
-OffsetOutOfRange the partition is judged, and from then on it is *withheld* from the broker and read
-from the archive, while the rest of the fetch goes upstream. An answer without records is dropped
-for that, and the very fetch is answered with what the archive has; one that carries records leaves
-at once, with that partition empty, and the next fetch has it.
-What is ready first is answered first: tail data never waits for the archive, and data of the
-archive does not wait for the broker's long poll, which is then *parked* until the next fetch.
+A fetch of the tail passes unchanged, and the proxy only scans its answer. If the scan finds
+OffsetOutOfRange, the proxy judges the partition. From then on it *withholds* the partition from the
+broker and reads it from the archive; the rest of the fetch goes to the broker. An answer of the
+broker without records is dropped then, and the same fetch is answered from the archive. An answer
+with records leaves at once with that partition empty, and the next fetch gets the archived records.
 
-An answer that is empty although there is more to read leaves at the client's own deadline.
+The tier that is ready first is answered first. Tail data never waits for the archive. Archived data
+does not wait for the broker's long poll, which is then *parked* until the next fetch.
 
-Both tiers together stay within the fetch's max_bytes. Where one answer cannot take what both have,
-they take turns. Remote data does not wait for min_bytes (as with Kafka's DelayedRemoteFetch).
+If an answer is empty although there is more to read, it leaves at the client's own deadline.
+
+Both tiers together stay within the fetch's max_bytes. If one answer has no room for both, the tiers
+take turns. Remote data does not wait for min_bytes (as with Kafka's DelayedRemoteFetch).
 """
 
 from __future__ import annotations
@@ -79,11 +80,11 @@ from fetchproxy.serving.relay.withheld import (
 
 
 class TailMarks:
-    """What an answer without the broker may show of the tail's partitions. Asks nobody for it.
+    """The broker's partitions, as the proxy's own answers show them. Waits for no broker.
 
-    Their ends, where the broker has let this connection see them lately.
+    An answer shows the log ends of partitions that the broker lately let this connection read.
 
-    `is_read`: nothing of the broker's last answer was out of range, so this client reads the tail.
+    `is_read`: the broker's last answer had no partition out of range: this client reads the tail.
     """
 
     def __init__(self, shared: SharedByFetches, judging: FetchJudging) -> None:
@@ -92,14 +93,16 @@ class TailMarks:
         self._judging = judging
         self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
         self._readable_until = 0.0
-        # Of the broker's answer under way: topics with an error, and whether something in it is out
-        # of range, and the archive's to tell.
+        # In the broker's answer in progress: topics with an error other than OffsetOutOfRange, and
+        # whether a partition was out of range.
         self.refused: set[TopicRef] = set()
         self.caught = False
         self.is_read = False
 
     def answered(self, lists_all: bool, keys: Set[PartitionKey]) -> None:
-        """The broker's answer about `keys` has left; where it lists all, it says who may read."""
+        """The broker's answer about `keys` has left. An answer that lists all partitions shows
+        which of them the client may read.
+        """
         if lists_all:
             refused = self.refused
             fine = (key for key in keys if key[0] not in refused) if refused else keys
@@ -110,7 +113,7 @@ class TailMarks:
         self.is_read, self.caught = not self.caught, False
 
     async def answers(self, keys: Iterable[PartitionKey]) -> list[PartitionAnswer]:
-        """Nothing new of them; their ends only where the broker lets this client see them."""
+        """Entries without records; with log ends only for partitions that the client may read."""
         now = self._clock()
         answers: list[PartitionAnswer] = []
         shown_tips: list[TopicIdPartition] = []
@@ -127,28 +130,28 @@ class TailMarks:
         return answers
 
 
-# The broker's session id → the one that the client is shown.
+# The broker's session id → the client's session id.
 OnPlain = Callable[[int], int]
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class FetchAnswer(ScannedAnswer):
-    """A Fetch answer on its way. Either attached to the client's fetch, or parked."""
+    """A Fetch answer that the broker owes: either attached to the client's fetch, or parked."""
 
     correlation_id: int
     version: int
     _splice_tags: SpliceTags
     log_starts: LogStarts | None = None
-    frame_bytes: int = 0  # known from its arrival on
+    frame_bytes: int = 0  # set when it arrives
     _on_head: OnHead | None = None
     _on_error: OnError | None = None
     _withhold: Withhold | None = None
-    any_empty: bool = False  # `withhold` is asked of any answer without records
+    any_empty: bool = False  # call `withhold` for every answer without records
     _on_done: Callable[[], None] | None = None
     on_arrival: Callable[[], None] | None = None
-    on_plain: OnPlain | None = None  # asked in place of `on_head` and `on_error`
-    walked_slowly: bool = False  # it may be of very many partitions
-    discarded: bool = False  # scanned like any other, but nothing leaves
+    on_plain: OnPlain | None = None  # called instead of `on_head` and `on_error`
+    walked_slowly: bool = False  # it may list very many partitions
+    discarded: bool = False  # scanned as usual, but not sent to the client
 
     def arrived(self, frame_bytes: int) -> bool:
         self.frame_bytes = frame_bytes
@@ -164,9 +167,9 @@ class FetchAnswer(ScannedAnswer):
         on_done: Callable[[], None],
         withhold: Withhold | None = None,
     ) -> None:
-        """From now on the answer may flow. The link must be told to go on.
+        """Let the answer through. If it is parked, the caller must tell the link to go on.
 
-        `withhold`: see `FetchResponseScan`. An answer that it keeps is done like any other.
+        `withhold`: see `FetchResponseScan`. `on_done` is called for a withheld answer too.
         """
         self._on_head, self._on_error, self._on_done = on_head, on_error, on_done
         self._withhold = withhold
@@ -177,12 +180,12 @@ class FetchAnswer(ScannedAnswer):
             on_done()
 
     def let_go(self) -> None:
-        """It is done with: what it would have called may hold it, and all of a large request."""
+        """Drop the callbacks: they may keep this answer and a whole large request in memory."""
         self._on_head = self._on_error = self._withhold = None
         self._on_done = self.on_arrival = self.on_plain = None
 
     def passes(self, frame: memoryview) -> bool:
-        """False: it is to be scanned."""
+        """False: the answer must be scanned."""
         if self.on_plain is None:
             return False
         session_id = plain_session_id(frame, self.version, self.log_starts)
@@ -214,11 +217,11 @@ class FetchAnswer(ScannedAnswer):
 
 @dataclass(slots=True)
 class UpstreamPoll:
-    """It may outlive the client's fetch and serve the next one of the same version and isolation
-    level: another one must be answered in another form, or with other records.
+    """A poll may outlive the client's fetch and serve the next fetch. That fetch must have the same
+    version and isolation level, as any other needs another format or other records.
 
-    `due_at` (loop time): so long remote data that is ready may be held back to join its answer. Not
-    beyond its sending where it is a long poll, or an idle tail would slow every remote read.
+    `due_at` (loop time): until then, remote data that is ready may wait to join the poll's answer.
+    For a long poll it is the time of sending, or an idle tail would slow every remote read.
     """
 
     answer: FetchAnswer
@@ -235,15 +238,17 @@ class UpstreamPoll:
 
 
 NOTHING_INJECTED: EncodedTopics = {}
-# Each partition costs the loop a microsecond or two, and what comes at once is walked in one turn.
+# An answer with more partitions is received in small pieces. Each partition costs the loop a
+# microsecond or two, and a piece is walked in one turn.
 WALKED_AT_ONCE = 1_000
 
 
 class FetchHandler:
-    """One connection's. `parked` is a poll upstream that no fetch of the client has taken up yet.
+    """Handles the fetches of one connection.
 
-    `cut_short`: the tail left the archive no room, so it is the archive's turn.
-    `throttle_time_ms`: of answers that the client did not see.
+    `parked`: a poll at the broker that no fetch of the client has taken up yet.
+    `cut_short`: the tail left no room for archived records, so the archive has the next turn.
+    `throttle_time_ms`: the throttle time of broker answers that the client did not see.
     """
 
     def __init__(self, session: RelaySession, shared: SharedByFetches) -> None:
@@ -258,21 +263,21 @@ class FetchHandler:
         self.topics = TopicsOfConnection(shared.topics)
         self.cut_short = False
         self.throttle_time_ms = 0
-        self.head: FetchResponseHead | None = None  # of the broker's answer under way
+        self.head: FetchResponseHead | None = None  # of the broker's answer in progress
         self.parked: UpstreamPoll | None = None
-        self._client: Client | None = None  # by its first fetch
+        self._client: Client | None = None  # known from its first fetch
         self._busy = False  # a fetch that passed is not answered yet
-        self._read: FetchRequest | None = None  # a large one, that was read in steps
-        self._paced = False  # the fetch at hand has waited for the client's appetite
+        self._read: FetchRequest | None = None  # a fetch that is already parsed
+        self._paced = False  # the current fetch has already waited for the client's appetite
         self._idle = asyncio.Event()
 
     def close(self) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
         self.shared.topics.leave(self.topics)
         self.shared.held.leave(self.judging)
 
     def drop(self) -> None:
-        """Nor is anything under way any more."""
+        """The session is over: drop all its state."""
         if self.parked is not None:
             self.parked.answer.let_go()
         self.mirror.forget()
@@ -282,7 +287,7 @@ class FetchHandler:
 
     @property
     def kept_bytes(self) -> int:
-        """Of its fetch session."""
+        """Memory that the fetch session takes."""
         return self.mirror.kept_bytes
 
     # -- requests ----------------------------------------------------------------------------------
@@ -309,7 +314,7 @@ class FetchHandler:
             raise MalformedMessage(f"a fetch session of more than {PARTITIONS_MAX} partitions")
         by_id = request.version >= TOPIC_IDS_FROM
         if by_id is not self.judging.by_id:
-            # What is known under the former names is forgotten.
+            # Marks are keyed by name or by id: forget those of the other kind.
             self.judging.by_id = by_id
             self.judging.marks = FetchMarks(self.shared.permit_ttl_s)
         self.topics.asked(request.partitions.keys(), by_id, only_these=kind.lists_all)
@@ -329,7 +334,7 @@ class FetchHandler:
         )
 
     async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
-        """So that one client's ten thousand partitions do not keep the others waiting."""
+        """Parse in steps, so that one client's ten thousand partitions do not delay the others."""
         steps = request_in_steps(memoryview(frame)[4:], body_at)
         self._read = await in_steps(steps, self.steps.go_on)
 
@@ -353,7 +358,7 @@ class FetchHandler:
         )
 
     def _pass(self, frame: bytes, body_at: int, request: FetchRequest, kind: FetchKind) -> Upstream:
-        """Nothing is withheld: the request goes as it came, unless the sessions have parted."""
+        """Nothing is withheld: the request passes unchanged, unless the two sessions differ."""
         if not self.mirror.rejoin():
             brokers_own = self.mirror.pass_on(request)
             if brokers_own is not None:
@@ -370,7 +375,7 @@ class FetchHandler:
             if not self.session.nothing_overtaken:
                 return False
             self.drop_answer()
-            # From here on, as the next request may be taken before this answer is done with.
+            # Mute the client now: the next request may be taken before this answer is done.
             fetch = ServedFetch(self, request, kind, self._client_of(frame), asked_at)
             run = fetch.run(self.split_at_once(), waited=False)
             self.session.mute_while(run, "serve-caught-fetch")
@@ -388,17 +393,17 @@ class FetchHandler:
             passed,
             withhold,
         )
-        if not self.throttle_time_ms:  # else the answer's head is another
+        if not self.throttle_time_ms:  # otherwise the answer's head must change
             answer.on_plain = self.mirror.on_fine_answer
         self._busy = True
         return answer
 
-    # -- of the fetch at hand ----------------------------------------------------------------------
+    # -- the current fetch -------------------------------------------------------------------------
     def split_at_once(self) -> Split | None:
-        """None: there is too much to look at for one step."""
+        """None: there are too many partitions for one step of the loop."""
         marks = self.judging.marks
         if not (marks.marks or marks.permits) and self.mirror.in_lockstep:
-            return NOTHING_WITHHELD  # nearly always: nothing of this client's was caught lately
+            return NOTHING_WITHHELD  # nearly always: no partition was out of range lately
         return self.judging.split_at_once()
 
     def expect(self, request: FetchRequest) -> FetchAnswer:
@@ -411,7 +416,7 @@ class FetchHandler:
         return answer
 
     def drop_answer(self) -> None:
-        """The broker's answer under way does not leave: it has nothing, and there will be more."""
+        """Do not send the broker's current answer: it has no records, and another one follows."""
         assert self.head is not None
         self.mirror.on_withheld_answer(self.head.session_id)
         self.throttle_time_ms = max(self.throttle_time_ms, self.head.throttle_time_ms)
@@ -425,7 +430,7 @@ class FetchHandler:
     ) -> HeadPatch:
         self.head = head
         session_id = self.mirror.on_answer(head.error_code, head.session_id)
-        if head.error_code:  # the client drops everything else
+        if head.error_code:  # the client ignores everything else
             injected = NOTHING_INJECTED
         throttle_time_ms, self.throttle_time_ms = self.throttle_time_ms, 0
         return HeadPatch(
@@ -433,7 +438,7 @@ class FetchHandler:
         )
 
     def on_error(self, topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
-        """The catch: out of range becomes empty, and is judged."""
+        """Show a partition that is out of range as empty, and have it judged."""
         key = (topic, partition)
         asked = self.mirror.asked.get(key)
         if code != ErrorCode.OFFSET_OUT_OF_RANGE or asked is None:
@@ -443,7 +448,7 @@ class FetchHandler:
         return self.judging.catch(key, asked, self.session.client)
 
     async def discard_parked(self) -> None:
-        """Get a parked poll out of the way; the broker will send its data again when asked."""
+        """Discard a parked poll's answer; the broker sends its data again when asked."""
         poll = self.parked
         if poll is None:
             return
@@ -460,20 +465,21 @@ class FetchHandler:
         self.parked = None
 
 
-# Where the time of the fetch is over, or something can be answered, it is; what of the broker's
-# was asked for and is not needed yet stays parked for the next fetch.
+# A fetch is answered when its time is over or when there is something to answer. If the broker was
+# asked and its answer is not needed yet, that answer stays parked for the next fetch.
 
-# A poll that may be parked holds up the crossing back, and requests behind it, at most this long.
+# A poll that may be parked waits at the broker no longer than this: it delays later requests, and a
+# reader's change from the archive back to the broker.
 PARKED_WAIT_MAX_MS = 500
-# So long one tier may wait for the other: for an answer that is due at once, or a look at Metadata.
+# Longest that one tier waits for the other: for an answer that is due at once, or for Metadata.
 TAIL_GRACE_S = 0.05
-# Archived records that go in front of a broker's answer; more goes out in an answer of its own,
-# which is written no faster than the client takes it.
+# Most archived bytes in front of a broker's answer. More go in an answer of their own, which is
+# written no faster than the client takes it.
 MERGED_BYTES_MAX = 1024 * 1024
 
 
 class ServedFetch:
-    """`asked_at`: loop time at which the client asked; its max_wait runs from there."""
+    """`asked_at`: loop time at which the client asked; its max_wait starts then."""
 
     def __init__(
         self,
@@ -492,7 +498,7 @@ class ServedFetch:
         self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
 
     async def run(self, split: Split | None, waited: bool) -> None:
-        """`split`: as the client asks now, where that is known; not if it `waited` for its turn."""
+        """`split`: None if not yet known. It is made anew if the fetch `waited` for its turn."""
         on = self._on
         try:
             if waited or split is None:
@@ -504,19 +510,19 @@ class ServedFetch:
         await on.share.pay()
 
     async def _answer(self, split: Split) -> bool:
-        """False: nothing was answered yet, and who is to be asked has changed."""
+        """False: nothing was answered yet, and the fetch must be split anew."""
         on, clock = self._on, self._on.clock
         tail_deadline = min(self._deadline, clock() + TAIL_GRACE_S)
         split, held = await on.judging.confirmed(split, tail_deadline, self._archive_deadline)
         side = self._remote_side(on.share.owed_s())
         alone, views = on.judging.alone(split), split.remote
         patience = self._archive_deadline if alone else self._deadline
-        if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
+        if side.owed_s:  # told at once; with partitions of the tail, the archive counts as empty
             patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
         elif alone:
             entered = await on.share.enter(side.asked_bytes(split.withheld), patience)
             if await on.steps.begin() or entered:
-                views = NOT_LOOKED_AT  # they may be old by now
+                views = NOT_LOOKED_AT  # the views may be old by now
         side.watch(zip(split.remote, split.tips, strict=True), patience, views, held)
         await breathe(len(split.remote))
         ready = side.ready
@@ -551,13 +557,15 @@ class ServedFetch:
     async def _hold_refusal(
         self, split: Split, side: ArchivedReads, poll: UpstreamPoll | None
     ) -> None:
-        """It is told at the client's own deadline: some ask again at once, and for ever."""
+        """Hold back a mere refusal until the client's deadline: some clients retry at once, and
+        for ever.
+        """
         if self._on.shared.refuses_lost and self._only_refuses(split, side):
             waits = [] if poll is None else [poll.arrived.wait()]
             await first_of(waits, self._deadline - self._on.clock())
 
     def _only_refuses(self, split: Split, side: ArchivedReads) -> bool:
-        """There is nothing to say but that offsets are lost."""
+        """True: the answer would say only that offsets are lost."""
         judgements = map(self._on.judging.judgement, split.judging)
         verdicts = {judgement.verdict for judgement in judgements if judgement is not None}
         results = side.results().values()
@@ -568,7 +576,9 @@ class ServedFetch:
         )
 
     async def _poll_upstream(self, split: Split, ready: bool) -> UpstreamPoll | None:
-        """Ask the broker for the rest; a parked poll is taken up if it asks for the same."""
+        """Ask the broker for the partitions that are not withheld, or take up a parked poll that
+        asks for the same.
+        """
         parked, request = self._on.parked, self._request
         if parked is not None:
             if parked.serves(request) and self._on.mirror.take_up(split.withheld):
@@ -592,10 +602,11 @@ class ServedFetch:
     async def _first_ready(
         self, split: Split, side: ArchivedReads, poll: UpstreamPoll | None, deadline: float
     ) -> bool:
-        """Until anything can be answered, or the time is over. True: ask the broker of the rest.
+        """Wait until something can be answered, or `deadline` has passed. True: split the fetch
+        anew, as a partition was found to be the broker's.
 
-        That is not before the broker had its moment; and a broker that was asked for all that the
-        client wants is waited for as a relay does.
+        The wait for a poll ends no earlier than its `due_at` if nothing can be answered. If nothing
+        is withheld, it lasts until the broker answers, as in a relay.
         """
         if poll is not None and not split.withheld:
             await poll.arrived.wait()
@@ -609,7 +620,7 @@ class ServedFetch:
             self._on.judging.judged.clear()
             found = await self._on.judging.verdicts(judging)
             side.watch(found.remote.items(), deadline)
-            if not (found.undecided or side.watched):  # nothing will come but what archivers do
+            if not (found.undecided or side.watched):  # only an archiver can bring something now
                 deadline = min(deadline, self._deadline)
             left = deadline - self._on.clock()
             if side.ready or found.told or (poll and poll.arrived.is_set()):
@@ -628,9 +639,7 @@ class ServedFetch:
     async def _answers(
         self, split: Split, side: ArchivedReads, room: AnswerRoom
     ) -> list[PartitionAnswer]:
-        """What there is to say now of withheld partitions: of those that must be named, with the
-        records that there is room for.
-        """
+        """The entries of withheld partitions that must be listed, with the records that fit."""
         on, marks, results = self._on, self._on.judging.marks, side.results()
         withheld = [item for item in marks.marks.items() if item[0] in split.withheld]
         if len(split.withheld) > PARTITIONS_READ_MAX:
@@ -641,7 +650,7 @@ class ServedFetch:
             for key, mark in piece:
                 _, result = results.get(key, (None, None))
                 answer = room.fit(self._answer_of(key, mark.judgement, split, result))
-                now = marks.marks[key]  # another mark, if it is judged again
+                now = marks.marks[key]  # a new mark if the partition is judged again
                 if self._kind.lists_all or answer.has_news(now.shown):
                     now.shown = answer.watermarks
                     named.append(answer)
@@ -653,7 +662,7 @@ class ServedFetch:
                     marks.told(key)
             await breathe(len(piece))
         if room.left_off or any(answer.records for answer in named):
-            on.cut_short = room.left_off  # else the archive's turn is yet to come
+            on.cut_short = room.left_off  # otherwise the archive still waits for its turn
         return named
 
     def _answer_of(
@@ -677,9 +686,9 @@ class ServedFetch:
     async def _merge(
         self, split: Split, side: ArchivedReads, poll: UpstreamPoll, deadline: float
     ) -> bool:
-        """The broker's answer streams through, with the archive's part in front of it.
+        """Stream the broker's answer to the client, with the archive's part in front of it.
 
-        False: it was dropped, since neither has anything yet and the client's time is not over.
+        False: it was dropped, as neither tier has anything yet and the client's time is not over.
         """
         left = self._request.bytes_max - poll.answer.frame_bytes
         room, _ = self._on.share.room(min(left, MERGED_BYTES_MAX))
@@ -723,11 +732,11 @@ class ServedFetch:
         return not withheld
 
     def _listed_by_broker(self, injected: EncodedTopics) -> Mapping[TopicRef, int]:
-        """Topics of which the client must see one entry, with the partitions of both tiers.
+        """Topics that the client must see as one entry for both tiers → the broker's partitions.
 
-        Kafka lists a topic twice in answers that list news alone: its order of partitions changes.
-        So clients with a session put two entries together. Where all partitions are listed, sarama
-        keeps the last entry.
+        Kafka may list a topic twice in incremental answers, as its order of partitions changes. So
+        clients with a session merge two entries. If an answer lists all partitions, sarama keeps
+        only the last entry of a topic.
         """
         if not (injected and self._kind.lists_all):
             return {}
@@ -735,10 +744,10 @@ class ServedFetch:
         return {topic: counts[topic] for topic in injected if counts[topic]}
 
     async def _answer_alone(self, split: Split, side: ArchivedReads) -> None:
-        """Without the broker, whose answer is parked, if it was asked.
+        """Answer without the broker. If the broker was asked, its answer is parked.
 
-        Only who reads nothing but the archive is made to wait for what he owes by his byte rate:
-        the connection is shut meanwhile, and tail data never waits for the archive.
+        A client waits for what it owes by its byte rate only if it reads the archive alone: the
+        connection is muted meanwhile, and tail data never waits for the archive.
         """
         of_tail: list[PartitionAnswer] = []
         alone = self._on.judging.alone(split)
@@ -764,10 +773,10 @@ class ServedFetch:
 def read_answer(
     key: PartitionKey, marks: PartitionPatch, result: RemoteReadResult | None, may_fail: bool
 ) -> PartitionAnswer:
-    """What the archive has to say of one withheld partition; `result` None: nothing yet.
+    """The archive's answer for one withheld partition. `result` None: nothing is read yet.
 
-    `may_fail`: a storage error is shown to the client. Not where tail partitions share the answer:
-    some clients throw a whole answer away for one partition's error.
+    `may_fail`: the client sees a storage error. False if tail partitions share the answer: some
+    clients throw a whole answer away for one partition's error.
     """
     if result is None or isinstance(result.error, OffsetNotArchived):
         return PartitionAnswer(key, marks)
@@ -783,10 +792,10 @@ def judged_answer(
     judgement: Judgement,
     watermarks: Callable[[TopicIdPartition | None], PartitionPatch],
 ) -> PartitionAnswer | None:
-    """For a partition that no tier has anything of for a reader at `offset`; None: some tier has.
+    """The answer for verdicts by which no tier has anything at `offset`; None: another verdict.
 
-    Where only lost offsets lie between the reader and the log's end, that is shown as the end: then
-    the reader is not behind, and one that waits for the end has reached it.
+    If only lost offsets lie between the reader and the log's end, `offset` is shown as the end. So
+    the reader has no lag, and a reader that waits for the end has reached it.
     """
     if judgement.verdict is Verdict.PASS_ON:
         return PartitionAnswer(key, PartitionPatch(), ErrorCode.OFFSET_OUT_OF_RANGE)

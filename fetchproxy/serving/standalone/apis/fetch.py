@@ -1,12 +1,13 @@
-"""Fetch: records from the archive, waiting at its end as at the end of a log.
+"""Fetch: serves records from the archive. A fetch waits at the archive's end as at a log's end.
 
-Every fetch is a full one: session id 0 says that there are no fetch sessions (KIP-227). A fetch is
-answered as soon as anything is there (`min_bytes` is not waited for), at the latest after its
-`max_wait_ms`, or READ_WAIT_MIN_S where the store is asked. OffsetOutOfRange is said of offsets that
-a look at the store, taken after the request came, has in no segment: below the beginning, above the
-end. A recorded gap is read as a hole that compaction left (`gateway.gap_policy`). While the store
-does not answer, answers are empty, and KAFKA_STORAGE_ERROR after
-`remote_fetch.remote_error_after_ms`. Leader epochs are not checked, as nobody leads.
+Every fetch is a full one: session id 0 tells clients that there are no fetch sessions (KIP-227). A
+fetch is answered as soon as there are records (it does not wait for `min_bytes`), at the latest
+after its `max_wait_ms`, or after READ_WAIT_MIN_S if the store is asked. A client gets
+OffsetOutOfRange for an offset below the start or above the end: the store was looked at after the
+request came, and no segment has the offset. A recorded gap is read like a hole that compaction left
+(`gateway.gap_policy`). While the store does not answer, answers are empty; after
+`remote_fetch.remote_error_after_ms` they have KAFKA_STORAGE_ERROR. Leader epochs are not checked,
+as the archive has no leader.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         fetch = await in_steps(request_in_steps(payload, body_at))
     del payload
     if fetch.session_id and fetch.session_epoch not in _FULL_FETCH_EPOCHS:
-        # Of a broker, or of a proxy before its restart: the client begins anew with all partitions.
+        # A session of a broker, or of a proxy before its restart: the client begins a new one.
         code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         return [encode_error_response(fetch.version, fetch.correlation_id, code)]
     if fetch.isolation_level not in tuple(IsolationLevel):
@@ -70,7 +71,7 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     fetch = fetch._replace(bytes_max=share.bytes_wanted(fetch.bytes_max))
     one = _Fetch(parts, fetch, request)
     tips = one.tips = {key: one.tip(key) async for key in each_of(fetch.partitions)}
-    # Who owes by his byte rate is told so at once; the connection then pauses.
+    # A client that owes by its byte rate is told at once; its connection then pauses.
     if not share.owed_s():
         await one.read()
     every = [one.answer_of(key, tip) async for key, tip in each_of(tips.items())]
@@ -85,8 +86,8 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
 
 
 class _Fetch:
-    """What is known of one fetch so far; each partition is in one of `errors`, `records` and
-    `at_end`, or still to be read. `tips`: None where there is nothing that this user may read.
+    """The state of one fetch. Each partition is in `_errors`, `_records` or `_at_end`, or is still
+    to be read. `tips`: None for a partition that does not exist or that the user may not read.
     """
 
     def __init__(self, parts: ArchiveOnlyParts, fetch: FetchRequest, request: Request) -> None:
@@ -124,10 +125,10 @@ class _Fetch:
         return self._request.missing(name)
 
     async def read(self) -> None:
-        """Until there is something to say, or the fetch has waited long enough.
+        """Read until there is something to answer, or the fetch has waited long enough.
 
-        A look at the store may take longer than a client with a short wait asks for, and what it
-        says of an offset counts for the fetch that it was made for: so that one is waited for.
+        A look at the store may take longer than a client with a short max_wait allows. Its result
+        for an offset counts only for the fetch that asked, so that fetch waits for it.
         """
         clock, share, archive = self._parts.clock, self._request.share, self._parts.archive
         begun_at = clock()
@@ -142,12 +143,13 @@ class _Fetch:
                 if tip is not None and key not in self._at_end and key not in self._errors
             }
             for piece in _in_rotation(reads, clock()):
-                # What is wrong with one partition is not held back by a store slow with another.
+                # One partition's error does not wait while the store is slow with another one.
                 await self._read_archive(piece, clock() if self._errors else read_deadline)
                 if self._records or clock() >= read_deadline:
                     break
             if not self._records and set(self._errors.values()) == {ErrorCode.INVALID_RECORD}:
-                # Only that offsets are lost, at the client's own deadline: some ask again at once.
+                # The answer says only that offsets are lost. It waits for the client's deadline, as
+                # some clients retry at once.
                 share.to_store()
                 await asyncio.sleep(deadline - clock())
             if self._errors or self._records or clock() >= deadline:
@@ -159,7 +161,7 @@ class _Fetch:
             await archive.wait_for_look(deadline)
 
     async def _judge_by_memory(self) -> None:
-        """Topics that are unknown or not the user's, and partitions that are read to their end."""
+        """Find topics that are unknown or forbidden, and partitions that are read to their end."""
         self._forget()
         async for key, tip in each_of(self.tips.items()):
             if tip is None:
@@ -196,18 +198,18 @@ class _Fetch:
         return ArchivedReads(parts.purgatory, fetch, fetch.partitions, client, bytes_max)
 
     def _judge_not_archived(self, key: PartitionKey, tip: TopicIdPartition) -> None:
-        """The read has looked at the store anew: the view is younger than the request."""
+        """The read has looked at the store anew, so the view is newer than the request."""
         view = self._parts.rlmm.view(tip)
         offset = fetch_offset(self._fetch.partitions[key])
         if view is not None and (is_end(offset, view) or view.covers(offset)):
-            # Covered, and yet without a batch: the last segment's tail, emptied of records.
+            # Covered, but without a batch: the end of the last segment, whose records are removed.
             self._at_end.add(key)
         else:
             self._errors[key] = ErrorCode.OFFSET_OUT_OF_RANGE
 
     def answer_of(self, key: PartitionKey, tip: TopicIdPartition | None) -> PartitionAnswer:
         marks, view = PartitionPatch(), None if tip is None else self._parts.rlmm.view(tip)
-        if view is not None:  # all that is archived was below the last stable offset
+        if view is not None:  # all archived records were below the last stable offset
             start, end = log_edges(view)
             marks = PartitionPatch(end, end, start)
         if key in self._errors:
@@ -228,7 +230,9 @@ def _name(ref: TopicRef) -> str:
 def _in_rotation(
     reads: Mapping[PartitionKey, TopicIdPartition], now: float
 ) -> Iterator[Mapping[PartitionKey, TopicIdPartition]]:
-    """As many as one step takes; others come first in each half second, if some get nothing."""
+    """Pieces of PARTITIONS_READ_MAX. Another piece comes first in each half second, so that all
+    get their turn.
+    """
     every = [dict(piece) for piece in pieces(reads.items(), PARTITIONS_READ_MAX)]
     first = int(now / READ_WAIT_MIN_S) % max(len(every), 1)
     yield from every[first:]
@@ -236,7 +240,7 @@ def _in_rotation(
 
 
 def is_end(offset: int, view: PartitionView) -> bool:
-    """What comes next may still be archived."""
+    """True: the reader is at the end, and the next records may still be archived."""
     return offset == log_edges(view)[1] and not view.uncertain_at(offset)
 
 
