@@ -343,8 +343,8 @@ class RemoteFetchPurgatory:
         Requests are read in parallel as far as `bytes_max` has room for them. The first requests
         may use up all of it, so the caller rotates the requests as brokers do. `deadline`: loop
         time (s) at which the fetch completes at the latest. `completed`: set at completion; several
-        fetches may share it. `views`: the views of the requests, if the caller has just read them;
-        a fetch that waits reads new ones. Errors of the store are never raised.
+        fetches may share it. `views`: the views of the requests, if the caller has just looked them
+        up; a fetch that waits looks them up again. Errors of the store are never raised.
         """
         completed = completed or asyncio.Event()
         fetch = DelayedRemoteFetch(requests, bytes_max, deadline, completed, self._cancel)
@@ -480,7 +480,7 @@ class RemoteFetchPurgatory:
 
     def _failing_since(self, read: PendingRead) -> float | None:
         """Loop time since which the store's failures hold up this read. None: there is no evidence
-        of that. A failure of any read after this one was created is evidence.
+        of that. Evidence is a failure of this read, or of any read after this one was created.
         """
         own = None if read.load is None else read.load.failing_since
         every = self._health.failing_since
