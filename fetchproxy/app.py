@@ -148,9 +148,7 @@ class Parts:
             yield replace(failing, what=f"{failing.what}. {words}", until=deleted_at(deleted_in_ms))
 
     def _consequences(self, operation: str) -> tuple[str, int | None]:
-        """The consequences of a failing store operation, and in how many ms the brokers begin to
-        delete.
-        """
+        """The consequences of a failing store operation; ms until the brokers begin to delete."""
         if operation == StoreOperation.DELETE:
             return "Copies and reads go on; nothing is deleted from the archive.", None
         words = []

@@ -1,6 +1,4 @@
-"""Opens the archive of a process: the stores and the metadata manager, also for one task of a
-job.
-"""
+"""Opens a process's archive: stores and metadata manager, also for one task of a job."""
 
 from __future__ import annotations
 
@@ -93,9 +91,7 @@ def store_url(config: Config) -> str:
 
 
 def for_executors(config: Config) -> Config:
-    """The configuration without folders that only one process may use, because several tasks run
-    on a host at once.
-    """
+    """The configuration without per-process folders: a host runs several tasks at once."""
     metadata = config.metadata.model_copy(update={"cache_dir": None})
     archive = config.archive.model_copy(update={"local_index_dir": None})
     return config.model_copy(update={"metadata": metadata, "archive": archive})
@@ -137,9 +133,7 @@ async def managed_archive(
 
 
 async def stored_partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:
-    """The partitions of `topic` (None: of all topics) that the store lists. Raises as
-    `stored_archive` does.
-    """
+    """The partitions of `topic` (None: of all) in the store. Raises as `stored_archive`."""
     async with stored_archive(config) as archive:
         every = await archive.rlmm.list_partitions()
         return [tip for tip in every if topic is None or tip.topic == topic]

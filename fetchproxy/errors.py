@@ -1,6 +1,4 @@
-"""Errors of the domain. The protocol has its own (`fetchproxy_protocol.apis`). All other exceptions
-are bugs.
-"""
+"""Errors of the domain. The protocol has its own (`fetchproxy_protocol.apis`); others are bugs."""
 
 from __future__ import annotations
 
@@ -8,9 +6,7 @@ from collections.abc import Iterator
 
 
 class FetchProxyError(Exception):
-    """`retriable`: the same call may succeed later without any change by the caller or an
-    operator.
-    """
+    """`retriable`: the same call may succeed later without any change."""
 
     retriable = False
 
@@ -148,9 +144,7 @@ class PipelineFailed(FetchProxyError):
 
 
 class ConfigError(FetchProxyError):
-    """An error in the user's configuration; names key and place. `faults`: each error, if there are
-    several.
-    """
+    """The user's configuration is wrong; names key and place. `faults`: each of its errors."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("; ".join(faults))

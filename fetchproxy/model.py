@@ -40,9 +40,7 @@ class TopicIdPartition(NamedTuple):
         return {"topic": self.topic, "partition": self.partition}
 
     def order(self) -> tuple[int, str, int]:
-        """A sort key with the order of `<`. In a sort of thousands, UUID's own comparison would
-        take most of the time.
-        """
+        """A sort key with the order of `<`, which would be slow for thousands of UUIDs."""
         return self.topic_id.int, self.topic, self.partition
 
 
@@ -242,9 +240,7 @@ class LogHistory:
         return segment.end_offset >= self.kept_below or first <= self.kept_epoch
 
     def counts_from(self, segment: RemoteLogSegmentMetadata) -> int:
-        """The first offset of `segment` that is shown. Another segment may have the offsets below
-        `kept_below`.
-        """
+        """The first shown offset of `segment`. Below `kept_below`, another segment may count."""
         epochs = segment.segment_leader_epochs
         if epochs and epochs[0].epoch > self.kept_epoch:
             return max(segment.start_offset, self.kept_below)

@@ -34,9 +34,7 @@ _TO_THE_END = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format `remotelog` in this session. Its streams with availableNow then run to
-    their end.
-    """
+    """Register the format `remotelog`. Its streams with availableNow then run to their end."""
     register_source(spark)
     if not ADMITS:
         spark.conf.set(_TO_THE_END, "true")

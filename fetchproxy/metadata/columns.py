@@ -71,9 +71,7 @@ class SegmentExtent(NamedTuple):
 
 
 class EpochPool:
-    """Leader epochs of segments, packed as in a record, each kept once; see OWN_START. Only
-    grows.
-    """
+    """Leader epochs of segments, packed as in a record, each kept once (OWN_START). Only grows."""
 
     __slots__ = ("_numbers", "packed")
 
@@ -162,9 +160,7 @@ class Columns:
 
 
 class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
-    """Starts and ends both rise, ends strictly. It is equal to any sequence of the same
-    segments.
-    """
+    """Starts and ends both rise, ends strictly. Equal to any sequence of the same segments."""
 
     __slots__ = (
         "_columns",
@@ -258,12 +254,12 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
 
     # --- questions that make no segment values ---
     def index_at_or_after(self, offset: int) -> int:
-        """The index of the first segment whose end is at or above `offset`. `len(self)`: none."""
+        """The index of the first segment whose end is at or above `offset`, else `len(self)`."""
         return bisect_left(self._ends, offset, self._first, self._end) - self._first
 
     def index_at_or_after_timestamp(self, timestamp_ms: int, index: int = 0) -> int:
         """The index of the first segment from `index` on whose largest timestamp is at or above
-        `timestamp_ms`. `len(self)`: none.
+        `timestamp_ms`, else `len(self)`.
         """
         times = self._columns.values["max_timestamp_ms"]
         row = bisect_left(self._columns.peaks, timestamp_ms, self._first + index, self._end)
@@ -342,9 +338,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     def replaced(
         self, first: int, last: int, by: Sequence[RemoteLogSegmentMetadata] = ()
     ) -> SegmentRows:
-        """The sequence with `by` in place of the segments `first` up to but not including
-        `last`.
-        """
+        """A sequence with `by` in place of segments `first` up to but not including `last`."""
         columns, at, end = self._columns, self._first + first, self._first + last
         if not by and last == len(self):
             return SegmentRows(self._tip, columns, self._first, at)

@@ -231,9 +231,7 @@ class _Checked:
 
 
 class LeaderViews(PartitionViews):
-    """`view` and `refresh` never ask a leader. `check` does; callers that serve clients call it
-    first.
-    """
+    """`view` and `refresh` never ask a leader; `check` does, before clients are served."""
 
     def __init__(self, rlmm: PartitionViews, leader: LeaderLog, warnings: SparingWarnings) -> None:
         self._rlmm = rlmm
@@ -308,9 +306,7 @@ class LeaderViews(PartitionViews):
         )
 
     def _has_new_leader(self, tip: TopicIdPartition, checked: _Checked) -> bool:
-        """Another leader is known than the one that was asked. While a partition has no leader, its
-        log does not change.
-        """
+        """Whether another leader is known. Without a leader, the log does not change."""
         return self._leader.known_epoch(tip) not in (NO_EPOCH, checked.leader_epoch)
 
     async def _ask(self, tip: TopicIdPartition) -> None:

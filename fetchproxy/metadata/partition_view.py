@@ -86,9 +86,7 @@ class PartitionView:
         return self.gap_around(offset) is not None
 
     def gap_around(self, offset: int) -> tuple[int, int] | None:
-        """The gap around `offset`, recorded or not, as (first, last) lost offsets, both
-        inclusive.
-        """
+        """The gap around `offset`, recorded or not, as (first, last) lost offsets, inclusive."""
         i = self._index_at_or_after(offset)
         if not i or offset >= self.segments.start_offset(i) or self.uncertain_at(offset):
             return None

@@ -76,9 +76,7 @@ Readable = SegmentMetadataObject | LogHistoryObject
 
 @dataclass(slots=True)
 class StoredPartition:
-    """`objects`: objects that were read and are still listed. `built`: those that `table` was built
-    from.
-    """
+    """`objects`: read and still listed. `built`: the objects that `table` was built from."""
 
     table: PartitionTable
     objects: Contents = field(default_factory=dict)
@@ -522,9 +520,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _get_listed(
         self, reads: Iterable[PartitionRead], it_came: Callable[[], None], collected: Collected
     ) -> int:
-        """Read the objects that are new and not collected, many at once. Returns their number.
-        Raises RemoteStorageError.
-        """
+        """Read new objects that were not collected; returns how many. Raises RemoteStorageError."""
         waiting: list[tuple[PartitionRead, Readable]] = []
         for piece in pieces(reads, PARTITIONS_AT_ONCE):
             waiting += [(read, entry) for read in piece for entry in read.begin(collected)]

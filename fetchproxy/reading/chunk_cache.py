@@ -1,6 +1,4 @@
-"""Chunks of segments in memory. Each is checked once, cut by bisection, and served as views of
-the stored bytes.
-"""
+"""Chunks in memory: checked once, cut by bisection, served as views of the stored bytes."""
 
 from __future__ import annotations
 
@@ -156,7 +154,7 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
 
 # Work between two yields to the event loop: well below 1 ms.
 STEP_BYTES = 1024 * 1024
-_BATCH_COST_BYTES = 4096  # what a batch costs beside its bytes
+_BATCH_COST_BYTES = 4096  # cost of a batch besides its bytes
 _BATCH_BYTES_MIN = HEADER_BYTES - LOG_OVERHEAD_BYTES
 _OFFSET_MAX = 2**63 - 1
 

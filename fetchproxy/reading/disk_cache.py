@@ -1,6 +1,4 @@
-"""The second cache of checked chunks: files in a folder that only this process uses. Bounded by
-bytes.
-"""
+"""The second cache of checked chunks: files in a folder of this process, bounded by bytes."""
 
 from __future__ import annotations
 
@@ -88,9 +86,7 @@ class DiskCacheFiles:
         self._free_bytes_min = free_bytes_min
 
     def scan(self) -> list[CachedChunk]:
-        """The chunks in the folder, the longest unused first. Removes unfinished files. Raises
-        OSError.
-        """
+        """The chunks there, the longest unused first. Removes unfinished files. Raises OSError."""
         found: list[tuple[int, CachedChunk]] = []
         with os.scandir(self._folder) as entries:
             for entry in entries:

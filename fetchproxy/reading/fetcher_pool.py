@@ -50,9 +50,7 @@ COST_BYTES_MIN = 256 * 1024
 
 @dataclass(eq=False, repr=False, slots=True)
 class Permit:
-    """One read's place, first in the queue and then at the store. `client`: the client that the
-    read is for.
-    """
+    """One read's place, first in the queue, then at the store. `client`: the client it is for."""
 
     size_bytes: int
     ahead: bool
@@ -93,9 +91,7 @@ class ReadBudget:
             raise
 
     def try_acquire(self, permit: Permit) -> bool:
-        """Take a place without waiting, for an optional read. False: no place is free, or another
-        read waits for one.
-        """
+        """Take a place without waiting. False: none is free, or another read waits for one."""
         if self.waiting or not self._fits(permit):
             return False
         self._take(permit)
@@ -134,9 +130,7 @@ class ReadBudget:
         INFLIGHT_BYTES.set(self.bytes_taken)
 
     def _grant_from(self, queue: FairQueue[Permit]) -> None:
-        """Stops at the first permit that does not fit: it keeps its turn, or large reads would
-        starve.
-        """
+        """A permit that does not fit keeps its turn, or large reads would starve."""
         while (permit := queue.head()) is not None and self._fits(permit):
             if permit.ahead and self._ahead_taken >= self._ahead_max:
                 return
@@ -184,9 +178,7 @@ _LIMITED = HEDGED_READS.labels("limited")
 
 
 def slow_after_s(times_s: Iterable[float], floor_s: float, ceiling_s: float) -> float:
-    """Seconds after which a read counts as slow, by the times of the last reads. The ceiling wins
-    over the floor.
-    """
+    """When a read is slow, in seconds, by the last reads' times. The ceiling wins."""
     ordered = sorted(times_s)
     if len(ordered) < TIMES_MIN:
         return ceiling_s
@@ -209,9 +201,7 @@ class HedgedReads:
     async def read(
         self, begin: Callable[[], Awaitable[Content]], size_bytes: int, client: Hashable = None
     ) -> Content:
-        """The content from `begin()`, or from a second `begin()`. Raises their
-        RemoteStorageError.
-        """
+        """The content from `begin()`, or from a second one. Raises their RemoteStorageError."""
         if not self._share:
             return await begin()
         self._saved = min(self._saved + self._share, SAVED_MAX)
@@ -421,8 +411,8 @@ class FetcherPool:
         load.done.set()
 
     def _may_retry(self, load: Load, failure: FetchProxyError, now: float) -> bool:
-        """Every failure is retried except corruption and a missing object, also failures that an
-        operator has to repair first.
+        """Retry all failures except a missing object and a second corrupt read. This includes
+        failures that an operator has to repair first.
 
         A denied request is retried too: expired credentials are renewed, and until then the client
         must keep its place as in any other outage.

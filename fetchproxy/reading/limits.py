@@ -10,7 +10,7 @@ from fetchproxy.config.schema import MiB
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingLimits:
-    # Range reads in flight; a process has `store.connections_max`.
+    # Range reads in flight. A process uses `store.connections_max` instead.
     fetcher_tasks_max: int = 32
     # Unit of a range read and of the cache. `process.memory_bytes_max` assumes the default.
     chunk_bytes: int = CHUNK_BYTES

@@ -110,9 +110,7 @@ PendingKey = tuple[TopicIdPartition, int, IsolationLevel]
 
 
 class PendingRead:
-    """`created_at`: loop time, s. Only a view that is at least this recent may say "not
-    archived".
-    """
+    """`created_at` (loop time, s): only a view this recent may say "not archived"."""
 
     def __init__(self, request: RemoteReadRequest, now: float) -> None:
         self.request = request
@@ -414,9 +412,7 @@ class RemoteFetchPurgatory:
     def _collect(
         self, fetch: DelayedRemoteFetch, now: float, views: Sequence[PartitionView]
     ) -> tuple[dict[int, RemoteReadResult], dict[int, Need]]:
-        """The results that memory has, by request, within the fetch's bytes; and the needs of the
-        other requests.
-        """
+        """The results from memory within the fetch's bytes, and the needs of other requests."""
         results: dict[int, RemoteReadResult] = {}
         needs: dict[int, Need] = {}
         left, empty = fetch.bytes_max, True
@@ -451,9 +447,7 @@ class RemoteFetchPurgatory:
                 self._try_complete(fetch, now)
 
     def _expire(self, fetch: DelayedRemoteFetch) -> None:
-        """At the deadline, complete with the results that memory has. Without any, report the
-        errors that were held back.
-        """
+        """At the deadline: complete with data, or else with the errors held back so far."""
         now = asyncio.get_running_loop().time()
         if fetch.reason is not None or self._try_complete(fetch, now):
             return

@@ -40,7 +40,7 @@ PARTITIONS_READ_MAX = 200
 # The next two are made for every fetch. A named tuple takes a third of a frozen dataclass's time.
 class RemoteReadRequest(NamedTuple):
     """One partition of a fetch. `bytes_max`: the partition's own limit. `client`: the client that
-    asks, as the fetchers serve clients evenly. None: the proxy itself asks.
+    asks; the fetchers serve clients evenly. None: the proxy itself asks.
     """
 
     tip: TopicIdPartition
@@ -152,9 +152,7 @@ class NeedChunk(NamedTuple):
 
     @property
     def up_to(self) -> int | None:
-        """The last valid offset, if the stored objects hold more. None: all stored offsets are
-        valid.
-        """
+        """The last valid offset. None: all offsets that the objects hold are valid."""
         metadata = self.metadata
         return None if metadata.copied_end_offset is None else metadata.end_offset
 

@@ -38,9 +38,7 @@ _Asked = tuple[int, int, int, int]
 
 @dataclass(eq=False, repr=False)
 class TimestampLookup:
-    """Uses the same pool and caches as fetches, because a fetch usually follows at the found
-    offset.
-    """
+    """Uses the pool and caches of fetches, as a fetch usually follows at the found offset."""
 
     _rlmm: PartitionViews
     _memory: ArchiveMemory

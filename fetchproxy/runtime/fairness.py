@@ -18,9 +18,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class FairQueue(Generic[T]):
-    """The `cost` of an item is in bytes, above 0. An item is in the queue once, for all clients
-    that wait for it.
-    """
+    """`cost`: bytes, above 0. An item is in the queue once, for all clients that want it."""
 
     def __init__(self) -> None:
         self._lines: dict[Hashable, deque[T]] = {}

@@ -108,17 +108,13 @@ class FreshReads(Generic[K, V]):
         return self._cached.get(key)
 
     def offer(self, key: K, began_at: float, value: V) -> None:
-        """Cache a value from another read that began at `began_at`, unless the cached one began
-        later.
-        """
+        """Cache the value of another read, unless the cached value's read began later."""
         entry = self._cached.get(key)
         if entry is None or entry[0] <= began_at:
             self._cached[key] = (began_at, value)
 
     def shown(self, key: K, age_max_s: float) -> V | None:
-        """The cached value. If it is older than `age_max_s`, a new read begins meanwhile
-        (`renew`).
-        """
+        """The cached value. If it is older than `age_max_s`, `renew` begins a new read."""
         entry = self._cached.get(key)
         if entry is None:
             return None

@@ -1,6 +1,4 @@
-"""The event loop: how long a turn holds it, how work yields it, and the process's open files and
-memory.
-"""
+"""The event loop: how long turns hold it, how work yields it; open files and memory."""
 
 from __future__ import annotations
 
@@ -109,9 +107,7 @@ class TimedSelector(selectors.DefaultSelector):
 
 
 class TimedEventLoop(asyncio.SelectorEventLoop):
-    """asyncio's own loop, which measures its turns. `elapsed`: seconds, for timers and
-    deadlines.
-    """
+    """asyncio's own loop; it measures its turns. `elapsed`: seconds, for timers and deadlines."""
 
     def __init__(
         self,
@@ -158,9 +154,7 @@ class LoopSteps:
         self._tail_until = max(self._tail_until, now + min(wait_s, _WAIT_S_MAX) + _RECENT_S)
 
     async def begin(self) -> bool:
-        """Call before a step. Returns at once while no client reads the tail. True: it waited for
-        other steps.
-        """
+        """Call before a step. Returns at once if no client reads the tail. True: it waited."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._tail_until:
             return False
@@ -354,8 +348,8 @@ _KEPT_BLOCK_BYTES_MAX = 32 * MiB
 
 
 def spare_collections() -> None:
-    """Exempt the objects that exist now from garbage collection, because they stay. With them (and
-    the descriptions of S3) a full collection took 80 ms, and all other work waited.
+    """Exempt the objects that exist now from garbage collection, because they stay. With the
+    descriptions of S3, a full collection took 80 ms, and all other work waited.
     """
     gc.collect()
     gc.freeze()

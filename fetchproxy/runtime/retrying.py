@@ -15,9 +15,7 @@ from fetchproxy.errors import StorageUnavailable
 
 @asynccontextmanager
 async def within(max_s: float, what: str) -> AsyncIterator[asyncio.Timeout]:
-    """Raises StorageUnavailable, with `what`, if the body takes longer: a hang counts as an
-    outage.
-    """
+    """Raises StorageUnavailable, with `what`, after `max_s`: a hang counts as an outage."""
     try:
         async with asyncio.timeout(max_s) as limit:
             yield limit
@@ -31,9 +29,7 @@ _DOUBLINGS_MAX = 30
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Kafka's ExponentialBackoff: pauses double from `initial_ms` to `max_ms`, spread by
-    `jitter`.
-    """
+    """Kafka's ExponentialBackoff: doubles from `initial_ms` to `max_ms`, spread by `jitter`."""
 
     initial_ms: int
     max_ms: int

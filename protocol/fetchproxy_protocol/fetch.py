@@ -526,9 +526,7 @@ def encode_topic(version: int, topic: TopicRef, entries: PartitionEntries) -> li
 
 
 def count_grows_by(version: int, listed: int, further: int) -> int:
-    """By how many bytes at most a topic's count of up to `listed` partitions grows if `further`
-    partitions are added.
-    """
+    """The bytes by which a count of up to `listed` can grow with `further` partitions."""
     return len(encode_uvarint(listed + further + 1)) - 1 if version >= FLEXIBLE_FROM else 0
 
 
@@ -577,7 +575,7 @@ def plain_session_id(
     Nearly every answer at the tail is such: no error, no aborted transaction, no tags. This is one
     pass without the scan's state, because its time adds to the latency of each record. None: any
     other answer, also a malformed one, which the scan then reports. Log starts are patched in
-    place, even if the answer later turns out to be another one.
+    place, even if the answer later turns out to be different.
     """
     try:
         if version >= TOPIC_IDS_FROM and frame[_TOPICS_AT] == _ONE:
@@ -669,9 +667,7 @@ def _plain_answer_classic(
 
 
 def show_log_start(buf: memoryview, pos: int, shown: LogStart) -> None:
-    """Patch the log start offset in the partition's entry at `pos` (v5+), if its log begins below
-    the broker's.
-    """
+    """Patch the log start in the partition's entry at `pos` (v5+) if the log begins lower."""
     start = INT64.unpack_from(buf, pos + _LOG_START_AT)[0]
     if start <= 0:  # no log begins below it
         return
