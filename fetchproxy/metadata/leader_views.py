@@ -131,12 +131,11 @@ async def compare_with_leader(
     end_offset: int,
     joints: Sequence[Joint] = (),
 ) -> Compared:
-    """Compare the copy with the leader's log. In the usual case they agree, and one question is
-    enough. See `lineage.compare`.
+    """Compare the copy with the leader's log. Usually one question shows that they agree. See
+    `lineage.compare`.
 
-    Raises ClusterError. Raises ClusterUnavailable also if the leader or its log start changed
-    meanwhile, or if the leader that answers is older than the copy: the next attempt will find
-    another leader.
+    Raises ClusterError; also ClusterUnavailable if the leader or its log start changed meanwhile,
+    or the leader is older than the copy. Then the next attempt will find another leader.
     """
     ends: dict[int, EpochEnd] = {}
     leader_epoch = NO_EPOCH
@@ -217,8 +216,7 @@ class _Checked:
         lineage = compared_lineage(view)
         found = compare(lineage, end, self._answers)
         if isinstance(found, AskEpoch | AskLogStart):
-            # The view has a new epoch, about which the leader was not asked yet. The new part is
-            # shown after the answer.
+            # The view has a new epoch. It is shown after the leader was asked about it.
             self.lacks_answer = True
             return min(end, self._shown_end)
         if isinstance(found, Undecided):

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 # one client go in the order in which it asked. While several clients wait, none is more than one
 # read ahead of another, however many reads each has asked for. So a client with a hundred
 # partitions takes every second place from a client with one partition, not a hundred places. A new
-# client begins level with the client served last. So bytes that a client was served while no other
-# client waited do not count against it.
+# client begins level with the client served last, so bytes served while no other client waited do
+# not count against a client.
 
 T = TypeVar("T", bound=Hashable)
 
