@@ -1,9 +1,9 @@
-"""The composition root: which parts a process consists of, in which order they open and close.
+"""The composition root: the parts of a process, and the order in which they open and close.
 
-The only place that knows the wall clock and the system's randomness. What runs for ever runs in
-one TaskGroup: a defect of the archiver or of the console is logged and that part begins again, as
-the relay must not suffer from it; a defect of the gateway ends the process, as a supervisor can
-start it anew and a proxy that accepts nobody helps nobody.
+This module gives the parts their wall clock and randomness. All permanent tasks run in one
+TaskGroup. A defect of the archiver or the console is logged and that part is restarted, because the
+relay must not suffer from it. A defect of the gateway ends the process, because a proxy that
+accepts no client is useless, and a supervisor can restart it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What bounds the parts of a process and is no setting. Tests and trials pass others."""
+    """Bounds of a process's parts that are not settings. Tests and trials pass other values."""
 
     serving: StandaloneLimits = field(default_factory=StandaloneLimits)  # of both servers
     reading: ReadingLimits = field(default_factory=ReadingLimits)
@@ -86,7 +86,7 @@ LIMITS = Limits()
 
 @dataclass(slots=True)
 class Parts:
-    """What both kinds of process have; `gateway` and `manager` as far as they run."""
+    """The parts that every kind of process has. `gateway`, `manager`: None if they do not run."""
 
     config: Config
     limits: Limits
@@ -103,7 +103,7 @@ class Parts:
     manager: RemoteLogManager | None = None
     local_indexes: LocalIndexes | None = None
     brokers: BrokerWatch = field(init=False)
-    views: LeaderViews = field(init=False)  # of the archive, as clients of a cluster may see it
+    views: LeaderViews = field(init=False)  # views of the archive that clients may see
 
     def __post_init__(self) -> None:
         warnings = SparingWarnings(asyncio.get_running_loop().time)
@@ -120,7 +120,9 @@ class Parts:
         return self.manager is not None and self.manager.manages(tip)
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
-        """Of a process that archives. None: it does not gather this one."""
+        """The offset from which this process gathers `tip`. None: it does not gather it. NOT_KNOWN:
+        also if the archiver does not run yet.
+        """
         return NOT_KNOWN if self.manager is None else self.manager.gathered_from(tip)
 
     @property
@@ -136,7 +138,7 @@ class Parts:
         return [f"{host}:{self.gateway.port}", *in_words(self.gateway.node_addresses())]
 
     def conditions(self, now: float) -> Iterator[Condition]:
-        """Of parts that come and go, and those that have no Health of the process."""
+        """Conditions of parts that come and go, and of parts that do not report to `health`."""
         if self.serves and self.gateway is None:
             listener = f"gateway listener {self.config.gateway.listen}"
             what = f"The gateway does not listen at {self.config.gateway.listen} yet"
@@ -146,7 +148,7 @@ class Parts:
             yield replace(failing, what=f"{failing.what}. {words}", until=deleted_at(deleted_in_ms))
 
     def _consequences(self, operation: str) -> tuple[str, int | None]:
-        """Of a store operation that fails; and when the brokers begin to delete."""
+        """The consequences of a failing store operation; ms until the brokers begin to delete."""
         if operation == StoreOperation.DELETE:
             return "Copies and reads go on; nothing is deleted from the archive.", None
         words = []
@@ -176,9 +178,9 @@ class Parts:
 
 
 async def run_server(config: Config, *, create: bool = False, limits: Limits = LIMITS) -> None:
-    """Serve until cancelled; `create`: as of `OwnArchive`.
+    """Serve until cancelled. `create`: see `OwnArchive`.
 
-    Raises ConfigError, RemoteStorageError where it cannot even start.
+    Raises ConfigError, RemoteStorageError if it cannot start.
     """
     archives = config.archive.topics is not None
     async with (
@@ -195,7 +197,7 @@ async def run_server(config: Config, *, create: bool = False, limits: Limits = L
             tasks.create_task(_keep_archiving(parts), name="archiver")
         tasks.create_task(parts.own_archive.run(), name="own archive")
         _keep_up(parts, collector, tasks)
-        # The gateway's own tasks end this one if they fail, so there is nothing to wait for.
+        # The gateway's own tasks cancel this one if they fail, so this task waits for ever.
         await asyncio.Event().wait()
 
 
@@ -209,7 +211,7 @@ async def run_archive_only(config: Config, *, limits: Limits = LIMITS) -> None:
     ):
         tasks.create_task(parts.own_archive.run(), name="own archive")
         _keep_up(parts, collector, tasks)
-        # The console is there before: it says that the listener is not, while the store is away.
+        # The console opens first, so it can show that the listener waits for the store.
         async with _archive_only(parts, purgatory) as parts.gateway:
             await asyncio.Event().wait()
 
@@ -217,7 +219,9 @@ async def run_archive_only(config: Config, *, limits: Limits = LIMITS) -> None:
 async def run_archiver(
     config: Config, *, once: bool = False, create: bool = False, limits: Limits = LIMITS
 ) -> bool:
-    """Archive until cancelled, or (`once`) what is there now; then True. Else as `run_server`."""
+    """Archive until cancelled. `once`: archive the records that exist now, then return True. All
+    else is as in `run_server`.
+    """
     async with (
         _open_parts(config, limits, serves=False, writes=True, create=create) as parts,
         _console(parts) as collector,
@@ -242,7 +246,7 @@ async def _open_parts(
     config: Config, limits: Limits, *, serves: bool, writes: bool, create: bool = False
 ) -> AsyncIterator[Parts]:
     if writes:
-        open_log_dirs(config.archive)  # what is wrong with them is said before anything starts
+        open_log_dirs(config.archive)  # raises its errors before anything starts
     listener = listener_context(config.gateway, config.tls) if serves else None
     upstream = upstream_context(config.cluster, config.tls)
     async with (
@@ -265,7 +269,7 @@ async def _open_parts(
 def _keep_up(
     parts: Parts, collector: StatusCollector | None, tasks: asyncio.TaskGroup
 ) -> list[asyncio.Task[None]]:
-    """What every process does beside its work, until the tasks are cancelled."""
+    """Start the tasks that every process runs beside its work, until they are cancelled."""
     begun = [
         tasks.create_task(_keep_tls_fresh(parts), name="tls files"),
         tasks.create_task(_watch_process(parts), name="process watch"),
@@ -281,7 +285,7 @@ def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
     limits = replace(
         reading,
         fetcher_tasks_max=config.store.connections_max,
-        # A range read outlasts the store's own time-out, whatever that is.
+        # A range read lasts longer than the store's own time-out, whatever that is.
         chunk_read_max_ms=max(reading.chunk_read_max_ms, 3 * config.store.timeout_ms // 2),
     )
     return RemoteFetchPurgatory(
@@ -308,7 +312,7 @@ def _positions(parts: Parts) -> ArchiverPositions:
 
 
 def _local_indexes(parts: Parts) -> AbstractAsyncContextManager[LocalIndexes | None]:
-    """Kept by the RemoteLogManager alone: entered by who archives."""
+    """Only the RemoteLogManager maintains these, so only processes that archive enter them."""
     return open_local_indexes(parts.config.archive, parts.rsm, parts.limits.writing)
 
 

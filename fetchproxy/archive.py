@@ -1,6 +1,4 @@
-"""How a process opens its archive: the stores, the metadata manager, and both for one task of
-a job.
-"""
+"""Opens a process's archive: stores and metadata manager, also for one task of a job."""
 
 from __future__ import annotations
 
@@ -24,8 +22,6 @@ from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 from fetchproxy.tls.contexts import upstream_context
 
-# Which RemoteLogMetadataManager a process has, by its configuration.
-
 
 def metadata_manager(
     config: Config,
@@ -33,7 +29,9 @@ def metadata_manager(
     cluster: Cluster,
     wall_clock_ms: Callable[[], int],
 ) -> StoreBackedRemoteLogMetadataManager | TopicBasedRemoteLogMetadataManager:
-    """To be entered while `rsm` and `cluster` are open. Without a cluster it is the store."""
+    """The configured RemoteLogMetadataManager; without a cluster, the store-backed one. The caller
+    enters it while `rsm` and `cluster` are open.
+    """
     if config.metadata.manager == "store" or config.archive_only.enabled:
         collects = not config.archive_only.enabled
         return StoreBackedRemoteLogMetadataManager(
@@ -48,22 +46,22 @@ def metadata_manager(
     )
 
 
-# An archive, opened for one task: on the driver for planning, on an executor for the work.
+# An archive that is opened for one task: on the driver for planning, on an executor for the work.
 #
-# Jobs are plain functions for whoever calls them, and coroutines inside; here is the seam.
+# Jobs are plain functions for their callers and coroutines inside. `in_loop` connects the two.
 
 T = TypeVar("T")
 
 
 class StoredArchive(NamedTuple):
-    """What the store alone says."""
+    """The archive, with the metadata in the store."""
 
     rsm: RemoteStorageManager
     rlmm: StoreBackedRemoteLogMetadataManager
 
 
 class ManagedArchive(NamedTuple):
-    """What the configured metadata manager says."""
+    """The archive, with the configured metadata manager."""
 
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager
@@ -71,42 +69,42 @@ class ManagedArchive(NamedTuple):
 
 
 def wall_clock_ms() -> int:
-    """Epoch milliseconds, for timestamps that are stored; never for durations."""
+    """Epoch milliseconds for stored timestamps, never for durations."""
     return time.time_ns() // 1_000_000
 
 
 def in_loop(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, also where the caller's thread runs a loop already (a notebook)."""
+    """The result of `work`, even if the caller's thread already runs a loop (in a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)  # which a signal ends at once
+        return asyncio.run(work)  # a signal ends it at once
     with ThreadPoolExecutor(1, thread_name_prefix="job") as threads:
         return threads.submit(asyncio.run, work).result()
 
 
 def store_url(config: Config) -> str:
-    """Raises ConfigError where there is none."""
+    """Raises ConfigError if `store.url` is not set."""
     if config.store.url is None:
         raise ConfigError("store.url is not set; give --store URL (or FETCHPROXY_STORE_URL)")
     return config.store.url
 
 
 def for_executors(config: Config) -> Config:
-    """Without what one process has for itself: several tasks of a host run at once."""
+    """The configuration without per-process folders: a host runs several tasks at once."""
     metadata = config.metadata.model_copy(update={"cache_dir": None})
     archive = config.archive.model_copy(update={"local_index_dir": None})
     return config.model_copy(update={"metadata": metadata, "archive": archive})
 
 
 def open_cluster(config: Config) -> Cluster:
-    """To be entered. Raises ConfigError."""
+    """A cluster that the caller enters. Raises ConfigError."""
     return Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls))
 
 
 @asynccontextmanager
 async def stored_archive(config: Config, *, writes: bool = False) -> AsyncIterator[StoredArchive]:
-    """`writes`: then it has to be the archive of the configured manager.
+    """`writes`: the archive must belong to the configured metadata manager.
 
     Raises ConfigError, RemoteStorageError.
     """
@@ -122,7 +120,7 @@ async def stored_archive(config: Config, *, writes: bool = False) -> AsyncIterat
 async def managed_archive(
     config: Config, *, create: bool = False, must_exist: bool = True
 ) -> AsyncIterator[ManagedArchive]:
-    """`create`, `must_exist`: as of `open_archive`.
+    """`create`, `must_exist`: see `open_archive`.
 
     Raises ConfigError, RemoteStorageError, ClusterError.
     """
@@ -135,7 +133,7 @@ async def managed_archive(
 
 
 async def stored_partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:
-    """Those of `topic` (None: of all), as the store lists them. Raises as `stored_archive`."""
+    """The partitions of `topic` (None: of all) in the store. Raises as `stored_archive`."""
     async with stored_archive(config) as archive:
         every = await archive.rlmm.list_partitions()
         return [tip for tip in every if topic is None or tip.topic == topic]

@@ -1,4 +1,4 @@
-"""Errors of the domain. The wire has its own (`fetchproxy_protocol.apis`); others are bugs."""
+"""Errors of the domain. The protocol has its own (`fetchproxy_protocol.apis`); others are bugs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 
 class FetchProxyError(Exception):
-    """`retriable`: the same call may succeed later without anybody changing anything."""
+    """`retriable`: the same call may succeed later without any change."""
 
     retriable = False
 
 
 class RemoteStorageError(FetchProxyError):
-    """Raised by storage backends at their edge, never an SDK's own exception."""
+    """Storage backends raise this at their edge, never an SDK's own exception."""
 
 
 class ObjectNotFound(RemoteStorageError):
@@ -24,7 +24,7 @@ class RangeNotSatisfiable(RemoteStorageError):
 
 
 class StorageDenied(RemoteStorageError):
-    """Credentials or policy."""
+    """The store denied a request because of credentials or policy."""
 
 
 class StorageThrottled(RemoteStorageError):
@@ -38,34 +38,34 @@ class StorageUnavailable(RemoteStorageError):
 
 
 class ArchiveMissing(StorageUnavailable):
-    """The store answers, and has no archive at this place. Never an empty archive: whoever took it
-    for one would have readers skip what is archived.
+    """The store answers, but has no archive at this place. It must not count as an empty archive:
+    readers would then skip archived records.
     """
 
 
 class ArchiveMismatch(RemoteStorageError):
-    """The archive is another's, or this process is set otherwise; says how."""
+    """The archive is not this process's own, or the process's settings differ from it; says how."""
 
 
 class CorruptSegment(FetchProxyError):
-    """Bytes that fail their own checksum or shape."""
+    """Bytes with a wrong checksum or structure."""
 
 
 class DamagedObject(RemoteStorageError, CorruptSegment):
-    """Nobody has stored it so: too large for what it is called, or no file at all. It was not read.
-    The store itself works.
+    """An object that the proxy cannot have stored: too large for its name, or not a file. It was
+    not read. The store itself works.
     """
 
 
 class SegmentLocked(DamagedObject):
-    """Encrypted, and no key at hand opens it: says which is wanted. Lost for readers as if it were
-    damaged, until somebody puts the key back.
+    """The segment is encrypted, and no available key opens it; says which key is needed. For
+    readers it is lost as if damaged, until an operator restores the key.
     """
 
 
 class MetadataChanged(DamagedObject):
-    """Not what the segment was encrypted with: says which. Changed by somebody who can write to the
-    store, or to the metadata topic, and has no key.
+    """The metadata differs from the metadata that the segment was encrypted with; says which. A
+    party that can write to the store or the metadata topic, but has no key, has changed it.
     """
 
 
@@ -74,38 +74,38 @@ def too_large(key: str, size_bytes: int, bytes_max: int) -> DamagedObject:
 
 
 class LogTruncated(FetchProxyError):
-    """The log was cut, and where it parted from the archive nobody can tell."""
+    """The log was cut, and the offset from which it differs from the archive is unknown."""
 
 
 class LogBeginsAgain(LogTruncated):
-    """Nothing of the archive is in the log. The archive stays as it is, and readable, until
-    somebody runs `fetchproxy resolve`.
+    """The log has no record of the archive. The archive stays unchanged and readable until an
+    operator runs `fetchproxy resolve`.
     """
 
 
 class ResolutionRefused(FetchProxyError):
-    """What a person has said of a log that began again cannot be done; says why."""
+    """An operator's resolution of a log that began again cannot be applied; says why."""
 
 
 class LogDirUnusable(FetchProxyError):
-    """A broker's log directory holds nothing that can be archived now: says which folder or file
-    and why. Another look may find it otherwise.
+    """A broker's log directory cannot be archived now; says which folder or file, and why. A later
+    attempt may succeed.
     """
 
 
 class CompactedLog(FetchProxyError):
-    """The broker's log has holes that compaction made."""
+    """The broker's log has holes from compaction."""
 
 
 class LogDiverged(FetchProxyError):
-    """What was gathered is not the leader's log any more. Raised and caught by the archiver, which
-    then follows the new leader.
+    """The gathered records are not in the leader's log any more. The archiver raises and catches
+    this, and then follows the new leader.
     """
 
 
 class CopyOvertaken(FetchProxyError):
-    """Another archiver has copied from the same offset on. Raised and caught by the archiver,
-    which then goes on behind that copy.
+    """Another archiver has made a copy from the same offset. The archiver raises and catches this,
+    and then goes on after that copy.
     """
 
 
@@ -114,12 +114,12 @@ class OffsetNotArchived(FetchProxyError):
 
 
 class OffsetLost(FetchProxyError):
-    """A recorded gap has it, and `gateway.gap_policy` is `error`: the reader would rather stop."""
+    """A recorded gap has the offset. `gateway.gap_policy` is `error`, so the reader has to stop."""
 
 
 class ClusterError(FetchProxyError):
-    """An answer of the brokers to one of the proxy's own requests; `error_code` is Kafka's code, or
-    None where no answer came.
+    """One of the proxy's own requests to the brokers failed. `error_code`: Kafka's code. None: no
+    answer came.
     """
 
     def __init__(self, message: str, error_code: int | None = None) -> None:
@@ -132,17 +132,19 @@ class ClusterUnavailable(ClusterError):
 
 
 class AuthenticationRefused(ClusterError):
-    """The proxy's own credentials: names mechanism and user, never a password or a token."""
+    """A broker refused the proxy's own credentials. The message names mechanism and user, never a
+    password or a token.
+    """
 
 
 class PipelineFailed(FetchProxyError):
-    """Spark could not carry out a job; what was finished stays."""
+    """Spark could not finish a job; the finished parts stay."""
 
     retriable = True
 
 
 class ConfigError(FetchProxyError):
-    """The user's configuration: names key and place. `faults`: each, where there are several."""
+    """The user's configuration is wrong; names key and place. `faults`: each of its errors."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("; ".join(faults))
@@ -150,7 +152,7 @@ class ConfigError(FetchProxyError):
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Of a group of errors, however deep; an error alone is its only leaf."""
+    """The errors in a group of errors, at any depth. A single error is its own leaf."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)

@@ -1,6 +1,6 @@
-"""The nouns of KIP-405 as plain values. Everybody may import this; it imports nothing of ours.
+"""The nouns of KIP-405 as plain values. Every module may import this; it imports none of ours.
 
-Offsets are int64 log offsets. Ranges say in their names whether the end is part of them.
+Offsets are int64 log offsets. The names of ranges say whether the end is included.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 ZERO_UUID = UUID(int=0)
-# The last offset that a record can have: the one behind it is an int64 too.
+# The last offset that a record can have: the next offset must fit into an int64 too.
 OFFSET_MAX = 2**63 - 2
-# Of a segment's log: eight times the largest that Kafka makes.
+# The largest log of a segment: eight times the largest that Kafka makes.
 SEGMENT_BYTES_MAX = 16 * 1024**3
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
 
 def is_topic_name(text: str) -> bool:
-    """Whether a topic can be called so (Kafka's Topic.validate)."""
+    """Whether `text` is a valid topic name (Kafka's Topic.validate)."""
     return _TOPIC_NAME.fullmatch(text) is not None and text not in (".", "..")
 
 
@@ -36,11 +36,11 @@ class TopicIdPartition(NamedTuple):
 
     @property
     def logged(self) -> dict[str, object]:
-        """What names it in the log."""
+        """The fields that identify it in the log."""
         return {"topic": self.topic, "partition": self.partition}
 
     def order(self) -> tuple[int, str, int]:
-        """As `<`, for sorting thousands: there UUID's own would take most of the time."""
+        """A sort key with the order of `<`, which would be slow for thousands of UUIDs."""
         return self.topic_id.int, self.topic, self.partition
 
 
@@ -63,7 +63,7 @@ class RemotePartitionDeleteState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RemotePartitionDeleteMetadata:
-    """`epoch` is that of whoever wrote it: the leader epoch last known of the partition, or -1."""
+    """`epoch`: the partition's last leader epoch that the writer knew, or -1."""
 
     topic_id_partition: TopicIdPartition
     state: RemotePartitionDeleteState
@@ -80,9 +80,9 @@ class RemoteLogSegmentId:
 
 
 class StoredSegment(Protocol):
-    """All that a store is told of a segment: where its objects are, and how large they may be.
+    """All facts of a segment that a store needs: where its objects are, and how large they may be.
 
-    RemoteLogSegmentMetadata is one. Whoever has less than that makes a smaller value.
+    RemoteLogSegmentMetadata is one. Callers that know less use a smaller type.
     """
 
     @property
@@ -106,7 +106,7 @@ class EpochStart:
 
 
 class EpochEnd(NamedTuple):
-    """A leader epoch, and the offset behind its last record."""
+    """A leader epoch, and the offset after its last record."""
 
     epoch: int
     end_offset: int
@@ -116,9 +116,10 @@ class EpochEnd(NamedTuple):
 class RemoteLogSegmentMetadata:
     """One copied segment.
 
-    `start_offset` is the position from which the copier read: one past the end of the segment
-    before it, also where the log itself has a hole there. So a `start_offset` above the previous
-    segment's `end_offset + 1` is a *recorded gap*: data that was lost before it could be copied.
+    `start_offset`: the position from which the copier read. This is one past the end of the
+    previous segment, even if the log itself has a hole there. So a `start_offset` above the
+    previous segment's `end_offset + 1` is a *recorded gap*: data that was lost before it could be
+    copied.
     """
 
     segment_id: RemoteLogSegmentId
@@ -129,12 +130,12 @@ class RemoteLogSegmentMetadata:
     segment_leader_epochs: tuple[EpochStart, ...]
     segment_size_bytes: int
     state: RemoteLogSegmentState
-    has_aborted_txns: bool  # False: no .txn object exists and none has to be read
-    # Set where an unclean leader election has cut the log below what was copied: `end_offset` is
-    # then the last offset that still counts, this the last one that the objects hold (inclusive).
+    has_aborted_txns: bool  # False: no .txn object exists
+    # Set if an unclean leader election has cut the log below the copied end. `end_offset` is then
+    # the last valid offset, and this is the last offset that the objects hold (inclusive).
     copied_end_offset: int | None = None
-    # The `.log` object is not the log itself, but pieces of it that are compressed, encrypted or
-    # both; the `.packing` object beside it says how.
+    # True: the `.log` object holds pieces of the log that are compressed, encrypted or both. The
+    # `.packing` object beside it says how.
     packed: bool = False
 
     @property
@@ -143,13 +144,13 @@ class RemoteLogSegmentMetadata:
 
     @property
     def logged(self) -> dict[str, object]:
-        """What names it in the log."""
+        """The fields that identify it in the log."""
         place = self.topic_id_partition.logged
         return {**place, "segment_id": str(self.segment_id.id), "base_offset": self.start_offset}
 
     @property
     def last_epoch(self) -> int:
-        """Of the leader that wrote its end; -1: its batches have no epochs."""
+        """The epoch of the leader that wrote its end. -1: its batches have no epochs."""
         return self.segment_leader_epochs[-1].epoch if self.segment_leader_epochs else -1
 
     @property
@@ -158,7 +159,7 @@ class RemoteLogSegmentMetadata:
 
     @property
     def stored_end_offset(self) -> int:
-        """The last offset that the objects hold, inclusive; above `end_offset` nobody may read."""
+        """The last offset that the objects hold, inclusive. Clients may read up to `end_offset`."""
         return self.end_offset if self.copied_end_offset is None else self.copied_end_offset
 
     def with_state(
@@ -167,7 +168,7 @@ class RemoteLogSegmentMetadata:
         return replace(self, state=state, event_timestamp_ms=event_timestamp_ms)
 
     def clipped(self, end_offset: int) -> RemoteLogSegmentMetadata:
-        """The segment without what lies above `end_offset` (inclusive), which is in it."""
+        """The segment with `end_offset` (inclusive, inside the segment) as its last offset."""
         if end_offset >= self.end_offset:
             return self
         epochs = tuple(e for e in self.segment_leader_epochs if e.start_offset <= end_offset)
@@ -212,12 +213,12 @@ class IsolationLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogHistory:
-    """What a person has said of a log that began again (`fetchproxy resolve`).
+    """An operator's decision about a log that began again (`fetchproxy resolve`).
 
-    Only segments that reach an epoch above `after_epoch` are of the history that is shown. What is
-    archived below the offset `kept_below`, in epochs up to `kept_epoch`, is kept and shown,
-    whatever the leader's log has there. `earlier`: the last epochs of histories that were put aside
-    before the one that ends with `after_epoch`, each above the one before.
+    Only segments that reach an epoch above `after_epoch` belong to the history that is shown.
+    Archived records below the offset `kept_below`, in epochs up to `kept_epoch`, are kept and
+    shown, whatever the leader's log has there. `earlier`: the last epochs, rising, of the histories
+    that were put aside before the history that ends with `after_epoch`.
     """
 
     after_epoch: int = -1
@@ -226,12 +227,12 @@ class LogHistory:
     earlier: tuple[int, ...] = ()
 
     def followed_by(self, after_epoch: int) -> LogHistory:
-        """The history that begins behind that epoch; what was shown so far is put aside."""
+        """The history that begins after that epoch. The history shown so far is put aside."""
         before = () if self.after_epoch < 0 else (self.after_epoch,)
         return LogHistory(after_epoch, earlier=(*self.earlier, *before))
 
     def shows(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """Whether a finished segment is of this history; others are kept, and shown to nobody."""
+        """Whether a finished segment belongs to this history. Others are kept, but not shown."""
         epochs = segment.segment_leader_epochs
         first, last = (epochs[0].epoch, epochs[-1].epoch) if epochs else (-1, -1)
         if self.after_epoch >= 0 and last <= self.after_epoch:
@@ -239,21 +240,21 @@ class LogHistory:
         return segment.end_offset >= self.kept_below or first <= self.kept_epoch
 
     def counts_from(self, segment: RemoteLogSegmentMetadata) -> int:
-        """The first offset of a segment that is shown; below `kept_below` another one has it."""
+        """The first shown offset of `segment`. Below `kept_below`, another segment may count."""
         epochs = segment.segment_leader_epochs
         if epochs and epochs[0].epoch > self.kept_epoch:
             return max(segment.start_offset, self.kept_below)
         return segment.start_offset
 
 
-FIRST_HISTORY = LogHistory()  # nobody has said anything
+FIRST_HISTORY = LogHistory()  # no operator has decided anything
 
 
 @dataclass(frozen=True, slots=True)
 class LogEdges:
-    """What the leader last said of one partition's local log."""
+    """The leader's last answer about one partition's local log."""
 
     log_start_offset: int
     high_watermark: int
     last_stable_offset: int
-    log_start_epoch: int = -1  # of the record at the log start, or the next one; -1: not told
+    log_start_epoch: int = -1  # of the record at the log start, or the next one; -1: not known

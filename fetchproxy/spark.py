@@ -2,9 +2,9 @@
 
     orders = fetchproxy.spark.read_archive(spark, "s3://archive/kafka", "orders")
 
-Spark finds the format `remotelog` by itself where this package is installed beside it; importing
-this registers it in the session that is there as well. What is wrong with options is said here, on
-the driver, before Spark is asked. Nothing else is here.
+Spark finds the format `remotelog` by itself if this package is installed beside it. The import also
+registers the format in the active session. Wrong options raise here, on the driver, before Spark
+runs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fetchproxy.remotelog.source import (
 
 __all__ = ["archive_then_live", "follow_archive", "read_archive", "register"]
 
-# Where a Python source does not say that it knows queries that end with what is there, Spark ends
-# such a query after the one batch that a crash has left. With this setting it goes on to the end.
+# If a Python source does not declare support for availableNow queries, Spark ends such a query
+# after the one batch that a crash has left. With this setting it goes on to the end.
 _TO_THE_END = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """The format `remotelog` in this session; a stream of it with availableNow goes to its end."""
+    """Register the format `remotelog`. Its streams with availableNow then run to their end."""
     register_source(spark)
     if not ADMITS:
         spark.conf.set(_TO_THE_END, "true")
@@ -48,10 +48,10 @@ def read_archive(
     columns: Sequence[str] | None = None,
     **options: Any,
 ) -> DataFrame:
-    """What is archived of these topics (names with commas, or None with topicPattern or assign).
+    """The archived records of `topics` (names with commas, or None with topicPattern or assign).
 
-    `columns`: these alone are built. `options` are those of the format; dictionaries are written as
-    JSON, and names with dots go by `**{"store.timeout_ms": 1000}`. Raises ConfigError.
+    `columns`: only these columns are built. `options`: the options of the format. Dictionaries are
+    written as JSON; pass names with dots as `**{"store.timeout_ms": 1000}`. Raises ConfigError.
     """
     given = _options(store, topics, options)
     check_batch(parse_options(given))
@@ -86,7 +86,7 @@ def _options(store: str, topics: str | None, more: Mapping[str, Any]) -> dict[st
 
 
 def _text(value: Any) -> str:
-    """As the format's options are written."""
+    """The value as the format's options are written."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else json.dumps(value)

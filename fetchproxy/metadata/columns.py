@@ -1,9 +1,10 @@
-"""Finished segments of one partition in columns: some 80 bytes each, not a Python object. Pure.
+"""Finished segments of one partition in columns: some 80 bytes each, no Python object. Pure.
 
-An immutable sequence by offset: columns that only grow, and which of their rows are in it. So a
-view keeps its picture while segments are added behind it. Any other change copies the columns, a
-millisecond for each 100,000 rows. Values of `RemoteLogSegmentMetadata` are made where somebody asks
-for one. States, and which copies are shown: `catalogue`.
+A sequence is immutable and in the order of offsets. It consists of columns that only grow, and the
+range of rows that belong to it. So a view does not change when segments are appended. Any other
+change copies the columns, which takes a millisecond for each 100,000 rows. A value of
+`RemoteLogSegmentMetadata` is made when a caller asks for it. `catalogue` handles states and decides
+which copies are shown.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from fetchproxy.segments.records import (
     walk_entries,
 )
 
-# Each field that is a number or a yes or no has a column of its own.
+# Each numeric or boolean field has its own column.
 _TYPECODES = {FieldKind.INT64: "q", FieldKind.SIZE: "q", FieldKind.BOOLEAN: "B"}
 COLUMNS = {f.attribute: _TYPECODES[f.kind] for f in FIELDS if f.kind in _TYPECODES}
 _FLAGS = tuple(name for name, typecode in COLUMNS.items() if typecode == "B")
@@ -50,15 +51,15 @@ _values_of = attrgetter(*COLUMNS)
 _ID = Struct("16s")
 _FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 _STATE = TAIL_FIELDS.index("state")
-# A segment repeats the epoch that it begins in, with its own start offset. Written so instead, all
-# segments of one leader have the same epochs, and they are kept once.
+# A segment repeats the epoch that it begins in, with its own start offset. This marker replaces
+# that offset, so all segments of one leader have equal epochs, which are kept once.
 _OWN_START = -1
 OWN_START = _OWN_START.to_bytes(8, "big", signed=True)
-_MADE_MAX = 16  # values kept: a reader asks for the same few over and over
+_MADE_MAX = 16  # values kept, because a reader asks for the same few again and again
 
 
 class SegmentExtent(NamedTuple):
-    """What a planner asks of a segment; offsets inclusive."""
+    """The facts of a segment that a planner needs; offsets are inclusive."""
 
     segment_id: bytes
     start_offset: int
@@ -70,7 +71,7 @@ class SegmentExtent(NamedTuple):
 
 
 class EpochPool:
-    """Leader epochs of segments as in a record, each kept once; see OWN_START. Only grows."""
+    """Leader epochs of segments, packed as in a record, each kept once (OWN_START). Only grows."""
 
     __slots__ = ("_numbers", "packed")
 
@@ -79,7 +80,7 @@ class EpochPool:
         self._numbers: dict[bytes, int] = {}
 
     def number(self, packed: bytes, start: bytes) -> int:
-        """`start`: of the segment, an int64."""
+        """The index of `packed` in the pool. `start`: the segment's start offset, an int64."""
         if packed[4:12] == start:
             packed = packed[:4] + OWN_START + packed[12:]
         number = self._numbers.get(packed)
@@ -96,7 +97,7 @@ class EpochPool:
 
 
 class Columns:
-    """Rows of equal length in each column; only `append` changes it."""
+    """Columns of equal length; only `append` changes them."""
 
     __slots__ = ("copied", "epochs", "ids", "peaks", "pool", "values")
 
@@ -110,9 +111,9 @@ class Columns:
     ) -> None:
         self.ids = ids  # 16 bytes each
         self.values = values
-        # The largest timestamp up to each row: they rise, for bisection.
+        # The largest timestamp up to each row. These never fall, so bisection works.
         self.peaks = array("q", accumulate(values["max_timestamp_ms"], max))
-        self.epochs = epochs  # of each row, an index into `pool`
+        self.epochs = epochs  # for each row, an index into `pool`
         self.pool = pool
         self.copied = copied  # copied end offsets of clipped segments, by id
 
@@ -148,7 +149,7 @@ class Columns:
         return Columns(ids, values, self.epochs[first:last], self.pool, dict(copied))
 
     def __add__(self, other: Columns) -> Columns:
-        """Of the same pool."""
+        """`other` must have the same pool."""
         return Columns(
             self.ids + other.ids,
             {name: column + other.values[name] for name, column in self.values.items()},
@@ -189,7 +190,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         self._ends = self._columns.values["end_offset"]
         self._made: dict[int, RemoteLogSegmentMetadata] = {}
         self._size: int | None = None
-        self._epoch = (-1, -1)  # an offset and its epoch, as last asked for
+        self._epoch = (-1, -1)  # the last argument and result of `epoch_at`
 
     @classmethod
     def of(cls, tip: TopicIdPartition, segments: Iterable[RemoteLogSegmentMetadata]) -> SegmentRows:
@@ -251,17 +252,19 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
             **values,
         )
 
-    # --- questions that need no value ---
+    # --- questions that make no segment values ---
     def index_at_or_after(self, offset: int) -> int:
-        """Of the first segment whose end is at or above `offset`; the length: there is none."""
+        """The index of the first segment whose end is at or above `offset`, else `len(self)`."""
         return bisect_left(self._ends, offset, self._first, self._end) - self._first
 
     def index_at_or_after_timestamp(self, timestamp_ms: int, index: int = 0) -> int:
-        """Of the first segment from `index` on with so large a maximum; the length: none."""
+        """The index of the first segment from `index` on whose largest timestamp is at or above
+        `timestamp_ms`, else `len(self)`.
+        """
         times = self._columns.values["max_timestamp_ms"]
         row = bisect_left(self._columns.peaks, timestamp_ms, self._first + index, self._end)
         while row < self._end and times[row] < timestamp_ms:
-            row += 1  # the peak is of an earlier one
+            row += 1  # an earlier segment has the peak
         return row - self._first
 
     def start_offset(self, index: int) -> int:
@@ -274,7 +277,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         return self._columns.values[name][self._first + index : self._end]
 
     def extents(self, index: int = 0) -> Iterator[SegmentExtent]:
-        """Of each segment from `index` on, at a tenth of what a segment's value costs."""
+        """The extent of each segment from `index` on, at a tenth of the cost of its value."""
         raw = self._columns.ids[16 * (self._first + index) : 16 * self._end]
         ids = [segment_id for (segment_id,) in _ID.iter_unpack(raw)]
         ends = stored = self._column("end_offset", index)
@@ -287,26 +290,26 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         return map(SegmentExtent, ids, starts, ends, stored, sizes, aborted, packed)
 
     def bounds(self) -> Iterator[tuple[int, int]]:
-        """(start offset, end offset) of each, both inclusive."""
+        """(start offset, end offset) of each segment, both inclusive."""
         return zip(self._column("start_offset"), self._column("end_offset"), strict=True)
 
     def leader_epochs(self) -> Iterator[EpochStart]:
-        """Of all segments, in the order of the log; what is only repeated is left out."""
+        """The leader epochs of all segments, in the order of the log, without repeated entries."""
         numbers = self._columns.epochs[self._first : self._end]
-        # Backwards, so that the first row that has them stays.
+        # Backwards, so that the first row with each number stays.
         rows = dict(zip(reversed(numbers), range(self._end - 1, self._first - 1, -1), strict=True))
         for number, row in sorted(rows.items(), key=lambda item: item[1]):
             yield from _unpack_epochs(self._columns.pool.packed[number], self._starts[row])
 
     def epoch_at(self, offset: int) -> int:
-        """The last leader epoch that began at or below `offset`; -1: none did."""
-        if offset != self._epoch[0]:  # the log start is asked for over and over
+        """The last leader epoch that began at or below `offset`. -1: none did."""
+        if offset != self._epoch[0]:  # callers ask for the log start again and again
             epochs = [e.epoch for e in self.leader_epochs() if e.start_offset <= offset]
             self._epoch = offset, max(epochs, default=-1)
         return self._epoch[1]
 
     def max_timestamp_ms(self, below: int | None = None) -> int | None:
-        """The largest of all segments that is less than `below`."""
+        """The largest of the segments' maximum timestamps that is less than `below`."""
         times = self._column("max_timestamp_ms")
         return max(times if below is None else (t for t in times if t < below), default=None)
 
@@ -327,7 +330,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
 
     # --- changes: a new sequence ---
     def appended(self, segment: RemoteLogSegmentMetadata) -> SegmentRows:
-        if self._end < len(self._columns):  # somebody else has appended to these columns
+        if self._end < len(self._columns):  # another sequence has appended to these columns
             return self.replaced(len(self), len(self), [segment])
         self._columns.append(segment)
         return SegmentRows(self._tip, self._columns, self._first)
@@ -335,11 +338,11 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     def replaced(
         self, first: int, last: int, by: Sequence[RemoteLogSegmentMetadata] = ()
     ) -> SegmentRows:
-        """Without the segments `first` up to but not including `last`, with `by` in their place."""
+        """A sequence with `by` in place of segments `first` up to but not including `last`."""
         columns, at, end = self._columns, self._first + first, self._first + last
         if not by and last == len(self):
             return SegmentRows(self._tip, columns, self._first, at)
-        if not by and first == 0 and 2 * end < len(columns):  # else what is gone would keep memory
+        if not by and first == 0 and 2 * end < len(columns):  # else removed rows would keep memory
             return SegmentRows(self._tip, columns, end, self._end)
         changed = columns.part(self._first, at)
         if by:
@@ -352,7 +355,7 @@ def load_rows(
 ) -> tuple[SegmentRows, list[MetadataEvent]]:
     """The finished segments of a flat file, and its other events.
 
-    Where the segments are not all apart and in order they are among the others, too. Raises
+    If the segments overlap or are not in order, they are returned among the other events. Raises
     CorruptSegment, naming entry and field; NewerMetadataVersion.
     """
     taken: list[Entry] = []
@@ -384,8 +387,8 @@ def _columns(
     heads: list[tuple[Any, ...]],
     tails: list[tuple[Any, ...]],
 ) -> Columns | None:
-    """None where they are not all apart and in order, or where a value cannot be true: decoding
-    them one by one then says what is wrong.
+    """None: the segments overlap or are not in order, or a value is impossible. Then the caller
+    decodes them one by one, which reports the error.
     """
     said = dict(zip(HEAD_FIELDS, zip(*heads, strict=True), strict=True))
     said |= zip(TAIL_FIELDS, zip(*tails, strict=True), strict=True)
@@ -415,7 +418,7 @@ def _columns(
 
 
 def _unpack_epochs(packed: bytes, start: int) -> tuple[EpochStart, ...]:
-    if len(packed) == SEGMENT_EPOCH.size:  # nearly always
+    if len(packed) == SEGMENT_EPOCH.size:  # one epoch, as nearly always
         epoch, offset = SEGMENT_EPOCH.unpack(packed)
         return (EpochStart(epoch, start if offset == _OWN_START else offset),)
     found = SEGMENT_EPOCH.iter_unpack(packed)
@@ -423,7 +426,7 @@ def _unpack_epochs(packed: bytes, start: int) -> tuple[EpochStart, ...]:
 
 
 def _uuid(raw: bytes) -> UUID:
-    """As unpickling makes one, without the checks of its constructor: half the time."""
+    """Made as unpickling does, without the constructor's checks, in half the time."""
     value = UUID.__new__(UUID)
     value.__setstate__({"int": int.from_bytes(raw, "big")})  # type: ignore[attr-defined]
     return value

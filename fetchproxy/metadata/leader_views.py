@@ -1,4 +1,4 @@
-"""The archive as far as it is the log of whoever leads the partition now."""
+"""Views of the archive, cut at the offset where it differs from the current leader's log."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from fetchproxy.runtime.flights import Gathering, SingleFlight, Tell
 from fetchproxy.runtime.loop import chosen, pieces
 
 NO_EPOCH = -1
-_ABORTED_BYTES_MAX = 1  # of records, which nobody looks at: the first batch comes whole
+_ABORTED_BYTES_MAX = 1  # bytes of records, which are ignored: the first batch comes whole
 
 
 class LeaderLog:
-    """The log of whoever leads a partition now. Questions raise ClusterError."""
+    """The current leader's log of each partition. Methods that ask a broker raise ClusterError."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        # Many partitions are compared at once, after an election or when they are first looked up.
+        # After an election, or at first use, many partitions are compared at once.
         self._ends = Gathering(self._ask_ends)
         self._edges = Gathering(self._ask_edges)
 
     def known_epoch(self, tip: TopicIdPartition) -> int:
-        """Of the last leader heard of; -1: of none, or none leads. Never blocks."""
+        """The last known leader's epoch. -1: no leader is known, or there is none. Never blocks."""
         if not tip.topic_id.int:  # brokers before 2.8
             topic = self._cluster.cached_topic_by_name(tip.topic)
         else:
@@ -58,8 +58,9 @@ class LeaderLog:
         return NO_EPOCH if node_id < 0 else epoch
 
     async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> Told:
-        """OffsetForLeaderEpoch: the epoch of the leader that said so (what it says of older epochs
-        never changes), and the end; None: the brokers have no such request, or tell no epochs.
+        """OffsetForLeaderEpoch: the epoch of the leader that answers, and the end of `epoch`. That
+        leader's answers about older epochs never change. None: the brokers do not support the
+        request, or do not report epochs.
         """
         return await self._ends.ask((tip, epoch))
 
@@ -72,7 +73,7 @@ class LeaderLog:
         tell: Tell[tuple[TopicIdPartition, int], Told],
     ) -> None:
         waiting = list(asked)
-        while waiting:  # more than once only where one partition is asked about two epochs
+        while waiting:  # more than once only if a partition is asked about two epochs
             epochs: dict[TopicIdPartition, int] = {}
             for tip, epoch in waiting:
                 epochs.setdefault(tip, epoch)
@@ -97,7 +98,8 @@ class LeaderLog:
     async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
         """(producer id, first offset) of aborted transactions with an offset at `offset` or above.
 
-        At least of all that begin below it; empty where `offset` is not in the leader's own log.
+        It has at least all of these that begin below `offset`. Empty if `offset` is not in the
+        leader's own log.
         """
         fetched = await self._cluster.fetch(
             tip,
@@ -111,9 +113,8 @@ class LeaderLog:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """`leader_epoch` is that of the leader that was asked; -1: none was, or it tells no epochs.
-
-    `begins_again`, `cut_without_election`: see `lineage`.
+    """`leader_epoch`: the epoch of the leader that was asked. -1: none was asked, or it reports no
+    epochs. `begins_again`, `cut_without_election`: see `lineage`.
     """
 
     result: Shared | Undecided
@@ -130,10 +131,11 @@ async def compare_with_leader(
     end_offset: int,
     joints: Sequence[Joint] = (),
 ) -> Compared:
-    """One question in the usual case, that nothing has parted. See `lineage.compare`.
+    """Compare the copy with the leader's log. Usually one question shows that they agree. See
+    `lineage.compare`.
 
-    Raises ClusterError; ClusterUnavailable also where what was asked has changed meanwhile, or a
-    leader answers that is older than the copy: the next attempt will find another one.
+    Raises ClusterError; also ClusterUnavailable if the leader or its log start changed meanwhile,
+    or the leader is older than the copy. Then the next attempt will find another leader.
     """
     ends: dict[int, EpochEnd] = {}
     leader_epoch = NO_EPOCH
@@ -155,7 +157,7 @@ async def compare_with_leader(
             ends[found.epoch] = end
         elif isinstance(found, AskLogStart):
             log_start_epoch = (await leader.edges(tip)).log_start_epoch
-            ends.clear()  # asked before: its log may have begun lower then
+            ends.clear()  # these are older answers: the log may have begun lower then
         else:
             break
     if log_start_epoch is not None and found != Shared(end_offset):
@@ -167,32 +169,32 @@ async def compare_with_leader(
     return Compared(found, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew, cut)
 
 
-# Between an unclean leader election and the archiver's truncation the archive holds records that
-# are no longer in the log. Whoever reads for clients sees its views through this: cut where they
-# part from the leader's log, so that a dead lineage is shown to nobody, and what is above is the
-# broker's to answer. The leader is asked once per leader epoch and partition; what it says of
-# older epochs never changes, so new views are judged by the same answer.
+# Between an unclean leader election and the archiver's truncation, the archive holds records that
+# are no longer in the log. So reads for clients get their views from here, cut at the offset where
+# the archive differs from the leader's log. Clients then never see a dead lineage, and the broker
+# answers for all offsets above. The leader is asked once per leader epoch and partition. Its
+# answers about older epochs never change, so they also decide about new views.
 
-# Each compares its lineage before it asks, some 50 µs; who follow in the next turns of the loop are
-# asked about in the same requests.
+# Each comparison takes some 50 µs before it asks. Comparisons that follow in the next turns of the
+# loop share its requests.
 COMPARED_AT_ONCE = 20
-# A view that is new is held against what its leader has said before, some 20 µs.
+# To compare a new view with the leader's earlier answers takes some 20 µs.
 CHECKED_AT_ONCE = 50
 
 
 class _Checked:
-    """What one leader has answered, and the last view that was held against it."""
+    """The answers of one leader, and the last view that was compared with them."""
 
     def __init__(self, compared: Compared, known_epoch: int) -> None:
         self._tells = compared.leader_epoch != NO_EPOCH
-        # Where nothing is told nothing is asked again before there is another leader.
+        # If the leader reports no epochs, it is not asked again until there is another leader.
         self.leader_epoch = compared.leader_epoch if self._tells else known_epoch
         self._answers = compared.answers
         self._seen: PartitionView | None = None
         self._shown: PartitionView | None = None
         self._shown_end = 0
-        self.lacks_answer = False  # for the last view
-        self.begins_again = False  # the leader's log has nothing of the last view
+        self.lacks_answer = False  # the last view needs another answer of the leader
+        self.begins_again = False  # the leader's log has no record of the last view
 
     def show(self, view: PartitionView) -> PartitionView:
         if view is not self._seen or self._shown is None:
@@ -207,27 +209,27 @@ class _Checked:
             return end or 0
         last = view.segments[-1].segment_leader_epochs
         if not last or last[-1].epoch == self.leader_epoch:
-            return end  # copied from this very leader
+            return end  # copied from this leader
         answer = self._answers.ends.get(last[-1].epoch)
         if answer is not None and answer.epoch == last[-1].epoch and answer.end_offset >= end:
             return end
         lineage = compared_lineage(view)
         found = compare(lineage, end, self._answers)
         if isinstance(found, AskEpoch | AskLogStart):
-            # It has grown by an epoch that nobody has asked about: shown when that is done.
+            # The view has a new epoch. It is shown after the leader was asked about it.
             self.lacks_answer = True
             return min(end, self._shown_end)
         if isinstance(found, Undecided):
-            # Perhaps inside a batch: what lies below the segment is whole.
+            # `at_most` may lie inside a batch. The part below its segment ends with a whole batch.
             segment = view.segment_at_or_after(found.at_most)
             return end if segment is None else min(found.at_most, segment.start_offset)
-        # The last copy is shown until somebody has said which log counts (`fetchproxy resolve`).
+        # The last copy is shown until an operator says which log counts (`fetchproxy resolve`).
         self.begins_again = begins_again(lineage, end, found)
         return end if self.begins_again else max(found.end_offset, view.history.kept_below)
 
 
 class LeaderViews(PartitionViews):
-    """`view` and `refresh` never ask a leader; `check` does, and whoever serves calls it before."""
+    """`view` and `refresh` never ask a leader; `check` does, before clients are served."""
 
     def __init__(self, rlmm: PartitionViews, leader: LeaderLog, warnings: SparingWarnings) -> None:
         self._rlmm = rlmm
@@ -247,7 +249,7 @@ class LeaderViews(PartitionViews):
         return view if checked is None else checked.show(view)
 
     def begins_again(self, tip: TopicIdPartition) -> bool:
-        """The leader that was asked last has nothing of the archive. Never blocks."""
+        """The log of the leader that was asked last has no record of the archive. Never blocks."""
         checked = self._checked.get(tip)
         return checked is not None and checked.begins_again
 
@@ -258,12 +260,14 @@ class LeaderViews(PartitionViews):
                 yield of_partition(Kind.LOG_BEGINS_AGAIN, tip, what)
 
     def wants_check(self, tip: TopicIdPartition) -> bool:
-        """Another leader is known than the one that was asked, or none was asked. Never blocks."""
+        """`check` has to ask the leader: no leader was asked, a new leader is known, or the view
+        needs another answer. Never blocks.
+        """
         view = self._rlmm.view(tip)
         return view is not None and self.settled(view) is None
 
     def settled(self, known: PartitionView) -> PartitionView | None:
-        """What `view` shows, where `known` is what is known; None: it wants a `check` first."""
+        """The view to show for `known`, the uncut view. None: it needs a `check` first."""
         checked = self._checked.get(known.tip)
         if checked is None:
             return None if known.segments else known
@@ -275,11 +279,12 @@ class LeaderViews(PartitionViews):
     async def check(
         self, tips: Iterable[TopicIdPartition], deadline: float
     ) -> frozenset[TopicIdPartition]:
-        """Ask the leaders that have to be asked; those of `tips` that must not be served now.
+        """Ask the leaders that have to be asked. Returns those of `tips` that must not be served
+        now.
 
-        A partition with a new leader is not served if that leader does not answer until
-        `deadline` (loop time): its log may be any. A partition that was never checked is served:
-        no new leader of it is known. Never raises.
+        A partition with a new leader is not served if that leader does not answer by `deadline`
+        (loop time), because its log is unknown. A partition that was never checked is served,
+        because no change of its leader is known. Never raises.
         """
         due = await chosen(tips, self.wants_check, CHECKED_AT_ONCE)
         if not due:
@@ -291,7 +296,7 @@ class LeaderViews(PartitionViews):
                         asking.create_task(self._ask(tip), name=f"compare {tip}")
                     await asyncio.sleep(0)
         except TimeoutError:
-            pass  # `due` still holds those that did not answer
+            pass  # partitions without an answer are found below
         return frozenset(
             tip
             for tip in due
@@ -299,7 +304,7 @@ class LeaderViews(PartitionViews):
         )
 
     def _has_new_leader(self, tip: TopicIdPartition, checked: _Checked) -> bool:
-        """While nobody leads the log is what it was."""
+        """Whether another leader is known. Without a leader, the log does not change."""
         return self._leader.known_epoch(tip) not in (NO_EPOCH, checked.leader_epoch)
 
     async def _ask(self, tip: TopicIdPartition) -> None:

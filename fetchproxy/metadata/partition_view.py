@@ -1,6 +1,6 @@
 """An immutable picture of one partition's archive, and the questions a read asks of it. Pure.
 
-The segments are rows (`columns`), of which values are made where somebody asks for one.
+The segments are rows (`columns`). A segment's value is made when a caller asks for it.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from fetchproxy.model import (
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """`segments` are finished ones, by offset; `read_at` is loop time (s).
+    """`segments`: finished segments, by offset. `read_at`: loop time (s).
 
-    A segment's value is made anew each time: two are the same segment if their ids are.
-    Their starts and ends both rise, but that one which reaches over `history.kept_below` may start
-    below those before it, as it counts from there on. Two neighbours may overlap (`overlaps`):
-    whoever goes on from one to the next looks up the *offset* after the first, never the next
-    one's first byte.
+    A segment's value is made anew each time: two values are the same segment if their ids are
+    equal. Starts and ends of segments both rise, with one exception: a segment that reaches over
+    `history.kept_below` may start below the segments before it, because it counts only from there
+    on. Two neighbours may overlap (`overlaps`). So a reader that goes on to the next looks up the
+    *offset* after the first segment, and never begins at the first byte of the next one.
     """
 
     tip: TopicIdPartition
     segments: SegmentRows
-    # Some copy is under way, or there without being readable: what is not here yet may come.
+    # A copy is in progress, or exists with unreadable metadata: missing offsets may still come.
     copies_started: bool
     read_at: float
-    # Base offsets, rising, of segments whose metadata cannot be read: what they hold is unknown.
+    # Base offsets, rising, of segments whose metadata cannot be read: their content is unknown.
     unreadable: tuple[int, ...] = ()
-    # Copies that were begun and deletions that were not ended: under way, or left by a crash.
+    # Copies and deletions that have begun and not ended: in progress, or left by a crash.
     unfinished: tuple[RemoteLogSegmentMetadata, ...] = ()
-    # Below this, DeleteRecords has deleted everything; it may lie inside the first segment.
+    # DeleteRecords has deleted all offsets below this one; it may lie inside the first segment.
     raised_log_start: int = 0
     history: LogHistory = FIRST_HISTORY
 
     @property
     def log_start_offset(self) -> int | None:
-        """The first archived offset, readable or not: below it there is nothing to wait for."""
+        """The first archived offset, readable or not. The archive has nothing below it."""
         if not self.segments:
             return None
         first = min([self.segments.start_offset(0), *self.unreadable[:1]])
@@ -58,7 +58,7 @@ class PartitionView:
     def segment_at_or_after(self, offset: int) -> RemoteLogSegmentMetadata | None:
         """The first segment whose end is at or above `offset`; it may start above it.
 
-        None too where the offset was deleted, though the first segment may still hold it.
+        Also None if the offset was deleted, although the first segment may still hold it.
         """
         i = self._index_at_or_after(offset)
         return None if i is None else self.segments[i]
@@ -70,9 +70,9 @@ class PartitionView:
         return i if i < len(self.segments) else None
 
     def index_at_or_after_timestamp(self, timestamp_ms: int, index: int = 0) -> int | None:
-        """The first segment, from that at `index` on, whose largest timestamp is as late.
+        """The first segment from `index` on whose largest timestamp is at or above `timestamp_ms`.
 
-        Timestamps need not rise from segment to segment, so later ones may hold it as well.
+        Timestamps need not rise from segment to segment, so later segments may also match.
         """
         i = self.segments.index_at_or_after_timestamp(timestamp_ms, index)
         return i if i < len(self.segments) else None
@@ -86,7 +86,7 @@ class PartitionView:
         return self.gap_around(offset) is not None
 
     def gap_around(self, offset: int) -> tuple[int, int] | None:
-        """The gap with `offset`, recorded or not, as (first, last) lost offsets, both inclusive."""
+        """The gap around `offset`, recorded or not, as (first, last) lost offsets, inclusive."""
         i = self._index_at_or_after(offset)
         if not i or offset >= self.segments.start_offset(i) or self.uncertain_at(offset):
             return None
@@ -94,27 +94,28 @@ class PartitionView:
         return first, self.segments.start_offset(i) - 1
 
     def answers_for(self, offset: int) -> bool:
-        """A read of `offset` is the archive's to answer, and no broker's.
+        """Whether the archive, and not a broker, answers a read of `offset`.
 
-        With records: of the offset, or behind the gap that it lies in. Or with an error:
-        the metadata of the segment that may have it cannot be read.
+        It answers with the records at the offset or after the gap around it. If the metadata of the
+        segment that may hold the offset cannot be read, it answers with an error.
         """
         return self.covers(offset) or self.gap_at(offset) or self.uncertain_at(offset)
 
     def uncertain_at(self, offset: int) -> bool:
         """`offset` may be in a segment whose metadata cannot be read.
 
-        Then nobody may be told that it is out of range: the data is likely to be there.
+        Then no client may get "out of range" for it, because the data probably exists.
         """
         i = bisect_right(self.unreadable, offset)
         if i == 0 or offset < self.raised_log_start or self.covers(offset):
             return False
-        # A readable segment that starts between the two ends where the unreadable one may reach.
+        # An unreadable segment reaches at most to the next readable segment's start. So `offset` is
+        # certain if a readable segment starts between the unreadable one and `offset`.
         j = self.segments.index_at_or_after(offset)
         return j == 0 or self.segments.start_offset(j - 1) < self.unreadable[i - 1]
 
     def up_to(self, offset: int) -> PartitionView:
-        """The same without all that lies at or above `offset`."""
+        """The same view without all offsets at or above `offset`."""
         end = self.log_end_offset
         if end is None or end <= offset:
             return self

@@ -1,4 +1,4 @@
-"""The first RemoteLogMetadataManager: it reads the `.metadata` object beside each segment."""
+"""The store-backed RemoteLogMetadataManager reads the `.metadata` object beside each segment."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from fetchproxy.storage.stores.object_store import StoredObject
 
 log = structlog.get_logger(__name__)
 
-# By key: the version that was read, and what it said.
+# By key: the version that was read, and its content.
 Content = RemoteLogSegmentMetadata | MetadataProblem | LogHistory
 Contents = dict[str, tuple[str, Content]]
 Readable = SegmentMetadataObject | LogHistoryObject
@@ -76,27 +76,29 @@ Readable = SegmentMetadataObject | LogHistoryObject
 
 @dataclass(slots=True)
 class StoredPartition:
-    """`objects` is what was read and is still listed; `table` stands on what of it is `built`."""
+    """`objects`: read and still listed. `built`: the objects that `table` was built from."""
 
     table: PartitionTable
     objects: Contents = field(default_factory=dict)
     built: Contents = field(default_factory=dict)
     problems: tuple[MetadataProblem, ...] = ()
-    # What was put lately, with its loop time: a listing begun before may have missed it.
+    # Recent puts, with their loop time. A listing that began before may have missed them.
     puts: dict[UUID, tuple[float, RemoteLogSegmentMetadata]] = field(default_factory=dict)
     put_at: float = float("-inf")  # loop time of the last put
-    built_at: float = float("-inf")  # loop time at which the listing began that `table` is of
+    built_at: float = float("-inf")  # loop time at which the listing for `table` began
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
 
     def put(self, metadata: RemoteLogSegmentMetadata, now: float, keep_s: float) -> None:
-        """`keep_s`: no listing takes longer."""
+        """`keep_s`: how long to remember the put, in seconds; no listing takes longer."""
         self.table.take(metadata)
         self.put_at = now
         self.puts = {key: put for key, put in self.puts.items() if put[0] >= now - keep_s}
         self.puts[metadata.segment_id.id] = (now, metadata)
 
     def has_read(self, stored: StoredObject) -> bool:
-        """This version was read and understood; a damaged read may have been damaged on the way."""
+        """This version was read and decoded. An unreadable one does not count, because it may have
+        been damaged in transit.
+        """
         version, content = self.objects.get(stored.key, ("", None))
         return version == stored.version and not isinstance(content, MetadataProblem)
 
@@ -104,9 +106,9 @@ class StoredPartition:
         self.objects[stored.key] = (stored.version, content)
 
     def note_content(self, entry: Readable, raw: bytes | DamagedObject) -> None:
-        """Raises RemoteStorageError where the log's history cannot be read.
+        """Raises RemoteStorageError if the log's history cannot be read.
 
-        Then nobody knows which segments count, and none may be deleted.
+        Without the history, it is unknown which segments count, and none may be deleted.
         """
         if isinstance(entry, LogHistoryObject):
             self.note(entry.stored, _decode_history(raw, entry))
@@ -117,7 +119,7 @@ class StoredPartition:
         self.note(entry.stored, content)
 
     def _report(self, problem: MetadataProblem, entry: SegmentMetadataObject) -> None:
-        """Once for each unreadable version of an object, however often it is read again."""
+        """Log and count each unreadable version of an object once, however often it is read."""
         known = self.objects.get(problem.key)
         if known is not None and known[0] == entry.stored.version:
             return
@@ -132,7 +134,7 @@ class StoredPartition:
         )
 
     def build(self, contents: Contents, began_at: float) -> None:
-        """Stand on `contents`, as a listing that began then found them."""
+        """Build `table` from `contents`, which a listing that began at `began_at` found."""
         self.built_at, self.built, self.objects = began_at, contents, dict(contents)
         found = [content for _, content in contents.values()]
         self.problems = tuple(c for c in found if isinstance(c, MetadataProblem))
@@ -147,9 +149,9 @@ class StoredPartition:
 
 
 class PartitionRead:
-    """One listing of a partition on its way to a view; others of the same may be under way.
+    """Turns one listing of a partition into a view. Other listings of it may run at the same time.
 
-    `add` what is listed; then `begin`, `read` each of what it gives, and `land`.
+    `add` each listed object, `begin`, `read` each entry that `begin` returns, then `land`.
     """
 
     def __init__(self, tip: TopicIdPartition, partition: StoredPartition, began_at: float) -> None:
@@ -167,7 +169,7 @@ class PartitionRead:
             self._listed.append(found)
 
     def begin(self, collected: Collected = NOTHING) -> list[Readable]:
-        """The objects that have to be read: the others are known, or were collected."""
+        """The objects that have to be read. The others are in memory or were collected."""
         partition = self.partition
         partition.log_starts = tuple(self._log_starts)
         for found in self._log_starts:
@@ -175,7 +177,7 @@ class PartitionRead:
         waiting: list[Readable] = []
         for entry in self._listed:
             if partition.has_read(entry.stored):
-                # Kept here too: a read that lands meanwhile may have listed too early for it.
+                # Kept here too, because a read that lands meanwhile may have missed this object.
                 self._contents[entry.stored.key] = partition.objects[entry.stored.key]
             elif (
                 isinstance(entry, SegmentMetadataObject)
@@ -188,21 +190,21 @@ class PartitionRead:
         return waiting
 
     def read(self, entry: Readable, raw: bytes | DamagedObject | None) -> None:
-        """None: it was deleted since it was listed."""
+        """Take the content of `entry`. None: it was deleted after it was listed."""
         key = entry.stored.key
         if raw is None:
             self.partition.objects.pop(key, None)
         else:
-            # Into the partition too: where this read fails, the next one is shorter.
+            # The partition keeps it too, so that the next read is shorter if this one fails.
             self.partition.note_content(entry, raw)
             self._contents[key] = self.partition.objects[key]
 
     def land(self, shown: tuple[float, PartitionView] | None) -> PartitionView:
-        """The view after it; `shown` is the last one, with the loop time its listing began."""
+        """The new view. `shown`: the last view, with the loop time at which its listing began."""
         partition = self.partition
         if shown is not None and shown[0] > self._began_at:
-            return shown[1]  # somebody who looked later was faster
-        # Making thousands of segments anew holds the loop, and mostly nothing has changed.
+            return shown[1]  # a later listing was faster
+        # A rebuild of thousands of segments holds the loop, and usually nothing has changed.
         if (
             shown is not None
             and self._contents == partition.built
@@ -210,13 +212,13 @@ class PartitionRead:
             and shown[1].raised_log_start == partition.table.raised_log_start
         ):
             return replace(shown[1], read_at=self._began_at)
-        # From here on nothing waits: no put can come between reading and showing.
+        # No `await` from here on, so no put can come between the build and the view.
         partition.build(self._contents, self._began_at)
         return partition.view(self._began_at)
 
 
 def segments_in(partitions: Sequence[StoredPartition]) -> Iterator[Read]:
-    """Each segment's metadata that was read: its key, its version, and the metadata."""
+    """The metadata of each segment that was read: key, version, metadata."""
     for partition in partitions:
         for key, (version, content) in list(partition.objects.items()):
             if isinstance(content, RemoteLogSegmentMetadata):
@@ -250,20 +252,21 @@ def _decode(
         return MetadataProblem(key, entry.base_offset, str(error))
 
 
-# Of a few segments each what was collected is decoded, some 20 µs a segment.
+# Partitions of a few segments each. To decode collected metadata takes some 20 µs a segment.
 PARTITIONS_AT_ONCE = 50
 
 
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
-    """`async with` owns the reads; `rsm` is opened and closed by the caller.
+    """`async with` owns the reads. The caller opens and closes `rsm`.
 
     The store is the only truth, so any number of proxies and archivers agree without talking to
-    each other. Nothing is read but what somebody asks for: a refresh lists one partition and gets
-    only the metadata objects that are new or have changed. Memory: about 1 KB a segment of
-    partitions that were asked for; the topic-based manager takes 100 bytes.
+    each other. The manager reads a partition only on request: a refresh lists one partition and
+    gets only the metadata objects that are new or have changed. Memory: about 1 KB a segment of
+    requested partitions; the topic-based manager takes 100 bytes.
 
-    One unreadable `.metadata` object does not hide the rest: it is logged once, counted, listed in
-    `problems`, and its offsets are `uncertain_at` in the view, so nobody takes them for a gap.
+    An unreadable `.metadata` object does not hide the other segments. It is logged once, counted,
+    and listed in `problems`. Its offsets are `uncertain_at` in the view, so they are not treated as
+    a gap.
     """
 
     def __init__(
@@ -276,8 +279,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         reads_max: int = READS_AT_ONCE_MAX,
         read_max_ms: int = READ_MAX_MS,
     ) -> None:
-        """`collects`: reads and leaves what is collected of topics (`collected`).
-        `plans`: reads it too, for partitions that are seen for the first time; leaves nothing.
+        """`collects`: reads and writes the collected metadata of topics (`collected`).
+        `plans`: only reads it, for partitions that are read for the first time.
         """
         super().__init__()
         self._rsm = rsm
@@ -289,7 +292,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._partitions: dict[TopicIdPartition, StoredPartition] = {}
         self._views = FreshReads(self._read_partition)
         self._topic_views = FreshReads(self._read_topic_views)
-        # Under which names a topic was seen in the archive: one, and that stays.
+        # The names under which a topic was seen in the archive: one name, which does not change.
         self._names: dict[UUID, set[str]] = {}
         self._listed = FreshReads(self._list_partitions)
         self._deletions = FreshReads(self._read_deletion)
@@ -307,14 +310,15 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         await self._owned.aclose()
 
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
-        """One older than `view_age_max_ms` is read again meanwhile."""
+        """If the view is older than `view_age_max_ms`, a new read begins meanwhile."""
         return self._views.shown(tip, self._config.view_age_max_ms / 1000)
 
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
-        """`read_at` is when the listing *began*. Raises StorageUnavailable where nothing comes for
-        `read_max_ms`. What it had got by then is kept, so the next attempt is shorter.
+        """`read_at` is the time when the listing *began*. Raises StorageUnavailable if no answer
+        arrives for `read_max_ms`. The objects read by then are kept, so the next attempt is
+        shorter.
         """
-        # A later listing of the whole topic counts: a partition that it lacks is empty.
+        # A later listing of the whole topic counts too: a partition that it lacks is empty.
         topic = self._topic_views.entry(tip.topic_id)
         if topic is not None and tip.partition not in topic[1]:
             own = self._views.entry(tip)
@@ -325,9 +329,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def refresh_topic(
         self, topic_id: UUID, not_older_than: float
     ) -> Mapping[int, PartitionView]:
-        """A partition's own `refresh` does not wait for it: of one partition less is to be
-        listed.
-        """
+        """A partition's own `refresh` does not wait for this, because it has less to list."""
         return await self._topic_views.get(topic_id, not_older_than)
 
     def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
@@ -337,11 +339,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Write the state to the store, then show it in the view without another read.
 
-        The transition is checked against what was last read, so put in a partition that was never
-        read reads it first. DELETE_SEGMENT_FINISHED writes nothing: the metadata object went with
-        `RemoteStorageManager.delete_log_segment_data`, and its absence says it.
-        Raises ValueError on an illegal transition, RemoteStorageError where the write failed; the
-        store may then have either state, and the next refresh tells.
+        The transition is checked against the last read, so a partition that was never read is read
+        first. DELETE_SEGMENT_FINISHED writes nothing:
+        `RemoteStorageManager.delete_log_segment_data` deleted the metadata object, and its absence
+        stands for this state.
+        Raises ValueError on an illegal transition. Raises RemoteStorageError if the write failed;
+        the store may then have either state, and the next refresh shows which.
         """
         tip = metadata.topic_id_partition
         if self._views.cached(tip) is None:
@@ -381,7 +384,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return await self.refresh(tip, asyncio.get_running_loop().time())
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
-        """The state is read before, so that of two writers one is refused."""
+        """The state is read first, so that one of two writers is refused."""
         tip = deletion.topic_id_partition
         known = await self._deletions.get(tip, asyncio.get_running_loop().time())
         check_deletion(None if known is None else known.state, deletion.state)
@@ -412,7 +415,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return () if partition is None else partition.problems
 
     def objects_known(self, tip: TopicIdPartition) -> int:
-        """How many metadata objects have been read, also by reads that failed: their progress."""
+        """How many metadata objects have been read, also by failed reads: it shows progress."""
         partition = self._partitions.get(tip)
         return 0 if partition is None else len(partition.objects)
 
@@ -432,7 +435,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         try:
             return decode_partition_deletion(raw, f"delete-partition-state of {tip}")
         except CorruptSegment as error:
-            # Neither "nobody deletes it" nor a state to go on from: somebody has to look.
+            # An unreadable state is not "no deletion", and no state to continue from. An operator
+            # has to look.
             raise RemoteStorageError(str(error)) from error
 
     async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
@@ -448,7 +452,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return tuple(sorted({*listed, *self._put_since(began_at)}, key=TopicIdPartition.order))
 
     def _put_since(self, began_at: float) -> list[TopicIdPartition]:
-        """Partitions that a listing begun then may have missed."""
+        """Partitions that a listing that began at `began_at` may have missed."""
         return [
             tip
             for tip, p in self._partitions.items()
@@ -463,7 +467,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             async for found in self._rsm.list_partition(tip):
                 it_came()
                 read.add(found)
-            # Behind the listing: what is newer than the copy is not in it, and is read by itself.
+            # After the listing: objects newer than the collected copy are read one by one.
             if self._collected_once is not None and partition.built_at == float("-inf"):
                 collected = await self._collected_once.read(tip.topic_id)
             await self._get_listed([read], it_came, collected)
@@ -475,7 +479,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         reads: dict[TopicIdPartition, PartitionRead] = {}
         async with counted(began_at):
             alone = await self._list_topic_and_get(topic_id, began_at, reads)
-        # What was listed once and is not any more lands too, and what was put meanwhile.
+        # Partitions that are not listed any more land too, and those that were put meanwhile.
         for tip, partition in self._partitions.items():
             if tip.topic_id == topic_id and tip not in reads:
                 reads[tip] = PartitionRead(tip, partition, began_at)
@@ -496,7 +500,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _list_topic_and_get(
         self, topic_id: UUID, began_at: float, reads: dict[TopicIdPartition, PartitionRead]
     ) -> int:
-        """How many objects were read by themselves."""
+        """List the topic and read its objects. Returns how many were read one by one."""
         async with self._while_it_comes(f"metadata of topic {topic_id}") as it_came:
 
             def take(tip: TopicIdPartition, found: Standing) -> None:
@@ -516,9 +520,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _get_listed(
         self, reads: Iterable[PartitionRead], it_came: Callable[[], None], collected: Collected
     ) -> int:
-        """Read what is new and was not collected, many objects at once. How many they are. Raises
-        RemoteStorageError.
-        """
+        """Read new objects that were not collected; returns how many. Raises RemoteStorageError."""
         waiting: list[tuple[PartitionRead, Readable]] = []
         for piece in pieces(reads, PARTITIONS_AT_ONCE):
             waiting += [(read, entry) for read in piece for entry in read.begin(collected)]
@@ -541,7 +543,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return len(waiting)
 
     async def _collected(self, topic_id: UUID) -> Collected:
-        """Once: later reads find nearly all of it in memory."""
+        """Only before the topic's first view: later reads find nearly all objects in memory."""
         if self._collecting is None or self._topic_views.cached(topic_id) is not None:
             return NOTHING
         return await read_collected(self._rsm, topic_id)
@@ -549,7 +551,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _list_topic(
         self, topic_id: UUID, began_at: float, take: Callable[[TopicIdPartition, Standing], None]
     ) -> RemoteStorageError | None:
-        """The failure: raised in here, the TaskGroup would wrap it."""
+        """Returns its error instead of raising it, because the TaskGroup would wrap it."""
         try:
             for name in await self._names_of(topic_id, began_at):
                 await self._rsm.take_topic_objects(name, topic_id, take)
@@ -559,8 +561,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     @asynccontextmanager
     async def _while_it_comes(self, what: str) -> AsyncIterator[Callable[[], None]]:
-        """A read that may take as long as it likes, while something comes: that is to be called.
-        Raises StorageUnavailable where nothing does for `read_max_ms`.
+        """Bounds the silence of a read, not its length. The body calls the yielded function for
+        each answer. Raises StorageUnavailable if no call comes for `read_max_ms`.
         """
         loop, silence_max_s = asyncio.get_running_loop(), self._read_max_ms / 1000
         async with within(silence_max_s, what) as limit:
@@ -572,8 +574,9 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             yield it_came
 
     async def _names_of(self, topic_id: UUID, began_at: float) -> list[str]:
-        """Under which names the topic lies in the archive: one, or none."""
-        # Names stay, so any list that has it is good; that none has it must be seen now.
+        """The names under which the topic is in the archive: one, or none."""
+        # Names do not change, so any list with the topic is good. Only a fresh list shows that the
+        # topic is absent.
         if topic_id in (self._archived.cached(None) or ()):
             return sorted(self._names[topic_id])
         listed = await self._archived.get(None, began_at)

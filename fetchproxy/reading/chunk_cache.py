@@ -1,6 +1,4 @@
-"""Chunks of segments in memory: checked once, cut by bisection, served as views of the stored
-bytes.
-"""
+"""Chunks in memory: checked once, cut by bisection, served as views of the stored bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from fetchproxy.observability.metrics import (
     READ_AHEAD_UNUSED,
 )
 
-# Only `chunk_cache` makes chunks, so what is in the cache has passed its CRC-32C. The cache is
+# Only this module makes chunks, so every chunk in the cache has passed its CRC-32C. The cache is
 # sized in bytes and knows which chunks were read ahead and not used yet.
 
 # (UUID of the segment as an int, which hashes without Python code; number of the chunk in it).
@@ -51,16 +49,16 @@ class Chunk:
         self.last_offsets = last_offsets
         self.ends = ends
         self.memory_bytes = len(content) + _MEMORY_PER_BATCH_BYTES * len(ends) + _MEMORY_FIXED_BYTES
-        self.read_ahead = False  # read before anybody asked, and not used yet
-        self.awaited = False  # somebody asked before it was there, and has not used it yet
+        self.read_ahead = False  # read before a client asked for it, and not used yet
+        self.awaited = False  # a client asked before it was loaded, and has not used it yet
 
     def cut(
         self, from_offset: int, bytes_max: int, min_one: bool, up_to: int | None = None
     ) -> tuple[int, int, int]:
         """(start, end, last offset) of the batches for a read, by the rules of record_batch.cut.
 
-        `up_to`: the last offset (inclusive) that may be read, None: all. Nothing found or nothing
-        that fits: start == end, and the last offset is -1.
+        `up_to`: the last offset (inclusive) that may be read. None: all may be read. If no batch
+        is found or fits, start == end, and the last offset is -1.
         """
         count = len(self.ends) if up_to is None else bisect_right(self.last_offsets, up_to)
         first = bisect_left(self.last_offsets, from_offset, 0, count)
@@ -92,8 +90,8 @@ class Chunk:
 
 
 class ChunkCache(LRUCache[ChunkKey, Chunk]):
-    """Least recently used goes first. One chunk that is larger than the cache is kept beside it:
-    else a store that needs longer than a fetch waits could never deliver it.
+    """Evicts the least recently used chunk first. One chunk larger than the cache is kept beside
+    it. Otherwise a store that is slower than a fetch's wait could never deliver that chunk.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -102,7 +100,7 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
         self.read_ahead_bytes = 0  # of chunks read ahead and not used yet
 
     def find(self, key: ChunkKey) -> Chunk | None:
-        """For serving: counts a hit, and the chunk as used."""
+        """The chunk, for serving: counts a hit and marks the chunk as used."""
         try:
             chunk = self[key]
         except KeyError:
@@ -116,7 +114,7 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
         return chunk
 
     def holds(self, key: ChunkKey) -> bool:
-        """Without touching the order of eviction."""
+        """Does not change the order of eviction."""
         return key in self or (self._oversized is not None and self._oversized[0] == key)
 
     def keep(self, key: ChunkKey, chunk: Chunk, read_ahead: bool) -> None:
@@ -135,7 +133,7 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
         CHUNKS_BYTES.set(self.currsize)
 
     def popitem(self) -> tuple[ChunkKey, Chunk]:
-        """Called by cachetools to make room."""
+        """cachetools calls this to make room."""
         key, chunk = super().popitem()
         CHUNK_CACHE_EVICTIONS.inc()
         return key, chunk
@@ -149,14 +147,14 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
         super().__delitem__(key)
 
 
-# The one check that every byte passes before it may be served. Pure.
+# The one check that every byte passes before it is served. Pure.
 #
-# Written as one flat loop over the few header fields it needs: it runs once per batch of
-# everything that is read from the store, and costs a third of a walk that makes headers.
+# It is one flat loop over the few header fields it needs, because it runs for every batch that is
+# read from the store. It costs a third of a walk that makes header objects.
 
-# Work between two breaths of the event loop: well below 1 ms.
+# Work between two yields to the event loop: well below 1 ms.
 STEP_BYTES = 1024 * 1024
-_BATCH_COST_BYTES = 4096  # what a batch costs beside its bytes
+_BATCH_COST_BYTES = 4096  # cost of a batch besides its bytes
 _BATCH_BYTES_MIN = HEADER_BYTES - LOG_OVERHEAD_BYTES
 _OFFSET_MAX = 2**63 - 1
 
@@ -172,14 +170,14 @@ def check_chunk(
     epochs_up_to: int = _OFFSET_MAX,
     crc_known: bool = False,
 ) -> Generator[None, None, Chunk]:
-    """Check every batch; yields where the caller may breathe, and ends with the Chunk.
+    """Check every batch and return the Chunk. Yields when the caller may let other work run.
 
-    Raises CorruptSegment: a CRC-32C or header that is wrong, a batch cut at the end, offsets that
-    do not rise, or others than the index promised. The CRC does not cover base offset and leader
-    epoch. In a log without holes a changed base offset runs into a neighbour or the index; the
-    leader epoch must be the one that the segment's metadata have for that offset, or -1 (none);
-    they have none for offsets above `epochs_up_to`. `crc_known`: the bytes as a whole are those
-    that have passed before, so that the batches' own sums need not be made again.
+    Raises CorruptSegment if a CRC-32C or header is wrong, the last batch is cut off, offsets do
+    not rise, or offsets differ from the index. The CRC does not cover base offset and leader epoch.
+    In a log without holes, a changed base offset contradicts a neighbour or the index. The leader
+    epoch must be the epoch that the segment's metadata has for that offset, or -1 (none). The
+    metadata has no epochs for offsets above `epochs_up_to`. `crc_known`: these bytes passed this
+    check before, so the CRCs of the batches are not computed again.
     """
     view, limit = memoryview(content), len(content)
     last_offsets, ends = array("q"), array("q")

@@ -1,4 +1,4 @@
-"""The second cache of checked chunks: files in a folder of this process alone, bounded by bytes."""
+"""The second cache of checked chunks: files in a folder of this process, bounded by bytes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.runtime.folders import take_folder
 
-# The files: one per chunk. A file's name says which chunk it is, its head says so again, and a
-# CRC-32C covers head and bytes: what a crash, a full disk or a flipped bit has made of a file is
-# found when it is read. Nothing is synced, since a cache may lose what it holds.
+# There is one file per chunk. The file's name and its head both identify the chunk. A CRC-32C
+# covers head and bytes, so a read detects damage by a crash, a full disk or a flipped bit. Files
+# are not synced, because a cache may lose its content.
 
 _HEAD = Struct(">8s16sqq")
 _CRC = Struct(">I")
@@ -48,7 +48,7 @@ _TEMPORARY = ".writing"
 
 @dataclass(frozen=True, slots=True)
 class CachedChunk:
-    """Which bytes of which segment's log; `segment` is the segment's UUID as an int."""
+    """A range of bytes of one segment's log. `segment` is the segment's UUID as an int."""
 
     segment: int
     byte_range: ByteRange
@@ -67,11 +67,11 @@ class CachedChunk:
 
 
 class DamagedFile(Exception):
-    """A file of the cache is not what was written."""
+    """A file of the cache differs from the file that was written."""
 
 
 class NoRoom(Exception):
-    """The file system would have less left than it must; `lacking_bytes` are to be freed first."""
+    """The write would leave too little free space; `lacking_bytes` must be freed first."""
 
     def __init__(self, lacking_bytes: int) -> None:
         super().__init__(f"{lacking_bytes} bytes are lacking")
@@ -79,14 +79,14 @@ class NoRoom(Exception):
 
 
 class DiskCacheFiles:
-    """Must only run on the disk cache's own threads."""
+    """Only the disk cache's own threads may call this."""
 
     def __init__(self, folder: Path, free_bytes_min: int) -> None:
         self._folder = folder
         self._free_bytes_min = free_bytes_min
 
     def scan(self) -> list[CachedChunk]:
-        """What is there, the longest unused first; removes what was being written. OSError."""
+        """The chunks there, the longest unused first. Removes unfinished files. Raises OSError."""
         found: list[tuple[int, CachedChunk]] = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
@@ -104,7 +104,7 @@ class DiskCacheFiles:
         return [chunk for _, chunk in found]
 
     def read(self, chunk: CachedChunk) -> bytes:
-        """The chunk's bytes, as they were written. Raises DamagedFile; OSError."""
+        """The chunk's bytes, as they were written. Raises DamagedFile, OSError."""
         fd = os.open(self._folder / chunk.file_name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             head = os.pread(fd, HEAD_BYTES, 0)
@@ -112,13 +112,13 @@ class DiskCacheFiles:
             expected = chunk.head()
             if head != expected + _CRC.pack(crc32c(content, crc32c(expected))):
                 raise DamagedFile(f"{chunk.file_name}: it does not have its checksum")
-            os.utime(fd)  # its age, for the next start
+            os.utime(fd)  # the next start sorts the files by this time
             return content
         finally:
             os.close(fd)
 
     def write(self, chunk: CachedChunk, content: memoryview, remove: Iterable[CachedChunk]) -> None:
-        """Remove some files, then add one. Raises NoRoom; OSError."""
+        """Remove the files of `remove`, then add one. Raises NoRoom, OSError."""
         self.remove(remove)
         free = os.statvfs(self._folder)
         lacking = self._free_bytes_min + chunk.file_bytes - free.f_bavail * free.f_frsize
@@ -139,22 +139,22 @@ class DiskCacheFiles:
             raise
 
     def remove(self, chunks: Iterable[CachedChunk]) -> None:
-        """Raises OSError; what is not there is no error."""
+        """Raises OSError. A missing file is not an error."""
         for chunk in chunks:
             (self._folder / chunk.file_name).unlink(missing_ok=True)
 
 
 def parse_name(name: str) -> CachedChunk | None:
-    """None: it is none of the cache's chunks."""
+    """None: the name is not that of a cached chunk."""
     match = _NAME.fullmatch(name)
     if match is None or int(match[2]) >= int(match[3]):
         return None
     return CachedChunk(int(match[1], 16), ByteRange(int(match[2]), int(match[3])))
 
 
-# It only ever helps: a reader does not wait for a write, nor for long for a read, and what is
-# wrong with a file makes it absent. Memory: at most `disk_cache_writes_max` chunks that wait to be
-# written.
+# The cache never holds up a reader: a reader does not wait for a write, waits for a read only
+# briefly, and treats a damaged file as absent. Memory: at most `disk_cache_writes_max` chunks that
+# wait to be written.
 
 log = structlog.get_logger(__name__)
 
@@ -164,20 +164,20 @@ _FAILED = DISK_CACHE_NOT_WRITTEN.labels("failed")
 
 # A chunk takes some milliseconds; a disk that needs longer is worse than the store.
 READ_MAX_S = 1.0
-# A disk that hangs or fails is not asked for so long.
+# After a disk has hung or failed, it is not used for this long.
 AWAY_S = 10.0
 _READ_THREADS = 2
 
 
 class DiskCache:
-    """`async with`: locks the folder, learns what is there, and gives it back."""
+    """`async with` locks the folder, lists its chunks, and unlocks the folder at the end."""
 
     def __init__(
         self,
         config: RemoteFetchConfig,
         limits: ReadingLimits = ReadingLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """Only where `disk_cache_dir` is set."""
+        """Requires that `disk_cache_dir` is set."""
         assert config.disk_cache_dir is not None
         self._folder = config.disk_cache_dir
         self._bytes_max = config.disk_cache_bytes_max
@@ -185,13 +185,13 @@ class DiskCache:
         self._disk = DiskCacheFiles(self._folder, limits.disk_cache_free_bytes_min)
         self._files: OrderedDict[CachedChunk, None] = OrderedDict()  # the longest unused first
         self._writing: dict[CachedChunk, asyncio.Future[None]] = {}
-        self._bytes = 0  # of both
+        self._bytes = 0  # of `_files` and `_writing` together
         self._away_until = float("-inf")
         self._lock: IO[bytes] | None = None
         self._closed = True
 
     async def __aenter__(self) -> Self:
-        """Raises ConfigError where the folder cannot be had."""
+        """Raises ConfigError if the folder cannot be used."""
         key = "remote_fetch.disk_cache_dir"
         self._lock = await asyncio.to_thread(take_folder, self._folder, key)
         try:
@@ -208,7 +208,7 @@ class DiskCache:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Does not wait for a disk; what is not written by now is not written any more."""
+        """Does not wait for the disk. Writes that have not begun are dropped."""
         self._closed = True
         for writing in list(self._writing.values()):
             writing.cancel()
@@ -218,7 +218,7 @@ class DiskCache:
             self._lock.close()
 
     async def read(self, chunk: CachedChunk) -> bytes | None:
-        """The bytes that were offered; None: ask the store. Raises nothing."""
+        """The bytes that were offered. None: the caller has to ask the store. Never raises."""
         loop = asyncio.get_running_loop()
         if self._closed or chunk not in self._files or loop.time() < self._away_until:
             DISK_CACHE_MISSES.inc()
@@ -242,7 +242,7 @@ class DiskCache:
         return None
 
     def offer(self, chunk: CachedChunk, content: memoryview) -> None:
-        """Have it written, unless the disk is behind. Never waits."""
+        """Queue the chunk for writing, unless the disk is behind. Never waits."""
         if self._closed or chunk in self._files or chunk in self._writing:
             return
         loop = asyncio.get_running_loop()
@@ -259,7 +259,7 @@ class DiskCache:
         self._writing[chunk].add_done_callback(partial(self._written, chunk))
 
     def drop(self, chunk: CachedChunk) -> None:
-        """Its bytes are not what they should be."""
+        """Remove a chunk whose bytes are wrong."""
         if chunk in self._files:
             del self._files[chunk]
             self._take(-chunk.file_bytes)
@@ -285,7 +285,7 @@ class DiskCache:
         log.warning("disk_cache_write_failed", file=chunk.file_name, error=repr(error))
 
     def _make_room(self, size_bytes: int) -> list[CachedChunk]:
-        """Take the longest unused off the books, until so much fits in; their files are to go."""
+        """Forget the longest unused chunks until `size_bytes` fit. The caller deletes the files."""
         removed: list[CachedChunk] = []
         while self._files and self._bytes + size_bytes > self._bytes_max:
             chunk, _ = self._files.popitem(last=False)

@@ -1,5 +1,5 @@
-"""KIP-405's "Remote Storage Fetcher Thread Pool": single-flight, bounded, stubborn, and fair
-to all who read.
+"""KIP-405's "Remote Storage Fetcher Thread Pool": single-flight, bounded, retried, and fair to
+all clients.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.storage.store_health import OperationHealth
 from fetchproxy.storage.stores.object_store import Content
 
-# A full budget makes readers wait, it never refuses. Clients that wait are served in turn
-# (`fairness`). Reads that a fetch waits for go before reads ahead, and these may take at most half
-# of the places, so that a hanging store is not full of reads that nobody asked for.
+# A full budget makes readers wait; it never refuses them. Clients that wait are served in turn
+# (`fairness`). Reads that a fetch waits for go before reads ahead. Reads ahead may take at most
+# half of the places, so that they do not fill a hanging store.
 
-# What a read costs its client at least: a small one takes a place for as long as a large one.
+# The least that a read costs its client: a small read takes a place for as long as a large one.
 COST_BYTES_MIN = 256 * 1024
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class Permit:
-    """One read's place: first in the queue, then in the store. `client`: whom it is read for."""
+    """One read's place, first in the queue, then at the store. `client`: the client it is for."""
 
     size_bytes: int
     ahead: bool
@@ -77,7 +77,7 @@ class ReadBudget:
         return len(self._asked) + len(self._ahead)
 
     async def acquire(self, permit: Permit) -> None:
-        """Wait for a place, clients in turn. Cancelled: the place is given on."""
+        """Wait for a place; clients take turns. If cancelled, it passes the place on."""
         self._enter_queue(permit)
         self._grant()
         try:
@@ -91,7 +91,7 @@ class ReadBudget:
             raise
 
     def try_acquire(self, permit: Permit) -> bool:
-        """Without waiting, for what can be done without: only where nobody waits for a place."""
+        """Take a place without waiting. False: none is free, or another read waits for one."""
         if self.waiting or not self._fits(permit):
             return False
         self._take(permit)
@@ -104,13 +104,13 @@ class ReadBudget:
         self._grant()
 
     def join(self, permit: Permit, client: Hashable) -> None:
-        """Another client waits for the same read: it goes with the first of them that has a turn.
-        Of a permit that is not in the queue nothing changes.
+        """Another client waits for the same read, which goes at the first turn of any of them. Does
+        nothing if the permit is not in the queue.
         """
         (self._ahead if permit.ahead else self._asked).join(permit, client)
 
     def promote(self, permit: Permit, client: Hashable = None) -> None:
-        """A fetch of `client` now waits for this read, which was begun to read ahead."""
+        """A fetch of `client` now waits for this read, which began as a read ahead."""
         if not permit.ahead:
             return
         permit.client = client
@@ -130,14 +130,14 @@ class ReadBudget:
         INFLIGHT_BYTES.set(self.bytes_taken)
 
     def _grant_from(self, queue: FairQueue[Permit]) -> None:
-        """The first that does not fit keeps its turn, or large reads would starve."""
+        """A permit that does not fit keeps its turn, or large reads would starve."""
         while (permit := queue.head()) is not None and self._fits(permit):
             if permit.ahead and self._ahead_taken >= self._ahead_max:
                 return
             self._take(queue.pop())
 
     def _fits(self, permit: Permit) -> bool:
-        """A read larger than the whole budget is let through alone, or it would wait for ever."""
+        """A read larger than the whole budget runs alone, or it would wait for ever."""
         if self.tasks_taken >= self._tasks_max:
             return False
         return not self.bytes_taken or self.bytes_taken + permit.size_bytes <= self._bytes_max
@@ -151,7 +151,7 @@ class ReadBudget:
 
     def _take(self, permit: Permit) -> None:
         if permit.granted.cancelled():
-            return  # its task is cancelled and has not run since
+            return  # its task was cancelled and has not run since
         permit.taken = True
         self.tasks_taken += 1
         self.bytes_taken += permit.size_bytes
@@ -159,16 +159,16 @@ class ReadBudget:
         permit.granted.set_result(None)
 
 
-# A second request for a range read that takes longer than most of the last ones did, so that one
-# bad answer does not hold up a reader. The first to answer counts, the other one is cancelled. A
-# store in trouble is slow for everybody, and must not be asked twice as much for it: a small share
-# of all reads has a second request, and only while nobody waits for a place.
+# A range read that takes longer than most of the last ones gets a second request, so that one slow
+# answer does not hold up a reader. The first answer counts, and the other request is cancelled. A
+# store in trouble is slow for every read and must not get twice the requests. So only a small share
+# of all reads gets a second request, and only while no read waits for a place.
 
-# Reads that "slow" is measured by; with fewer than the second number it is the ceiling.
+# The number of last reads that define "slow". With fewer than TIMES_MIN, the ceiling applies.
 TIMES_KEPT = 200
 TIMES_MIN = 20
 SLOW_QUANTILE = 0.95
-# What may be saved up of the share: so many reads may be slow at once.
+# Unused second requests are saved up to this number, so this many reads may be slow at once.
 SAVED_MAX = 10.0
 
 _WON = HEDGED_READS.labels("won")
@@ -178,7 +178,7 @@ _LIMITED = HEDGED_READS.labels("limited")
 
 
 def slow_after_s(times_s: Iterable[float], floor_s: float, ceiling_s: float) -> float:
-    """When a read counts as slow, by how long the last ones took. The ceiling wins."""
+    """When a read is slow, in seconds, by the last reads' times. The ceiling wins."""
     ordered = sorted(times_s)
     if len(ordered) < TIMES_MIN:
         return ceiling_s
@@ -201,7 +201,7 @@ class HedgedReads:
     async def read(
         self, begin: Callable[[], Awaitable[Content]], size_bytes: int, client: Hashable = None
     ) -> Content:
-        """What `begin()` gives, or a second `begin()`. Raises RemoteStorageError as they do."""
+        """The content from `begin()`, or from a second one. Raises their RemoteStorageError."""
         if not self._share:
             return await begin()
         self._saved = min(self._saved + self._share, SAVED_MAX)
@@ -251,7 +251,7 @@ _Request = asyncio.Task[Content | RemoteStorageError]
 
 
 async def _first_answered(requests: Sequence[_Request]) -> _Request:
-    """The first with content; one with an error only when nobody is left who could do better."""
+    """The first request with content; a failed request only if every request has failed."""
     failed: list[_Request] = []
     while waiting := [request for request in requests if request not in failed]:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -263,24 +263,25 @@ async def _first_answered(requests: Sequence[_Request]) -> _Request:
     return failed[0]
 
 
-# A `Load` is one piece of work that several may ask for: a view, an index, a chunk. It runs in its
-# own task and is retried for as long as somebody has asked for it recently: *the reply is
-# time-boxed, the work is not*.
+# A `Load` is one piece of work that several callers may ask for: a view, an index, a chunk. It runs
+# in its own task and is retried as long as a caller has asked for it recently. The reply to a
+# client has a deadline; the work does not.
 
 log = structlog.get_logger(__name__)
 
-# A corrupt answer may have been damaged on its way: read once more, then believe it.
+# A corrupt answer may have been damaged in transit. It is read once more, then taken as corrupt.
 CORRUPT_READS_MAX = 2
 
 
 @dataclass(eq=False, repr=False)
 class Load:
-    """Once `done`, either `error` says why not, or it succeeded. Times are loop time (s).
+    """Once `done` is set, the load has succeeded, or `error` gives the reason. Times are loop time
+    (s).
 
-    `key` makes it single-flight; `attempt` is one try; `size_bytes` is reserved for each.
-    `on_corrupt` hears once that the bytes are wrong where they lie, before the load is done.
-    `nearby` is asked first, without a place among the readers of the store; None: not there.
-    `chunk` is what was loaded, for those who waited: the cache may have let it go already.
+    `key`: makes the load single-flight. `attempt`: one try. `size_bytes`: reserved for each try.
+    `on_corrupt`: called once if the stored bytes are wrong, before the load is done. `nearby`:
+    called first, without a place among the reads of the store; returns None if it has no chunk.
+    `chunk`: the loaded chunk, for the waiting callers, because the cache may have evicted it.
     """
 
     key: Hashable
@@ -291,7 +292,7 @@ class Load:
     on_corrupt: Callable[[CorruptSegment], None]
     wanted_until: float
     ahead: bool = False
-    client: Hashable = None  # whose turn it takes
+    client: Hashable = None  # the load takes this client's turn
     nearby: Callable[[], Awaitable[Chunk | None]] | None = None
     begun_at: float = 0.0
     failures: int = 0
@@ -306,7 +307,7 @@ class Load:
 
 
 class FetcherPool:
-    """Owns no task group: its loads run in `tasks`, which must outlive it."""
+    """Its loads run in the caller's `tasks`, which must outlive it."""
 
     def __init__(
         self,
@@ -325,10 +326,10 @@ class FetcherPool:
         )
         self.budget = ReadBudget(limits.fetcher_tasks_max, config.inflight_bytes_max)
         self._loads: dict[Hashable, tuple[Load, asyncio.Task[None]]] = {}
-        self.ahead_bytes = 0  # of loads that were begun ahead and are not asked for yet
+        self.ahead_bytes = 0  # of loads that read ahead and that no client has asked for yet
 
     def load(self, load: Load) -> Load:
-        """Begin it, or join the one under way under the same key; returns which."""
+        """Begin `load`, or join the running load with the same key. Returns the load that runs."""
         running = self._loads.get(load.key)
         if running is not None:
             self.touch(running[0], load.wanted_until, load.ahead, load.client)
@@ -345,7 +346,7 @@ class FetcherPool:
     def touch(
         self, load: Load, wanted_until: float, ahead: bool = False, client: Hashable = None
     ) -> None:
-        """Somebody asks for it (again): retried until `wanted_until` at least."""
+        """A caller asks for the load (again): it is retried until `wanted_until` at least."""
         load.wanted_until = max(load.wanted_until, wanted_until)
         if load.ahead and not ahead:
             load.ahead = False
@@ -360,7 +361,7 @@ class FetcherPool:
         return key in self._loads
 
     def is_ahead(self, key: Hashable) -> bool:
-        """Under way, and nobody has asked for it yet."""
+        """The load is running, and no client has asked for it yet."""
         running = self._loads.get(key)
         return running is not None and running[0].ahead
 
@@ -395,7 +396,7 @@ class FetcherPool:
             return False
         try:
             load.chunk = await load.nearby()
-        except Exception:  # the store has it too
+        except Exception:  # the chunk can still be read from the store
             log.exception("remote_read_crashed", read=load.what)
         if load.chunk is not None:
             load.error = None
@@ -410,10 +411,11 @@ class FetcherPool:
         load.done.set()
 
     def _may_retry(self, load: Load, failure: FetchProxyError, now: float) -> bool:
-        """Everything but a settled answer is tried again, also what an operator must mend first.
+        """Retry all failures except a missing object and a second corrupt read. This includes
+        failures that an operator has to repair first.
 
-        A denied request is one of these: credentials that expired come back, and meanwhile the
-        client must keep its place as in any other outage.
+        A denied request is retried too: expired credentials are renewed, and until then the client
+        must keep its place as in any other outage.
         """
         if isinstance(failure, CorruptSegment):
             return load.corrupt_reads < CORRUPT_READS_MAX
@@ -422,7 +424,7 @@ class FetcherPool:
         return now < load.wanted_until
 
     async def _attempt(self, load: Load) -> FetchProxyError | None:
-        """One try under a permit and a time-out; its error, or None."""
+        """One try under a permit and a time-out. Returns its error, or None."""
         permit = load.permit = Permit(load.size_bytes, load.ahead, load.client)
         REMOTE_LOG_READER_TASK_QUEUE_SIZE.inc()
         try:
@@ -450,7 +452,7 @@ class FetcherPool:
             return CorruptSegment(f"{load.what}: the object is too short: {error}")
         except (RemoteStorageError, CorruptSegment) as error:
             return error
-        except Exception as error:  # a bug in one read must not end all of them
+        except Exception as error:  # a bug in one read must not end all reads
             log.exception("remote_read_crashed", read=load.what)
             return StorageUnavailable(f"{load.what}: {type(error).__name__}: {error}")
         return None

@@ -1,4 +1,4 @@
-"""RemoteFetchPurgatory: where fetches of archived data wait, and the read side's front door."""
+"""RemoteFetchPurgatory: fetches of archived data wait here. It is the entry to the read side."""
 
 from __future__ import annotations
 
@@ -54,42 +54,42 @@ from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
 
-# One waiting fetch (Kafka's DelayedRemoteFetch): completes exactly once, whoever comes first.
+# One waiting fetch (Kafka's DelayedRemoteFetch). It completes exactly once.
 
 
 @dataclass(eq=False, repr=False)
 class DelayedRemoteFetch:
-    """Made by `RemoteFetchPurgatory.watch`. Completed once, `reason` and `results()` stay as they
-    are, and the purgatory keeps nothing of it.
+    """Made by `RemoteFetchPurgatory.watch`. After completion, `reason` and `results()` do not
+    change, and the purgatory does not refer to it any more.
     """
 
     requests: Sequence[RemoteReadRequest]
     bytes_max: int
     deadline: float  # loop time, s
-    completed: asyncio.Event  # set in the step of the loop that completes it
+    completed: asyncio.Event  # set in the step of the event loop that completes the fetch
     _on_cancel: Callable[[DelayedRemoteFetch], None]
     reason: CompletionReason | None = None
-    # Those it watches, by index of request.
+    # The reads that it watches, by index of request.
     reads: dict[int, PendingRead] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     _results: dict[int, RemoteReadResult] = field(default_factory=dict)
 
     def results(self) -> dict[int, RemoteReadResult]:
-        """By index of request; those with nothing yet are absent. Empty before completion.
+        """By index of request; requests without data yet are absent. Empty before completion.
 
         All records together are within `bytes_max`, except that the first batch of the first
-        request with data comes whole in any case. A storage error (Kafka's code 56) is there only
-        where no request has data: some clients throw a whole answer away for one such error.
+        request with data always comes whole. A storage error (Kafka's code 56) is included only if
+        no request has data, because some clients discard a whole answer for one such error.
         """
         return self._results
 
     def cancel(self) -> None:
-        """The client is gone; the reads go on. Does nothing after completion."""
+        """The client has disconnected; the reads go on. Does nothing after completion."""
         if self.reason is None:
             self._on_cancel(self)
 
     def complete(self, reason: CompletionReason, results: dict[int, RemoteReadResult]) -> None:
-        """For the purgatory alone, once."""
+        """Only the purgatory calls this, once."""
         if self.reason is not None:
             raise AssertionError(f"completed twice: {self.reason}, {reason}")
         self.reason = reason
@@ -99,10 +99,10 @@ class DelayedRemoteFetch:
         self.completed.set()
 
 
-# Reads that memory cannot answer yet, each driven by one task until it can: one per (partition,
-# offset, isolation), whoever asks, so that a client's next poll finds the work that its last one
-# began. A pending read outlives the fetches that watch it, and ends with data in memory, with an
-# error, or when nobody has asked for it for a while.
+# Reads that memory cannot answer yet. One task drives each read until memory can. There is one read
+# per (partition, offset, isolation) for all clients, so a client's next poll finds the work that
+# its last poll began. A pending read outlives the fetches that watch it. It ends with data in
+# memory, with an error, or when no client has asked for it for a while.
 
 log = structlog.get_logger(__name__)
 
@@ -110,7 +110,7 @@ PendingKey = tuple[TopicIdPartition, int, IsolationLevel]
 
 
 class PendingRead:
-    """`created_at` (loop time, s) is also how fresh a view must be that says "not archived"."""
+    """`created_at` (loop time, s): only a view this recent may say "not archived"."""
 
     def __init__(self, request: RemoteReadRequest, now: float) -> None:
         self.request = request
@@ -118,7 +118,7 @@ class PendingRead:
         self.wanted_until = now
         self.watchers: dict[DelayedRemoteFetch, None] = {}
         self.load: Load | None = None
-        # What this read has loaded, so that a crowded cache cannot take it away before it is used.
+        # Chunks that this read has loaded, so that the cache cannot evict them before their use.
         self.held: dict[ChunkKey, Chunk] = {}
         self.missing: Need | None = None  # its object was not found
         self.view_from = float("-inf")  # then the view has to be at least this recent
@@ -132,7 +132,7 @@ class PendingRead:
 
 @dataclass(eq=False, repr=False)
 class PendingReads:
-    """`_on_done` hears of each read that ended, while it still has its watchers."""
+    """`_on_done` is called for each read that ends, while the read still has its watchers."""
 
     _rlmm: PartitionViews
     _reader: SegmentReader
@@ -142,7 +142,7 @@ class PendingReads:
     _unwatched_max: int
     _on_done: Callable[[PendingRead], None]
     _reads: dict[PendingKey, PendingRead] = field(default_factory=dict)
-    # The longest unwatched first.
+    # The longest unwatched read comes first.
     _unwatched: dict[PendingKey, PendingRead] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -219,7 +219,7 @@ class PendingReads:
         self._land(read)
 
     def _lacks(self, read: PendingRead) -> Need | None:
-        """What to load next; None: `read` has an answer, be it an error."""
+        """The next thing to load. None: `read` has an answer, which may be an error."""
         view = self._rlmm.view(read.request.tip)
         if view is not None and view.read_at < read.view_from:
             return NeedView(read.request.tip, read.view_from)
@@ -228,14 +228,14 @@ class PendingReads:
         return None if isinstance(outcome, Served | RemoteReadResult) else outcome
 
     def _go_on(self, read: PendingRead, need: Need, load: Load) -> bool:
-        """After a load: False if there is nothing more that this read could do."""
+        """After a load. False: this read ends."""
         if load.error is None:
             if load.chunk is not None and isinstance(need, NeedChunk):
                 read.held[need.key] = load.chunk
             return True
         if isinstance(load.error, ObjectNotFound) and not isinstance(need, NeedView):
             return self._look_again(read, need, load.error)
-        return False  # corrupt: that is the answer; else given up, since nobody asks any more
+        return False  # corrupt (then that is the answer), or given up because no client asks
 
     def _look_again(
         self,
@@ -243,8 +243,8 @@ class PendingReads:
         need: NeedChunk | NeedLayout | NeedAborted,
         error: ObjectNotFound,
     ) -> bool:
-        """An object is missing. Retention may have deleted the segment: a fresh view decides. If
-        that still has it, an object is lost; that is damage, not "out of range".
+        """An object is missing. Retention may have deleted the segment, so a fresh view decides. If
+        the fresh view still has the segment, the object is lost: damage, not "out of range".
         """
         if read.missing is not None and read.missing.key == need.key:
             self._loads.give_up(need, CorruptSegment(f"an object of the segment is lost: {error}"))
@@ -254,16 +254,16 @@ class PendingReads:
         return True
 
 
-# A fetch completes when one of its requests has data, when an error cannot be mended, or at its
-# deadline. Checking memory and registering happen in one step of the loop, so there is no moment
-# between them for a lost wake-up.
+# A fetch completes when one of its requests has data, at an error that a retry cannot repair, or at
+# its deadline. One step of the event loop checks memory and registers the fetch, so no wake-up is
+# lost between them.
 
 _COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in CompletionReason}
 
 
 class RemoteFetchPurgatory:
     """An async context manager that owns all tasks of the read side. Entering raises ConfigError
-    where the disk cache's folder cannot be had.
+    if the disk cache's folder cannot be used.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class RemoteFetchPurgatory:
         self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config, limits)
         self._reader = reader = SegmentReader(rlmm, memory, skips_gaps)
         self._entries: dict[DelayedRemoteFetch, None] = {}
-        self._unwatched: dict[DelayedRemoteFetch, None] = {}  # wait for a place, first come first
+        self._unwatched: dict[DelayedRemoteFetch, None] = {}  # wait for a place, in order
         self._tasks = asyncio.TaskGroup()
         self._closed = True
         self.steps = LoopSteps()
@@ -316,7 +316,7 @@ class RemoteFetchPurgatory:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Fetches that still wait complete as cancelled; every task has ended on return."""
+        """Fetches that still wait complete as cancelled. Every task has ended on return."""
         self._closed = True
         for fetch in [*self._unwatched, *self._entries]:
             self._complete(fetch, CompletionReason.CANCELLED, {})
@@ -338,11 +338,11 @@ class RemoteFetchPurgatory:
     ) -> DelayedRemoteFetch:
         """Begin to read all `requests`, in their order, for one fetch.
 
-        Requests are read in parallel as far as `bytes_max` could take them; what the first ones
-        use up is not there for the last, so the caller rotates them as brokers do. `deadline` is
-        loop time (s): the fetch completes then at the latest. Never raises for a store's sake.
-        `completed` is set then; several fetches may share it. `views`: of the requests, if the
-        caller has just looked at them; what has to wait is looked at anew.
+        Requests are read in parallel as far as `bytes_max` has room for them. The first requests
+        may use up all of it, so the caller rotates the requests as brokers do. `deadline`: loop
+        time (s) at which the fetch completes at the latest. `completed`: set at completion; several
+        fetches may share it. `views`: the views of the requests, if the caller has just looked them
+        up; a fetch that waits looks them up again. Errors of the store are never raised.
         """
         completed = completed or asyncio.Event()
         fetch = DelayedRemoteFetch(requests, bytes_max, deadline, completed, self._cancel)
@@ -351,7 +351,7 @@ class RemoteFetchPurgatory:
             fetch.complete(CompletionReason.CANCELLED, {})
         elif not self._try_complete(fetch, now, views):
             if deadline <= now:
-                self._register(fetch, now)  # the work begins, although nobody waits
+                self._register(fetch, now)  # the reads begin, although the fetch does not wait
                 self._expire(fetch)
                 return fetch
             fetch.timer = asyncio.get_running_loop().call_at(deadline, self._expire, fetch)
@@ -363,7 +363,7 @@ class RemoteFetchPurgatory:
         return fetch
 
     def warm(self, request: RemoteReadRequest) -> None:
-        """Begin to read into memory; nobody waits."""
+        """Begin to read into memory, without a fetch that waits."""
         if not self._closed:
             now = asyncio.get_running_loop().time()
             self._ask(request, now)
@@ -388,7 +388,7 @@ class RemoteFetchPurgatory:
             self._pending.ask(request, now + self._unasked_max_s)
 
     def _register(self, fetch: DelayedRemoteFetch, now: float) -> None:
-        """Watch the reads of as many requests as the answer could hold."""
+        """Watch the reads of as many requests as could fill the answer."""
         self._entries[fetch] = None
         PURGATORY_ENTRIES.set(len(self._entries))
         wanted_until = max(fetch.deadline, now + self._unasked_max_s)
@@ -398,7 +398,7 @@ class RemoteFetchPurgatory:
     def _try_complete(
         self, fetch: DelayedRemoteFetch, now: float, views: Sequence[PartitionView] = ()
     ) -> bool:
-        """Complete with what memory has, if it has anything."""
+        """Complete with the results that memory has. False: it has none."""
         results, needs = self._collect(fetch, now, views)
         if not results:
             return False
@@ -412,7 +412,7 @@ class RemoteFetchPurgatory:
     def _collect(
         self, fetch: DelayedRemoteFetch, now: float, views: Sequence[PartitionView]
     ) -> tuple[dict[int, RemoteReadResult], dict[int, Need]]:
-        """What memory has for each request, within the fetch's bytes; and what is lacking."""
+        """The results from memory within the fetch's bytes, and the needs of other requests."""
         results: dict[int, RemoteReadResult] = {}
         needs: dict[int, Need] = {}
         left, empty = fetch.bytes_max, True
@@ -447,7 +447,7 @@ class RemoteFetchPurgatory:
                 self._try_complete(fetch, now)
 
     def _expire(self, fetch: DelayedRemoteFetch) -> None:
-        """The deadline: whatever there is; without any data also the errors held back so far."""
+        """At the deadline: complete with data, or else with the errors held back so far."""
         now = asyncio.get_running_loop().time()
         if fetch.reason is not None or self._try_complete(fetch, now):
             return
@@ -473,8 +473,8 @@ class RemoteFetchPurgatory:
         return RemoteReadResult((), (), error, 0)
 
     def _failing_since(self, read: PendingRead) -> float | None:
-        """Since when the store keeps this read from its data, if there is evidence of that: a
-        failure of any read that is newer than this one.
+        """Loop time since which the store's failures hold up this read. None: there is no evidence
+        of that. Evidence is a failure of this read, or of any read after this one was created.
         """
         own = None if read.load is None else read.load.failing_since
         every = self._health.failing_since
@@ -506,7 +506,7 @@ class RemoteFetchPurgatory:
             self._promote()
 
     def _promote(self) -> None:
-        """Places are free: those that waited for one are checked again, and watched."""
+        """Places are free: check the fetches that waited for one again, and register them."""
         now = asyncio.get_running_loop().time()
         while self._unwatched and len(self._entries) < self._limits.purgatory_entries_max:
             fetch = next(iter(self._unwatched))
@@ -516,7 +516,7 @@ class RemoteFetchPurgatory:
 
 
 def _pursued(fetch: DelayedRemoteFetch) -> list[int]:
-    """The first requests that could fill the answer; more would be read to be thrown away."""
+    """The first requests, as many as could fill the answer. Further ones would be read in vain."""
     pursued: list[int] = []
     asked = 0
     for i, request in enumerate(fetch.requests):

@@ -1,4 +1,4 @@
-"""Which readers read in sequence, how far ahead of each to read, and the reading itself."""
+"""Reading ahead: finds the readers in sequence, decides how far ahead to read, and begins it."""
 
 from __future__ import annotations
 
@@ -20,45 +20,48 @@ from fetchproxy.reading.segment_reader import (
     Served,
 )
 
-# Nobody tells who a reader is: several groups replay one partition at once, and one group comes
-# over new connections. So a *stream* is recognised by where it must go on: a read that begins
-# exactly where an earlier one ended continues it; any other read is a seek and starts anew.
+# A fetch does not identify its reader: several groups may replay one partition at once, and one
+# group may come over new connections. So a *stream* is recognised by its next offset. A read that
+# begins exactly at the end of an earlier read continues that stream. Any other read is a seek and
+# starts a new stream.
 #
-# A stream's window is one chunk from its second read on, and doubles each time its reader had to
-# wait for a chunk: a replay from a distant store soon has enough range reads in flight to fill
-# the line, one from a fast store reads no more into memory than it needs. A reader of several
-# partitions whose fetch another one answers did not wait, but the chunk that it asked for came
-# late all the same: that doubles the window, too, up to a few chunks. Chunks that were planned
-# and never read are the price, and are paid from the partition's *credit*, which a chunk that is
-# read gives back: where readers jump about the credit is used up, and a window is then at most
-# half of what its stream has already read in sequence. So of all chunks of a partition the ones
-# read in vain are at most a full credit and 3 for every 4 that were read for somebody.
+# A stream's window is one chunk from its second read on. It doubles each time the reader had to
+# wait for a chunk. So a replay from a distant store soon has enough range reads in flight to fill
+# the line, and a replay from a fast store reads no more into memory than it needs. If a reader
+# fetches several partitions and another partition answers its fetch, the reader did not wait, but
+# the chunk that it asked for was late. That doubles the window too, up to a few chunks.
+#
+# Planned chunks that are never read are the cost. Each planned chunk is paid from the partition's
+# *credit*, and is given back when it is read. If readers seek often, the credit is used up, and a
+# window is then at most half of the chunks that its stream has read in sequence. So the chunks of a
+# partition that are read in vain are at most a full credit, plus 3 for every 4 chunks that readers
+# used.
 
-# Streams remembered; the longest unused one is forgotten and would merely start anew.
+# Streams remembered. The longest unused stream is forgotten; its reader then starts a new one.
 STREAMS_MAX = 10_000
-# Partitions with a credit other than a full one; a forgotten one is trusted again.
+# Partitions remembered whose credit is not full. A forgotten partition has full credit again.
 PARTITIONS_MAX = 10_000
-# A full credit, in windows of the largest size; debts are remembered up to as much.
+# A full credit, in windows of the largest size. A debt is at most as large.
 CREDIT_WINDOWS = 2
-# A window grows up to this where its reader has other partitions to read meanwhile: they share the
-# line and the memory, and are asked for by one client that takes no more than all of them give.
+# A window grows up to this if its reader has other partitions to read meanwhile. They share the
+# line and the memory, and their one client takes no more than all of them together give.
 BESIDE_OTHERS_MAX = 4
-# What each chunk that is read adds to the credit, beside what had been paid for it.
+# The credit that each chunk that is read earns, in addition to its repayment.
 EARNED_PER_CHUNK = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A reader in sequence; all but `chunk` are numbers of chunks."""
+    """A reader in sequence. All fields except `chunk` count chunks."""
 
-    chunk: Hashable  # the one it was served from last
+    chunk: Hashable  # the chunk that it was served from last
     window: int = 0  # wanted ahead
-    planned: int = 0  # of these, asked for and not entered yet
+    planned: int = 0  # chunks of the window that were requested and not entered yet
     read: int = 1
 
 
 class Step(NamedTuple):
-    """`ahead`: so many chunks after this one should be on their way; 0: nothing new to plan."""
+    """`ahead`: how many chunks after this one should be loading. 0: nothing new to plan."""
 
     stream: Stream
     ahead: int
@@ -75,8 +78,8 @@ def advance(
 ) -> Step:
     """A read was served from `chunks` chunks, the last of which is `chunk`.
 
-    `stream`: the one that it goes on with, None at a seek. `waited`: its reader came before the
-    bytes did. `credit`: how many planned chunks may still turn out to be in vain.
+    `stream`: the stream that it continues. None: it is a seek. `waited`: its reader asked before
+    the bytes were in memory. `credit`: how many more planned chunks may be read in vain.
     """
     full = CREDIT_WINDOWS * chunks_max
     if stream is None:
@@ -101,8 +104,8 @@ class ReadAhead:
 
     def __init__(self, chunks_max: int, streams_max: int = STREAMS_MAX) -> None:
         self._chunks_max = chunks_max
-        # Entries stay after use: two readers in step continue the same stream. Keys are ints,
-        # which hash fastest.
+        # Entries stay after use, because two readers in step continue the same stream. Keys are
+        # ints, which hash fastest.
         self._streams: LRUCache[tuple[int, int, int], Stream] = LRUCache(streams_max)
         self._credits: LRUCache[tuple[int, int], float] = LRUCache(PARTITIONS_MAX)
 
@@ -117,8 +120,9 @@ class ReadAhead:
     ) -> int:
         """A read of `offsets` (from, up to: exclusive) was served, see `advance`.
 
-        `waited_beside`: it was asked for and not there, but its reader had others meanwhile.
-        Returns how many chunks after `chunk` should be on their way; 0: nothing new to plan.
+        `waited_beside`: the chunk was not in memory when the reader asked for it, but the reader
+        got other partitions meanwhile. Returns how many chunks after `chunk` should be loading. 0:
+        nothing new to plan.
         """
         if not self._chunks_max:
             return 0
@@ -136,10 +140,10 @@ class ReadAhead:
 
 @dataclass(eq=False, repr=False)
 class ReadAheadLoads:
-    """What `ReadAhead` decides, as far as there is room for it.
+    """Begins the reads that `ReadAhead` decides on, as far as there is room for them.
 
-    Chunks that nobody has used yet may take half of the cache. Of that a stream may take as much as
-    it leaves free: one alone gets half, and however many there are, each finds room for something.
+    Chunks read ahead and not used yet may take half of the cache. A stream may take as much of that
+    room as it leaves free: a single stream gets half of it, and each of many streams finds some.
     """
 
     _streams: ReadAhead
@@ -150,16 +154,16 @@ class ReadAheadLoads:
     _wanted_for_s: float
 
     def served(self, request: RemoteReadRequest, served: Served, waited: bool, now: float) -> None:
-        """Begin what the reader of `request` will want next.
+        """Begin to read what the reader of `request` will want next.
 
-        `waited`: this fetch came before the bytes did. So did its reader where another partition's
-        records answered an earlier fetch, and this one was asked for and not there.
+        `waited`: this fetch asked before the bytes were in memory. `Chunk.awaited` says that an
+        earlier fetch of the reader did, which another partition's records answered.
         """
         place = served.place
         offsets = (request.fetch_offset, served.next_offset)
         beside = any(chunk.awaited for chunk in served.chunks)
         for chunk in served.chunks:
-            chunk.awaited = False  # said once, to its first reader
+            chunk.awaited = False  # counts once, for its first reader
         count = self._streams.served(
             request.tip, offsets, place.key, len(served.chunks), waited, beside
         )
@@ -169,7 +173,7 @@ class ReadAheadLoads:
         chunks = self._memory.chunks
         room = chunks.maxsize // 2 - chunks.read_ahead_bytes - self._pool.ahead_bytes
         missing = sum(isinstance(need, NeedChunk) for need in needs)
-        own = (count - missing) * self._memory.chunk_bytes  # what the stream takes of the room
+        own = (count - missing) * self._memory.chunk_bytes  # the room that the stream takes
         for need in needs:
             loading = self._pool.is_loading(need.key)
             if isinstance(need, NeedChunk):

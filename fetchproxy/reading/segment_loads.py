@@ -1,6 +1,6 @@
-"""What the fetcher pool does for a read: fetch, check, and only then put into memory.
+"""The loads that the fetcher pool runs: fetch, check, and only then put into memory.
 
-One function per kind of need. Each raises domain errors; retrying them is the pool's.
+There is one function per kind of need. Each raises domain errors; the pool retries.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ log = structlog.get_logger(__name__)
 
 V = TypeVar("V")
 
-# Reserved while an index is read, whose size nobody states: that of a segment of 64 MiB.
+# Reserved while an index is read, because its size is not known: an index of a 64 MiB segment.
 INDEX_RESERVED_BYTES = 256 * 1024
-# A longer one is parsed in a thread: this much takes 1 to 4 ms.
+# A longer index is parsed in a thread. This much takes 1 to 4 ms.
 INDEX_INLINE_BYTES_MAX = 128 * 1024
-# A longer chunk may be one batch, whose checksum cannot be made in steps: 0.3 ms with SSE 4.2, and
-# ten times as much without. It is checked in a thread.
+# A longer chunk is checked in a thread. It may be one batch, and a checksum cannot be computed in
+# steps: this much takes 0.3 ms with SSE 4.2, and ten times as long without.
 CHECK_INLINE_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -62,7 +62,7 @@ class SegmentLoads:
     def begin(
         self, need: Need, wanted_until: float, ahead: bool = False, client: Hashable = None
     ) -> Load:
-        """Start or join the load of `need`; its value is the Chunk where one was needed."""
+        """Start or join the load of `need`. The load has a `chunk` if `need` is a NeedChunk."""
         attempt: Callable[[], Awaitable[Chunk | None]]
         nearby: Callable[[], Awaitable[Chunk | None]] | None = None
         if isinstance(need, NeedView):
@@ -89,7 +89,7 @@ class SegmentLoads:
         )
 
     def give_up(self, need: Need, error: CorruptSegment) -> None:
-        """The bytes of `need` are damaged where they lie: alarm, and keep the error for a while."""
+        """The stored bytes of `need` are damaged: log an error, and keep the error for a while."""
         until = asyncio.get_running_loop().time() + self._memory.damaged_for_s
         self._memory.damaged[need.key] = error, until
         if isinstance(need, NeedView):
@@ -138,13 +138,13 @@ class SegmentLoads:
             return None
         try:
             return await self._checked(need, content, crc_known=True)
-        except CorruptSegment as error:  # not what the index says of it now
+        except CorruptSegment as error:  # the file contradicts the index
             log.warning("disk_cache_file_refused", read=_name(need), error=str(error))
             disk_cache.drop(_cached(need))
             return None
 
     async def _checked(self, need: NeedChunk, content: Content, crc_known: bool = False) -> Chunk:
-        """The chunk, once in memory too. Raises CorruptSegment."""
+        """The checked chunk, which is now in memory too. Raises CorruptSegment."""
         layout, number = need.layout, need.number
         steps = check_chunk(
             content,

@@ -1,4 +1,4 @@
-"""From an offset to bytes, out of memory only: view → segment → chunk → cut. No I/O, no waiting."""
+"""From an offset to bytes, in memory only: view → segment → chunk → cut. No I/O, no waiting."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from fetchproxy.reading.chunk_cache import Chunk, ChunkCache, ChunkKey
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.segments.remote_log_index import SegmentLayout
 
-# So long a fetch waits for the archive alone, whatever its max_wait: a store is slower than a
-# broker's disk, and a client that waits for less would be answered empty again and again. Kafka's
-# own tiered storage waits as long (`remote.fetch.max.wait.ms` by default).
+# A fetch that only the archive can answer waits this long, even if its max_wait is shorter. A store
+# is slower than a broker's disk, so a client with a shorter wait would get empty answers again and
+# again. Kafka's own tiered storage waits as long (`remote.fetch.max.wait.ms` by default).
 READ_WAIT_MIN_S = 0.5
-# Partitions that are read for one fetch: looking for one in memory takes some 10 µs of one step.
-# Answers are full with fewer; where partitions are small, the next fetches have the others.
+# Partitions that are read for one fetch. To look for one in memory takes some 10 µs of one step.
+# Fewer partitions usually fill an answer. If partitions are small, the next fetches read the rest.
 PARTITIONS_READ_MAX = 200
 
 
-# Both are made for every fetch: a named tuple in a third of a frozen dataclass's time.
+# The next two are made for every fetch. A named tuple takes a third of a frozen dataclass's time.
 class RemoteReadRequest(NamedTuple):
-    """One partition of a fetch; `bytes_max` is the partition's own limit. `client` is who asks: the
-    fetchers serve clients evenly. None: the proxy.
+    """One partition of a fetch. `bytes_max`: the partition's own limit. `client`: the client that
+    asks; the fetchers serve clients evenly. None: the proxy itself asks.
     """
 
     tip: TopicIdPartition
@@ -51,15 +51,15 @@ class RemoteReadRequest(NamedTuple):
 
 
 class RemoteReadResult(NamedTuple):
-    """What the archive has for one request.
+    """The archive's answer to one request.
 
-    `records`: whole stored batches in order, byte for byte; the first one contains or follows the
-    fetch offset, so its first records may lie below it (clients skip those). Empty: nothing yet.
-    `aborted_txns`: under READ_COMMITTED those with an offset among the returned ones; else ().
-    `error`: OffsetNotArchived, judged by a view that is newer than the request; OffsetLost;
-    CorruptSegment; or StorageUnavailable, which is stated only after `remote_error_after_ms` of
-    failures. `skipped`: the recorded gap between the fetch offset and the records, as (first, last)
-    lost offsets. `view`: the archive that the records are of.
+    `records`: whole stored batches in order, byte for byte. The first batch contains or follows the
+    fetch offset, so its first records may lie below that offset (clients skip those). Empty: there
+    is nothing yet. `aborted_txns`: under READ_COMMITTED, the aborted transactions with an offset in
+    the returned range; otherwise (). `error`: OffsetNotArchived, judged by a view that is newer
+    than the request; OffsetLost; CorruptSegment; or StorageUnavailable, only after
+    `remote_error_after_ms` of failures. `skipped`: the recorded gap between the fetch offset and
+    the records, as (first, last) lost offsets. `view`: the view that the records were found in.
     """
 
     records: tuple[memoryview | bytes, ...]
@@ -74,18 +74,19 @@ NOTHING_YET = RemoteReadResult((), (), None, 0)
 
 
 def kafka_error_code(error: FetchProxyError) -> ErrorCode:
-    """For the `error_code` of a partition in a Fetch answer.
+    """The `error_code` of a partition in a Fetch answer.
 
-    Only codes that every client knows: Java's consumer throws on others. An outage is never
-    OFFSET_OUT_OF_RANGE, because clients then skip data for good, and damage is not CORRUPT_MESSAGE,
-    on which consumers stop for good.
+    Only codes that every client knows, because Java's consumer throws on others. An outage is never
+    OFFSET_OUT_OF_RANGE, because clients then skip data for good. Damage is never CORRUPT_MESSAGE,
+    because consumers then stop for good.
     """
     if isinstance(error, OffsetNotArchived):
         return ErrorCode.OFFSET_OUT_OF_RANGE
     if isinstance(error, OffsetLost):
-        # No client takes it for an error that passes: applications are told, as was asked for.
-        # OFFSET_OUT_OF_RANGE would have `earliest` begin again and come back here for ever, and
-        # `latest` skip what is archived. franz-go asks again on CORRUPT_MESSAGE, and says nothing.
+        # No client treats INVALID_RECORD as temporary, so the application learns of the gap, as
+        # configured. On OFFSET_OUT_OF_RANGE, `earliest` would start again and come back here for
+        # ever, and `latest` would skip archived records. On CORRUPT_MESSAGE, franz-go asks again
+        # without telling the application.
         return ErrorCode.INVALID_RECORD
     return ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -94,12 +95,12 @@ class CompletionReason(Enum):
     """Why a DelayedRemoteFetch ended; the value is the label of its metric."""
 
     DATA = "data"  # at least one request has records
-    ERROR = "error"  # an error that neither a retry nor waiting can mend
+    ERROR = "error"  # an error that neither a retry nor waiting can repair
     DEADLINE = "deadline"
-    CANCELLED = "cancelled"  # its owner is gone, or the purgatory closes
+    CANCELLED = "cancelled"  # its client is gone, or the purgatory closes
 
 
-# NeedChunks known to be damaged; beyond that the oldest is forgotten and found again.
+# Needs remembered as damaged. Beyond that, the longest unused is forgotten and found again.
 DAMAGED_MAX = 10_000
 _ABORTED_TXN_BYTES = 120
 
@@ -122,7 +123,7 @@ class NeedLayout:
 
     @property
     def key(self) -> Hashable:
-        return self.metadata.segment_id.id.int  # alone: it is looked up for every read
+        return self.metadata.segment_id.id.int  # not a tuple: every read looks this up
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class NeedAborted:
 
 
 class NeedChunk(NamedTuple):
-    """A chunk of a segment, also the place in which a read begins or ends."""
+    """A chunk of a segment. It also stands for the place where a read begins or ends."""
 
     metadata: RemoteLogSegmentMetadata
     layout: SegmentLayout
@@ -151,7 +152,7 @@ class NeedChunk(NamedTuple):
 
     @property
     def up_to(self) -> int | None:
-        """The last offset that counts, where the objects hold more; None: all that they hold."""
+        """The last valid offset. None: all offsets that the objects hold are valid."""
         metadata = self.metadata
         return None if metadata.copied_end_offset is None else metadata.end_offset
 
@@ -160,15 +161,15 @@ Need = NeedView | NeedLayout | NeedAborted | NeedChunk
 
 
 class ArchiveMemory:
-    """All of it can be read again, all of it is bounded, and nothing gets in unchecked."""
+    """All content can be read again, is bounded, and was checked before it was kept."""
 
     def __init__(self, config: RemoteFetchConfig, limits: ReadingLimits) -> None:
         self.chunk_bytes = limits.chunk_bytes
         self.chunks = ChunkCache(config.chunk_cache_bytes_max)
-        # One limit for both kinds, as both come from small objects beside the segment.
+        # One limit for both kinds, because both come from small objects beside the segment.
         self._indexes: LRUCache[Hashable, SegmentLayout | tuple[AbortedTxn, ...]] = LRUCache(
             config.index_cache_bytes_max,
-            # Never "too large to keep": what is read but not kept would be read for ever.
+            # No value counts as too large to keep: otherwise it would be read again for ever.
             getsizeof=lambda value: min(_index_bytes(value), config.index_cache_bytes_max),
         )
         self.damaged: LRUCache[Hashable, tuple[CorruptSegment, float]] = LRUCache(DAMAGED_MAX)
@@ -194,7 +195,7 @@ class ArchiveMemory:
         INDEX_CACHE_BYTES.set(self._indexes.currsize)
 
     def damage(self, need: Need, now: float) -> CorruptSegment | None:
-        """Why `need` cannot be had; None where it may be read (again)."""
+        """The damage that rules out loading `need`. None: it may be loaded (again)."""
         found = self.damaged.get(need.key)
         if found is None:
             return None
@@ -210,24 +211,24 @@ def _index_bytes(value: SegmentLayout | tuple[AbortedTxn, ...]) -> int:
     return 100 + _ABORTED_TXN_BYTES * len(value)
 
 
-# `read` answers with a result or with the one thing it lacks; whoever drives it loads that and
-# asks again. So the whole way of a read is one synchronous function.
+# `read` returns a result, or the one thing that it lacks. The caller loads that and calls `read`
+# again. So one synchronous function describes the whole course of a read.
 
 NO_CHUNKS: Mapping[ChunkKey, Chunk] = {}
 _marker_offset = attrgetter("last_offset")
 
 
 class Served(NamedTuple):
-    """A read with data: where it ended, so that the reader's next one can be prepared."""
+    """A read with data, and its end, so that the reader's next read can be prepared."""
 
     result: RemoteReadResult
     next_offset: int
     place: NeedChunk
-    chunks: tuple[Chunk, ...]  # that it was cut from; `place` is the last one
+    chunks: tuple[Chunk, ...]  # the chunks it was cut from; `place` is the last one
 
 
 class _Answer:
-    """A read as it grows; `records` has a piece for each chunk."""
+    """A read result under construction; `records` has one piece for each chunk."""
 
     __slots__ = ("chunks", "last", "place", "records", "segments", "size_bytes")
 
@@ -253,8 +254,8 @@ class _Answer:
 
 @dataclass(eq=False, repr=False)
 class SegmentReader:
-    """`_skips_gaps`: a read within a recorded gap has what lies behind it, as Kafka reads a hole
-    that compaction left; else it has OffsetLost.
+    """`_skips_gaps`: a read inside a recorded gap returns the records after the gap, as Kafka does
+    at a hole that compaction left. False: it returns OffsetLost.
     """
 
     _rlmm: PartitionViews
@@ -271,12 +272,13 @@ class SegmentReader:
         held: Mapping[ChunkKey, Chunk] = NO_CHUNKS,
         view: PartitionView | None = None,
     ) -> Served | RemoteReadResult | Need:
-        """Served: data. RemoteReadResult: an error, or NOTHING_YET where no batch fits.
+        """Served: data. RemoteReadResult: an error, or NOTHING_YET if no batch fits. Need: the read
+        lacks this.
 
-        At most `bytes_max` and `request.bytes_max` bytes; with `min_one` the first batch comes
-        whole even when it is larger. "Not archived" is said only by a view that was read at or
-        after `fresh_since`. `held` are chunks that the caller keeps alive, cached or not. `view`:
-        the archive, if the caller has just looked at it.
+        At most `bytes_max` and `request.bytes_max` bytes; with `min_one`, the first batch comes
+        whole even if it is larger. "Not archived" is returned only from a view that was read at or
+        after `fresh_since`. `held`: chunks that the caller keeps alive, cached or not. `view`: the
+        partition's view, if the caller has just looked it up.
         """
         view = view or self._rlmm.view(request.tip)
         if view is None:
@@ -287,7 +289,8 @@ class SegmentReader:
         if request.isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(
             place.metadata
         ):
-            # Before the chunk: who has that has all, and holds no memory while it waits for more.
+            # Before the chunk, so that a read with its chunk has all it needs, and a waiting read
+            # holds no chunk in memory.
             return self._need_or_damage(NeedAborted(place.metadata), now)
         chunk = held.get(place.key) if held else None
         chunk = chunk or self._memory.chunks.find(place.key)
@@ -298,7 +301,7 @@ class SegmentReader:
         start, end, last = chunk.cut(request.fetch_offset, limit, min_one, up_to)
         if start == end:
             if up_to is not None and chunk.readable_from(request.fetch_offset, up_to) == 0:
-                further = request._replace(fetch_offset=up_to + 1)  # nothing more counts here
+                further = request._replace(fetch_offset=up_to + 1)  # no valid batch is left here
                 return self.read(further, bytes_max, min_one, fresh_since, now, held, view)
             return NOTHING_YET
         answer = _Answer()
@@ -320,8 +323,8 @@ class SegmentReader:
     ) -> NeedChunk | Need | FetchProxyError:
         """The chunk with the first batch that ends at or above `offset`, in memory or not.
 
-        A segment that has none is passed over. That a gap is one, and that nothing is archived,
-        is said only by a view that was read at or after `fresh_since`.
+        Segments without such a batch are skipped. Only a view that was read at or after
+        `fresh_since` decides that an offset is in a gap or not archived.
         """
         wanted = offset
         while True:
@@ -358,10 +361,11 @@ class SegmentReader:
     def following(
         self, place: NeedChunk, count: int, isolation: IsolationLevel, now: float
     ) -> list[NeedChunk | NeedLayout | NeedAborted]:
-        """What to read ahead: the missing ones of the next `count` chunks, in their order.
+        """The needs to read ahead: those of the next `count` chunks that are not in memory, in
+        order.
 
-        Across segment borders, but never across a gap, nor past what is damaged. Segments' indexes
-        come from twice as far ahead, as their chunks can be asked for only with them in memory.
+        It crosses segment borders, but neither gaps nor damage. It takes the indexes of segments up
+        to twice as far ahead, because chunks can be requested only with their index in memory.
         """
         needs: list[NeedChunk | NeedLayout | NeedAborted] = []
         view = self._rlmm.view(place.metadata.topic_id_partition)
@@ -389,8 +393,8 @@ class SegmentReader:
         count: int,
         isolation: IsolationLevel,
     ) -> tuple[list[NeedChunk | NeedLayout | NeedAborted], int]:
-        """Of one segment from chunk `number` on (-1: from its first offset): what is missing of
-        `count` chunks, and how many there are up to the next segment, about.
+        """The missing needs of up to `count` chunks of one segment, from chunk `number` on (-1:
+        from its first offset), and roughly how many chunks there are up to the next segment.
         """
         needs: list[NeedChunk | NeedLayout | NeedAborted] = []
         if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(metadata):
@@ -405,10 +409,10 @@ class SegmentReader:
             need = NeedChunk(metadata, layout, ahead)
             if not self._memory.chunks.holds(need.key):
                 needs.append(need)
-        return needs, max(end - begin, number < 0)  # 1 at least where it is entered
+        return needs, max(end - begin, number < 0)  # at least 1 when a segment is entered
 
     def _after(self, view: PartitionView, place: NeedChunk) -> NeedChunk | None:
-        """The chunk after `place`, as far as layouts are in memory: also across a segment border,
+        """The chunk after `place`, if its layout is in memory. It may lie across a segment border,
         but never across a gap.
 
         The next segment may overlap this one, so it is entered by offset and not at its first byte.
@@ -428,7 +432,7 @@ class SegmentReader:
     def _go_on(
         self, view: PartitionView, answer: _Answer, limit: int, isolation: IsolationLevel
     ) -> None:
-        """Add batches of the chunks that follow, as far as they are in memory."""
+        """Add batches of the following chunks, as far as these are in memory."""
         while answer.size_bytes < limit:
             after = self._after(view, answer.place)
             if after is None:
@@ -462,16 +466,17 @@ class SegmentReader:
     ) -> tuple[AbortedTxn, ...]:
         """Aborted transactions with an offset in `first` … `last`, both inclusive.
 
-        Each segment lists all that overlap it, so those that were read from are enough. A
-        transaction that both list ends where the later one says.
+        Each segment lists all transactions that overlap it, so the segments that were read are
+        enough. If two segments list a transaction, the later segment has its end.
         """
         found: dict[tuple[int, int], AbortedTxn] = {}
         for metadata in segments:
             if not metadata.has_aborted_txns:
                 continue
             entries = self._memory.aborted(metadata.segment_id.id.int) or ()
-            # In the order of their markers, and none after one whose LSO is above `last` can reach
-            # down to it. Kafka's TransactionIndex.collectAbortedTxns.
+            # The entries are in the order of their markers. After an entry whose LSO is above
+            # `last`, no entry can reach down to `last`. Kafka's
+            # TransactionIndex.collectAbortedTxns.
             for i in range(bisect_left(entries, first, key=_marker_offset), len(entries)):
                 entry = entries[i]
                 if entry.first_offset <= last:
@@ -485,7 +490,7 @@ class SegmentReader:
 
 
 def _counts(metadata: RemoteLogSegmentMetadata, layout: SegmentLayout, number: int) -> bool:
-    """There is such a chunk, and it does not begin above where the segment was clipped."""
+    """The chunk exists, and does not begin above the offset at which the segment was clipped."""
     return number < len(layout) and layout.first_offsets[number] <= metadata.end_offset
 
 

@@ -23,21 +23,22 @@ from fetchproxy.segments.remote_log_index import SegmentLayout
 # (offset, timestamp in ms, leader epoch)
 FoundRecord = tuple[int, int, int]
 
-# What is longer, as stored or unpacked, is searched in a thread: this much takes about 1 ms.
+# A chunk that is longer, as stored or unpacked, is searched in a thread. This much takes about
+# 1 ms.
 SEARCHED_INLINE_BYTES_MAX = 16 * 1024
 UNPACKED_INLINE_BYTES_MAX = 64 * 1024
-# One at a time, whoever asks: each may take `SEARCHED_BYTES_MAX` of memory.
+# One search at a time for all clients, because each may take `SEARCHED_BYTES_MAX` of memory.
 SEARCHES_AT_ONCE = 1
-# Records that were found are remembered, some 400 bytes each: all members of a group that starts at
-# a time ask for it, and what a segment holds does not change.
+# Records that were found are remembered, some 400 bytes each. All members of a group that starts at
+# a timestamp ask for it, and the content of a segment does not change.
 FOUND_MAX = 10_000
-# Segment (the int of its UUID), timestamp, first and last offset that count.
+# Segment (the int of its UUID), timestamp, first and last valid offset.
 _Asked = tuple[int, int, int, int]
 
 
 @dataclass(eq=False, repr=False)
 class TimestampLookup:
-    """Goes through the same pool and caches as fetches, which usually follow at that offset."""
+    """Uses the pool and caches of fetches, as a fetch usually follows at the found offset."""
 
     _rlmm: PartitionViews
     _memory: ArchiveMemory
@@ -49,7 +50,7 @@ class TimestampLookup:
     )
 
     def close(self) -> None:
-        """A search that runs goes to its end; nobody waits for it."""
+        """Does not wait for a running search."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def first_offset_at_or_after(
@@ -57,17 +58,16 @@ class TimestampLookup:
     ) -> FoundRecord | None:
         """The first archived record, by offset, with at least that timestamp.
 
-        A little earlier in a batch that is larger than a search looks at
-        (`record_batch.SEARCHED_BYTES_MAX`): then readers pass over some records, and miss none.
-        None where the archive, as far as the view in memory shows it, has none: then the broker's
-        own answer counts. What DeleteRecords has deleted is passed over. Storage failures are
-        retried for `unasked_read_max_ms`, the caller's time-out permitting, then raised. Raises
-        RemoteStorageError, CorruptSegment.
+        In a batch larger than a search looks at (`record_batch.SEARCHED_BYTES_MAX`), the answer may
+        lie a little earlier. Readers then pass over some records and miss none. None: the view in
+        memory has no such record, so the broker's own answer counts. Records that DeleteRecords
+        has deleted are skipped. Storage failures are retried for `unasked_read_max_ms`, if the
+        caller's time-out allows, and then raised. Raises RemoteStorageError, CorruptSegment.
         """
         try:
             return await self._search(tip, timestamp_ms)
         except ObjectNotFound:
-            # Deleted since the view was read, most likely: look once more with a fresh one.
+            # The segment was probably deleted after the view was read: search a fresh view once.
             await self._load(NeedView(tip, asyncio.get_running_loop().time()))
         try:
             return await self._search(tip, timestamp_ms)
@@ -75,9 +75,10 @@ class TimestampLookup:
             raise CorruptSegment(f"an object of {tip} is lost: {error}") from error
 
     def in_memory(self, view: PartitionView, timestamp_ms: int) -> FoundRecord | None:
-        """The same record, where it was found before, or lies in the first chunk that may have it.
+        """The same record, if it was found before or lies in the first chunk that may have it.
 
-        None: only the longer way can tell. `view` is one that may be shown. Raises CorruptSegment.
+        None: call `first_offset_at_or_after`. `view`: a view that clients may see. Raises
+        CorruptSegment.
         """
         index = view.index_at_or_after_timestamp(timestamp_ms)
         if index is None:
@@ -108,7 +109,7 @@ class TimestampLookup:
         if view is None:
             await self._load(NeedView(tip, asyncio.get_running_loop().time()))
             view = self._rlmm.view(tip)
-        # Timestamps need not rise from segment to segment: each is asked by its largest.
+        # Timestamps need not rise from segment to segment: the largest one of each is compared.
         index = None if view is None else view.index_at_or_after_timestamp(timestamp_ms)
         while view is not None and index is not None:
             metadata = view.segments[index]
@@ -138,7 +139,7 @@ class TimestampLookup:
                 asked = timestamp_ms, from_offset, metadata.end_offset
                 self._found[metadata.segment_id.id.int, *asked] = found
                 return found
-            number += 1  # what is late enough in it lies below `from_offset`
+            number += 1  # its records that are late enough lie below `from_offset`
         return None
 
     async def _layout(self, metadata: RemoteLogSegmentMetadata) -> SegmentLayout:
@@ -154,7 +155,7 @@ class TimestampLookup:
         return chunk
 
     async def _load(self, need: Need) -> Chunk | None:
-        """Raises what the load ended with."""
+        """Raises the error of the load."""
         now = asyncio.get_running_loop().time()
         damage = self._memory.damage(need, now)
         if damage is not None:
@@ -167,7 +168,7 @@ class TimestampLookup:
 
 
 def _is_short(chunk: Chunk, timestamp_ms: int) -> bool:
-    """Little is to be searched, also when it is unpacked."""
+    """The bytes to search are few, also when unpacked."""
     if len(chunk.view) > SEARCHED_INLINE_BYTES_MAX:
         return False
     room = UNPACKED_INLINE_BYTES_MAX
@@ -179,7 +180,7 @@ def _is_short(chunk: Chunk, timestamp_ms: int) -> bool:
                     return False
                 room -= unpacked
     except WireError:
-        return True  # the search says what is wrong
+        return True  # the search will raise the error
     return True
 
 

@@ -1,1 +1,1 @@
-"""What every part of a process stands on: the event loop, shared work, retries, turns, folders."""
+"""The base of every part of a process: the event loop, shared work, retries, turns, folders."""

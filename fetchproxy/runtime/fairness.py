@@ -1,4 +1,4 @@
-"""Whose turn it is, and how much a turn may take. Pure: no clock, and nobody sleeps here."""
+"""Fair turns between clients, and limits on bytes. Pure: it reads no clock and never sleeps."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-# The client that was served the fewest bytes goes next (start-time fair queueing, Goyal 1996):
-# with reads of one size that is round robin, with others it is round robin by bytes. Within a
-# client the order is that of asking. While several wait, none is more than one read ahead of
-# another, however many reads each has asked for, so one with a hundred partitions costs one with
-# a single partition every second place and not a hundred. Who comes newly begins level with the
-# one served last: what nobody else wanted at the time is held against nobody.
+# The client that was served the fewest bytes goes next (start-time fair queueing, Goyal 1996). With
+# reads of equal size this is round robin; with other reads it is round robin by bytes. The reads of
+# one client go in the order in which it asked. While several clients wait, none is more than one
+# read ahead of another, however many reads each has asked for. So a client with a hundred
+# partitions takes every second place from a client with one partition, not a hundred places. A new
+# client begins level with the client served last, so bytes served while no other client waited do
+# not count against a client.
 
 T = TypeVar("T", bound=Hashable)
 
 
 class FairQueue(Generic[T]):
-    """`cost` of an item is in bytes, above 0; an item is in the queue once, for all who want it."""
+    """`cost`: bytes, above 0. An item is in the queue once, for all clients that want it."""
 
     def __init__(self) -> None:
         self._lines: dict[Hashable, deque[T]] = {}
-        self._items: dict[T, tuple[int, list[Hashable]]] = {}  # cost, who waits for it
-        self._served: dict[Hashable, int] = {}  # bytes, on a scale on which newcomers begin at:
-        self._level = 0
+        self._items: dict[T, tuple[int, list[Hashable]]] = {}  # cost, clients that wait for it
+        self._served: dict[Hashable, int] = {}  # bytes
+        self._level = 0  # a new client begins with this many bytes
         self._turn: Hashable = None
         self._has_turn = False
 
@@ -39,7 +40,7 @@ class FairQueue(Generic[T]):
         self.join(item, client)
 
     def join(self, item: T, client: Hashable) -> None:
-        """`client` waits for `item` too: it goes with whichever of them has a turn first."""
+        """`client` waits for `item` too. The item goes at the first turn of any of its clients."""
         found = self._items.get(item)
         if found is None or client in found[1]:
             return
@@ -51,8 +52,8 @@ class FairQueue(Generic[T]):
         line.append(item)
 
     def head(self) -> T | None:
-        """Who has the turn keeps it until its item is popped or removed, or large reads, which
-        wait for room, would be passed over for ever.
+        """The next item. Its client keeps the turn until the item is popped or removed. Otherwise
+        large reads, which wait for room, would be passed over for ever.
         """
         if not self._lines:
             return None
@@ -62,7 +63,7 @@ class FairQueue(Generic[T]):
         return self._lines[self._turn][0]
 
     def pop(self) -> T:
-        """The head; its client has been served."""
+        """Remove and return the head. Its cost counts for the client that has the turn."""
         item = self.head()
         assert item is not None
         self._level = self._served[self._turn]
@@ -71,7 +72,7 @@ class FairQueue(Generic[T]):
         return item
 
     def remove(self, item: T) -> bool:
-        """False: it is not in the queue."""
+        """False: `item` is not in the queue."""
         found = self._items.pop(item, None)
         if found is None:
             return False
@@ -86,7 +87,9 @@ class FairQueue(Generic[T]):
         return True
 
     def _forget(self) -> None:
-        """Those who do not wait and are no further than a newcomer; all when nobody waits."""
+        """Forget clients that do not wait and were served no more bytes than a new client begins
+        with. Forget all clients when none waits.
+        """
         if not self._lines:
             self._served.clear()
             self._level = 0
@@ -98,14 +101,14 @@ class FairQueue(Generic[T]):
             }
 
 
-# How much a read brings is known when it has come. So, as with Kafka's quotas
-# (ClientQuotaManager, KIP-219, KIP-956), what came is counted, and whoever owes waits before the
-# next one. Over any time `t` no more than `burst + rate * t` passes, plus the one read that made
-# the debt.
+# The size of a read is known only when it has arrived. So, as with Kafka's quotas
+# (ClientQuotaManager, KIP-219, KIP-956), arrived bytes are counted, and a reader in debt waits
+# before its next read. Over any time `t`, at most `burst + rate * t` bytes pass, plus the one read
+# that made the debt.
 
 
 class TokenBucket:
-    """`bytes_per_s` above 0; up to one second's worth is saved up. Times in s, never falling."""
+    """`bytes_per_s`: above 0. It saves up to one second's worth. `now`: seconds; it never falls."""
 
     __slots__ = ("_at", "_bytes_per_s", "_left")
 
@@ -115,7 +118,7 @@ class TokenBucket:
         self._at = now
 
     def spend(self, size_bytes: int, now: float) -> float:
-        """What came; seconds until nothing is owed, 0: nothing is."""
+        """Count bytes that arrived. Returns the seconds until the debt is paid. 0: no debt."""
         earned = (now - self._at) * self._bytes_per_s
         self._left = min(self._left + earned, self._bytes_per_s) - size_bytes
         self._at = now

@@ -1,4 +1,4 @@
-"""Work that many wait for and one does."""
+"""Shared work: many callers wait for it, and one does it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ V = TypeVar("V")
 
 
 class SingleFlight(Generic[V]):
-    """One piece of work per key at a time: who comes while it runs shares the outcome.
+    """One piece of work per key at a time. A caller that comes while it runs shares the outcome.
 
-    It keeps nothing afterwards. No tasks are made; the first caller does the work itself, and if it
-    is cancelled one of those who wait takes over.
+    It keeps nothing afterwards. It makes no tasks: the first caller does the work itself. If that
+    caller is cancelled, a waiting caller takes over.
     """
 
     def __init__(self) -> None:
-        # The outcome: (value, error), or None when the one who did the work was cancelled.
+        # The outcome: (value, error). None: the caller that did the work was cancelled.
         self._flights: dict[Hashable, asyncio.Future[tuple[V | None, Exception | None] | None]] = {}
 
     async def run(self, key: Hashable, work: Callable[[], Awaitable[V]]) -> V:
-        """The value of `work()` or of the same key's work that is under way; raises its error."""
+        """The value of `work()`, or of the running work of the same key. Raises its error."""
         while (flight := self._flights.get(key)) is not None:
-            # shield: a waiter that is cancelled leaves, the others go on waiting.
+            # shield: if one waiter is cancelled, the others go on waiting.
             outcome = await asyncio.shield(flight)
             if outcome is None:
                 continue
@@ -54,8 +54,8 @@ class SingleFlight(Generic[V]):
         self._flights.pop(key).set_result(outcome)
 
 
-# Reads for nobody in particular begin while fewer than so many are under way: whoever looks at
-# thousands of old values must not have the store read them all at once.
+# `renew` begins a read only while fewer than this many are running. A caller that looks at
+# thousands of old values must not make the proxy read them all from the store at once.
 RENEWED_AT_ONCE = 16
 
 K = TypeVar("K", bound=Hashable)
@@ -69,12 +69,12 @@ class _Running(Generic[V]):
 
 
 class FreshReads(Generic[K, V]):
-    """Reads that many wait for and one task does: single-flight per key, cached, honest about age.
+    """Shared reads: many callers wait for one task per key. Values are cached with their age.
 
-    An async context manager that owns the tasks, so a caller that is cancelled leaves the read to
-    the others. A failed read fails those who wait for it and is not kept. `read(key, began_at)`
-    makes the value; `began_at` is the loop time (s) before the read's first request: what the store
-    held by then, the value shows.
+    An async context manager that owns the tasks, so a read goes on for the other callers if one is
+    cancelled. A failed read raises in all callers that wait for it and is not kept.
+    `read(key, began_at)` makes the value. `began_at`: loop time (s) before the read's first
+    request. The value shows everything that the store held by then.
     """
 
     def __init__(self, read: Callable[[K, float], Awaitable[V]]) -> None:
@@ -95,7 +95,8 @@ class FreshReads(Generic[K, V]):
         for running in self._running.values():
             running.task.cancel()
         if tasks is not None:
-            # Not the error of the body: the group would wrap it. The tasks themselves never raise.
+            # The error of the body is not passed on, because the group would wrap it. The tasks
+            # themselves never raise.
             await tasks.__aexit__(None, None, None)
 
     def cached(self, key: K) -> V | None:
@@ -103,17 +104,17 @@ class FreshReads(Generic[K, V]):
         return None if entry is None else entry[1]
 
     def entry(self, key: K) -> tuple[float, V] | None:
-        """What is cached, and the loop time at which its read began."""
+        """The loop time at which the cached value's read began, and the value."""
         return self._cached.get(key)
 
     def offer(self, key: K, began_at: float, value: V) -> None:
-        """What another read, begun then, has found; what began later stays."""
+        """Cache the value of another read, unless the cached value's read began later."""
         entry = self._cached.get(key)
         if entry is None or entry[0] <= began_at:
             self._cached[key] = (began_at, value)
 
     def shown(self, key: K, age_max_s: float) -> V | None:
-        """What is cached; where that is older, it is read again meanwhile (`renew`)."""
+        """The cached value. If it is older than `age_max_s`, `renew` begins a new read."""
         entry = self._cached.get(key)
         if entry is None:
             return None
@@ -123,29 +124,30 @@ class FreshReads(Generic[K, V]):
         return entry[1]
 
     def replace(self, key: K, value: V) -> None:
-        """Change what is cached without saying that it is any fresher."""
+        """Change the cached value and keep its age."""
         self._cached[key] = (self._cached[key][0], value)
 
     def renew(self, key: K, oldest: float, pause_s: float) -> None:
-        """Begin a read, for nobody in particular, where what is cached was read before `oldest`.
+        """Begin a read that no caller waits for, if the cached value's read began before `oldest`.
 
-        Not while one runs, and not within `pause_s` of the last one: a store that is away is not
-        asked by every caller.
+        Does nothing while a read of the key runs, nor within `pause_s` of its last renewal, so that
+        not every caller asks a store that is down.
         """
         entry = self._cached.get(key)
         if entry is None or entry[0] >= oldest or key in self._running or self._tasks is None:
             return
         if len(self._running) >= RENEWED_AT_ONCE:
-            return  # whoever looks next begins it
+            return  # a later call begins it
         now = asyncio.get_running_loop().time()
         if now - self._renewed.get(key, float("-inf")) >= pause_s:
             self._renewed[key] = now
             self._start(key)
 
     async def get(self, key: K, not_older_than: float) -> V:
-        """A value whose read began at or after `not_older_than` (loop time; the future is now).
+        """A value whose read began at or after `not_older_than` (loop time; a future time counts as
+        now).
 
-        Raises what the read raises; StorageUnavailable where the owner closes meanwhile.
+        Raises the error of the read, or StorageUnavailable if the owner closes meanwhile.
         """
         asked_from = min(not_older_than, asyncio.get_running_loop().time())
         while True:
@@ -154,14 +156,14 @@ class FreshReads(Generic[K, V]):
                 return entry[1]
             running = self._running.get(key) or self._start(key)
             if running.began_at >= asked_from:
-                # shield: the outcome is everybody's, and a bare await would cancel it with us.
+                # shield: callers share the outcome, and a bare await would cancel it with this one.
                 return await asyncio.shield(running.outcome)
-            # It began too early to show what this caller must see; the next one will. `wait` leaves
-            # the outcome alone, whatever happens to this caller or to that read.
+            # That read began too early for this caller; wait for it and begin another. `wait` does
+            # not change the outcome, whatever happens to this caller or to that read.
             await asyncio.wait([running.outcome])
 
     async def anew(self, key: K) -> V:
-        """A value whose read begins from here on, even if no clock tick lies in between."""
+        """A value whose read begins after this call, even within the same clock tick."""
         before = self._running.get(key)
         while before is not None and self._running.get(key) is before:
             await asyncio.wait([before.outcome])
@@ -193,11 +195,11 @@ class FreshReads(Generic[K, V]):
         del self._running[key]
         if not running.outcome.done():
             running.outcome.set_exception(StorageUnavailable("the metadata manager is closed"))
-        running.outcome.exception()  # seen, also where everybody has left
+        running.outcome.exception()  # marked as retrieved, in case every caller has left
 
 
 async def first_of(waits: Sequence[Coroutine[None, None, object]], timeout_s: float) -> None:
-    """Returns when one of `waits` is done or the time is over; the others are cancelled."""
+    """Return when one of `waits` is done or the time is over. Cancels the others."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(wait, name="first-of") for wait in waits]
         if tasks:
@@ -208,21 +210,21 @@ async def first_of(waits: Sequence[Coroutine[None, None, object]], timeout_s: fl
             await asyncio.sleep(timeout_s)
 
 
-# Told of each key's answer as soon as it is there.
+# Called with each key's answer as soon as it arrives.
 Tell = Callable[[K, V | ClusterError], None]
 Work = Callable[[Collection[K], Tell[K, V]], Awaitable[None]]
 
 
 class Gathering(Generic[K, V]):
-    """Questions that many ask one by one, put together: those of turns of the loop that follow.
+    """Combines single questions of many callers from successive turns of the loop into one call.
 
-    `work` tells the answer of each of the keys it is given, once, and raises no ClusterError. The
-    first who asks does it for all; if it is cancelled one of the others does the rest.
+    `work` must call `tell` once for each of its keys, and must not raise ClusterError. The first
+    caller does the work for all. If it is cancelled, another caller does the rest.
     """
 
     def __init__(self, work: Work[K, V]) -> None:
         self._work = work
-        # Whom one may still join: by key, what it will be told; None where the work was cancelled.
+        # The group that a caller may still join: by key, the future answer. None: there is none.
         self._next: dict[K, asyncio.Future[V | ClusterError | _Left]] | None = None
 
     async def ask(self, key: K) -> V:
@@ -235,7 +237,7 @@ class Gathering(Generic[K, V]):
                 flight = self._next.get(key)
                 if flight is None:
                     flight = self._next[key] = asyncio.get_running_loop().create_future()
-                # shield: a waiter that is cancelled leaves, the others go on waiting.
+                # shield: if one waiter is cancelled, the others go on waiting.
                 answer = await asyncio.shield(flight)
         if isinstance(answer, ClusterError):
             raise answer
@@ -254,7 +256,7 @@ class Gathering(Generic[K, V]):
         try:
             try:
                 gathered = 0
-                while gathered < len(flights):  # who asks for very many does so in several turns
+                while gathered < len(flights):  # a caller with very many keys needs several turns
                     gathered = len(flights)
                     await asyncio.sleep(0)
             finally:
@@ -268,7 +270,7 @@ class Gathering(Generic[K, V]):
 
 
 class _Left:
-    """The one who asked was cancelled before this was answered."""
+    """The caller that did the work was cancelled before this key was answered."""
 
 
 _LEFT = _Left()

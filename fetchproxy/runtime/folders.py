@@ -1,6 +1,7 @@
-"""One process to a folder, as Kafka locks its log.dirs: two writers would undo each other's.
+"""One process and one user per folder.
 
-And one user: what is kept in it is believed when it is read again.
+One process, as Kafka locks its log.dirs, because two writers would undo each other's work. One
+user, because the process trusts the folder's content when it reads it again.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ ROOT_UID = 0
 
 
 def make_own_folder(folder: Path, config_key: str) -> None:
-    """For its owner alone where it is made here. Blocks for the disk.
+    """Make the folder if it is missing, with access for its owner only. Blocks for the disk.
 
-    Raises OSError; ConfigError, naming `config_key`, where it is another user's. As for ssh, root's
-    will do: volumes are often mounted so. Where everybody may write, a warning is logged.
+    Raises OSError, or ConfigError with `config_key` if the folder belongs to another user. As with
+    ssh, a folder of root is accepted, because volumes are often mounted so. If every user may write
+    to the folder, a warning is logged.
     """
     folder.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
     status = folder.stat()
@@ -41,8 +43,8 @@ def make_own_folder(folder: Path, config_key: str) -> None:
 
 
 def take_folder(folder: Path, config_key: str) -> IO[bytes]:
-    """Make the folder if need be, and lock it until the file is closed. Blocks for the disk. Raises
-    ConfigError, naming `config_key`, where the folder cannot be had.
+    """Make the folder if it is missing, and lock it until the returned file is closed. Blocks for
+    the disk. Raises ConfigError with `config_key` if the folder cannot be used.
     """
     try:
         make_own_folder(folder, config_key)
@@ -57,12 +59,12 @@ def take_folder(folder: Path, config_key: str) -> IO[bytes]:
         raise ConfigError(f"{config_key} = {folder}: {error.strerror}") from error
 
 
-# A file as it was when last looked at: mtime (ns), size, inode. None: it is not there.
+# A file's state: mtime (ns), size, inode. None: the file does not exist.
 Stamp = tuple[int, int, int] | None
 
 
 def stamp_of(file: Path) -> Stamp:
-    """Follows symbolic links, which is how Kubernetes swaps a secret. Blocks for the disk."""
+    """Follows symbolic links, because Kubernetes swaps a secret by a link. Blocks for the disk."""
     try:
         found = file.stat()
     except OSError:

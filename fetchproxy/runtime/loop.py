@@ -1,6 +1,4 @@
-"""The event loop: how long it is held, how long work leaves it to others, and what a process
-takes of the system for it.
-"""
+"""The event loop: how long turns hold it, how work yields it; open files and memory."""
 
 from __future__ import annotations
 
@@ -30,22 +28,22 @@ from fetchproxy.observability.metrics import (
     HEAP_TRIMS,
 )
 
-# How long the event loop is held: what everything else that is ready has to wait for.
+# How long a turn holds the event loop. All other ready work waits for that time.
 #
-# A turn is what the loop runs between two looks at its sockets, so it is measured where the loop
-# looks: in the selector, by readings of clocks (1 µs) and without a task that would wake up for
-# it. No callback takes longer than its turn, and the turn is what a byte of the tail waits for. A
-# turn also lasts while other processes and threads have the core: how much of it the loop's own
-# thread took, another clock tells.
+# A turn is the work that the loop runs between two polls of its sockets. So the selector measures
+# it, by reading clocks (1 µs), without a task that would have to wake up. No callback takes longer
+# than its turn, and a byte of the tail waits for the whole turn. A turn also lasts while other
+# processes and threads use the core. A second clock shows how much of it the loop's own thread
+# used.
 
-# Shorter turns are counted and not sorted: there are tens of thousands of them a second.
+# Shorter turns are only counted, because there are tens of thousands of them a second.
 HELD_S_MIN = 0.001
 PUBLISH_INTERVAL_S = 1.0
 LONGEST_WITHIN_S = 60.0
 
 
 class TurnTimes:
-    """What the turns so far have taken; seconds."""
+    """The times of the turns so far, in seconds."""
 
     __slots__ = ("_recent", "_taken", "busy_s", "cpu_longest_s", "longest_s", "turns")
 
@@ -53,8 +51,8 @@ class TurnTimes:
         self.turns = 0
         self.busy_s = 0.0
         self.longest_s = 0.0  # since the last `publish`
-        self.cpu_longest_s = 0.0  # the same of what turns took of the thread's own time
-        # (of both) by PUBLISH_INTERVAL_S
+        self.cpu_longest_s = 0.0  # the same, in the thread's own CPU time
+        # (both) for each PUBLISH_INTERVAL_S
         self._recent: deque[tuple[float, float]] = deque(
             maxlen=round(LONGEST_WITHIN_S / PUBLISH_INTERVAL_S)
         )
@@ -71,7 +69,7 @@ class TurnTimes:
             EVENT_LOOP_HELD_SECONDS.observe(held_s)
 
     def publish(self) -> None:
-        """To the metrics; once in PUBLISH_INTERVAL_S."""
+        """Update the metrics; called once every PUBLISH_INTERVAL_S."""
         turns, busy_s = self._taken
         EVENT_LOOP_TURNS.inc(self.turns - turns)
         EVENT_LOOP_BUSY_SECONDS.inc(self.busy_s - busy_s)
@@ -83,7 +81,7 @@ class TurnTimes:
 
 
 class TimedSelector(selectors.DefaultSelector):
-    """`clock` and `cpu_clock`, the thread's own, are in seconds and never go back."""
+    """`clock` and `cpu_clock` (the thread's own CPU time) are in seconds and never go back."""
 
     def __init__(
         self, times: TurnTimes, clock: Callable[[], float], cpu_clock: Callable[[], float]
@@ -96,8 +94,8 @@ class TimedSelector(selectors.DefaultSelector):
         self._cpu_before = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        # The thread's clock is a system call: it is read before the loop sleeps, where nobody waits
-        # for it. What a look at the sockets takes itself is a few microseconds.
+        # The thread's clock is a system call. It is read before the loop sleeps, when no work waits
+        # for it. The poll of the sockets itself takes a few microseconds.
         cpu = self._cpu_clock()
         if self._woken_at is not None:
             held_s = self._clock() - self._woken_at
@@ -109,7 +107,7 @@ class TimedSelector(selectors.DefaultSelector):
 
 
 class TimedEventLoop(asyncio.SelectorEventLoop):
-    """asyncio's own loop, with its turns measured. `elapsed`: seconds, for timers and deadlines."""
+    """asyncio's own loop; it measures its turns. `elapsed`: seconds, for timers and deadlines."""
 
     def __init__(
         self,
@@ -123,7 +121,7 @@ class TimedEventLoop(asyncio.SelectorEventLoop):
 
 
 async def publish_event_loop_time() -> None:
-    """Until cancelled; of a loop that does not measure nothing is said."""
+    """Runs until cancelled. Publishes nothing if the loop does not measure its turns."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(PUBLISH_INTERVAL_S)
@@ -131,15 +129,16 @@ async def publish_event_loop_time() -> None:
             loop.times.publish()
 
 
-# Work for the archive gives way to the tail. The loop runs all that is ready before it looks at its
-# sockets again, and many consumers of the archive have a step ready each, a check of a chunk or an
-# answer to write: a record of the tail waits for all of them. So whoever has such a step asks here
-# first, and one goes on in each turn of the loop. That costs a tenth of the speed of many
-# consumers, so nobody waits while no tail is read.
+# Work for the archive gives way to the tail. The loop runs all ready work before it polls its
+# sockets again. Many consumers of the archive may each have a step ready, such as a check of a
+# chunk or an answer to write, and a record of the tail waits for all of these steps. So each such
+# step asks here first, and one step goes on in each turn of the loop. That slows many consumers of
+# the archive by a tenth, so no step waits while no client reads the tail.
 
-# A consumer of the tail asks again at once: who has not for so long is gone, or slow by itself.
+# A consumer of the tail asks again at once. If it has not for this long, it has disconnected or is
+# slow itself.
 _RECENT_S = 1.0
-# Of what a client says that it will wait, as it may say anything.
+# Bounds the wait that a client announces, because it may announce any number.
 _WAIT_S_MAX = 30.0
 
 
@@ -150,12 +149,12 @@ class LoopSteps:
         self._granting = False
 
     def tail_is_read(self, wait_s: float) -> None:
-        """A broker is asked for the end of a log, and its answer comes within `wait_s`."""
+        """A fetch at the end of a log went to a broker, which answers within `wait_s`."""
         now = asyncio.get_running_loop().time()
         self._tail_until = max(self._tail_until, now + min(wait_s, _WAIT_S_MAX) + _RECENT_S)
 
     async def begin(self) -> bool:
-        """Before a step. At once while no tail is read; True: others came first."""
+        """Call before a step. Returns at once if no client reads the tail. True: it waited."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._tail_until:
             return False
@@ -168,53 +167,54 @@ class LoopSteps:
         return True
 
     async def go_on(self) -> None:
-        """Between two steps: whatever else is ready comes first."""
+        """Call between two steps: all other ready work goes first."""
         if asyncio.get_running_loop().time() < self._tail_until:
             await self.begin()
         else:
             await asyncio.sleep(0)
 
     def _grant(self, loop: asyncio.AbstractEventLoop) -> None:
-        """What is called soon is called in the loop's next turn."""
+        """Let one step go on, and schedule the next: `call_soon` runs in the loop's next turn."""
         while self._waiting:
             turn = self._waiting.popleft()
-            if not turn.done():  # as it is where its task was cancelled
+            if not turn.done():  # it is done if its task was cancelled
                 turn.set_result(None)
                 loop.call_soon(self._grant, loop)
                 return
         self._granting = False
 
 
-# A step of a fetch costs up to some 10 µs a partition: so many stay well below a millisecond.
+# A step of a fetch costs up to some 10 µs a partition. This many take a millisecond at most.
 MANY_PARTITIONS = 100
-# Requests, and answers, of one connection that are handled in one turn of the loop. Who sends a
-# thousand at once waits for the others between them; clients that read have one or two under way.
+# Requests and answers of one connection that one turn of the loop handles. A client that sends a
+# thousand requests at once lets other clients go in between. Consumers have one or two requests in
+# flight.
 MESSAGES_A_TURN = 8
-# A request that names more than some 250 partitions is read bit by bit.
+# A longer request names more than some 250 partitions. It is parsed in steps.
 READ_AT_ONCE_BYTES_MAX = 8_192
 
 
 async def breathe(partitions: int) -> None:
-    """After a step that went through so many; the usual fetch of a few goes on at once."""
+    """Yield after a step over many partitions. The usual fetch of a few goes on at once."""
     if partitions >= MANY_PARTITIONS:
         await asyncio.sleep(0)
 
 
 T = TypeVar("T")
 
-# A step costs up to some 10 µs a thing: a piece stays at a few milliseconds.
+# A step costs up to some 10 µs an item, so a piece takes at most a few milliseconds.
 ITEMS_AT_ONCE = 100
 
 
 def pieces(items: Iterable[T], at_once: int = ITEMS_AT_ONCE) -> Iterator[list[T]]:
-    """Lists of `at_once` items, the last one shorter. Who loops over them breathes after each."""
+    """Lists of `at_once` items; the last list may be shorter. The caller yields after each list."""
     rest = iter(items)
     while piece := list(islice(rest, at_once)):
         yield piece
 
 
 async def each_of(items: Iterable[T], at_once: int = ITEMS_AT_ONCE) -> AsyncIterator[T]:
-    """All items, with a breath after each piece."""
+    """All items. Yields to the event loop after each piece."""
     for piece in pieces(items, at_once):
         for item in piece:
             yield item
@@ -225,7 +225,7 @@ async def each_of(items: Iterable[T], at_once: int = ITEMS_AT_ONCE) -> AsyncIter
 async def chosen(
     items: Iterable[T], wanted: Callable[[T], bool], at_once: int = ITEMS_AT_ONCE
 ) -> list[T]:
-    """Those that are wanted, asked about a few at a time."""
+    """The items for which `wanted` is true, tested `at_once` at a time."""
     found: list[T] = []
     for piece in pieces(items, at_once):
         found += [item for item in piece if wanted(item)]
@@ -235,7 +235,7 @@ async def chosen(
 
 
 async def collected(items: Iterable[T]) -> list[T]:
-    """All that an iterator makes, its steps being done a few at a time."""
+    """All items of an iterator, taken ITEMS_AT_ONCE at a time."""
     found: list[T] = []
     for piece in pieces(items):
         found += piece
@@ -245,8 +245,8 @@ async def collected(items: Iterable[T]) -> list[T]:
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
-    """`work` on all of them, so many at once. Raises the first FetchProxyError by itself; no work
-    is begun after it.
+    """Run `work` on all items, `at_once` in parallel. Raises the first FetchProxyError itself, not
+    in a group. No work begins after it.
     """
     waiting = iter(items)
     failures: list[FetchProxyError] = []
@@ -272,7 +272,7 @@ async def _a_turn() -> None:
 
 
 def at_once(steps: Generator[None, None, T]) -> T:
-    """What `steps` ends with, where they are known to be few."""
+    """The result of `steps`, without pauses: for few steps, or in a thread."""
     while True:
         try:
             next(steps)
@@ -283,7 +283,7 @@ def at_once(steps: Generator[None, None, T]) -> T:
 async def in_steps(
     steps: Generator[None, None, T], pause: Callable[[], Awaitable[None]] = _a_turn
 ) -> T:
-    """What `steps` ends with; others come first wherever it yields."""
+    """The result of `steps`. Other work goes first each time it yields."""
     while True:
         try:
             next(steps)
@@ -298,15 +298,15 @@ _FILES_A_CLIENT = 2  # its own connection, and the one to its broker
 
 
 def raise_open_files_max(connections_max: int) -> int:
-    """The soft limit, often 1,024, goes up to the hard one, as in the JVM and in Go; the limit from
-    now on.
+    """Raise the soft limit, often 1,024, to the hard limit, as the JVM and Go do. Returns the limit
+    that applies now.
 
-    Logs how many clients it has room for, where that is less than `connections_max`.
+    Logs how many clients fit, if fewer than `connections_max`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError) as error:  # macOS: the hard limit may be above what it allows
+    except (OSError, ValueError) as error:  # macOS may refuse a limit as high as the hard one
         log.info("open_files_max_not_raised", open_files_max=soft, error=str(error))
         return soft
     if hard != resource.RLIM_INFINITY and hard < _FILES_A_CLIENT * connections_max:
@@ -321,41 +321,42 @@ _uninitialised = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_s
 
 
 def uninitialised(size_bytes: int) -> bytearray:
-    """Memory with any content: fill it before you hand it on. `bytearray(size_bytes)` clears it
-    first, which takes a tenth of the CPU of a replay and of an archiver.
+    """A bytearray with arbitrary content: the caller must fill it. `bytearray(size_bytes)` would
+    clear it first, which takes a tenth of the CPU of a replay and of an archiver.
     """
     buffer: bytearray = _uninitialised(None, size_bytes)
     return buffer
 
 
-# Freed memory goes back to the system: a burst's peak must not be the process's size for ever.
+# Freed memory goes back to the system, so that the process does not keep the size of a peak.
 #
-# glibc keeps what was freed between blocks that are still in use: after a thousand clients with
-# half requests of 100 KiB the process held 60 MB of it, in use 23. `malloc_trim` gives whole free
-# pages back. It takes about 0.15 ms per MB and holds the heap's lock: often and little is better
-# than rarely and much.
+# glibc keeps freed memory between blocks that are still in use. After a thousand clients with half
+# requests of 100 KiB, the process held 60 MB of freed memory with 23 MB in use. `malloc_trim` gives
+# whole free pages back. It takes about 0.15 ms per MB and holds the heap's lock, so frequent small
+# trims are better than rare large ones.
 #
-# Blocks of chunks' size it gives back by itself, each time, and every page of the next one is
-# then made and cleared anew: a fifth of the CPU of a replay. So they stay in the heap until a
-# trim.
+# By default, glibc returns each freed block of a chunk's size at once, and the kernel makes and
+# clears every page of the next block anew. That takes a fifth of the CPU of a replay. So these
+# blocks stay in the heap until a trim.
 
 
 LOOK_INTERVAL_S = 5.0
-# From <malloc.h>; the threshold is the largest that glibc takes, the rest follows from it.
+# From <malloc.h>. The block size is the largest mmap threshold that glibc accepts; the trim
+# threshold follows from it.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BLOCK_BYTES_MAX = 32 * MiB
 
 
 def spare_collections() -> None:
-    """What is there by now stays, and a full collection of garbage need not look at it each time:
-    it took 80 ms with the descriptions of S3, while everything else waited.
+    """Exempt the objects that exist now from garbage collection, because they stay. With the
+    descriptions of S3, a full collection took 80 ms, and all other work waited.
     """
     gc.collect()
     gc.freeze()
 
 
 class _MallInfo2(ctypes.Structure):
-    """`struct mallinfo2` of glibc 2.33; `fordblks` is what is free within the heap."""
+    """`struct mallinfo2` of glibc 2.33. `fordblks`: free bytes within the heap."""
 
     _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
     _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
@@ -363,7 +364,7 @@ class _MallInfo2(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Allocator:
-    """`freed_bytes()` counts pages that were given back as well: to glibc they are as free."""
+    """`freed_bytes()` also counts pages that were given back, because glibc counts them as free."""
 
     freed_bytes: Callable[[], int]
     give_back: Callable[[], None]
@@ -371,7 +372,7 @@ class Allocator:
 
 
 def glibc_allocator() -> Allocator | None:
-    """None where the C library is another one, or older."""
+    """None: the C library is not glibc, or is older than 2.33."""
     library = ctypes.CDLL(None)
     try:
         told, trim = library.mallinfo2, library.malloc_trim
@@ -388,7 +389,7 @@ def glibc_allocator() -> Allocator | None:
 
 
 async def give_back_freed_memory(allocator: Allocator | None) -> None:
-    """Until cancelled."""
+    """Runs until cancelled."""
     if allocator is None:
         log.info("freed_memory_is_kept", reason="not glibc 2.33 or later")
         await asyncio.Event().wait()

@@ -1,6 +1,4 @@
-"""What may fail and is tried again: how long it may take, how long to pause after a failure, and
-parts of a process that begin again.
-"""
+"""Retries: time limits, pauses after a failure, and parts of a process that are restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from fetchproxy.errors import StorageUnavailable
 
 @asynccontextmanager
 async def within(max_s: float, what: str) -> AsyncIterator[asyncio.Timeout]:
-    """StorageUnavailable, with `what`, where the body takes longer: who hangs counts as away."""
+    """Raises StorageUnavailable, with `what`, after `max_s`: a hang counts as an outage."""
     try:
         async with asyncio.timeout(max_s) as limit:
             yield limit
@@ -25,7 +23,7 @@ async def within(max_s: float, what: str) -> AsyncIterator[asyncio.Timeout]:
         raise StorageUnavailable(f"{what}: not done within {max_s:g} s") from None
 
 
-# 2^n overflows nothing, but there is no point in computing more than any `max_ms` can use.
+# Python ints do not overflow, but no `max_ms` needs more doublings than this.
 _DOUBLINGS_MAX = 30
 
 
@@ -38,8 +36,8 @@ class Backoff:
     jitter: float  # 0 … 1: the pause lies within ± this share of its nominal length
 
     def pause_ms(self, failures: int, unit: float) -> float:
-        """After `failures` (1, 2, …) failures; `unit` is random in 0 … 1. Never above `max_ms`, so
-        that what an outage costs after its end stays bounded.
+        """The pause after `failures` (1, 2, …) failures. `unit`: a random number in 0 … 1. Never
+        above `max_ms`, so that the delay after the end of an outage stays bounded.
         """
         if failures < 1:
             raise ValueError(f"{failures} failures need no pause")
@@ -61,8 +59,8 @@ async def keep_running(
     rng: random.Random,
     on_failure: Callable[[], None] = lambda: None,
 ) -> None:
-    """`run()` again and again, so that a part that fails takes no other down; pauses grow while it
-    fails soon. Ends only by cancellation.
+    """Call `run()` again and again, so that a part that fails does not stop the others. The pauses
+    grow while it fails soon. Ends only by cancellation.
     """
     clock = asyncio.get_running_loop().time
     pause_s = RESTART_PAUSE_INITIAL_S
@@ -70,7 +68,7 @@ async def keep_running(
         begun_at = clock()
         try:
             await run()
-        except Exception as error:  # the top of a part that must not take the relay down
+        except Exception as error:  # the top of a part that must not stop the relay
             on_failure()
             log.exception("part_failed", part=part, error=repr(error), pause_s=round(pause_s, 1))
         if clock() - begun_at > RESTART_PAUSE_MAX_S:

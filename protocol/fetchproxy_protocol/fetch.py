@@ -1,4 +1,4 @@
-"""Fetch: requests and answers as values, and read in one go where they are plain. Pure."""
+"""Fetch: requests and answers as values. Plain messages are read in one pass. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fetchproxy_protocol.primitives import (
     encode_uvarint,
 )
 
-# FetchRequest v4–18. A partition entry is never re-encoded: what the client wrote (epochs, tags)
-# reaches the broker unchanged, whichever session it travels in; but for the offset, where that was
-# lost. Layout: Kafka's FetchRequest.json.
+# FetchRequest v4–18. A partition entry is never re-encoded: the client's bytes (epochs, tags) reach
+# the broker unchanged in any session. Only the offset is replaced if it was lost. Layout: Kafka's
+# FetchRequest.json.
 
 VERSION_MIN = 4
 VERSION_MAX = 18
@@ -30,20 +30,21 @@ TOPIC_IDS_FROM = 13
 SESSIONS_FROM = 7
 LEADER_EPOCH_FROM = 9
 
-SESSIONLESS_EPOCH = -1  # KIP-227 FINAL_EPOCH: no session, or close the one named
+SESSIONLESS_EPOCH = -1  # KIP-227 FINAL_EPOCH: no session, or close the named session
 INITIAL_EPOCH = 0
 NO_LEADER_EPOCH = -1
 
-# Of one request. Five times what clusters of 10,000 partitions have; each costs some 400 bytes.
+# Partitions of one request: five times the number in clusters of 10,000 partitions. Each costs some
+# 400 bytes.
 PARTITIONS_MAX = 50_000
-# How many are read before `request_in_steps` leaves the event loop to others: less than 2 ms.
+# `request_in_steps` yields after this many partitions, which take less than 2 ms.
 _PARTITIONS_A_STEP = 250
 
 # A topic as the client named it on the wire: its UTF-8 name (v4–12) or the 16 bytes of its id.
 TopicRef = bytes
 PartitionKey = tuple[TopicRef, int]
-# One asked partition as the client wrote it, with tags. Nothing else is kept of it: a session may
-# have ten thousand, and plain bytes are small, and nothing that Python's collector looks at.
+# One requested partition as the client wrote it, with tags. Only these bytes are kept: a session
+# may have ten thousand partitions, bytes are small, and Python's garbage collector ignores them.
 FetchEntry = bytes
 
 _ENTRY_V4 = Struct(">iqi")  # partition, offset, max bytes
@@ -53,7 +54,7 @@ _ENTRY_V12 = Struct(">iiqiqi")  # + last fetched epoch
 _HEAD = Struct(">iii")  # max wait, min bytes, max bytes
 _SESSION = Struct(">ii")  # id, epoch
 _LIMITS = Struct(">iiiBii")  # max wait, min bytes, max bytes, isolation level, session id and epoch
-# Lengths that are below 0 (null) become large, and are not plain.
+# Unsigned: a length below 0 (null) becomes large, so the message is not plain.
 _COUNT = Struct(">I")
 _LENGTH = Struct(">H")
 _NO_TAGS = b"\x00"
@@ -64,13 +65,13 @@ def fetch_offset(entry: FetchEntry) -> int:
 
 
 def entry_bytes_max(entry: FetchEntry) -> int:
-    """How much the client takes of this partition."""
+    """The client's limit of bytes for this partition."""
     at = min(len(entry), _ENTRY_V12.size) - INT32.size  # the last field before the tags
     return INT32.unpack_from(entry, at)[0]  # type: ignore[no-any-return]
 
 
 def leader_epoch(entry: FetchEntry) -> int:
-    """The one that the client believes in; -1 (and all below v9): none to check."""
+    """The client's current leader epoch. -1 (always below v9): there is none to check."""
     if len(entry) < _ENTRY_V9.size:
         return NO_LEADER_EPOCH
     return INT32.unpack_from(entry, INT32.size)[0]  # type: ignore[no-any-return]
@@ -83,7 +84,7 @@ def from_offset(entry: FetchEntry, offset: int) -> FetchEntry:
 
 
 def _offset_at(entry: FetchEntry) -> int:
-    """Versions tell by the size: 16 bytes (v4), 24 (v5), 28 (v9), 33 and more (v12)."""
+    """The size shows the version: 16 bytes (v4), 24 (v5), 28 (v9), 33 and more (v12)."""
     return 8 if len(entry) >= _ENTRY_V9.size else 4
 
 
@@ -105,16 +106,17 @@ class FetchRequest(NamedTuple):
 
 
 def parse_fetch_request(payload: Buffer, body_at: int) -> FetchRequest:
-    """`payload` is a whole request without size prefix; `body_at` is where its header ends. Raises
-    WireError. Versions outside 4–18 are the caller's to refuse.
+    """`payload`: a whole request without size prefix. `body_at`: the position where its header
+    ends. Raises WireError. The caller must refuse versions outside 4–18.
     """
     version = INT16.unpack_from(payload, 2)[0]
     return plain_request(bytes(payload), body_at, version) or any_request(payload, body_at)
 
 
 def plain_request(payload: bytes, body_at: int, version: int) -> FetchRequest | None:
-    """What consumers send as a rule, read in a third of the time: less than 128 of everything,
-    nothing forgotten, no tags. None: it is not so, or not in order; `any_request` will tell.
+    """A request as consumers usually send it, read in a third of the time: all counts and lengths
+    below 128, no forgotten partitions, no tags. None: the request is different or malformed, so use
+    `any_request`.
     """
     if version < SESSIONS_FROM:
         return None
@@ -143,7 +145,7 @@ _Read = tuple[dict[PartitionKey, FetchEntry], bytes, bytes]  # partitions, rack 
 
 
 def _plain_request_flexible(payload: bytes, pos: int, version: int) -> _Read | None:
-    """From the topics on (v12+). Raises IndexError and StructError where it ends too early."""
+    """Reads from the topics on (v12+). Raises IndexError or StructError if it ends too early."""
     number_of, size = INT32.unpack_from, _ENTRY_V12.size + 1
     partitions: dict[PartitionKey, FetchEntry] = {}
     topics = payload[pos] - 1
@@ -168,7 +170,7 @@ def _plain_request_flexible(payload: bytes, pos: int, version: int) -> _Read | N
         if payload[pos]:
             return None
         pos += 1
-    rack_at = pos + 1  # behind the number of topics with forgotten partitions
+    rack_at = pos + 1  # after the number of topics with forgotten partitions
     rack_end = rack_at + (payload[rack_at] or 1)
     if payload[pos] != 1 or payload[rack_at] >= 0x80 or payload[rack_end:] != _NO_TAGS:
         return None
@@ -176,7 +178,7 @@ def _plain_request_flexible(payload: bytes, pos: int, version: int) -> _Read | N
 
 
 def _plain_request_classic(payload: bytes, pos: int, version: int) -> _Read | None:
-    """From the topics on (v7–11). Raises IndexError and StructError where it ends too early."""
+    """Reads from the topics on (v7–11). Raises IndexError or StructError if it ends too early."""
     number_of, size = INT32.unpack_from, _entry_bytes(version)
     partitions: dict[PartitionKey, FetchEntry] = {}
     topics = _COUNT.unpack_from(payload, pos)[0]
@@ -213,7 +215,7 @@ def any_request(payload: Buffer, body_at: int) -> FetchRequest:
 
 
 def request_in_steps(payload: Buffer, body_at: int) -> Generator[None, None, FetchRequest]:
-    """As `parse_fetch_request`, with a pause wherever it yields. Raises WireError."""
+    """As `parse_fetch_request`, but the caller may pause at each yield. Raises WireError."""
     version = INT16.unpack_from(payload, 2)[0]
     flexible = version >= FLEXIBLE_FROM
     cursor = Cursor(payload, body_at)
@@ -221,7 +223,7 @@ def request_in_steps(payload: Buffer, body_at: int) -> Generator[None, None, Fet
     at = cursor.skip(13, "fetch limits")
     max_wait_ms, min_bytes, bytes_max = _HEAD.unpack_from(payload, at)
     isolation_level = payload[at + 12]
-    if isolation_level not in (0, 1):  # the broker's IsolationLevel.forId takes no other
+    if isolation_level not in (0, 1):  # the broker's IsolationLevel.forId accepts only these
         raise MalformedMessage(f"isolation level {isolation_level} in a Fetch")
     session_id, session_epoch = 0, SESSIONLESS_EPOCH
     if version >= SESSIONS_FROM:
@@ -273,7 +275,7 @@ def _topic_ref(cursor: Cursor, version: int) -> TopicRef:
 
 
 def _entry_bytes(version: int) -> int:
-    """Without tags."""
+    """The size of an entry without tags."""
     if version >= FLEXIBLE_FROM:
         return _ENTRY_V12.size
     if version >= LEADER_EPOCH_FROM:
@@ -300,7 +302,7 @@ def _read_partitions(
             if step % _PARTITIONS_A_STEP == 0:
                 yield
         cursor.skip_tags(flexible)
-        step += 1  # a topic of few partitions costs as much as one of them
+        step += 1  # a topic costs as much as a partition
         if step % _PARTITIONS_A_STEP == 0:
             yield
 
@@ -332,7 +334,7 @@ def encode_topic_start(version: int, topic: TopicRef, partitions: int) -> bytes:
 
 
 def no_tags(version: int) -> bytes:
-    """What ends a partition, a topic and a message."""
+    """The empty tags that end a partition, a topic and a message."""
     return b"\x00" if version >= FLEXIBLE_FROM else b""
 
 
@@ -347,7 +349,7 @@ def encode_fetch_request(
     min_bytes: int,
     bytes_max: int,
 ) -> bytes:
-    """A framed request for `partitions` in another session; all else as the client asked it."""
+    """A framed request for `partitions` in another session. All other fields are the client's."""
     version = request.version
     out = bytearray(4)
     out += request.header
@@ -386,9 +388,9 @@ def _add_by_topic(
 def with_session(
     frame: bytes, body_at: int, version: int, session_id: int, session_epoch: int
 ) -> bytes:
-    """A framed request (v7+) in another session, and else as it came.
+    """The framed request (v7+) in another session, otherwise unchanged.
 
-    `body_at` is where the header ends behind the size prefix.
+    `body_at`: the position where the header ends, counted after the size prefix.
     """
     out = bytearray(frame)
     at = 4 + body_at + (4 if version < 15 else 0) + _HEAD.size + 1
@@ -397,23 +399,25 @@ def with_session(
 
 
 def with_bytes_max(frame: bytes, body_at: int, version: int, bytes_max: int) -> bytes:
-    """A framed request that asks for so many bytes, and else as it came; see `with_session`."""
+    """The framed request with another `bytes_max`, otherwise unchanged; see `with_session`."""
     out = bytearray(frame)
     INT32.pack_into(out, 4 + body_at + (4 if version < 15 else 0) + 8, bytes_max)
     return bytes(out)
 
 
-# FetchResponse v4–18. Records are never touched here: whoever composes an answer puts them between
+# FetchResponse v4–18. This module never touches records: the caller puts them between
 # `encode_partition_start` and `no_tags`. Layout: Kafka's FetchResponse.json.
 
 WATERMARKS = Struct(">qqq")  # high watermark, last stable offset, log start offset (v5+)
 WATERMARKS_V4 = Struct(">qq")
 _SESSION_HEAD = Struct(">ihi")  # throttle time, error code, session id (v7+)
-# Error code, session id, topics; behind the size prefix, correlation id and throttle time.
+# Error code, session id, topics; after the size prefix, correlation id and throttle time.
 _HEAD_V7 = Struct(">12xhiI")
-_TOPICS_AT, _ONE = 19, 2  # in a framed answer (v12+) their number, one more than there are
-# An answer of one topic and partition (v13+) up to its records, without the values of the partition
-# that nobody looks at.
+# The position of the number of topics in a framed answer (v12+), and the byte for one topic: a
+# count is encoded as count + 1.
+_TOPICS_AT, _ONE = 19, 2
+# An answer of one topic and partition (v13+) up to its records, without unused values of the
+# partition.
 _ONE_V13 = Struct(">8xB4xhix16sB4xh16xqB4xB")
 _ONE_PARTITION_AT = 37
 
@@ -422,17 +426,17 @@ _ONE_PARTITION_AT = 37
 _PARTITION_V5 = Struct(">ihqqqiI")
 _PARTITION_V11 = Struct(">ihqqqiiI")
 _LOG_START_AT = 22  # in a partition's entry (v5+)
-# A partition up to its aborted transactions' count, which takes one byte where there are few.
+# A partition up to the count of its aborted transactions, which takes one byte if they are few.
 _PARTITION_V12 = Struct(">ihqqqB")
 
 
-# The first offset of a partition that is to be shown, -1: not known, None: the broker's own.
+# From a partition to its log start offset for clients. -1: not known. None: the broker's own.
 LogStart = Callable[[int], int | None]
-# By topic, for those whose log may begin below the broker's.
+# By topic, for topics whose log may begin below the broker's log start.
 LogStarts = Mapping[TopicRef, LogStart]
 
 
-# One of each per answer: a named tuple is made in a third of a frozen dataclass's time.
+# Made once per answer. A named tuple takes a third of a frozen dataclass's time.
 class FetchResponseHead(NamedTuple):
     correlation_id: int
     throttle_time_ms: int
@@ -442,28 +446,30 @@ class FetchResponseHead(NamedTuple):
 
 
 class PartitionEntries(NamedTuple):
-    """Entries of so many partitions of one topic, encoded one after the other."""
+    """The encoded entries of `partitions` partitions of one topic, one after the other."""
 
     partitions: int
     pieces: Sequence[Buffer]
 
 
 class HeadPatch(NamedTuple):
-    """What the client sees instead: its own ids, and further partitions (`injected`).
+    """Changes to the head of a broker's answer: the client's own ids, and the partitions
+    `injected`.
 
-    The broker's answer has entries of the topics of `listed`, of up to so many partitions. Further
-    partitions of these go in front of the broker's; each other topic gets an entry of its own.
+    `listed`: topics that the broker's answer may have, with an upper bound of their partitions.
+    Injected partitions of these topics go before the broker's partitions. Each other topic gets its
+    own entry.
     """
 
     correlation_id: int
     session_id: int
     injected: Mapping[TopicRef, PartitionEntries] = {}
     listed: Mapping[TopicRef, int] = {}
-    throttle_time_ms: int = 0  # where it is longer than the broker's
+    throttle_time_ms: int = 0  # used if longer than the broker's
 
 
 class PartitionPatch(NamedTuple):
-    """Makes an answer without error of one with, or changes it; -1 where a value is not known."""
+    """New values for a partition's answer, which may replace an error. -1: a value is not known."""
 
     high_watermark: int = -1
     last_stable_offset: int = -1
@@ -472,12 +478,12 @@ class PartitionPatch(NamedTuple):
 
 
 def head_bytes(version: int) -> int:
-    """Bytes before the topic count, size prefix included."""
+    """The number of bytes before the topic count, size prefix included."""
     return 8 + (1 if version >= FLEXIBLE_FROM else 0) + 4 + (6 if version >= SESSIONS_FROM else 0)
 
 
 def parse_head(frame: Buffer, version: int) -> tuple[FetchResponseHead, int] | None:
-    """(head, position of the first topic) of a framed response, None while bytes are missing."""
+    """(head, position of the first topic) of a framed response. None: bytes are still missing."""
     at = head_bytes(version)
     if len(frame) < at + 5:  # 5: the longest topic count
         total = INT32.unpack_from(frame)[0] + 4 if len(frame) >= 4 else 1 << 31
@@ -500,7 +506,7 @@ def parse_head(frame: Buffer, version: int) -> tuple[FetchResponseHead, int] | N
 
 
 def encode_head(version: int, head: FetchResponseHead, body_bytes: int) -> bytes:
-    """Framed head of a response whose topics and trailing tags take `body_bytes`."""
+    """The framed head of a response. `body_bytes`: the size of its topics and trailing tags."""
     flexible = version >= FLEXIBLE_FROM
     out = bytearray(4)
     out += INT32.pack(head.correlation_id)
@@ -520,7 +526,7 @@ def encode_topic(version: int, topic: TopicRef, entries: PartitionEntries) -> li
 
 
 def count_grows_by(version: int, listed: int, further: int) -> int:
-    """So many bytes are enough for `further` partitions beside any number up to `listed`."""
+    """The bytes by which a count of up to `listed` can grow with `further` partitions."""
     return len(encode_uvarint(listed + further + 1)) - 1 if version >= FLEXIBLE_FROM else 0
 
 
@@ -532,9 +538,9 @@ def encode_partition_start(
     aborted: Sequence[tuple[int, int]] | None,
     records_bytes: int,
 ) -> bytes:
-    """A partition up to its records, which the caller appends, then `no_tags`.
+    """A partition up to its records. The caller appends the records, then `no_tags`.
 
-    `aborted` are (producer id, first offset), None for read_uncommitted.
+    `aborted`: (producer id, first offset) pairs. None: read_uncommitted.
     """
     flexible = version >= FLEXIBLE_FROM
     out = bytearray(INT32.pack(partition) + INT16.pack(error_code))
@@ -564,12 +570,12 @@ def encode_error_response(version: int, correlation_id: int, error_code: int) ->
 def plain_session_id(
     frame: memoryview, version: int, log_starts: LogStarts | None = None
 ) -> int | None:
-    """Of a whole framed answer (v7+) that holds nothing to look at but log starts.
+    """The session id of a whole framed answer (v7+) in which only log starts matter.
 
-    Such is nearly every answer at the tail: no error, no aborted transaction, no tags. One pass
-    without the scan's state, as its time is what the proxy adds to a record's way. None for every
-    other answer, a malformed one among them: the scan then says what is wrong with it. Log starts
-    are patched in place, also before it turns out that the answer is another one.
+    Nearly every answer at the tail is such: no error, no aborted transaction, no tags. This is one
+    pass without the scan's state, because its time adds to the latency of each record. None: any
+    other answer, also a malformed one, which the scan then reports. Log starts are patched in
+    place, even if the answer later turns out to be different.
     """
     try:
         if version >= TOPIC_IDS_FROM and frame[_TOPICS_AT] == _ONE:
@@ -584,7 +590,9 @@ def plain_session_id(
 
 
 def _plain_one(frame: memoryview, log_starts: LogStarts | None) -> int | None:
-    """Of one topic, by id. Of one partition it is read in one go: so it is at the tail."""
+    """`plain_session_id` for one topic, by id (v13+). An answer of one partition, as usual at the
+    tail, is read with one unpack.
+    """
     tags, error_code, session_id, topic, partitions, code, start, aborted, length = (
         _ONE_V13.unpack_from(frame)
     )
@@ -595,7 +603,7 @@ def _plain_one(frame: memoryview, log_starts: LogStarts | None) -> int | None:
     else:
         length, at = decode_uvarint(frame, _ONE_V13.size - 1)
         at += length - 1
-    # Behind the records come the tags of the partition, of the topic and of the answer.
+    # After the records come the tags of the partition, of the topic and of the answer.
     if tags or error_code or code or aborted > 1 or at + 3 != len(frame):
         return None
     if frame[at] or frame[at + 1] or frame[at + 2]:
@@ -634,7 +642,7 @@ def _plain_answer_flexible(
 def _plain_answer_classic(
     frame: memoryview, version: int, log_starts: LogStarts | None
 ) -> int | None:
-    """Counts and lengths are read without sign: null becomes large, and is not plain."""
+    """Reads counts and lengths as unsigned, so that null becomes large and is not plain."""
     error_code, session_id, topics = _HEAD_V7.unpack_from(frame)
     entry = _PARTITION_V11 if version >= 11 else _PARTITION_V5
     pos, end = _HEAD_V7.size, len(frame)
@@ -659,9 +667,9 @@ def _plain_answer_classic(
 
 
 def show_log_start(buf: memoryview, pos: int, shown: LogStart) -> None:
-    """In the partition's entry at `pos` (v5+): its log may begin below the broker's."""
+    """Patch the log start in the partition's entry at `pos` (v5+) if the log begins lower."""
     start = INT64.unpack_from(buf, pos + _LOG_START_AT)[0]
-    if start <= 0:  # nothing lies below it
+    if start <= 0:  # no log begins below it
         return
     first_offset = shown(INT32.unpack_from(buf, pos)[0])
     if first_offset is not None and first_offset < start:
@@ -671,10 +679,10 @@ def show_log_start(buf: memoryview, pos: int, shown: LogStart) -> None:
 def plain_run(
     buf: memoryview, pos: int, end: int, partitions: int, shown: LogStart | None = None
 ) -> tuple[int, int]:
-    """Step over partitions (v12+) without error, aborted transactions and tags.
+    """Step over partitions (v12+) that have no error, no aborted transactions and no tags.
 
-    (position, partitions left): stops before the first that is not so, or not whole. The log
-    starts of the others are patched where `shown` says so.
+    Returns (position, partitions left). It stops before the first partition that is different or
+    not whole. Log starts of the partitions before it are patched by `shown`.
     """
     unpack = _PARTITION_V12.unpack_from
     while partitions and pos + 36 <= end:

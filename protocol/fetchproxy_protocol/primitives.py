@@ -1,8 +1,8 @@
 """Kafka's primitive types: a bounds-checked `Cursor` to read, plain functions to write.
 
-Sources: Kafka protocol guide, KIP-482 (compact and tagged forms). `flexible` chooses between the
-classic form (int16/int32 lengths, -1 is null) and the compact one (uvarint of length + 1, 0 is
-null). Every read past the end raises `Truncated`; nothing else escapes.
+Sources: Kafka protocol guide, KIP-482 (compact and tagged forms). `flexible` selects the compact
+form (uvarint of length + 1, 0 is null) instead of the classic form (int16/int32 lengths, -1 is
+null). A read past the end raises `Truncated`, other malformed bytes raise `MalformedMessage`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ UINT32 = Struct(">I")
 INT64 = Struct(">q")
 
 UVARINT_BYTES_MAX = 5
-# No message of Kafka's has ten; without a bound 4 MiB could hold two million empty ones.
+# No Kafka message has ten tagged fields. Without a bound, 4 MiB could hold two million empty ones.
 TAGGED_FIELDS_MAX = 64
 
-# For `Cursor.rows`: where a flexible entry says that it has no tagged fields, by `flexible`.
+# By `flexible`, for `Cursor.rows`: the place and value of the byte that says "no tagged fields".
 NO_TAGS: dict[bool, dict[int, int]] = {False: {}, True: {-1: 0}}
 
 
 class TopicRows(NamedTuple):
-    """Entries of one topic's partitions. The first is at `position`, the others lie `stride` bytes
-    apart.
+    """Entries of one topic's partitions. The first is at `position`; each next one begins `stride`
+    bytes later.
     """
 
     topic: str
@@ -53,7 +53,9 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def encode_uvarint_in(value: int, size: int) -> bytes:
-    """In so many bytes: with leading zeros, which decoders take. Raises MalformedMessage."""
+    """A uvarint of exactly `size` bytes, with leading zeros, which decoders accept. Raises
+    MalformedMessage if `value` does not fit.
+    """
     encoded = bytearray(encode_uvarint(value))
     if len(encoded) > size:
         raise MalformedMessage(f"{value} does not fit into {size} bytes")
@@ -64,7 +66,7 @@ def encode_uvarint_in(value: int, size: int) -> bytes:
 
 
 def decode_uvarint(buf: Buffer, pos: int, end: int | None = None) -> tuple[int, int]:
-    """(value, position after it). What lies at `end` or behind is not looked at."""
+    """(value, position after it). Never reads at or after `end`."""
     limit = len(buf) if end is None else end
     value = shift = 0
     for at in range(pos, pos + UVARINT_BYTES_MAX):
@@ -92,7 +94,7 @@ def encode_bytes(value: bytes | None, flexible: bool) -> bytes:
 
 
 def encode_count(count: int | None, flexible: bool) -> bytes:
-    """The length before an array's elements; None is the null array."""
+    """The count before an array's elements. None: the null array."""
     if count is None:
         return b"\x00" if flexible else b"\xff\xff\xff\xff"
     return encode_uvarint(count + 1) if flexible else INT32.pack(count)
@@ -187,9 +189,9 @@ class Cursor:
         self.skip(max(self._length(flexible, wide=True), 0), "bytes")
 
     def count(self, flexible: bool) -> int | None:
-        """Elements of the array that follows; None for the null array.
+        """The number of elements of the array that follows. None: the null array.
 
-        A count that could not fit into what is left is malformed, so no caller loops for long.
+        A count above the number of remaining bytes is malformed, so no caller loops for long.
         """
         count = self._length(flexible, wide=True)
         if count > self.remaining:
@@ -201,15 +203,15 @@ class Cursor:
     def rows(
         self, row: Struct, count_max: int, fixed: Mapping[int, int]
     ) -> tuple[int, Iterator[tuple[Any, ...]]]:
-        """The next entries, how many and unpacked: those that are as long as `row`.
+        """The number of next entries that are as long as `row`, and these entries unpacked.
 
-        `fixed` are the bytes that say so and their places (-1 is the last one): lengths of arrays
-        and of tagged fields. Ends before the first entry that is not so, at `count_max`, or where
-        the message does. Much faster than field by field.
+        `fixed`: bytes that prove this length, by their place in the entry (-1 is the last byte).
+        They are the counts of arrays and of tagged fields. It stops before the first other entry,
+        at `count_max`, or at the end of the message. Much faster than field by field.
         """
         count = min(count_max, self.remaining // row.size)
         entries = memoryview(self.buf)[self.pos : self.pos + count * row.size]
-        # Where an entry has its length the next one begins where it is looked for.
+        # If an entry is as long as `row`, the next entry begins at the expected place.
         for at, byte in fixed.items():
             column = bytes(entries[at % row.size :: row.size])
             count = min(count, len(column) - len(column.lstrip(byte.to_bytes())))
@@ -217,10 +219,11 @@ class Cursor:
         return count, row.iter_unpack(entries[: count * row.size])
 
     def by_topic(self, entry: str, flexible: bool) -> Iterator[TopicRows]:
-        """An array of topics, each a name and an array of entries with these fields.
+        """Read an array of topics, each with a name and an array of entries.
 
-        As many entries of a topic at once as have the same length; those behind one with tagged
-        fields come alone. What surrounds the array is the caller's.
+        `entry`: the struct format of an entry's fields. Entries of a topic come together up to the
+        first one with tagged fields; from there on they come one by one. The caller reads the
+        fields around the array.
         """
         fields, row = Struct(entry), Struct(entry + "x" * flexible)
         for _ in range(self.count(flexible) or 0):
@@ -251,7 +254,7 @@ class Cursor:
                 self.skip(self.uvarint(), "tagged field")
 
     def tags(self) -> list[tuple[int, int, int]]:
-        """A tagged-field section as (tag, start, end) with positions in `buf`."""
+        """A tagged-field section as (tag, start, end), with positions in `buf`."""
         found = []
         for _ in range(self._tag_count()):
             tag = self.uvarint()
