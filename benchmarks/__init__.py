@@ -1,4 +1,4 @@
-"""What fetchproxy costs, measured against what a user would run instead, in one run side by side.
+"""Measures what fetchproxy costs, side by side with the alternatives that a user could run.
 
-Each module sets up what it compares through `lab/`. Ratios come first, since machines differ.
+Each module starts the servers it compares through `lab/`. Ratios come first, since machines differ.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [PART …]`: the parts named, or all of them, one after the other."""
+"""`python -m benchmarks [PART …]` runs the named parts, or all of them, one after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from benchmarks.frame import Part
 
-# In the order in which they run.
+# Parts run in this order.
 PARTS = ("tail", "replay", "fanin", "outage", "archive", "connections", "hostile", "metadata")
 
 
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = []
     began = time.monotonic()
     for name in options.parts or PARTS:
-        # In a process of its own: what a part leaves in memory is no burden to the next one.
+        # Each part is a process of its own, so memory that it leaves behind does not affect the
+        # next part.
         command = [sys.executable, "-m", f"benchmarks.{name}"]
         if subprocess.run(command + ["--quick"] * options.quick, check=False).returncode:
             failed.append(name)

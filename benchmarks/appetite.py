@@ -1,8 +1,10 @@
-"""What a stock librdkafka client reads of records that catch up: from the broker directly, through
-the proxy without pacing, and through it as it is, on the relayed tail and in the archive. A client
-that is told never to pause, at the broker directly, is the limit of all of them.
+"""How fast a stock librdkafka client reads records while it catches up.
 
-Each way is read through a proxy of its own, which knows nothing of the client yet.
+The client reads from the broker directly, through the proxy without pacing and through the proxy
+with pacing. It reads the relayed tail and the archive. The upper limit is a client that is set
+never to pause and that reads from the broker directly.
+
+Each way through a proxy has a new proxy, which knows nothing of the client yet.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ LIMIT = "direct, the client never pauses"
 TAIL, ARCHIVE = "tail", "archive"
 _OFF = {"gateway.pace_by_appetite": "false"}
 SMALL = Shape(100, "none")
-# The first part is this part of all records.
+# The first part is this fraction of all records: 1 / _FIRST_PART.
 _FIRST_PART = 2
-# Of larger records fewer are read: as many bytes as of these.
+# If records are larger than this, fewer are read, so that the bytes stay the same.
 _MANY_BYTES = 300
-Key = tuple[str, str, str]  # what is read and how, the way, "first" or "later"
+Key = tuple[str, str, str]  # (what is read and how, the way, "first" or "later")
 
 
 def measure(options: argparse.Namespace, console: Console) -> Outcome:
@@ -46,7 +48,7 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
         archive.mkdir()
         for shape, partitions, calls in _cases(options):
             console.print(f"{shape}, {partitions} partitions", markup=False)
-            # A pause costs a second: of few records its place decides everything.
+            # A pause lasts a second. With few records, its place alone would decide the result.
             records = options.records * _MANY_BYTES // max(shape.record_bytes, _MANY_BYTES)
             size = records * shape.record_bytes
             name = f"{shape.record_bytes}-{shape.compression}-{partitions}"
@@ -67,7 +69,7 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
 def _read_three_brokers(
     options: argparse.Namespace, console: Console, found: dict[Key, list[float]]
 ) -> None:
-    """One consumer with a connection to each."""
+    """Reads with one consumer that has a connection to each broker."""
     what = f"{SMALL}, {_SPREAD} partitions of three brokers, {CONSUME}"
     console.print(what, markup=False)
     with tempfile.TemporaryDirectory(prefix="appetite-") as folder, KafkaCluster() as kafka:

@@ -1,7 +1,9 @@
-"""Whether pacing by appetite costs anybody time: applications that nap, rebalance or are killed,
-and many stock librdkafka clients at once. Each reads a topic whose first part is in the archive and
-whose rest is on the broker, through a proxy that paces and one that does not; many also read from
-the broker directly, where all is there.
+"""Measures whether pacing by appetite slows clients down.
+
+The clients are applications that nap, rebalance or are killed, and many stock librdkafka clients at
+once. Each reads a topic whose first part is in the archive and whose rest is on the broker, through
+a proxy that paces and through one that does not. If nothing of the topic is archived, the many
+clients also read from the broker directly.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _PROJECT = Path(__file__).parents[1]
 _END_S = 60.0
 _NOT_SLOWER = 1 / 0.97
 _UNFAIR_MAX = 0.10
-Found = dict[tuple[str, str], list[float]]  # what is measured, the way
+Found = dict[tuple[str, str], list[float]]  # (what is measured, the way)
 
 
 def measure(options: argparse.Namespace, console: Console) -> Outcome:
@@ -100,7 +102,7 @@ def _read_as_crowd(
 
 
 def crowd(bootstrap: str, readers: int, records: int) -> list[float]:
-    """How long each took from the begin of all. Raises CalledProcessError, OSError."""
+    """The seconds each reader took after the common start. Raises CalledProcessError, OSError."""
     command = [sys.executable, "-m", "benchmarks.stock_reader", CONSUME, bootstrap, _TOPIC]
     command += [str(records), str(records // 2), str(_PARTITIONS), WHEN_TOLD]
     with ExitStack() as running:

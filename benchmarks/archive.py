@@ -1,9 +1,9 @@
-"""`python -m benchmarks.archive`: how fast a topic is archived, against one who only reads it.
+"""`python -m benchmarks.archive`: how fast a topic is archived, compared with only reading it.
 
-In each round the same topic of the same broker is read by a plain consumer that throws the records
-away, and archived by `fetchproxy archive --once` into a local directory and to an S3 server, in
-turn; the library of uploads alone puts as many bytes there. Records of other sizes, and compressed
-ones, are archived and read once each.
+In each round, a plain consumer reads the topic and throws the records away, and `fetchproxy archive
+--once` archives the same topic into a local directory and to an S3 server. They run in turn. The
+upload library alone also uploads as many bytes to the S3 server. Topics with other record sizes and
+with compressed records are archived and read once each.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OTHERS = (Shape(100, "none"), Shape(64 * 1024, "none"), Shape(1024, "lz4"))
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One reading or archiving of a topic; `mib_max`: memory, of archivers alone."""
+    """One reading or archiving of a topic. `mib_max`: peak memory in MiB, for archivers only."""
 
     mb_per_s: float
     cpu_s_per_gb: float
@@ -58,12 +58,12 @@ def _topic(shape: Shape) -> str:
     return f"benchmark-archive-{shape.record_bytes}-{shape.compression}"
 
 
-Runs = dict[tuple[Shape, str], list[Run]]  # by contestant; an entry a round
+Runs = dict[tuple[Shape, str], list[Run]]  # by (topic's shape, contestant); one entry a round
 
 
 @dataclass(slots=True)
 class Bench:
-    """The servers, and how each contestant goes once over a topic."""
+    """The servers, and how each contestant processes a topic once."""
 
     kafka: KafkaServer
     folder: Path
@@ -83,7 +83,7 @@ class Bench:
         return found
 
     def fill(self, shape: Shape, mib: int) -> int:
-        """How many records it has written."""
+        """Writes the topic and returns the number of records."""
         records = mib * MIB // shape.record_bytes
         topic = self.kafka.create_topic(_topic(shape), PARTITIONS)
         fill(self.kafka.bootstrap, topic, PARTITIONS, records, shape)
@@ -110,7 +110,7 @@ class Bench:
         return self._archive(shape, records, url, self.s3.environment)
 
     def _bare_uploads(self, shape: Shape, records: int) -> Run:
-        """As many bytes, in files that are as long as segments."""
+        """Uploads as many bytes as the topic has, in files as long as segments."""
         assert self.s3 is not None
         self._stores += 1
         file = self.folder / "segment"
@@ -131,7 +131,7 @@ class Bench:
 
 
 def _run(shape: Shape, records: int, took: Mapping[str, float]) -> Run:
-    """By the bytes of the values, also where they are compressed on their way."""
+    """Counts the bytes of the values, even if they are compressed in transit."""
     return _run_of(shape.record_bytes * records, took)
 
 
@@ -142,7 +142,7 @@ def _run_of(size_bytes: int, took: Mapping[str, float]) -> Run:
 
 
 def _require_archived(store: Path, shape: Shape, records: int) -> None:
-    """Raises PartFailed where something is missing: the figure would be of less work."""
+    """Raises PartFailed if bytes are missing: the figure would then stand for less work."""
     if shape.compression == "none":
         stored = sum(log.stat().st_size for log in store.rglob("*.log"))
         wanted = shape.record_bytes * records
@@ -214,7 +214,7 @@ PART = Part(
     description=__doc__,
     sizes=(
         Size("rounds", 3, 1, "rounds with records of 1 KiB"),
-        Size("mib", 2048, 16, "of records of 1 KiB"),  # so that a start, 0.5 s, counts for little
+        Size("mib", 2048, 16, "of records of 1 KiB"),  # so a start, 0.5 s, counts for little
         Size("others", 256, 16, "MiB of records of each other kind"),
     ),
     measure=measure,

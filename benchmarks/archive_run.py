@@ -1,6 +1,9 @@
-"""One run of fetchproxy's command line, timed from within: `python -m benchmarks.archive_run ARG…`
-prints `{"seconds": …, "cpu_seconds": …, "mib_max": …}`. What starting Python and loading the code
-takes is left out, as it is for a consumer that `drain` times; everything else counts."""
+"""One run of fetchproxy's command line, timed from within.
+
+`python -m benchmarks.archive_run ARG…` prints `{"seconds": …, "cpu_seconds": …, "mib_max": …}`. The
+time to start Python and to load the code is left out, as it is for a consumer that `drain` times.
+Everything else counts.
+"""
 
 from __future__ import annotations
 

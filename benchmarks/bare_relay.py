@@ -1,7 +1,8 @@
-"""A relay that does nothing but pass bytes: what any proxy on asyncio costs at least.
+"""A relay that only passes bytes: the least that any proxy on asyncio costs.
 
-`python -m benchmarks.bare_relay LISTEN_PORT UPSTREAM_PORT`. It reads no protocol, so a broker
-must tell clients its address: `told_by_kafka` gives a broker the listener for that.
+`python -m benchmarks.bare_relay LISTEN_PORT UPSTREAM_PORT`. The relay reads no protocol, so the
+broker must advertise the relay's address to clients: `told_by_kafka` gives the broker a listener
+that does so.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _PROJECT = Path(__file__).parents[1]
 
 
 class Half(asyncio.BufferedProtocol):
-    """One side of a connection; `other` is the other one. All share one buffer, as fetchproxy's."""
+    """One side of a connection; `other` is the other side. All share one buffer, as in
+    fetchproxy."""
 
     def __init__(self, upstream_port: int, view: memoryview, other: Half | None = None) -> None:
         self._upstream_port = upstream_port
@@ -72,7 +74,7 @@ class Half(asyncio.BufferedProtocol):
 
 
 class BareRelay:
-    """`with BareRelay() as relay: …` between `port`, for clients, and `upstream_port`."""
+    """`with BareRelay() as relay: …` relays from `port`, for clients, to `upstream_port`."""
 
     def __init__(self, upstream_port: int | None = None) -> None:
         first = free_ports(2)
@@ -91,7 +93,8 @@ class BareRelay:
         return self._process.pid
 
     def told_by_kafka(self) -> Mapping[str, str]:
-        """Properties of a broker that listens at `upstream_port` too, and names `port` there."""
+        """Properties of a broker that also listens at `upstream_port` and advertises `port`
+        there."""
         ours = "RELAYED://127.0.0.1:"
         listeners = "PLAINTEXT://127.0.0.1:{port}"
         return {

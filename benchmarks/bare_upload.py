@@ -1,6 +1,8 @@
-"""Uploads with nothing around them, by the library that the archiver uses: the limit of what it can
-reach. `python -m benchmarks.bare_upload ENDPOINT BUCKET PREFIX FILES FILE` puts FILE that often,
-four at a time, and prints `{"seconds": …, "cpu_seconds": …}`."""
+"""Uploads with the library that the archiver uses and nothing else: the archiver's upper limit.
+
+`python -m benchmarks.bare_upload ENDPOINT BUCKET PREFIX FILES FILE` uploads FILE that many times,
+four at a time, and prints `{"seconds": …, "cpu_seconds": …}`.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,13 @@ if __name__ == "__main__":
         bucket,
         endpoint=endpoint,
         client_options={"allow_http": True},
-        checksum_algorithm="CRC64NVME",  # as the product, with a server that checks it
+        checksum_algorithm="CRC64NVME",  # as in fetchproxy, with a server that checks it
         unsigned_payload=True,
     )
     cpu_before, begun = time.process_time(), time.perf_counter()
     asyncio.run(upload(bare, prefix, int(count), Path(file)))
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_before
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds}), flush=True)
-    # The library's threads may still hold objects of an interpreter that ends, which aborts it.
+    # The library's threads may still hold Python objects when the interpreter ends, which would
+    # abort the process.
     os._exit(0)

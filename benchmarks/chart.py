@@ -1,4 +1,4 @@
-"""Rows of figures as bars in an SVG: one panel for each unit. Pure; knows nothing of benchmarks."""
+"""Draws rows of figures as bars in an SVG, one panel for each unit. Pure; knows no benchmark."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ WIDTH = 860
 _MARGIN = 20
 _BAR = 12
 _LINE = 36  # a label, and the bar below it
-_HEAD = 34  # of a panel
-_NUMBERS = 210  # right of the bars
+_HEAD = 34  # height of a panel's heading
+_NUMBERS = 210  # width of the column right of the bars
 _COLOURS = {True: "#2e8b57", False: "#c0392b", None: "#5b7fa6"}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Figure(Protocol):
-    """What of a Row is drawn: `value` as a bar, `min` to `max` as a whisker, the goal as a line."""
+    """The drawn part of a Row: `value` as a bar, `min` to `max` as a whisker, the goal as a
+    line."""
 
     @property
     def name(self) -> str: ...
@@ -37,7 +38,7 @@ class Figure(Protocol):
 
 
 def drawing(title: str, rows: Sequence[Figure]) -> str:
-    """An SVG document. Panels come in the order in which their units first appear."""
+    """An SVG document. Panels are in the order in which their units first appear."""
     panels: dict[str, list[Figure]] = {}
     for each in rows:
         panels.setdefault(each.unit, []).append(each)
@@ -57,7 +58,7 @@ def drawing(title: str, rows: Sequence[Figure]) -> str:
 
 
 def limit_of(goal: str | None) -> float | None:
-    """The first number of a goal's text, which is where its line is drawn."""
+    """The first number in a goal's text. The goal's line is drawn there."""
     found = _NUMBER.search(goal or "")
     return float(found[0]) if found else None
 
@@ -65,7 +66,7 @@ def limit_of(goal: str | None) -> float | None:
 def _panel(unit: str, figures: Sequence[Figure], top: float) -> list[str]:
     limits = [limit_of(each.goal) if _same_scale(each) else None for each in figures]
     most = max([each.max for each in figures] + [limit or 0.0 for limit in limits] + [1e-9])
-    # What can be negative, such as a latency that is added, is drawn as nothing.
+    # A negative value, such as an added latency below 0, is drawn as 0.
     scale = (WIDTH - 2 * _MARGIN - _NUMBERS) / most
     parts = [_text(_MARGIN, top + 22, unit or "count", "font-size='14' font-weight='bold'")]
     for number, (figure, limit) in enumerate(zip(figures, limits, strict=True)):
@@ -98,7 +99,8 @@ def _bar(figure: Figure, limit: float | None, scale: float, y: float) -> list[st
 
 
 def _same_scale(figure: Figure) -> bool:
-    """ "flat within 15 %" names a share, not a place on the bar's scale."""
+    """False for a goal such as "flat within 15 %", which is a share and no value on the bar's
+    scale."""
     return not (figure.goal or "").rstrip().endswith("%")
 
 

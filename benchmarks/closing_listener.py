@@ -1,7 +1,7 @@
 """A server that closes each connection at its first bytes.
 
-`python -m benchmarks.closing_listener PORT`. What harm that is done to it costs others is the
-machine's: the sender's work, and the least that any server on asyncio does about it.
+`python -m benchmarks.closing_listener PORT`. Hostile clients that connect here cost others only the
+machine's time: the sender's own work, and the least work of any server on asyncio.
 """
 
 from __future__ import annotations

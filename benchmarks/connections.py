@@ -1,12 +1,15 @@
-"""`python -m benchmarks.connections`: what it costs to have many connections, and many partitions.
+"""`python -m benchmarks.connections`: the cost of many connections and of many partitions.
 
-Idle connections are held by a process of its own; what the proxy's grows by is divided by their
-number, and each of them has a connection of the proxy to the broker behind it. Small fetches go
-over 100 and over 1,000 connections in turn, and the same bytes are read from a topic and from one
-with ten times the partitions in turn: what is left of the rate when its load is spread wider. The
-same fetches are sent to the broker itself, and through a relay that only passes bytes: what is
-missing there already no proxy on one thread of asyncio can have. Then very many partitions are
-looked up at once, with the store 40 ms away: see `look_ups`.
+A separate process holds the idle connections. The growth of the proxy's memory is divided by their
+number; behind each of them the proxy has a connection to the broker.
+
+Small fetches go over 100 and over 1,000 connections in turn. The same bytes are read in turn from a
+topic and from one with ten times the partitions. The result is the share of the rate that remains
+when the load is spread wider.
+
+The same fetches go to the broker itself and through a relay that only passes bytes: no proxy on one
+thread of asyncio can be faster than that relay. Last, many partitions are looked up at once, with
+the store 40 ms away: see `look_ups`.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ PARTITIONS, PARTITIONS_WIDE = 10, 100
 CONNECTIONS, CONNECTIONS_WIDE = 100, 1000
 SHAPE, SMALL_SHAPE = Shape(1024, "none"), Shape(100, "none")
 
-_WARM_CONNECTIONS = 100  # before the first look, so that what is there once is not counted
+_WARM_CONNECTIONS = 100  # made before the first measurement, so one-time memory is not counted
 _FILES_A_CONNECTION = 2  # the client's, and the one to the broker
 _FILES_BESIDES = 100
 _SETTLE_S = 6.0  # freed memory goes back to the system every 5 s
@@ -51,11 +54,11 @@ _PROJECT = Path(__file__).parents[1]
 
 @dataclass(slots=True)
 class Measured:
-    """Rates by (contestant, connections or partitions), an entry for each round it was in."""
+    """Rates by (contestant, connections or partitions), with an entry for each round."""
 
     requests_per_s: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     mb_per_s: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    idle_kib: float = 0.0  # each
+    idle_kib: float = 0.0  # of each connection
     idle: int = 0
     files_each: float = 0.0
 
@@ -99,7 +102,7 @@ def rows_of(measured: Measured) -> list[Row]:
 
 
 def small_fetch_rows(requests: dict[tuple[str, int], list[float]]) -> list[Row]:
-    """How much of the broker's own rate is left through each proxy, and of the bare relay's."""
+    """The share of the broker's rate through each proxy, and of the bare relay's rate."""
     direct = requests[DIRECT, CONNECTIONS_WIDE]
     rows = goal_rows(SMALL_FETCHES, ratios(requests[FETCHPROXY, CONNECTIONS_WIDE], direct))
     for count in (CONNECTIONS_WIDE, CONNECTIONS):
@@ -113,12 +116,12 @@ def small_fetch_rows(requests: dict[tuple[str, int], list[float]]) -> list[Row]:
 
 # -- idle ----------------------------------------------------------------------------------------
 def idle_within(wanted: int, files_max: int) -> int:
-    """How many connections a proxy can hold that may open `files_max` files."""
+    """How many connections a proxy can hold if it may open `files_max` files."""
     return min(wanted, (files_max - _FILES_BESIDES) // _FILES_A_CONNECTION)
 
 
 def raise_files_max() -> int:
-    """The soft limit goes up to the hard one, here and in processes that are started from here."""
+    """Raises the soft limit to the hard one, for this process and those it starts."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
@@ -126,7 +129,7 @@ def raise_files_max() -> int:
 
 @contextmanager
 def held(bootstrap: str, count: int) -> Iterator[None]:
-    """That many idle connections. Raises PartFailed."""
+    """Holds `count` idle connections. Raises PartFailed."""
     command = [sys.executable, "-m", "benchmarks.many_connections", bootstrap, SMALL, str(count)]
     with subprocess.Popen(
         [*command, "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_PROJECT
@@ -143,7 +146,7 @@ def held(bootstrap: str, count: int) -> Iterator[None]:
 
 
 def measure_idle(kafka: KafkaServer, wanted: int, measured: Measured) -> None:
-    """In a proxy of its own. Memory of the kernel's sockets is not the process's, nor counted."""
+    """Uses a proxy of its own. The kernel's socket memory is not the process's and not counted."""
     measured.idle = idle_within(wanted, raise_files_max())
     with FetchproxyServer(kafka.bootstrap) as proxy, held(proxy.bootstrap, _WARM_CONNECTIONS):
         time.sleep(_SETTLE_S)
@@ -174,7 +177,8 @@ def measure_spread(kafka: KafkaServer, options: argparse.Namespace, console: Con
                     rate = _requests_per_s(bootstrap, count, options.seconds)
                     if number:
                         measured.requests_per_s.setdefault((name, count), []).append(rate)
-            # The broker itself is read in every second round: it only shows what is the machine's.
+            # The broker itself is read only in every second round: it shows just the machine's
+            # part.
             for name, bootstrap in in_turn([ours, control], number) if number % 2 else [ours]:
                 for partitions in in_turn((PARTITIONS, PARTITIONS_WIDE), number):
                     rate = _mb_per_s(bootstrap, partitions, records)

@@ -1,4 +1,4 @@
-"""The ways to the same broker that a benchmark compares: directly, and through each proxy."""
+"""The ways to one broker that a benchmark compares: directly and through each proxy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROJECT = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """`pid` is the proxy's process, None where there is none between client and broker."""
+    """One way to the broker. `pid`: the proxy's process, None if there is no proxy."""
 
     name: str
     bootstrap: str
@@ -35,9 +35,9 @@ class Contestant:
 
 
 class FetchproxyServer:
-    """`fetchproxy serve`; without a `store` its archive is empty: what is measured is the relay.
+    """`fetchproxy serve`. Without a `store` its archive is empty, so only the relay is measured.
 
-    `environment` is for the store's credentials, `settings` are `--set`, and limits.
+    `environment`: the store's credentials. `settings`: values for `--set`, and limits.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class FetchproxyServer:
         return self._process.pid
 
     def metric(self, name: str) -> float:
-        """The sum over all labels, as /metrics has it. Raises OSError."""
+        """The sum over all labels in /metrics. Raises OSError."""
         with urlopen(f"http://{self._console}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return sum(
@@ -99,8 +99,10 @@ class FetchproxyServer:
 def contestants(
     kafka: KafkaServer, left_out: frozenset[str], settings: Mapping[str, str] | None = None
 ) -> Iterator[tuple[list[Contestant], list[str]]]:
-    """(who takes part, one line for each who should but cannot). `settings` are fetchproxy's
-    `--set`."""
+    """Yields the contestants that run, and a line for each one that cannot.
+
+    `settings`: values for fetchproxy's `--set`.
+    """
     with ExitStack() as running:
         present = [Contestant(DIRECT, kafka.bootstrap, None)]
         absent: list[str] = []

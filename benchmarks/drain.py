@@ -1,8 +1,8 @@
-"""One librdkafka consumer that reads a topic from offset 0 to a given number of records.
+"""One librdkafka consumer that reads a given number of records of a topic from offset 0.
 
-`python -m benchmarks.drain CONSUMER BOOTSTRAP TOPIC PARTITIONS RECORDS` prints
-`{"seconds": …, "cpu_seconds": …}` as JSON. A process of its own, so that its CPU time is its own
-and no run finds memory or threads of the run before.
+`python -m benchmarks.drain CONSUMER BOOTSTRAP TOPIC PARTITIONS RECORDS` prints `{"seconds": …,
+"cpu_seconds": …}` as JSON. It is a process of its own, so its CPU time is only its own and no run
+inherits memory or threads from the run before.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ _BATCH_RECORDS = 10_000  # `consume` makes the message objects in C; Python only
 _SETTINGS = {"group.id": "benchmark", "enable.auto.commit": False, "auto.offset.reset": "error"}
 STOCK = "stock"
 UNPAUSED = "unpaused"
-# A stock librdkafka that has 64 MiB of records waiting for its application stops fetching for a
-# second. It is what users run, but says more about the pauses than about the way to the broker: a
-# faster way only means more of them. So there is a second consumer, with large fetches, that does
-# not pause.
+# A stock librdkafka stops fetching for a second when 64 MiB of records wait for its application.
+# Users run this client, but it tells more about the pauses than about the way to the broker: a
+# faster way only causes more pauses. The second consumer has large fetches and does not pause.
 CONSUMERS: dict[str, dict[str, int]] = {
     STOCK: {},
     UNPAUSED: {
@@ -39,7 +38,7 @@ CONSUMERS: dict[str, dict[str, int]] = {
 def drain(
     settings: Mapping[str, int], bootstrap: str, topic: str, partitions: int, records: int
 ) -> tuple[float, float]:
-    """(seconds, CPU seconds of this process) from the first fetch on. Raises KafkaException."""
+    """(seconds, CPU seconds of this process), from the first fetch. Raises KafkaException."""
     consumer = Consumer({"bootstrap.servers": bootstrap, **_SETTINGS, **settings})
     consumer.list_topics(topic, timeout=30.0)
     cpu_before, begun = _cpu_seconds(), time.perf_counter()
@@ -49,7 +48,8 @@ def drain(
         batch = consumer.consume(_BATCH_RECORDS, timeout=0.1)
         if not batch and time.perf_counter() - begun > _STALLED_S:
             raise SystemExit(f"only {seen} of {records} records after {_STALLED_S} s")
-        # Errors stand alone in the queue, so looking at a batch's ends finds them soon enough.
+        # An error is a message of its own in the queue, so a check of each batch's ends finds it
+        # soon enough.
         for message in batch[:1] + batch[-1:]:
             if message.error() is not None:
                 raise KafkaException(message.error())

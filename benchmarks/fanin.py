@@ -1,8 +1,8 @@
-"""`python -m benchmarks.fanin`: what the store gives when many consumers replay the same history.
+"""`python -m benchmarks.fanin`: how much is read from the store when many consumers replay a topic.
 
-Each of the consumers is a connection of a client that only counts bytes; all of them begin at
-offset 0 at once and go on at their own pace. What is read from the store is counted in front of it,
-in an S3 server's answers, and so holds whatever the proxy says of itself.
+Each consumer is a connection of a client that only counts bytes. All begin at offset 0 at the same
+time and continue at their own pace. A relay in front of the S3 server counts the bytes of its
+answers, so the figure does not depend on the proxy's own metrics.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GIB = 1024 * MIB
 
 @dataclass(frozen=True, slots=True)
 class FanIn:
-    """Bytes of the topic's batches, of the store's answers and of all that consumers got."""
+    """Bytes of the topic's batches, of the store's answers and of all fetches by the consumers."""
 
     topic_bytes: int
     store_bytes: int
@@ -48,7 +48,7 @@ class FanIn:
 
     @property
     def store_gib_a_gib(self) -> float:
-        """What each GiB of the topic took from the store, in GiB."""
+        """GiB read from the store for each GiB of the topic."""
         return self.store_bytes / self.topic_bytes
 
 

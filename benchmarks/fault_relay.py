@@ -1,9 +1,11 @@
-"""A TCP relay in front of an S3 server that slows it down, corrupts what it sends, cuts it off or
-answers listings as they were.
+"""A TCP relay in front of an S3 server that injects faults.
 
-`python -m benchmarks.fault_relay LISTEN_PORT SERVER_PORT` prints a line when it listens, takes a
-`Fault` as JSON with each line of stdin, and ends with stdin. It is no proxy: bytes pass as they
-are, so that the server sees the requests as they were signed.
+It slows the server down, corrupts or cuts off its answers, refuses requests, or repeats earlier
+answers to listings.
+
+`python -m benchmarks.fault_relay LISTEN_PORT SERVER_PORT` prints a line when it listens. It reads a
+`Fault` as JSON from each line of stdin and ends when stdin ends. It is no HTTP proxy: bytes pass
+unchanged, so the server sees the requests as the client signed them.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`delay_ms` before each piece of an answer that comes after a request; `bytes_per_s` of the
-    answers on each connection and `sent_bytes_per_s` of its requests, 0: unlimited; `corrupt`: a
-    bit in each piece of an object that is read and whose key ends with `corrupt_suffix`; `cut`: no
-    byte passes either way, and connections stay open; `stale_listings`: a listing that was asked
-    for before is answered as before the fault; `refuse`: kinds of requests that are answered 503:
-    list, read, write, delete."""
+    """`delay_ms`: delay before the first piece of an answer after a request.
+
+    `bytes_per_s`, `sent_bytes_per_s`: rate of the answers and of the requests on each connection; 0
+    is unlimited. `corrupt`: flips a bit in each piece of an object that is read and whose key ends
+    with `corrupt_suffix`. `cut`: no byte passes either way, and connections stay open.
+    `stale_listings`: a listing that was requested before gets its answer from before the fault.
+    `refuse`: the kinds of requests that are answered 503: list, read, write, delete.
+    """
 
     delay_ms: int = 0
     bytes_per_s: int = 0
@@ -50,16 +54,16 @@ NO_FAULT = Fault()
 class Exchange:
     """The requests and answers of one HTTP/1.1 connection, one after the other. Pure.
 
-    Listings are never corrupted: S3 has no checksum of them that a client could go by.
+    Listings are never corrupted: S3 has no checksum by which a client could notice.
     """
 
     def __init__(self) -> None:
         self._reads_object = False
         self.path = b""  # of the last request
-        self._head: bytes | None = None  # of the answer, until it is whole
+        self._head: bytes | None = None  # of the answer, until it is complete
 
     def request(self, data: bytes) -> None:
-        """Bytes of the client, a piece that begins a request or goes on in its body."""
+        """Takes a piece of the client's bytes: the beginning of a request, or more of its body."""
         line = data.partition(b"\r\n")[0].split(b" ")
         if len(line) == 3 and line[2].startswith(b"HTTP/1."):
             self.path = line[1].partition(b"?")[0].strip(b"/")
@@ -67,7 +71,7 @@ class Exchange:
             self._head = b""
 
     def answer(self, data: bytes) -> bytes:
-        """The same bytes, with one bit flipped if they hold any of an object."""
+        """Returns the same bytes, with one bit flipped if they hold a part of an object."""
         body_at = 0
         if self._head is not None:
             before = len(self._head)
@@ -87,7 +91,7 @@ class Exchange:
 
 
 def kind_of(data: bytes) -> str | None:
-    """Of the request that this piece begins with; None: it begins none."""
+    """The kind of the request that begins with this piece. None: no request begins with it."""
     line = data.partition(b"\r\n")[0].split(b" ")
     if len(line) != 3 or not line[2].startswith(b"HTTP/1."):
         return None
@@ -100,9 +104,9 @@ def kind_of(data: bytes) -> str | None:
 
 
 class Listing:
-    """The listing that is being answered on one connection, if it is one. Pure.
+    """The listing that is being answered on one connection, if there is one. Pure.
 
-    `answers` is of all connections: the last whole answer to each listing.
+    `answers`: the last complete answer to each listing, shared by all connections.
     """
 
     def __init__(self, answers: dict[bytes, bytes]) -> None:
@@ -111,7 +115,7 @@ class Listing:
         self._answer = b""
 
     def asked_before(self, data: bytes) -> bytes | None:
-        """What the client was answered earlier, if this piece asks for a listing."""
+        """The earlier answer to this listing, if this piece requests a listing."""
         line = data.partition(b"\r\n")[0].split(b" ")
         if len(line) != 3 or not line[2].startswith(b"HTTP/1."):
             return None
@@ -151,7 +155,7 @@ class Relay:
             self._joined.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until either side ends it."""
+        """Serves one connection until either side closes it."""
         await self._joined.wait()
         try:
             from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
@@ -160,7 +164,7 @@ class Relay:
             return
         exchange, listing = Exchange(), Listing(self._listings)
         asked = asyncio.Event()  # since the last piece of an answer
-        refused = False  # so what comes of its body goes nowhere
+        refused = False  # if True, the rest of the request's body is dropped
 
         async def request(data: bytes) -> bytes:
             nonlocal refused
@@ -201,7 +205,7 @@ class Relay:
             tasks.create_task(_pass(from_server, writer, answer, to_server))
 
     async def run(self, port: int) -> None:
-        """Until stdin ends."""
+        """Runs until stdin ends."""
         loop = asyncio.get_running_loop()
         server = await asyncio.start_server(self.serve, "127.0.0.1", port)
         print("listening", flush=True)
@@ -217,13 +221,13 @@ async def _pass(
     change: Callable[[bytes], Awaitable[bytes]],
     other: asyncio.StreamWriter,
 ) -> None:
-    """One direction; the end of either side is the end of both."""
+    """Passes one direction. When either side closes, both are closed."""
     try:
         while data := await reader.read(_PIECE_BYTES):
             writer.write(await change(data))
             await writer.drain()
     except OSError:
-        pass  # whoever went away: the other side is told by the end
+        pass  # one side closed the connection: the other side learns it by the close below
     finally:
         writer.close()
         other.close()
@@ -241,7 +245,7 @@ class FaultRelay:
         return f"http://127.0.0.1:{self._port}"
 
     def set(self, fault: Fault) -> None:
-        """Counts for answers that pass from now on. Raises PartFailed."""
+        """Applies to answers that pass from now on. Raises PartFailed."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(fault)) + "\n")
         self._process.stdin.flush()

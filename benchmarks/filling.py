@@ -1,5 +1,8 @@
-"""Topics full of records of one shape, for benchmarks that read them. Nothing checks the values:
-those are random bytes, or text of about half the information where they are to be compressed."""
+"""Fills topics with records of one shape, for benchmarks that read them.
+
+No reader checks the values. They are random bytes, or hexadecimal digits of half as many random
+bytes if they are to be compressed.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaException, Producer
 
-_VALUES = 1024  # different ones, in turn
+_VALUES = 1024  # different values, used in turn
 _FLUSH_S = 300.0
 _BATCH_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`compression` is a codec's name as Kafka knows it, or "none"."""
+    """`compression`: a codec's name in Kafka, or "none"."""
 
     record_bytes: int
     compression: str
@@ -35,9 +38,9 @@ class Shape:
 
 
 def fill(bootstrap: str, topic: str, partitions: int, records: int, shape: Shape) -> list[int]:
-    """In batches as large as a broker takes by default. How many records each partition has.
+    """Writes batches as large as a broker accepts by default.
 
-    Raises KafkaException.
+    Returns the number of records in each partition. Raises KafkaException.
     """
     settings = {"batch.size": _BATCH_BYTES, "linger.ms": 100, "batch.num.messages": 100_000}
     producer = Producer(
@@ -49,7 +52,7 @@ def fill(bootstrap: str, topic: str, partitions: int, records: int, shape: Shape
         }
     )
     values = _values(shape)
-    run = max(1, 900 * 1024 // shape.record_bytes)  # a batch's worth at a time
+    run = max(1, 900 * 1024 // shape.record_bytes)  # the records of one batch
     written = [0] * partitions
     for number in range(records):
         partition = number // run % partitions

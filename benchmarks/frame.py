@@ -1,6 +1,6 @@
-"""What all parts of the benchmark share: their options, their turns, and what becomes of figures.
+"""The frame of every benchmark part: its options, the order of turns, and the use of figures.
 
-A part measures and says what it found in rows; tables, files and exit status are the frame's.
+A part measures and returns rows. The frame prints tables, writes files and sets the exit status.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """An option that says how much is done: `full`, or `quick` with --quick."""
+    """An option for the amount of work: `full`, or `quick` with --quick."""
 
     name: str
     full: int
@@ -39,14 +39,17 @@ class Size:
 
     @property
     def attribute(self) -> str:
-        """Of the parsed options."""
+        """The attribute's name in the parsed options."""
         return self.name.replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`facts` go into the JSON. `lacking`: what could not be compared although it should have
-    been, one line each; the part then fails, after it has written what it has."""
+    """`facts` go into the JSON.
+
+    `lacking`: one line for each comparison that should have been made but was not. If there are
+    any, the part fails after it has written its results.
+    """
 
     rows: Sequence[Row]
     facts: Mapping[str, object] = field(default_factory=dict)
@@ -55,10 +58,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`python -m benchmarks.NAME`. `measure` may raise PartMissing: this machine cannot run it.
+    """`python -m benchmarks.NAME`. `measure` raises PartMissing if this machine cannot run it.
 
-    Every part has --quick, --results and, with `sizes`, an option for each; `add_options` adds
-    what it has besides.
+    Every part has --quick, --results and an option for each of its `sizes`. `add_options` adds its
+    other options.
     """
 
     name: str
@@ -69,8 +72,8 @@ class Part:
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """0 when the figures could be taken, whether goals are met or not: a busy machine must not
-        fail a build. 1 when they could not."""
+        """Returns 0 if the figures could be taken, even if goals are missed: a busy machine must
+        not fail a build. Returns 1 if they could not be taken."""
         options = self.parse(arguments)
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
         machine = report.machine()  # before the benchmark's own load
@@ -120,16 +123,19 @@ class Part:
 
 
 def in_turn(contestants: Sequence[T], number: int) -> list[T]:
-    """Their order in round `number`: each round begins with another one, since who comes first is
-    often the slower one."""
+    """Their order in round `number`. Each round begins with the next contestant, since the first of
+    a round is often slower."""
     turn = number % len(contestants)
     return [*contestants[turn:], *contestants[:turn]]
 
 
 def child(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
-    """What a module of ours prints as JSON, run as a process of its own, so that its CPU time is
-    its own and it finds no memory or threads of a run before; `environment` comes beside our own.
-    Raises CalledProcessError."""
+    """Runs a module of this project and returns the JSON that it prints.
+
+    The module runs in a process of its own, so its CPU time is only its own and it inherits no
+    memory or threads from an earlier run. `environment`: added to this process's environment.
+    Raises CalledProcessError.
+    """
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,

@@ -1,6 +1,7 @@
-"""What the benchmarks have to reach: one `Goal` for each line of the table of goals, in its words.
+"""The goals of the benchmarks: one `Goal` for each line of the table of goals, in its words.
 
-The words are the names of the rows, so that a line is found in every result. Measures nothing.
+The words are also the names of the rows, so each line can be found in every result. This module
+measures nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One line. It has one limit, a floor or a ceiling; where it asks for more than one figure,
-    the others are in `also`, and it is met only with all of them."""
+    """One line of the table. It has one limit, a floor or a ceiling. If the line has several
+    figures, the others are in `also`, and the goal is met only if all of them are met."""
 
     words: str
     unit: str
-    text: str  # of the limit, as the table has it; the first number in it is this figure's own
+    text: str  # the limit as in the table; the first number in it is this figure's own
     at_least: float | None = None
     at_most: float | None = None
     also: tuple[Goal, ...] = ()
@@ -90,13 +91,13 @@ ARCHIVING = at_least("archiving : a plain consumer reading the same topic to now
 IDLE_CONNECTIONS = at_most(
     "idle connections: memory each", "KiB", 30, "≤ 30 KiB at 10,000"
 )  # fmt: skip
-# Flat: what is left of a rate when its load is spread wider.
+# "Flat": the share of a rate that remains when its load is spread wider.
 SPREAD = at_least(
     "requests/s of small fetches over 1,000 connections, throughput at 10 × the partitions",
     "x", 0.85, "flat within 15 %",
     at_least("throughput at 10 × the partitions", "x", 0.85, "flat within 15 %"),
 )  # fmt: skip
-# Of the ratios of the single questions, the worst one: for archived topics and for others.
+# The worst ratio of all questions, of archived topics and of others.
 LOOK_UPS = at_most(
     "beginning_offsets, end_offsets, offsets_for_times of 2,000 partitions, store 40 ms away : "
     "direct",

@@ -1,9 +1,9 @@
-"""One stock librdkafka consumer of a group, until SIGTERM: it tells what it has read, then commits.
+"""One stock librdkafka consumer of a group. It prints what it has read, then commits.
 
-`python -m benchmarks.group_member BOOTSTRAP TOPIC GROUP INSTANCE SLEEPS` prints a line of JSON for
-each some thousand records: a list of [partition, first offset, offset behind the last]. INSTANCE is
-its `group.instance.id` or "", SLEEPS the seed of its naps or "". Each record must say where it is
-(`numbered`).
+`python -m benchmarks.group_member BOOTSTRAP TOPIC GROUP INSTANCE SLEEPS` runs until SIGTERM. After
+every 10,000 records, or when none comes, it prints a line of JSON: a list of [partition, first
+offset, offset after the last]. INSTANCE is its `group.instance.id` or "". SLEEPS is the seed of its
+naps or "". Each record's value must name its own position (`numbered`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import time
 from confluent_kafka import Consumer, KafkaException, Message
 
 _TOLD_EACH = 10_000
-# Of a hundred steps: so many end in a nap as long as a pause, and so many in a short one.
+# The share of steps, in percent, that end in a nap as long as a pause and in a short nap.
 _LONG_NAPS, _LONG_NAP_S = 6, 1.2
 _SHORT_NAPS, _SHORT_NAP_S = 30, 0.05
 
 
 def numbered(partition: int, offset: int, size_bytes: int) -> bytes:
-    """The value of the record that is there."""
+    """The value of the record at this offset."""
     return (b"%d/%d" % (partition, offset)).ljust(size_bytes, b".")
 
 
@@ -46,7 +46,7 @@ class Member:
         self.stopped = False
 
     def read(self) -> None:
-        """Until it is `stopped`. Raises KafkaException."""
+        """Reads until `stopped` is set. Raises KafkaException."""
         while not self.stopped:
             message = self._consumer.poll(0.1)
             if message is not None:

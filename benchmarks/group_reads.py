@@ -1,6 +1,8 @@
-"""Applications that do not simply read: one that naps, a group that rebalances, one that is killed.
+"""Applications that do more than read: one that naps, a group that rebalances, and one that is
+killed.
 
-Each is a group of its own that reads a topic from its begin to its end, and counts every record.
+Each is a group of its own that reads a topic from its beginning to its end. Every record is
+counted.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ _STALLED_S = 120.0
 _END_S = 60.0
 _FLUSH_S = 300.0
 _NAPS_SEED = "20261126"  # the same naps each time
-Run = tuple[int, int, int]  # partition, first offset, the one behind the last
+Run = tuple[int, int, int]  # partition, first offset, the offset after the last
 
 
 def fill_numbered(
     bootstrap: str, topic: str, partitions: int, records: int, size_bytes: int
 ) -> dict[int, int]:
-    """The end of each partition. Raises KafkaException."""
+    """Writes the records and returns each partition's end offset. Raises KafkaException."""
     settings = {"batch.size": 1_000_000, "linger.ms": 100, "batch.num.messages": 100_000}
     producer = Producer({"bootstrap.servers": bootstrap, "acks": 1, **settings})
     ends = dict.fromkeys(range(partitions), records // partitions)
@@ -53,15 +55,15 @@ def fill_numbered(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`seconds`: between the first records that were told and the last. `repeated`: records that
-    were told again."""
+    """`seconds`: from the first report of records to the last. `repeated`: records that were
+    reported more than once."""
 
     seconds: float
     repeated: int
 
 
 class Group:
-    """A context manager: its members end with it."""
+    """A context manager that ends its members when it ends."""
 
     def __init__(self, bootstrap: str, topic: str, ends: Mapping[int, int]) -> None:
         self._arguments = [bootstrap, topic, f"{topic}-{uuid.uuid4()}"]
@@ -89,7 +91,7 @@ class Group:
         return member
 
     def read_until(self, left: int) -> None:
-        """Until no more than `left` records were told by nobody. Raises TimeoutError."""
+        """Returns when at most `left` records have not been reported. Raises TimeoutError."""
         while self.left > left:
             try:
                 at, runs = self._told.get(timeout=_STALLED_S)
@@ -104,7 +106,7 @@ class Group:
                 self.left -= behind - first - again
 
     def outcome(self) -> Outcome:
-        """When all is read."""
+        """Call it only after everything is read."""
         assert not self.left
         return Outcome(self._at[-1] - self._at[0], self._repeated)
 
@@ -128,7 +130,7 @@ def _naps(group: Group) -> None:
 
 
 def _rebalances(group: Group) -> None:
-    """A second member joins when a quarter is read, and leaves when half is."""
+    """A second member joins after a quarter is read and leaves after half is read."""
     records = group.left
     group.join()
     group.read_until(records * 3 // 4)
@@ -139,7 +141,8 @@ def _rebalances(group: Group) -> None:
 
 
 def _killed(group: Group) -> None:
-    """It comes back at once, under its name: so the group does not wait for its session's end."""
+    """The member is killed and comes back at once under its instance id, so the group does not wait
+    for the session timeout."""
     half = group.left // 2
     first = group.join("the-one")
     group.read_until(half)
@@ -157,7 +160,7 @@ APPLICATIONS: Mapping[str, Callable[[Group], None]] = {
 
 
 def read_as(name: str, bootstrap: str, topic: str, ends: Mapping[int, int]) -> Outcome:
-    """By one of APPLICATIONS. Raises TimeoutError."""
+    """Reads as one of APPLICATIONS. Raises TimeoutError."""
     with Group(bootstrap, topic, ends) as group:
         APPLICATIONS[name](group)
         return group.outcome()

@@ -27,7 +27,7 @@ class Growing:
         self._thread = threading.Thread(target=self._run, name="growing", daemon=True)
 
     def stop(self) -> int:
-        """How many records there are. Raises PartFailed."""
+        """Stops and returns the number of records produced. Raises PartFailed."""
         self._over.set()
         self._thread.join()
         if self._producer.flush(60.0):

@@ -1,7 +1,7 @@
 """The README's chart: `python -m benchmarks.headline` draws it from benchmarks/results.
 
-Ratios of speeds alone, so that one axis serves all: right of the line fetchproxy is the faster one.
-Misses are in it as well as goals that were met. A test compares the files with the results.
+The chart has only ratios of speeds, so one axis serves all: fetchproxy is faster right of the line.
+It shows missed goals as well as met ones. A test compares the files with the results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks import goals
 RESULTS = Path(__file__).parent / "results"
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 
-# Part, name of the row in its results, and the words of the chart.
+# (part, name of the row in its results, label in the chart)
 _BARS = (
     ("tail", goals.TAIL_THROUGHPUT.words,
      "Tail, librdkafka, vs. the better of direct and Kroxylicious"),
@@ -62,7 +62,7 @@ class Bar:
 
 
 def bars(results: Path) -> list[Bar]:
-    """Raises KeyError for a row that is not in the results."""
+    """Raises KeyError if a row is not in the results."""
     found = []
     for part, name, words in _BARS:
         told = json.loads((results / f"{part}.json").read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ def bars(results: Path) -> list[Bar]:
 
 
 def drawing(shown: list[Bar], theme: Theme) -> str:
-    """An SVG without a background of its own."""
+    """An SVG without a background."""
     height = _TOP + _ROW * len(shown) + 30
     last = max(each.most for each in shown)
     scale = (_WIDTH - _LEFT - _RIGHT) / last

@@ -1,10 +1,11 @@
-"""`python -m benchmarks.hostile`: what a consumer of the tail feels of clients that mean harm.
+"""`python -m benchmarks.hostile`: how hostile clients affect a consumer of the tail.
 
-Fifty connections do their worst (`hostile_connections`) beside a consumer that reads the tail. It
-is measured with and without them in turn. *Without credentials*: the brokers' listener asks for
-SASL, the consumer has logged in, and the others cannot. *Elsewhere*: they do the same to a listener
-that only closes (`closing_listener`), which is what the machine feels of the harm itself. *Open*:
-nobody needs credentials, so what they send is parsed.
+Fifty hostile connections (`hostile_connections`) run beside a consumer that reads the tail. The
+consumer is measured with and without them in turn. *Without credentials*: the brokers' listener
+asks for SASL; the consumer has logged in and the hostile clients cannot. *Elsewhere*: the hostile
+clients attack a listener that only closes connections (`closing_listener`), which shows how much
+the machine alone suffers. *Open*: the listener asks for no credentials, so the proxy parses what
+the hostile clients send.
 """
 
 from __future__ import annotations
@@ -38,20 +39,21 @@ USER, PASSWORD = "alice", "alice-secret"
 TOPIC = "benchmark-hostile"
 _SETTLE_S = 1.0
 _WARM_UP_SAMPLES = 500
-# The broker itself answers what is sent to the open listener, and takes a core for it: a record
-# then takes ten times as long. It is shown, and no goal.
+# On the open listener, the broker itself answers the hostile clients and uses a whole core for it.
+# A record then takes ten times as long. The figure is shown, but it is no goal.
 _OPEN_SHARE = 10
-# It sets aside what each request says that it will be, before it has come: 90 MiB for several.
+# The broker reserves memory for the size that each request announces, before the request has
+# arrived: 90 MiB for several.
 _BROKER_HEAP = "2g"
 _PROJECT = Path(__file__).parents[1]
 
 
 @dataclass(slots=True)
 class Measured:
-    """Milliseconds of each record by (listener, calm or hostile), a list for each round."""
+    """`latencies`: milliseconds of each record by (listener, way), with a list for each round."""
 
     latencies: dict[tuple[str, str], list[list[float]]] = field(default_factory=dict)
-    # By listener: the most memory so far, and the plan's, a pair for each round.
+    # By listener: (peak memory, planned memory) for each round.
     memory_mib: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     harm: Counter[str] = field(default_factory=Counter)
 
@@ -97,7 +99,7 @@ def beside(bootstrap: str, connections: int, done: Counter[str]) -> Iterator[Non
 
 @contextmanager
 def closing_listener() -> Iterator[str]:
-    """Its address."""
+    """Yields its address."""
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.closing_listener", str(port)]
     with tempfile.TemporaryDirectory(prefix="closing-listener-") as folder:
@@ -133,7 +135,7 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
             STRANGERS: running.enter_context(FetchproxyServer(kafka.sasl, as_user, None, secret)),
             OPEN: running.enter_context(FetchproxyServer(kafka.bootstrap)),
         }
-        # Whom the harm is done to, and where it is counted.
+        # The address that is attacked, and the counter of the attacks.
         harms = {
             (HOSTILE, each): (proxy.bootstrap, measured.harm) for each, proxy in proxies.items()
         }
