@@ -24,8 +24,7 @@ _PROJECT = Path(__file__).parents[1]
 
 
 class Half(asyncio.BufferedProtocol):
-    """One side of a connection; `other` is the other side. All share one buffer, as in
-    fetchproxy."""
+    """One side of a connection, `other` the other one. All share one buffer, as in fetchproxy."""
 
     def __init__(self, upstream_port: int, view: memoryview, other: Half | None = None) -> None:
         self._upstream_port = upstream_port
@@ -93,8 +92,7 @@ class BareRelay:
         return self._process.pid
 
     def told_by_kafka(self) -> Mapping[str, str]:
-        """Properties of a broker that also listens at `upstream_port` and advertises `port`
-        there."""
+        """Properties of a broker that also listens at `upstream_port`, advertised as `port`."""
         ours = "RELAYED://127.0.0.1:"
         listeners = "PLAINTEXT://127.0.0.1:{port}"
         return {

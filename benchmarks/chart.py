@@ -18,8 +18,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Figure(Protocol):
-    """The drawn part of a Row: `value` as a bar, `min` to `max` as a whisker, the goal as a
-    line."""
+    """The drawn part of a Row: `value` as bar, `min` to `max` as whisker, the goal as line."""
 
     @property
     def name(self) -> str: ...
@@ -99,8 +98,7 @@ def _bar(figure: Figure, limit: float | None, scale: float, y: float) -> list[st
 
 
 def _same_scale(figure: Figure) -> bool:
-    """False for a goal such as "flat within 15 %", which is a share and no value on the bar's
-    scale."""
+    """False for a goal such as "flat within 15 %": a share is no value on the bar's scale."""
     return not (figure.goal or "").rstrip().endswith("%")
 
 

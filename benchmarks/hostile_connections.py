@@ -1,8 +1,8 @@
-"""Connections without credentials that do their worst, in a process of their own.
+"""Hostile connections without credentials, in a process of their own.
 
-`python -m benchmarks.hostile_connections HOST:PORT COUNT` goes on until its standard input ends.
-Then it prints how often each kind of harm was done. Each connection does one kind of it again and
-again; what is refused or closed is tried on a new connection.
+`python -m benchmarks.hostile_connections HOST:PORT COUNT` runs until its standard input ends. Then
+it prints how often each attack was made. Each connection repeats one kind of attack. If the server
+refuses or closes a connection, the attack continues on a new one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import cache
 
-# What one connection sends in a second is bounded, so that the sender takes no core for itself:
-# the machine's other clients would suffer of that with no proxy at all.
+# The bytes that one connection sends in a second are limited, so that the sender does not use a
+# whole core. The machine's other clients would suffer from that even without a proxy.
 PAUSE_S = 0.05
 PIECE_BYTES = 64 * 1024
 FETCH, LIST_OFFSETS, METADATA, PRODUCE, API_VERSIONS = 1, 2, 3, 0, 18
@@ -39,7 +39,7 @@ def _in_pieces(data: bytes, size: int = PIECE_BYTES) -> Pieces:
 
 
 def endless_header() -> Pieces:
-    """Empty tagged fields, first 1 MiB of them and then byte after byte."""
+    """Empty tagged fields: first 1 MiB of them, then one byte at a time."""
     yield head(90 * MIB, METADATA, 12) + b"\xff\xff\xff\xff\x07"
     yield from _in_pieces(bytes(MIB))
     for _ in range(100):
@@ -54,7 +54,7 @@ def half_a_frame() -> Pieces:
 
 
 def many_partitions() -> Pieces:
-    """A Fetch v4 of 120,000 partitions, as large as may be held."""
+    """A Fetch v4 of 120,000 partitions, the largest that the proxy may hold."""
     entries = b"".join(struct.pack(">iqi", number, 0, 1) for number in range(120_000))
     body = struct.pack(">iiiibi", -1, 0, 0, 1, 0, 1) + struct.pack(">h", 1) + b"t"
     body += struct.pack(">i", 120_000) + entries
@@ -104,14 +104,14 @@ def many_deletions() -> Pieces:
 
 
 def guessed_password() -> Pieces:
-    """A login by PLAIN, once a connection."""
+    """A PLAIN login with a guessed password, once per connection."""
     yield head(17, SASL_HANDSHAKE, 1) + struct.pack(">h", 5) + b"PLAIN"
     token = b"\0alice\0guess"
     yield head(14 + len(token), SASL_AUTHENTICATE, 0) + struct.pack(">i", len(token)) + token
 
 
 def a_byte_at_a_time() -> Pieces:
-    """A legal request whose header comes as slowly as it may."""
+    """A legal request whose header arrives one byte at a time."""
     yield head(200, METADATA, 1)
     for _ in range(100):
         yield b"\x00"
@@ -125,14 +125,14 @@ def endless_transaction() -> Pieces:
 
 
 def pipelined() -> Pieces:
-    """Ten thousand requests, and no answer is read."""
+    """Ten thousand requests, while the client reads no answer."""
     one = head(10, API_VERSIONS, 0)
     for _ in range(100):
         yield one * 100
 
 
 def nothing() -> Pieces:
-    """Come and go."""
+    """Connects and closes."""
     yield b""
 
 
@@ -155,7 +155,7 @@ HARMS: tuple[Callable[[], Pieces], ...] = (
 
 @cache
 def _made(harm: Callable[[], Pieces]) -> list[bytes]:
-    """Once: it stands for clients on other machines, and must not need a core of this one."""
+    """Built once: it stands for clients on other machines, so it must use little CPU here."""
     return list(harm())
 
 
@@ -166,9 +166,9 @@ async def _pieces(harm: Callable[[], Pieces]) -> AsyncIterator[bytes]:
 
 
 async def do(harm: Callable[[], Pieces], host: str, port: int) -> None:
-    """Once, on a connection of its own; OSError where the other side has closed it."""
+    """Makes one attack on a connection of its own. Raises OSError if the other side closed it."""
     reader, writer = await asyncio.open_connection(host, port)
-    # Reset on close: a port that lingers is one less for the next connection.
+    # The connection is reset on close: a port that lingers is not available to the next connection.
     linger = struct.pack("ii", 1, 0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     try:
@@ -188,7 +188,7 @@ async def do(harm: Callable[[], Pieces], host: str, port: int) -> None:
 async def _again_and_again(number: int, host: str, port: int, done: Counter[str]) -> None:
     harm = HARMS[number % len(HARMS)]
     while True:
-        done[harm.__name__] += 1  # begun: a slow one may last longer than a short measurement
+        done[harm.__name__] += 1  # counted at its start: a slow one may outlast a short measurement
         with suppress(OSError, TimeoutError):  # refused, as it should be, or no longer read
             await do(harm, host, port)
         await asyncio.sleep(PAUSE_S)

@@ -1,10 +1,10 @@
-"""How long one record takes from `produce` to the consumer, over several ways in turn.
+"""Measures the time from `produce` to the consumer for one record, over several ways in turn.
 
-`python -m benchmarks.latency_probe UPSTREAM SAMPLES WAYS` (WAYS: JSON list of [name, bootstrap,
-topic], or with the consumer's own settings behind them) prints `{name: [milliseconds, …]}` as JSON.
-One process holds producer and consumers, so one clock tells both times. The producer talks to the
-broker itself, as in production; each way has its topic and a consumer that waits in a long poll.
-One record at a time, way after way.
+`python -m benchmarks.latency_probe UPSTREAM SAMPLES WAYS` prints `{name: [milliseconds, …]}` as
+JSON. WAYS is a JSON list of [name, bootstrap, topic] or [name, bootstrap, topic, consumer
+settings]. One process runs the producer and the consumers, so one clock measures both times. The
+producer connects to the broker itself, as in production. Each way has its own topic and a consumer
+that waits in a long poll. There is one record at a time, in one way after the other.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _STALLED_S = 30.0
 _WARM_UP_SAMPLES = 20
 _RECORD = bytes(100)
 
-Way = Sequence[Any]  # name, bootstrap, topic, and perhaps settings
+Way = Sequence[Any]  # name, bootstrap, topic, and optional settings
 
 
 def probe(upstream: str, samples: int, ways: Sequence[Way]) -> dict[str, list[float]]:
-    """Raises KafkaException for a failure of a client."""
-    # librdkafka leaves Nagle's algorithm on by default, which would add its own wait.
+    """Raises KafkaException if a client fails."""
+    # librdkafka leaves Nagle's algorithm on by default, which would add a delay of its own.
     no_delay = {"socket.nagle.disable": True}
     producer = Producer({"bootstrap.servers": upstream, "linger.ms": 0, "acks": 1, **no_delay})
     consumers = {}
-    # Of the broker itself: with the end comes the beginning, which is the archive's to tell.
+    # The broker itself is asked for the end offset: the same call also asks for the beginning, for
+    # which the proxy would need the archive.
     asking = Consumer({"bootstrap.servers": upstream, "group.id": "benchmark"})
     for name, bootstrap, topic, *settings in ways:
         consumer = Consumer(

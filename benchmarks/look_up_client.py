@@ -1,8 +1,8 @@
-"""One kafka-python consumer that asks where partitions of a topic begin, end, and were at a time.
+"""One kafka-python consumer that asks for partitions' beginnings, ends and offsets at a time.
 
-`python -m benchmarks.look_up_client BOOTSTRAP TOPIC PARTITIONS TIMESTAMP QUESTION…` asks in that
-order, over connections that are open, and prints `{question: {"seconds": …, "offsets": sum}}` as
-JSON. A process of its own, so that no run finds what another has left.
+`python -m benchmarks.look_up_client BOOTSTRAP TOPIC PARTITIONS TIMESTAMP QUESTION…` asks the
+questions in that order over open connections and prints `{question: {"seconds": …, "offsets":
+sum}}` as JSON. It is a process of its own, so no run inherits anything from another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(bootstrap: str, topic: str, partitions: int, timestamp: int, *questions
         END: lambda: consumer.end_offsets(every),
         TIMES: times,
     }
-    # Leaders are known and connections open before anything is timed.
+    # Leaders are known and connections are open before the timing starts.
     consumer.partitions_for_topic(topic)
     consumer.end_offsets(every[:1])
     answers: dict[str, dict[str, float]] = {}

@@ -1,9 +1,9 @@
-"""Look-ups of very many partitions: where they begin, where they end, where they were at a time.
+"""Looks up the beginnings, the ends and the offsets at a time of very many partitions.
 
-Directly and through the proxy in turn, of a topic that is archived and of one that never was, with
-the store 40 ms away. Warm is every question but the first that a proxy is asked; cold is the first
-one of a proxy that has just started. Both are asked again when the cluster has many more
-partitions, of other topics.
+The broker and the proxy are asked in turn, about an archived topic and about one that was never
+archived, with the store 40 ms away. "Warm" is every question to a proxy after its first round.
+"Cold" is the first question to a proxy that has just started. Both are repeated after the cluster
+has many more partitions, of other topics.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ ARCHIVED, NEVER = "archived", "never archived"
 WARM, COLD = "warm", "cold"
 WARM_WIDE, COLD_WIDE = "warm in a wide cluster", "cold in a wide cluster"
 _TOPICS = {ARCHIVED: "looked-up-archived", NEVER: "looked-up-never-archived"}
-_RECORDS_EACH = 4  # of which the last is in the broker's log alone
+_RECORDS_EACH = 4  # the last one is only in the broker's log
 _BEGAN_MS = 1_700_000_000_000
-_ASKED_MS = _BEGAN_MS + 1  # the second record of each partition: of the archived one, in the store
+# The second record of each partition, which the archived topic has in the store.
+_ASKED_MS = _BEGAN_MS + 1
 _BATCH_S = 300.0
-_TOPIC_PARTITIONS = 1_000  # of each that makes the cluster wide
+_TOPIC_PARTITIONS = 1_000  # of each topic that widens the cluster
 
 
 @dataclass(slots=True)
 class Measured:
-    """Seconds by (topic's kind, question, how), a figure for each round, of both contestants."""
+    """Seconds by (topic's kind, question, how), with a figure a round, for both contestants."""
 
     partitions: int
     direct: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
@@ -75,7 +76,7 @@ def rows_of(measured: Measured) -> list[Row]:
 def measure(
     kafka: KafkaServer, partitions: int, cluster_partitions: int, rounds: int, console: Console
 ) -> Measured:
-    """`cluster_partitions`: of all topics together, when it is asked again."""
+    """`cluster_partitions`: the number of all topics' partitions in the wide cluster."""
     measured = Measured(partitions)
     with ExitStack() as running:
         server = running.enter_context(S3Server())
@@ -128,7 +129,7 @@ def _measure_cold(
 def _asked(
     bootstrap: str, kind: str, partitions: int, whole: bool, *questions: str
 ) -> dict[str, float]:
-    """Seconds of each question. Raises PartFailed for answers that are not right."""
+    """The seconds of each question. Raises PartFailed if an answer is wrong."""
     told = child(
         "benchmarks.look_up_client",
         *(bootstrap, _TOPICS[kind], str(partitions), str(_ASKED_MS), *(questions or QUESTIONS)),
@@ -140,7 +141,7 @@ def _asked(
 
 
 def offset_of(question: str, whole: bool) -> int:
-    """What is right for each partition; `whole`: with what only the archive has."""
+    """The correct offset of each partition. `whole`: include records only in the archive."""
     if question == END:
         return _RECORDS_EACH
     local_start = _RECORDS_EACH - 1
@@ -151,7 +152,7 @@ def offset_of(question: str, whole: bool) -> int:
 
 # -- topics --------------------------------------------------------------------------------------
 def _prepare(kafka: KafkaServer, partitions: int, folder: Path) -> None:
-    """Both topics have the same records; the archived one has all but the last in the store."""
+    """Both topics have the same records. The store has all but the last of the archived topic."""
     for topic in _TOPICS.values():
         kafka.create_topic(topic, partitions, {"retention.ms": "-1", "segment.bytes": "1048576"})
     for number in range(_RECORDS_EACH - 1):
@@ -171,7 +172,7 @@ def _prepare(kafka: KafkaServer, partitions: int, folder: Path) -> None:
 
 
 def _widen(kafka: KafkaServer, partitions: int) -> None:
-    """So many more, of topics that nobody asks about."""
+    """Creates `partitions` more partitions, in topics that no client asks about."""
     for number, left in enumerate(range(partitions, 0, -_TOPIC_PARTITIONS)):
         kafka.create_topic(f"beside-look-ups-{number}", min(left, _TOPIC_PARTITIONS))
 

@@ -1,10 +1,11 @@
-"""Many connections of one cheap client: idle ones, or ones that fetch the same record all the time.
+"""Many connections of one cheap client, either idle or fetching the same record all the time.
 
 `python -m benchmarks.many_connections BOOTSTRAP TOPIC CONNECTIONS SECONDS`. Each connection begins
-as a consumer's does: ApiVersions, Metadata, a Fetch of partition 0 at offset 0. With SECONDS 0 a
-line tells that all are there, and they stay idle until stdin ends; else each then sends its next
-fetch when the last is answered, and `{"requests": …, "seconds": …, "cpu_seconds": …}` is printed.
-A process of its own, so that neither its memory nor its CPU time is taken for the proxy's.
+like a consumer's: ApiVersions, Metadata, and a Fetch of partition 0 at offset 0. With SECONDS 0,
+the program prints a line when all connections are open and keeps them idle until stdin ends.
+Otherwise each connection sends its next fetch when the last one is answered, and the program prints
+`{"requests": …, "seconds": …, "cpu_seconds": …}`. It is a process of its own, so its memory and CPU
+time do not count as the proxy's.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 from benchmarks import raw_fetch
 
 _CORRELATION = Struct(">i")
-_CORRELATION_AT = 8  # behind size, API key and API version
-_BODY_AT = 8  # of an answer, behind size and correlation id
-_TOGETHER = 100  # connections that are made at a time
+_CORRELATION_AT = 8  # after size, API key and API version
+_BODY_AT = 8  # in an answer, after size and correlation id
+_TOGETHER = 100  # connections opened at a time
 _WARM_UP_S = 0.5
 _STALLED_S = 30.0
 _RECEIVE_BYTES = 64 * 1024
 
 
 def greeting(topic: str) -> tuple[bytes, bytes, bytes]:
-    """What a consumer's connection begins with, the fetch last; all with correlation id 0."""
+    """The first requests of a consumer's connection, the fetch last; correlation id 0."""
     asked = [MetadataRequest.MetadataRequestTopic(name=topic)]
     metadata = MetadataRequest(topics=asked, allow_auto_topic_creation=False)
     fetch = raw_fetch.request(topic, [(0, 0)], 0)
@@ -41,14 +42,14 @@ def greeting(topic: str) -> tuple[bytes, bytes, bytes]:
 
 
 def _encoded(request: Any, version: int) -> bytes:
-    # `Any`: kafka-python makes its message classes at import time, without types for mypy.
+    # `Any`: kafka-python creates its message classes at import time, so mypy has no types for them.
     request.API_VERSION = version
     request.with_header(correlation_id=0, client_id="benchmark")
     return bytes(request.encode(header=True, framed=True))
 
 
 def connect(bootstrap: str, topic: str, count: int) -> tuple[list[socket.socket], bytes]:
-    """(connections, the answer to their fetch). Raises OSError; SystemExit where answers differ."""
+    """(connections, the answer to their fetch). Raises OSError, or SystemExit if answers differ."""
     host, _, port = bootstrap.rpartition(":")
     requests = greeting(topic)
     found: list[socket.socket] = []
@@ -71,7 +72,7 @@ def connect(bootstrap: str, topic: str, count: int) -> tuple[list[socket.socket]
 
 
 def receive(connection: socket.socket) -> bytes:
-    """One whole answer, with its size. Raises OSError."""
+    """One complete answer, with its size field. Raises OSError."""
     answer = _exactly(connection, 4)
     return answer + _exactly(connection, int.from_bytes(answer, "big"))
 
@@ -87,7 +88,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 class Load:
-    """One fetch under way on each connection; the next leaves when it is answered."""
+    """One fetch in flight on each connection. The answer to it triggers the next fetch."""
 
     def __init__(
         self, connections: Sequence[socket.socket], request: bytes, expected: bytes
@@ -96,7 +97,7 @@ class Load:
         self._request = bytearray(request)
         self._body = expected[_BODY_AT:]
         self._answer_bytes = len(expected)
-        self._begun: dict[int, bytes] = {}  # answers that are not whole yet
+        self._begun: dict[int, bytes] = {}  # answers that are not complete yet
         self._sent = 0
         self.answered = 0
         self._epoll = select.epoll()
@@ -106,7 +107,7 @@ class Load:
             self._send(connection)
 
     def run(self, seconds: float) -> None:
-        """Raises SystemExit where an answer is not the expected one, or none comes."""
+        """Raises SystemExit if an answer differs from the expected one, or if none comes."""
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             ready = self._epoll.poll(_STALLED_S)

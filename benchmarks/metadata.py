@@ -1,8 +1,8 @@
-"""`python -m benchmarks.metadata`: what the metadata of 2.6 million segments costs.
+"""`python -m benchmarks.metadata`: the cost of the metadata of 2.6 million segments.
 
-A segment a second for 30 days, of 10,000 partitions, is written to real cache files; then a process
-loads them all, as after a restart, says what memory they take and looks segments up, round after
-round. The files are in the page cache: what is measured is the work, not a disk.
+The benchmark writes real cache files for one segment a second over 30 days, in 10,000 partitions.
+In each round, a process loads them all, as after a restart, reports the memory they take and looks
+segments up. The files are in the page cache, so the figures show the work and not a disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fetchproxy.model import (
 
 PARTITIONS_A_TOPIC = 100
 
-# The goals of the metadata's scale.
+# The goals for metadata at this scale.
 BYTES_A_SEGMENT_MAX = 100
 COLD_LOAD_S_MAX = 10
 LOOK_UP_US_MAX = 5
@@ -39,7 +39,7 @@ LOOK_UP_US_MAX = 5
 def segments_of(
     tip: TopicIdPartition, count: int, source: random.Random
 ) -> list[RemoteLogSegmentMetadata]:
-    """As they come: sizes and times vary, a leader is elected now and then, few have aborts."""
+    """Realistic segments: sizes and times vary, leaders change now and then, few have aborts."""
     found = []
     offset, now_ms, epochs = 0, 1_700_000_000_000 + source.randrange(10**9), [0]
     for _ in range(count):
@@ -67,7 +67,7 @@ def segments_of(
 
 
 def write_cache(folder: Path, partitions: int, segments: int) -> int:
-    """Cache files of `segments` in equal parts; their size in bytes."""
+    """Writes cache files of `segments` in equal parts and returns their size in bytes."""
     source = random.Random(1)
     size = 0
     with MetadataCache(folder) as cache:
@@ -82,7 +82,7 @@ def write_cache(folder: Path, partitions: int, segments: int) -> int:
 
 
 def rows_of(rounds: Sequence[dict[str, float]], large: dict[str, float], size: int) -> list[Row]:
-    """Of each cold start what it said; `large` is one of a single partition, `size` in bytes."""
+    """`rounds`: figures of each cold start. `large`: those of one partition. `size`: bytes."""
 
     def row_of(name: str, unit: str, field: str, at_most: float | None = None) -> Row:
         return row(name, unit, [each[field] for each in rounds], at_most=at_most)
@@ -92,7 +92,7 @@ def rows_of(rounds: Sequence[dict[str, float]], large: dict[str, float], size: i
         row("segments", "", [segments]),
         row_of("memory", "bytes/segment", "bytes_a_segment", BYTES_A_SEGMENT_MAX),
         row("cache files", "bytes/segment", [size / segments]),
-        # One thread's: on a machine that has nothing else to do it is the time on the wall, too.
+        # The load has one thread. On an idle machine this time is also the wall time.
         row_of("cold load, time of one core", "s", "load_cpu_s", COLD_LOAD_S_MAX),
         row_of("cold load, time on the wall", "s", "load_s"),
         row_of("look-up by partition and offset", "µs", "find_offset_us", LOOK_UP_US_MAX),

@@ -1,6 +1,6 @@
 """`python -m benchmarks.metadata_load FOLDER SAMPLES`: one cold start from cache files.
 
-In a process of its own, so that the kernel tells what memory it takes. Prints JSON.
+It is a process of its own, so the kernel reports the memory that it takes. Prints JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def measure(folder: Path, samples: int) -> dict[str, float]:
         tips = cache.partitions()
         resident = resident_mib(os.getpid())
         wall, cpu = time.perf_counter(), time.process_time()
-        # All that a metadata manager keeps of each partition.
+        # Loads everything that a metadata manager keeps of each partition.
         files, tables, views = [], [], {}
         for tip in tips:
             file = cache.file(tip)
@@ -59,7 +59,7 @@ def measure(folder: Path, samples: int) -> dict[str, float]:
 
 
 def _look_ups(views: dict[TopicIdPartition, PartitionView], samples: int) -> dict[str, float]:
-    """Of partitions and places in no order, so that nothing is in the processor's caches."""
+    """Looks up partitions and offsets in random order, so nothing is in the processor's caches."""
     source = random.Random(2)
     tips = list(views)
     by_offset, by_time = [], []
@@ -100,7 +100,8 @@ def _median_us(
 
 
 def _put_us(table: PartitionTable) -> float:
-    """A new segment's state taken over and shown in a view; half of them STARTED, half FINISHED."""
+    """The median time to apply a state of a new segment and to show it in a view. Half of the
+    states are STARTED, half FINISHED."""
     clock = time.perf_counter_ns
     taken = []
     last = table.view(0.0).segments[-1]

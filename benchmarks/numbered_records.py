@@ -1,5 +1,8 @@
-"""Records that can be checked one by one: each says its partition and offset, and the rest of its
-value follows from these. Written in order by an idempotent producer, so that both are true."""
+"""Records that can be checked one by one.
+
+Each value begins with its partition and offset, and the rest of the value follows from the offset.
+An idempotent producer writes them in order, so partition and offset are correct.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from confluent_kafka import KafkaException, Producer
 _PLACE = Struct(">iq")  # partition, offset
 _SHIFTS = 4096
 _FLUSH_S = 120.0
-# A batch as large as a broker takes by default; a partition is filled a batch at a time.
+# A batch is as large as a broker accepts by default. A partition is filled one batch at a time.
 _BATCH_BYTES = 1_000_000
 _FILLING = random.Random(5).randbytes(64 * 1024 + _SHIFTS)  # incompressible
 
@@ -27,7 +30,8 @@ def value_of(partition: int, offset: int, record_bytes: int) -> bytes:
 def fill(
     bootstrap: str, topic: str, partitions: int, records: int, record_bytes: int, begin: int = 0
 ) -> None:
-    """Each partition's records from offset `begin`, which is its end now, to `records` (exclusive).
+    """Writes each partition's records from offset `begin`, its current end, to `records`
+    (exclusive).
 
     Raises KafkaException.
     """
@@ -38,7 +42,7 @@ def fill(
             "batch.size": _BATCH_BYTES,
             "batch.num.messages": 100_000,
             "linger.ms": 100,
-            "log_level": 3,  # a broker that has just started is not ready for idempotence yet
+            "log_level": 3,  # a broker that has just started is not yet ready for idempotence
         }
     )
     failures: list[str] = []

@@ -1,13 +1,17 @@
-"""`python -m benchmarks.outage`: what readers of the tail feel of the archive and of its troubles.
+"""`python -m benchmarks.outage`: how the archive and its faults affect readers of the tail.
 
-A record's way from producer to consumer is timed while nothing else happens, while the store hangs
-and consumers of the archive wait for it, while 16 consumers replay the archive, and while the same
-16 replay the same records from the broker's own tiered storage, in turn, round after round. Those
-two read folders of one disk; once more the archive is in an S3 server. Then that server is killed,
-paused, slowed down and made to send corrupt bytes, while consumers replay and the archiver copies:
-the tail goes on, archived reads come back, and every record that is read is checked. Consumers of
-the archive have the lowest priority on this machine, since on a real one they are not; the proxy,
-the broker and the store have not.
+The benchmark times a record's way from producer to consumer in five situations, in turn, round
+after round: without other load; while the store hangs and consumers of the archive wait for it;
+while 16 consumers replay the archive from a folder; while 16 consumers replay the same records from
+the broker's own tiered storage, a folder on the same disk; and while 16 consumers replay the
+archive from an S3 server.
+
+Then the S3 server is killed, paused, slowed down and made to send corrupt bytes, while consumers
+replay and the archiver copies. The tail must continue, archived reads must come back, and every
+record that is read is checked.
+
+Consumers of the archive have the lowest priority on this machine, because in production they run on
+others. The proxy, the broker and the store have normal priority.
 """
 
 from __future__ import annotations
@@ -63,21 +67,21 @@ REPLAYING_CONSUMERS = 16
 
 SEGMENT_BYTES = 16 * MIB
 SETTINGS = {
-    # Less memory than the archive has bytes: readers depend on the store, as with years of data.
+    # Less memory than the archive has bytes, so readers depend on the store, as with years of data.
     "remote_fetch.chunk_cache_bytes_max": str(32 * MIB),
     "archive.segment_bytes_max": str(SEGMENT_BYTES),
-    # The faults take seconds here, and so does what waits for the end of one.
+    # Faults last seconds here, so the waits for their end are as short.
     "limits.reading.corrupt_retry_ms": "5000",
     "archive.segment_age_max_ms": "2000",
     "limits.console.archive_refresh_interval_ms": "1000",
 }
 _BUCKET = "benchmark"
 _WARM_UP_SAMPLES = 20
-_QUIET_S = 1.0  # readers that get nothing for so long depend on a store that hangs
+_QUIET_S = 1.0  # readers that get nothing for this long depend on a store that hangs
 _START_S = 60.0
 _FAULT_MIN_S = 5.0
 _BACK_MAX_S = 90.0
-_BACK_RECORDS = 1000  # more than a consumer may still have had in hand
+_BACK_RECORDS = 1000  # more than a consumer may still have in its queue
 _PROJECT = Path(__file__).parents[1]
 
 Load = AbstractContextManager[ReplayerProcess | None]
@@ -86,7 +90,7 @@ Load = AbstractContextManager[ReplayerProcess | None]
 def latencies_ms(
     kafka: KafkaServer, proxy: FetchproxyServer, samples: int
 ) -> dict[str, list[float]]:
-    """By way. Raises CalledProcessError where a record does not arrive within 30 s."""
+    """Milliseconds by way. Raises CalledProcessError if a record does not arrive within 30 s."""
     ways = [(DIRECT, kafka.bootstrap), (FETCHPROXY, proxy.bootstrap)]
     described = json.dumps([(name, bootstrap, _tail(name)) for name, bootstrap in ways])
     found: dict[str, list[float]] = child(
@@ -101,9 +105,9 @@ def _tail(way: str) -> str:
 
 @dataclass(slots=True)
 class Bench:
-    """What is measured on: a broker, a store, and archived topics that the broker has no more.
+    """The servers: a broker, a store, and archived topics that the broker no longer has.
 
-    `archive`: a folder, another store with the same records.
+    `archive`: a folder that is another store with the same records.
     """
 
     kafka: KafkaServer
@@ -155,7 +159,7 @@ class Bench:
             raise PartFailed(f"fetchproxy {command}: {(done.stdout + done.stderr)[-2000:]}")
 
     def proxy(self, endpoint_url: str, archived: str | None = None) -> FetchproxyServer:
-        """Of the archive in the S3 server."""
+        """A proxy on the archive in the S3 server."""
         settings = SETTINGS if archived is None else {**SETTINGS, "archive.topics": archived}
         endpoint = quote(endpoint_url, safe="")
         store = f"s3://{_BUCKET}/?endpoint_url={endpoint}&region={self.s3.region}"
@@ -165,7 +169,7 @@ class Bench:
     def replayers(
         self, count: int, bootstrap: str, topic: str = HISTORY
     ) -> Iterator[ReplayerProcess]:
-        """Each of them has begun."""
+        """Yields after each of them has a record."""
         sizes = (PARTITIONS, self.records, RECORD_BYTES, count)
         with ReplayerProcess([bootstrap, topic, *map(str, sizes)]) as replaying:
             replaying.wait_until(
@@ -177,7 +181,7 @@ class Bench:
 
     # -- rounds ----------------------------------------------------------------------------------
     def compare(self, rounds: int) -> None:
-        """The tail without anything else, while the store hangs, and while 16 consumers replay."""
+        """Times the tail without load, while the store hangs and while 16 consumers replay."""
         near = FetchproxyServer(self.kafka.bootstrap, SETTINGS, self.archive.as_uri())
         with self.proxy(self.s3.endpoint_url) as far, near:
             readers = REPLAYING_CONSUMERS
@@ -206,7 +210,7 @@ class Bench:
         *,
         counts: bool,
     ) -> Latencies:
-        """Of the tail beside `load`, ms by way."""
+        """Times the tail beside `load`: milliseconds by way."""
         with load as replaying:
             before = replaying.latest() if replaying else None
             found = latencies_ms(self.kafka, proxy, self.samples if counts else _WARM_UP_SAMPLES)
@@ -235,7 +239,7 @@ class Bench:
 
     # -- faults ----------------------------------------------------------------------------------
     def go_through_faults(self) -> None:
-        """Raises PartFailed where a reader sees what it may not, or reads do not come back."""
+        """Raises PartFailed if a reader sees wrong records or archived reads stay away."""
         with ExitStack() as stack:
             relay = stack.enter_context(FaultRelay(self.s3.port))
             proxy = stack.enter_context(self.proxy(relay.endpoint_url, GROWING))
@@ -284,7 +288,7 @@ class Bench:
             f"archived reads come back after the store was {name}",
             _BACK_MAX_S,
         )
-        # The pass that was under way, and a whole one.
+        # Waits for the end of the pass that was running, and for one complete pass.
         replaying.wait_until(
             lambda done: _further(done.passes, ended.passes, 2),
             f"all of the archive is read after the store was {name}",
@@ -299,7 +303,7 @@ class Bench:
         )
 
     def _catch_up(self, proxy: FetchproxyServer, growing: Growing) -> None:
-        """The archiver, with what was produced meanwhile. Raises PartFailed."""
+        """Waits until the archiver has copied all that was produced. Raises PartFailed."""
         produced = growing.stop()
         whole = PARTITIONS * self.records + produced
         deadline = time.monotonic() + _BACK_MAX_S

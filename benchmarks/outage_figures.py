@@ -1,4 +1,4 @@
-"""What the outage part found, and the rows that it makes of it. Pure."""
+"""The figures of the outage part and the rows made from them. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from benchmarks.report import Row, goal_rows, percentile, ratios, row
 
 CALM = "without"
 HANGING = "while the store hangs"
-# Both from folders of one disk, so that the ways are compared and not the stores.
+# Both read from folders of one disk, so the ways are compared and not the stores.
 REPLAYING = "while 16 consumers replay through fetchproxy"
 TIERED = "while 16 consumers replay from Kafka's tiered storage"
-# The store takes its part of the same cores, which nobody else's does.
+# The S3 server uses the same cores as the proxy; the other ways need no such server.
 REPLAYING_S3 = "while 16 consumers replay through fetchproxy from S3"
 REPLAYS = (REPLAYING, TIERED, REPLAYING_S3)
 PHASES = (CALM, HANGING, *REPLAYS)
 UNDER_LOAD = "under load, before the faults"
 
-# A tail that goes on has every record sooner than this, whatever becomes of the store.
+# If the tail continues, every record arrives sooner than this, whatever happens to the store.
 LONGEST_MS_MAX = 1000.0
 
-Latencies = Mapping[str, list[float]]  # ms, by way
+Latencies = Mapping[str, list[float]]  # milliseconds, by way
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The tail while a fault lasted, how long it did, and when archived reads were back."""
+    """The tail during a fault, how long the fault lasted, and when archived reads were back."""
 
     latencies_ms: Latencies
     lasted_s: float
@@ -37,11 +37,10 @@ class Recovery:
 
 @dataclass(slots=True)
 class Measured:
-    """`latencies_ms` and `replayed_mb_per_s` by phase, an entry a round; `recoveries` by what the
-    store was.
+    """`latencies_ms`, `replayed_mb_per_s`: by phase, one entry a round.
 
-    `longest_turns_ms`: of the proxy's event loop, as it was told when 16 consumers had replayed;
-    `cpu_longest_turns_ms`: the most CPU time one of them took.
+    `longest_turns_ms`: the longest turn of the proxy's event loop while 16 consumers replayed.
+    `cpu_longest_turns_ms`: the most CPU time in one turn. `recoveries`: by the store's fault.
     """
 
     latencies_ms: dict[str, list[Latencies]] = field(default_factory=dict)
@@ -50,7 +49,7 @@ class Measured:
     cpu_longest_turns_ms: list[float] = field(default_factory=list)
     recoveries: dict[str, Recovery] = field(default_factory=dict)
     corrupt_chunks: float = 0
-    checked: int = 0  # records of the archive, during the faults and after them
+    checked: int = 0  # archived records read during and after the faults
     archived_meanwhile: int = 0
 
     def add(self, phase: str, found: Latencies) -> None:
@@ -65,7 +64,8 @@ def rows_of(measured: Measured) -> list[Row]:
         return ratios(measured.percentiles(HANGING, way, 99), measured.percentiles(CALM, way, 99))
 
     def beside_replay(phase: str, percent: int) -> list[float]:
-        # Who reads through fetchproxy has their tail from there, too; the others have no proxy.
+        # With fetchproxy, readers also read the tail through it. With tiered storage there is no
+        # proxy.
         ours = measured.percentiles(phase, FETCHPROXY, percent)
         return ratios(ours, measured.percentiles(TIERED, DIRECT, percent))
 

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.pipeline`: the archive on Spark, next to Spark's Kafka source on a broker.
+"""`python -m benchmarks.pipeline`: the archive on Spark, compared with Spark's Kafka source.
 
 The same records, plain and zstd, of 100 B and of 1 KiB, are produced to a real broker and archived
-to a folder. One Spark session then reads them from both in turn, round after round: all columns,
-the value alone, the offset alone; and all of them into Parquet, which the job `backfill` writes by
-itself. Broker, store and Spark share the machine's cores and its page cache. Besides: planning a
-million segments, and what memory a Python worker has taken.
+to a folder. One Spark session reads them from both in turn, round after round: all columns, only
+the value, and only the offset. It also writes all columns to Parquet; for the archive, the job
+`backfill` does so. Broker, store and Spark share the machine's cores and its page cache. The
+benchmark also measures the planning of a million segments and the memory of a Python worker.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ RATIO_MIN = {
     (1024, "all"): 1.7,
     (100, "value"): 3.0,
     (100, "offset"): 3.0,
-    # Of 1 KiB the value is nearly all there is: leaving out the rest makes little of a difference.
+    # With 1 KiB the value is nearly the whole record, so leaving out the other columns saves
+    # little.
     (1024, "value"): 3.0,
     (1024, "offset"): 3.0,
 }
 BACKFILL_MIN = {100: 4.0, 1024: 3.0}
 PLANNING_S_MAX = 20.0
-STORED_PLANNING_S_MAX = 60.0  # for a million segments, by what fewer take
-# Interpreter, pyarrow and numba take some 150 MiB; then ranges, arena and Arrow batches, see
-# docs/pipeline.md.
+STORED_PLANNING_S_MAX = 60.0  # for a million segments, calculated from fewer
+# The interpreter, pyarrow and numba take some 150 MiB. The rest is for ranges, the arena and Arrow
+# batches; see docs/pipeline.md.
 WORKER_MIB_MAX = 400.0
 
 
@@ -58,7 +59,7 @@ def topic_of(size: int, codec: str) -> str:
 
 
 def payloads(size: int, count: int) -> list[str]:
-    """Lines of JSON that compress about as logs and events do, three to one."""
+    """Lines of JSON that compress about three to one, like logs and events."""
     dice = random.Random(size)
     made = []
     for number in range(count):
@@ -97,7 +98,7 @@ def archive(kafka: KafkaServer, store: Path) -> None:
 
 
 def spark_figures(question: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What benchmarks.pipeline_spark has measured. Raises PartMissing, CalledProcessError."""
+    """The figures of benchmarks.pipeline_spark. Raises PartMissing, CalledProcessError."""
     environment = {**os.environ, **spark_environment()}
     environment["PYTHONPATH"] = f"{_PROJECT}:{environment['PYTHONPATH']}"
     asked, answer = folder / "question.json", folder / "answer.json"
@@ -114,8 +115,10 @@ def spark_figures(question: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def planning(folder: Path, segments: int, stored: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds, from an archiver's cache files and from a store alone: as archivers leave it, and
-    with what a proxy has collected of its metadata."""
+    """Times planning from an archiver's cache files and from a store alone, in seconds.
+
+    The store is measured as archivers leave it, and again after a proxy has collected its metadata.
+    """
     folder.mkdir()
     cache, store = str(folder / "cache"), str(folder / "store")
     write_cache(Path(cache), _partitions(segments), segments)
@@ -136,7 +139,7 @@ def _partitions(segments: int) -> int:
 def rows_of(
     figures: Mapping[str, Any], plans: Mapping[str, list[float]], counts: Mapping[int, int]
 ) -> list[Row]:
-    """Ratios first. `figures` has rounds of seconds by size, columns and source."""
+    """Ratios first. `figures` has a list of seconds by size and columns, then by source."""
     rows: list[Row] = []
     rates: list[Row] = []
     for (size, columns), goal in RATIO_MIN.items():
@@ -161,7 +164,7 @@ def rows_of(
         *rates,
         row("planning: segments", "", plans["segments"]),
         row("planning, cache files to tasks", "s", plans["planning_s"], at_most=PLANNING_S_MAX),
-        # On a machine that has nothing else to do it is the time on the wall, too.
+        # On an idle machine this time is also the wall time.
         row("planning, time of one core", "s", plans["planning_cpu_s"]),
         row("planning: tasks, pickled for Spark", "s", plans["pickling_s"]),
         row("planning: memory", "MiB", plans["memory_mib"]),

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.pipeline_planning FOLDER`: one planning from an archiver's cache files;
-with `store` behind it, of an archive in that folder, from the store alone; with `collect` no
-planning, but what a proxy leaves in the archive of its metadata.
+"""`python -m benchmarks.pipeline_planning FOLDER`: plans once from an archiver's cache files.
 
-In a process of its own, as Spark's planner is one. Prints JSON.
+With `store` after FOLDER, it plans from the store alone, an archive in that folder. With `collect`
+it plans nothing, but collects the metadata into the archive, as a proxy does.
+
+It is a process of its own, as Spark's planner is. Prints JSON.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ async def _make_store(folder: Path) -> None:
 
 
 def write_store(folder: Path, partitions: int, segments: int, topics: int = 1) -> None:
-    """An archive of `segments` in equal parts; of their objects only the metadata have content."""
+    """Writes an archive of `segments` in equal parts. Only the metadata objects have content."""
     source = random.Random(1)
     folder.mkdir()
     (folder / LAYOUT_OBJECT).write_bytes(layout_text())
@@ -73,7 +74,7 @@ def measure(cache: Path) -> dict[str, float]:
 
 
 async def _collect(folder: Path) -> None:
-    """Of each topic, as `serve` does."""
+    """Collects the metadata of each topic, as `serve` does."""
     async with (
         RemoteStorageManager(FilesystemObjectStore(folder)) as rsm,
         StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig(), collects=True) as rlmm,
@@ -81,11 +82,11 @@ async def _collect(folder: Path) -> None:
         for _, topic_id in await rsm.list_topics():
             await rlmm.refresh_topic(topic_id, asyncio.get_running_loop().time())
             while await rsm.collected.get_collected_metadata(topic_id) is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)  # it is left while nobody waits
+                await asyncio.sleep(0.1)  # it is collected in the background
 
 
 def measure_store(folder: Path) -> dict[str, float]:
-    """The time of one core has that of the processes that help, too."""
+    """Plans from the store. The CPU time includes the helper processes."""
     found = _planned({"store": folder.as_uri(), "topicPattern": ".*"})
     helped = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = found["planning_cpu_s"] + helped.ru_utime + helped.ru_stime

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.pipeline_spark QUESTION ANSWER`: queries of one Spark session, timed.
+"""`python -m benchmarks.pipeline_spark QUESTION ANSWER`: times queries of one Spark session.
 
-The program of benchmarks.pipeline: PySpark is in the lab's cache alone. Both sources answer the
-same query, in turn; their answers have to be the same, or nothing is written.
+benchmarks.pipeline runs this program, because only the lab's cache has PySpark. Both sources answer
+the same query in turn. If their answers differ, it writes no result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fetchproxy.jobs.backfill import backfill
 from fetchproxy.jobs.runner import OnSpark
 from fetchproxy.remotelog.source import register_source
 
-# Every column is looked at, and no two records' bytes can be exchanged unnoticed for each other.
+# The query reads every column and would notice if two records' bytes were exchanged.
 ALL_COLUMNS = (
     "count(*)",
     "sum(length(key))",
@@ -32,7 +32,7 @@ ALL_COLUMNS = (
     "max(timestamp)",
     "sum(timestampType)",
 )
-QUERIES = {  # what is asked, and of which columns
+QUERIES = {  # (expressions, schema with the columns to read)
     "all": (ALL_COLUMNS, None),
     "value": (("sum(length(value))",), "value binary"),
     "offset": (("count(*)", "sum(offset)"), "offset bigint"),
@@ -40,7 +40,7 @@ QUERIES = {  # what is asked, and of which columns
 
 
 class WorkerMemory(threading.Thread):
-    """Watches this process's Python children: the most that one of them has ever taken, in MiB."""
+    """Watches the Python children of this process and keeps the peak memory of each, in MiB."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -67,7 +67,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _peak_mib(pid: int) -> float | None:
-    """Of a Python worker; None for other processes."""
+    """The peak memory of a Python worker. None for other processes."""
     try:
         if b"pyspark" not in Path(f"/proc/{pid}/cmdline").read_bytes():
             return None
@@ -87,7 +87,7 @@ class Contest:
         self._question = question
 
     def kafka(self, topics: list[str], schema: str | None) -> DataFrame:
-        """It has no way to leave columns out."""
+        """Ignores `schema`: Spark's Kafka source cannot leave columns out."""
         del schema
         options = {
             "kafka.bootstrap.servers": self._question["bootstrap"],
@@ -118,7 +118,7 @@ class Contest:
         return taken
 
     def backfill_seconds(self, size: str) -> dict[str, list[float]]:
-        """All columns as Parquet. Spark's source writes one folder, the job one for each date."""
+        """Writes all columns as Parquet. Spark writes one folder, the job one for each date."""
         topics = self._question["topics"][size]
         taken: dict[str, list[float]] = {"kafka": [], "backfill": []}
         writers = [("kafka", self._written_by_spark), ("backfill", self._backfilled)]
@@ -163,7 +163,7 @@ def main(asked: str, answer: str) -> None:
     contest = Contest(spark, question)
     memory = WorkerMemory()
     memory.start()
-    for source in (contest.kafka, contest.remotelog):  # warm: classes, workers, compiled code
+    for source in (contest.kafka, contest.remotelog):  # warms up classes, workers and compiled code
         source(question["topics"]["100"][:1], None).limit(1000).count()
     seconds = {
         f"{size} {columns}": contest.seconds(size, columns)

@@ -1,4 +1,4 @@
-"""What another process has used so far, as the kernel counts it. Linux only."""
+"""What another process has used so far, by the kernel's count. Linux only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of all threads of `pid`, in steps of 10 ms. Raises OSError."""
-    # The second field, the command, may hold spaces and brackets: count from behind it.
+    # The second field, the command, may contain spaces and brackets, so fields are counted after
+    # it.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
 def resident_mib_max(pid: int) -> float:
-    """The most memory that `pid` has had so far. Raises OSError."""
+    """The peak memory of `pid` so far. Raises OSError."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
@@ -25,7 +26,7 @@ def resident_mib_max(pid: int) -> float:
 
 
 def resident_mib(pid: int) -> float:
-    """The memory that `pid` has now. Raises OSError."""
+    """The current memory of `pid`. Raises OSError."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -36,14 +37,14 @@ def open_files(pid: int) -> int:
 
 
 class CpuMeter:
-    """CPU seconds of several processes, by their names, since the last look."""
+    """CPU seconds of several processes, by name, since the last call of `spent`."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
         self._seen = self._read()
 
     def spent(self) -> dict[str, float]:
-        """Since it was made, or asked last. Raises OSError when one has ended."""
+        """Since construction or the last call. Raises OSError if a process has ended."""
         before, self._seen = self._seen, self._read()
         return {name: now - before[name] for name, now in self._seen.items()}
 

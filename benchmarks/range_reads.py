@@ -1,8 +1,9 @@
-"""Raw parallel range reads of stored objects: what the store itself gives to who only counts bytes.
+"""Raw parallel range reads of stored objects: the speed of the store for a client that only counts
+bytes.
 
-`python -m benchmarks.range_reads '{"objects": [[place, size], …], "concurrency": N,
-"part_bytes": N}'` reads every object whole, in parts, and prints seconds, CPU seconds and bytes as
-JSON. A place is a file's path or a presigned http URL.
+`python -m benchmarks.range_reads '{"objects": [[place, size], …], "concurrency": N, "part_bytes":
+N}'` reads every object completely, in parts, and prints seconds, CPU seconds and bytes as JSON. A
+place is a file's path or a presigned http URL.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _FileReader:
         self._buffer = bytearray(part_bytes)
 
     def close(self) -> None:
-        """Nothing stays open between two parts."""
+        """Does nothing: no file stays open between two parts."""
 
     def read(self, part: Part) -> int:
         place, start, end = part
@@ -58,7 +59,7 @@ class _FileReader:
 
 
 class _HttpReader:
-    """One connection that stays; no library, as that would be what is measured."""
+    """One connection that stays open. No HTTP library: the benchmark would measure the library."""
 
     def __init__(self, part_bytes: int) -> None:
         self._buffer = bytearray(part_bytes + _HEAD_BYTES_MAX)
@@ -92,7 +93,7 @@ class _HttpReader:
 
 
 def read_all(parts: Sequence[Part], concurrency: int, part_bytes: int) -> int:
-    """Bytes read. Raises OSError."""
+    """Returns the number of bytes read. Raises OSError."""
     waiting: queue.SimpleQueue[Part] = queue.SimpleQueue()
     for part in parts:
         waiting.put(part)

@@ -1,11 +1,11 @@
-"""A fetch client that only counts bytes: what is left when a consumer's own work is taken away.
+"""A fetch client that only counts bytes, to measure reads without a consumer's own work.
 
 `python -m benchmarks.raw_fetch '{"bootstrap": …, "topic": …, "ends": [[partition, end], …],
 "connections": N, "partitions_max": N}'` reads every partition from offset 0 to its end and prints
 seconds, CPU seconds, bytes of record batches and the number of fetches as JSON. Each connection has
-a thread and its share of the partitions, of which it names up to `partitions_max` in a fetch, in
-turn, with the limits of Kafka's own consumer. Version 11 of Fetch, outside any session: all brokers
-speak it, and it is quick to write.
+a thread and its share of the partitions. A fetch names up to `partitions_max` of them, in turn,
+with the limits of Kafka's own consumer. The client uses Fetch version 11 without a fetch session:
+all brokers speak it, and it is quick to write.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _LAST_OFFSET_DELTA_AT, _BATCH_HEAD_BYTES = 23, 61
 
 
 class FetchFailed(Exception):
-    """The other side answers with an error, with nonsense, or not at all."""
+    """The server answers with an error or with bytes that make no sense, or it does not answer."""
 
 
 @dataclass(slots=True)
 class Fetched:
-    """`sizes`: bytes of records by partition, `next_offsets` where to go on, `errors` codes."""
+    """By partition: `sizes` in bytes of records, the `next_offsets` to fetch, `errors` as codes."""
 
     sizes: dict[int, int] = field(default_factory=dict)
     next_offsets: dict[int, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Fetched:
 
 
 def request(topic: str, offsets: Sequence[tuple[int, int]], correlation: int) -> bytes:
-    """A whole frame that asks for (partition, offset) pairs."""
+    """A complete frame that fetches (partition, offset) pairs."""
     name = topic.encode()
     parts = [
         _HEAD.pack(1, 11, correlation, 9, b"benchmark"),
@@ -66,7 +66,7 @@ def request(topic: str, offsets: Sequence[tuple[int, int]], correlation: int) ->
 
 
 def answer(frame: memoryview) -> Fetched:
-    """`frame` begins with the correlation id. Raises FetchFailed for an error of the whole."""
+    """`frame` begins with the correlation id. Raises FetchFailed for a top-level error."""
     error = int.from_bytes(frame[8:10], "big", signed=True)
     if error:
         raise FetchFailed(f"the fetch has error {error}")
@@ -90,7 +90,7 @@ def _partition(frame: memoryview, position: int, found: Fetched) -> int:
     position += 4
     if error:
         found.errors[partition] = error
-    # The last batch may be cut off: Kafka ends a fetch at its bytes, not at a batch.
+    # The last batch may be incomplete: Kafka ends a fetch at its byte limit, not at a batch's end.
     at, end = position, position + size
     while at + _BATCH_HEAD_BYTES <= end:
         base, length = _BATCH.unpack_from(frame, at)
@@ -105,7 +105,7 @@ def _partition(frame: memoryview, position: int, found: Fetched) -> int:
 
 
 class RawConnection:
-    """One connection, one request at a time. Raises OSError and FetchFailed."""
+    """One connection with one request at a time. Raises OSError and FetchFailed."""
 
     def __init__(self, bootstrap: str) -> None:
         host, _, port = bootstrap.rpartition(":")
@@ -124,7 +124,7 @@ class RawConnection:
         return answer(self._receive(size))
 
     def first_record_ms(self, topic: str, partition: int, offset: int) -> float:
-        """How long it takes until an answer has the batch with `offset`."""
+        """The time until an answer has the batch with `offset`, in milliseconds."""
         begun = time.perf_counter()
         while True:
             found = self.fetch(topic, [(partition, offset)])
@@ -155,9 +155,10 @@ class RawConnection:
 def drain(
     bootstrap: str, topic: str, ends: Sequence[tuple[int, int]], partitions_max: int
 ) -> tuple[int, int]:
-    """(bytes, fetches) until every partition was read from 0 to its end (exclusive)."""
+    """(bytes, fetches), after every partition was read from 0 to its end (exclusive)."""
     limits = dict(ends)
-    # First come is first in the next fetch, as consumers do: no partition waits for the others.
+    # As in consumers, the partition that was answered last goes to the end of the next fetch, so no
+    # partition has to wait for the others.
     left = {partition: 0 for partition, end in ends if end > 0}
     size = fetches = 0
     progress_at = time.monotonic()
@@ -180,8 +181,8 @@ def drain(
 
 
 def shares(ends: Sequence[tuple[int, int]], connections: int) -> list[list[tuple[int, int]]]:
-    """Which partitions each connection reads; with more connections than partitions, each reads
-    them all."""
+    """The partitions that each connection reads. With more connections than partitions, each
+    connection reads all of them."""
     if connections > len(ends):
         return [list(ends) for _ in range(connections)]
     return [list(ends[number::connections]) for number in range(connections)]

@@ -1,8 +1,8 @@
-"""Replay from an object store that is far away: an S3 server behind a relay that delays requests.
+"""Replay from a distant object store: an S3 server behind a relay that delays requests.
 
-What comes through fetchproxy is compared with raw parallel range reads of the same objects through
-the same relay; and after a seek to what nobody has read yet, requests that follow one another are
-counted. Only measures: topics and archive are there before.
+Replay through fetchproxy is compared with raw parallel range reads of the same objects through the
+same relay. After a seek to an offset that nothing has read yet, the successive store requests are
+counted. This module only measures: the topics and the archive exist already.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from benchmarks.store_relay import StoreRelay, longest_chain
 from lab.s3 import S3Server
 
 LATENCY_MS = 50
-# (requests at once, MiB in each): the best of these is what fetchproxy is compared with.
+# (requests at once, MiB in each): fetchproxy is compared with the best of these.
 RAW_WAYS = ((8, 4), (8, 16), (16, 4), (16, 8), (32, 4), (32, 8))
-_SETTLE_S = 0.2  # after which what was read ahead is no longer under way
+_SETTLE_S = 0.2  # after this time, read-ahead is no longer in flight
 
 
 class RawReads(NamedTuple):
@@ -41,14 +41,14 @@ class RawReads(NamedTuple):
 
 @dataclass(slots=True)
 class RemoteReplay:
-    """One entry a round, or a seek."""
+    """One entry for each round or seek."""
 
     raw_way: tuple[int, int] = (0, 0)  # the best of RAW_WAYS
     raw_mb_per_s: list[float] = field(default_factory=list)
     raw_cpu_per_gb: list[float] = field(default_factory=list)
     proxy_mb_per_s: list[float] = field(default_factory=list)
     proxy_cpu_per_gb: list[float] = field(default_factory=list)
-    store_share: list[float] = field(default_factory=list)  # read from the store : served
+    store_share: list[float] = field(default_factory=list)  # bytes read from the store / served
     cold_round_trips: list[float] = field(default_factory=list)
     cold_ms: list[float] = field(default_factory=list)
     warm_ms: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ def replay_from_afar(
     seeks: int,
     console: Console,
 ) -> RemoteReplay:
-    """The first of `topics` is replayed, in the second one is sought. Raises PartMissing."""
+    """Replays the first of `topics` and seeks in the second. Raises PartMissing."""
     replayed, sought = topics
     found = RemoteReplay()
     with ExitStack() as running:
@@ -145,7 +145,7 @@ def _proxy_once(
 
 
 def _first_offsets(archive: Path, topic: ReplayedTopic, count: int) -> list[int]:
-    """Of `count` segments in no order, but not of the first one."""
+    """The base offsets of `count` random segments, without the first segment."""
     bases = [int(path.name[:20]) for path, _ in log_objects(archive, topic.name)][1:]
     return random.Random(3).sample(bases, min(count, len(bases)))
 
@@ -157,7 +157,7 @@ def _seek(
     relay: StoreRelay,
     found: RemoteReplay,
 ) -> None:
-    """The proxy knows the topic and its segments, but has read nothing of those sought in."""
+    """The proxy knows the topic and its segments, but has not read the segments sought."""
     with RawConnection(proxy.bootstrap) as connection:
         connection.first_record_ms(topic.name, 0, 0)
         for offset in offsets:
@@ -167,6 +167,6 @@ def _seek(
             found.cold_ms.append(connection.first_record_ms(topic.name, 0, offset))
             answered = time.monotonic()
             found.warm_ms.append(connection.first_record_ms(topic.name, 0, offset))
-            # What is still under way was not needed for the answer.
+            # Requests that are still in flight were not needed for the answer.
             needed = [e for e in relay.take() if e.began >= began and e.ended <= answered]
             found.cold_round_trips.append(longest_chain(needed))

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.replay`: what replaying history costs, next to Kafka's own tiered storage.
+"""`python -m benchmarks.replay`: the cost of a replay, compared with Kafka's own tiered storage.
 
-The same records lie in the remote tier of a Kafka (LocalTieredStorage, a folder) and in
-fetchproxy's archive (a folder). Both are read in turn, round after round, by a librdkafka consumer
-and by a client that only counts bytes; the archive's files are read raw, too. Then the archive lies
-in an S3 server that answers every request 50 ms late, and is compared with raw parallel range reads
-of the same objects through the same relay. Ratios are taken within a round.
+The same records are in the remote tier of a Kafka broker (LocalTieredStorage, a folder) and in
+fetchproxy's archive (a folder). A librdkafka consumer and a client that only counts bytes read both
+in turn, round after round. The archive's files are also read raw. Then the archive is in an S3
+server that answers every request 50 ms late, and is compared with raw parallel range reads of the
+same objects through the same relay. Ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TIERED = "Kafka's tiered storage"
 PARTITIONS = 8
 SEEK_TOPIC = "replay-seek"
 SEEK_SEGMENT_BYTES = 8 * MIB
-# Of the table of goals; what other shapes give is told beside it.
+# The shape in the table of goals. Results of other shapes are shown beside it.
 MAIN = Shape(1024, "none")
 _STORE_BYTES = "kafka_server_brokertopicmetrics_remotefetchbytes_total"
 _LIBRDKAFKA = "librdkafka, {}"
@@ -55,7 +55,7 @@ _RAW = {_ONE: (1, PARTITIONS), _EIGHT: (8, PARTITIONS), _SINGLE: (1, 1)}
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """`pids` are of the processes that serve it, besides the client's."""
+    """`pids`: the processes that serve this side, without the client."""
 
     name: str
     bootstrap: str
@@ -65,8 +65,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One replay. `size` in bytes: of values for a consumer, of record batches for the rest;
-    `cpu` in seconds by process."""
+    """One replay. `size`: bytes of values for a consumer, of record batches for the raw clients.
+    `cpu`: seconds by process."""
 
     seconds: float
     size: int
@@ -82,18 +82,19 @@ class Run:
 
 @dataclass(slots=True)
 class Measured:
-    """One entry a round; `runs` by shape, reader and side."""
+    """One entry a round. `runs`: by shape, reader and side."""
 
     runs: dict[tuple[Shape, str, str], list[Run]] = field(default_factory=dict)
     range_reads: dict[Shape, list[float]] = field(default_factory=dict)  # MB/s
-    # Of what fetchproxy served: 0 says that all of it was in its memory, from the round before.
+    # Bytes read from the store / bytes that fetchproxy served. 0 means that all of them were still
+    # in its memory from the round before.
     store_share: dict[Shape, list[float]] = field(default_factory=dict)
     far: RemoteReplay | None = None
     resident_mib: dict[str, float] = field(default_factory=dict)
 
 
 def readers_of(shape: Shape) -> list[str]:
-    """All of them read the shape that goals are for, the two extremes the others."""
+    """All readers for the shape of the goals, and the two extremes for other shapes."""
     if shape != MAIN:
         return [_LIBRDKAFKA.format(STOCK), _EIGHT]
     return [*(_LIBRDKAFKA.format(each) for each in CONSUMERS), *_RAW]
@@ -122,7 +123,7 @@ def replay_once(reader: str, side: Side) -> Run:
 
 
 def range_reads_once(objects: Sequence[tuple[Path, int]]) -> float:
-    """MB/s of the archive's own files, read in parts as large as fetchproxy's, by two threads."""
+    """MB/s of the archive's files, read by two threads in parts as large as fetchproxy's."""
     asked = {
         "objects": [(str(path), size) for path, size in objects],
         "concurrency": 2,
@@ -140,7 +141,7 @@ def measured_rounds(
     measured: Measured,
     console: Console,
 ) -> None:
-    """Of one shape."""
+    """The rounds of one shape."""
     shape = sides[0].topic.shape
     objects = log_objects(archive, sides[1].topic.name)
     served = sum(size for _, size in objects) * len(readers_of(shape))
@@ -192,7 +193,7 @@ def _goals_met(measured: Measured) -> list[Row]:
         )
         return ratios(ours, theirs)
 
-    # What users run, and both raw clients: of one round all together.
+    # The consumer that users run and both raw clients, added up within a round.
     readers = [_LIBRDKAFKA.format(STOCK), _ONE, _EIGHT]
     proxy = _cpu_of_rounds([measured.runs[MAIN, each, FETCHPROXY] for each in readers], "proxy")
     broker = _cpu_of_rounds([measured.runs[MAIN, each, TIERED] for each in readers], "broker")
@@ -204,7 +205,7 @@ def _goals_met(measured: Measured) -> list[Row]:
 
 
 def _cpu_of_rounds(readers: Sequence[Sequence[Run]], process: str) -> list[float]:
-    """Seconds per GB of all readers together, one figure a round."""
+    """Seconds per GB of all readers together, with one figure a round."""
     return [
         sum(run.cpu[process] for run in runs) / (sum(run.size for run in runs) / 1e9)
         for runs in zip(*readers, strict=True)
@@ -273,7 +274,7 @@ def _from_s3(
     options: argparse.Namespace,
     console: Console,
 ) -> RemoteReplay:
-    # Segments so small that there are enough of them to seek to.
+    # Segments are small, so that there are enough of them for the seeks.
     size = (options.seeks + 2) * SEEK_SEGMENT_BYTES
     store = archive.as_uri()
     sought = archived_topic(
@@ -298,7 +299,7 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
         proxy = running.enter_context(FetchproxyServer(kafka.bootstrap, settings, archive.as_uri()))
         for shape in options.shapes:
             mib = options.mib if shape == MAIN else options.mib_other
-            # Not less than fits into fetchproxy's memory: the store is to be read in every round.
+            # At least as much as fetchproxy's memory holds, so that every round reads the store.
             mib *= 1 if shape.compression == "none" else 2
             console.print(f"writing {mib} MiB twice: {shape}")
             sides = _sides(kafka, proxy, archive, shape, mib)

@@ -1,7 +1,7 @@
-"""Topics whose local log is gone: in Kafka's own tiered storage, and in fetchproxy's archive.
+"""Topics without a local log: in Kafka's own tiered storage, or in fetchproxy's archive.
 
-One broker has both, so that whoever reads one is compared with who reads the other beside the same
-neighbours: a topic is tiered by Kafka or archived by fetchproxy, never both.
+One broker has both, so readers of either have the same neighbours. A topic is either tiered by
+Kafka or archived by fetchproxy, never both.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TIERED = {
     "log.initial.task.delay.ms": "500",
     "log.segment.delete.delay.ms": "0",
 }
-# Retention is by bytes: it deletes what is in the remote tier, and nothing else can.
+# Retention is by bytes. It deletes local data that is in the remote tier, and never anything else.
 _TIERED_TOPIC = {
     "remote.storage.enable": "true",
     "retention.ms": "-1",
@@ -68,7 +68,7 @@ _TIERED_TOPIC = {
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTopic:
-    """`ends`: by partition, up to which offset (exclusive) it is in the remote tier, from 0 on."""
+    """`ends`: (partition, end) pairs. The remote tier has the offsets from 0 to end (exclusive)."""
 
     name: str
     shape: Shape
@@ -80,12 +80,12 @@ class ReplayedTopic:
 
     @property
     def value_bytes(self) -> int:
-        """Not compressed."""
+        """Uncompressed."""
         return self.records * self.shape.record_bytes
 
 
 def tiered_kafka(folder: Path, version: str = KAFKA_VERSION) -> KafkaServer:
-    """Not started. `folder` gets its log and its remote tier. Raises PartMissing."""
+    """A broker, not started. `folder` holds its log and remote tier. Raises PartMissing."""
     tier = {"rsm.config.dir": str(folder / "tier")}
     plugin = local_tiered_storage_jars(version)
     return KafkaServer({**_TIERED, **tier}, folder / "kafka", version=version, jars_behind=plugin)
@@ -94,8 +94,8 @@ def tiered_kafka(folder: Path, version: str = KAFKA_VERSION) -> KafkaServer:
 def tiered_topic(
     kafka: KafkaServer, name: str, shape: Shape, partitions: int, size_bytes: int
 ) -> ReplayedTopic:
-    """All of it is in Kafka's own remote tier when this returns; each partition has one record
-    more, in its local log. Raises PartFailed."""
+    """When this returns, the whole topic is in Kafka's own remote tier. Each partition has one
+    record more in its local log. Raises PartFailed."""
     create_tiered(kafka, name, partitions)
     written = fill(kafka.bootstrap, name, partitions, size_bytes // shape.record_bytes, shape)
 
@@ -109,25 +109,27 @@ def tiered_topic(
 def create_tiered(
     kafka: KafkaServer, name: str, partitions: int, segment_bytes: int = SEGMENT_BYTES
 ) -> None:
-    """A topic that Kafka tiers."""
+    """Creates a topic that Kafka tiers."""
     kafka.create_topic(name, partitions, {**_TIERED_TOPIC, "segment.bytes": str(segment_bytes)})
 
 
 def move_to_tier(
     kafka: KafkaServer, name: str, written: Sequence[int], one_more: Callable[[], None]
 ) -> None:
-    """All that was `written` (records by partition) is in Kafka's own remote tier when this
-    returns, and no longer in its local log. `one_more` writes a record to each partition.
+    """When this returns, all that was `written` is in Kafka's own remote tier only.
+
+    `written`: the number of records of each partition. `one_more`: writes a record to each
+    partition.
 
     Raises PartFailed.
     """
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    # Only what is not active is copied: the next record shall begin a new segment.
+    # Kafka copies only inactive segments, so the next record has to begin a new segment.
     _alter(admin, name, {"segment.ms": "1"})
     time.sleep(0.1)
     one_more()
     ends = dict(enumerate(written))
-    # What is left in the local log begins there: Kafka deletes only what it has copied.
+    # The local log begins at the end of the copied records: Kafka deletes only what it has copied.
     _wait(f"{name} is in Kafka's remote tier", lambda: _local_starts(kafka, name) == ends)
 
 
@@ -141,7 +143,7 @@ def archived_topic(
     environment: Mapping[str, str] | None = None,
     segment_bytes: int = SEGMENT_BYTES,
 ) -> ReplayedTopic:
-    """All of it is in fetchproxy's archive at `store`, and no longer in the broker's log.
+    """When this returns, the topic is in fetchproxy's archive at `store`, not in the broker's log.
 
     Raises PartFailed.
     """
@@ -159,8 +161,8 @@ def move_to_archive(
     environment: Mapping[str, str] | None = None,
     segment_bytes: int = SEGMENT_BYTES,
 ) -> None:
-    """All of it is in fetchproxy's archive when this returns; each partition's log at the broker
-    begins at its `local_starts`. Raises PartFailed."""
+    """When this returns, the topic is in fetchproxy's archive, and the broker's log of each
+    partition begins at its `local_starts`. Raises PartFailed."""
     command = [
         *FETCHPROXY_COMMAND,
         "archive",
@@ -184,15 +186,15 @@ def move_to_archive(
 
 
 def log_objects(folder: Path, topic: str) -> list[tuple[Path, int]]:
-    """(file, bytes) of the record batches of `topic` in an archive below `folder`, in order."""
+    """(file, bytes) of the `.log` objects of `topic` in an archive below `folder`, in order."""
     found = sorted(folder.glob(f"{topic}-*/*/*.log"))
     return [(path, path.stat().st_size) for path in found]
 
 
 class S3Copy:
-    """An archive below a folder once more, in an S3 server: the layout of keys is the same.
+    """A copy of an archive folder in an S3 server, with the same keys.
 
-    `endpoint_url` is where it is read from: the server itself, or a relay before it.
+    `endpoint_url`: the address to read it from, either the server or a relay in front of it.
     """
 
     bucket = "replayed"
@@ -209,7 +211,7 @@ class S3Copy:
 
     @property
     def store_url(self) -> str:
-        """As `--store` takes it."""
+        """The URL for `--store`."""
         region = self._server.region
         return (
             f"s3://{self.bucket}/?endpoint_url={quote(self._endpoint_url, safe='')}&region={region}"
@@ -220,7 +222,7 @@ class S3Copy:
         return self._server.environment
 
     def presigned(self, key: str) -> str:
-        """A URL that whoever has it may get, for an hour."""
+        """A URL that anyone can read for an hour."""
         with closing(self._client()) as client:
             url: str = client.generate_presigned_url(
                 "get_object", {"Bucket": self.bucket, "Key": key}, ExpiresIn=3600
@@ -248,7 +250,7 @@ def _alter(admin: AdminClient, topic: str, config: Mapping[str, str]) -> None:
 
 
 def _local_starts(kafka: KafkaServer, topic: str) -> dict[int, int]:
-    """By partition, the first base offset of its local segments."""
+    """By partition, the smallest base offset of its local segments."""
     return {
         int(folder.name.rpartition("-")[2]): min(int(each.stem) for each in folder.glob("*.log"))
         for folder in kafka.data_dir.glob(f"{topic}-*")

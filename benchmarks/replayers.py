@@ -1,9 +1,10 @@
-"""Consumers that read an archived topic again and again and check every record.
+"""Consumers that read an archived topic repeatedly and check every record.
 
 `python -m benchmarks.replayers BOOTSTRAP TOPIC PARTITIONS RECORDS RECORD_BYTES CONSUMERS` prints
-what they have done so far as JSON, ten times a second, until stdin ends. Each reads one partition
-of `numbered_records`, from its own place on and from 0 again after the last. One process for all:
-as clients of a real cluster run on other machines, it has the lowest priority on this one.
+its progress as JSON ten times a second, until stdin ends. Each consumer reads one partition of
+`numbered_records` from its own start offset, and from 0 again after the last record. All consumers
+are in one process. It has the lowest priority on this machine, because clients of a real cluster
+run on other machines.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _GROUP_NICE = 10
 _AUTOGROUP = Path("/proc/self/autogroup")
 _PROJECT = Path(__file__).parents[1]
 _CLIENT_LOG = logging.getLogger("benchmarks.replayers.clients")
-# What matters comes as an error of a fetch.
+# Errors that matter are returned by a fetch.
 _CLIENT_LOG.setLevel(logging.CRITICAL)
 
-# What librdkafka tries again by itself, and says so.
+# Errors that librdkafka reports but retries by itself.
 _PASSING = (
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
@@ -47,7 +48,7 @@ _PASSING = (
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """By consumer, at `at_s` of the monotonic clock. `passes`: how often it came to the end."""
+    """By consumer, at `at_s` of the monotonic clock. `passes`: how often it has reached the end."""
 
     at_s: float
     records: list[int] = field(default_factory=list)
@@ -56,7 +57,7 @@ class Replayed:
 
 
 class Course:
-    """What one consumer may be given next. Pure."""
+    """The records that one consumer may receive next. Pure."""
 
     def __init__(self, partition: int, start: int, records: int, record_bytes: int) -> None:
         self.partition = partition
@@ -67,7 +68,7 @@ class Course:
         self.passes = 0
 
     def take(self, offset: int, value: bytes) -> str | None:
-        """What is wrong with this record, if anything is."""
+        """Returns what is wrong with this record, or None."""
         expected = self.next
         self.next = offset + 1
         self.records += 1
@@ -78,7 +79,7 @@ class Course:
         return None
 
     def begin_again(self) -> bool:
-        """True, once, when the end is reached: the next record is that at 0."""
+        """True, once, when the end is reached. The next record is then the one at offset 0."""
         if self.next < self._end:
             return False
         self.next = 0
@@ -87,7 +88,7 @@ class Course:
 
 
 class Replayers:
-    """The consumers, of one thread. `run` ends when told."""
+    """The consumers, all in one thread. `run` ends when its event is set."""
 
     def __init__(
         self,
@@ -100,7 +101,8 @@ class Replayers:
     ) -> None:
         self._topic = topic
         self._faults: list[str] = []
-        # Each begins elsewhere, so that not all are served by one read of the store.
+        # Each consumer begins at a different offset, so that one read of the store does not serve
+        # all.
         self._courses = [
             Course(
                 number % partitions,
@@ -151,8 +153,8 @@ class Replayers:
                 "bootstrap.servers": bootstrap,
                 "group.id": "benchmark-replayers",
                 "enable.auto.commit": False,
-                "auto.offset.reset": "error",  # a refused offset is a fault, not a place to skip
-                # Little ahead of the application, so that a store that is away is felt soon.
+                "auto.offset.reset": "error",  # a refused offset is a fault, no offset to skip
+                # The queue is small, so that a consumer stops soon when the store is away.
                 "queued.max.messages.kbytes": 1024,
                 "fetch.queue.backoff.ms": 10,
             },
@@ -175,7 +177,7 @@ class ReplayerProcess:
         return self._process.pid
 
     def latest(self) -> Replayed:
-        """Raises PartFailed for anything that a reader may never see."""
+        """Raises PartFailed if a reader saw a fault, or if the readers have ended."""
         with self._told:
             latest = self._latest
         if latest.faults:
@@ -187,7 +189,7 @@ class ReplayerProcess:
     def wait_until(
         self, ready: Callable[[Replayed], bool], what: str, timeout_s: float
     ) -> Replayed:
-        """The first report that `ready(report)` is true of. Raises PartFailed."""
+        """The first report for which `ready(report)` is true. Raises PartFailed."""
         deadline = time.monotonic() + timeout_s
         while not ready(latest := self.latest()):
             if time.monotonic() > deadline:
@@ -226,10 +228,11 @@ class ReplayerProcess:
 
 
 def step_back() -> None:
-    """The lowest priority, for a process that leads a session of its own.
+    """Takes the lowest priority, for a process that leads a session of its own.
 
-    Where Linux groups processes by session (CONFIG_SCHED_AUTOGROUP), a process's own number only
-    counts within its session, so the group has one, too: a tenth of the time that others get.
+    If Linux groups processes by session (CONFIG_SCHED_AUTOGROUP), a process's nice value counts
+    only within its session. So the group has a nice value too, which gives it a tenth of the time
+    that others get.
     """
     os.nice(_NICE)
     if _AUTOGROUP.exists():

@@ -1,6 +1,6 @@
-"""Rows of figures with their goals: a table for people, JSON for machines, a chart for both.
+"""Rows of figures with their goals: a table for people, JSON for machines, and a chart for both.
 
-Pure but for writing, and for looking at the machine.
+Pure, except for writing files and reading facts about the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLACES = {"x": 3, "ms": 3, "s/GB": 2, "s": 2, "µs": 2, "bytes/segment": 1, "Gi
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`value` is the median of the rounds. `goal` and `met` are None where nothing is asked."""
+    """`value`: the median of the rounds. `goal` and `met` are None if there is no goal."""
 
     name: str
     value: float
@@ -54,9 +54,9 @@ def row(
 
 
 def goal_rows(goal: Goal, rounds: Sequence[float], *also: Sequence[float]) -> list[Row]:
-    """The line of the table of goals, then one row for each figure that it asks for besides.
+    """The line of the table of goals, then a row for each of its other figures.
 
-    `also` has the rounds of `goal.also`, in its order. The line is met when all of it is.
+    `also`: the rounds of `goal.also`, in its order. The line is met if all its figures are met.
     """
     others = [
         _goal_row(f"{goal.words}: {each.words}", each, values)
@@ -72,18 +72,18 @@ def _goal_row(name: str, goal: Goal, rounds: Sequence[float]) -> Row:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Within each round, so that what else the machine did in the meantime hits both alike."""
+    """Ratios within each round, so that other load on the machine affects both sides alike."""
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:
-    """The smallest sample that `percent` of all samples do not exceed."""
+    """The smallest sample that is not exceeded by `percent` percent of all samples."""
     ordered = sorted(samples)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def machine() -> dict[str, str | int | float]:
-    """What the figures depend on; nothing that names the machine itself."""
+    """The facts that the figures depend on, without the machine's name."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count() or 0,
@@ -117,7 +117,7 @@ def table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def write(path: Path, facts: dict[str, object], rows: Sequence[Row]) -> None:
-    """`path` is the JSON; the chart goes beside it, as .svg."""
+    """`path`: the JSON file. The chart is written beside it, as .svg."""
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {**facts, "rows": [asdict(each) for each in rows]}
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

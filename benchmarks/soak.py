@@ -1,6 +1,8 @@
-"""`make soak`: a proxy and two archivers at work on real Kafka and S3 for half an hour, with
-retention that deletes all the time, an outage of the store and an archiver that is killed. Exit
-code 1 unless memory and open files are flat, the lag is bounded and every record was read."""
+"""`make soak`: runs a proxy and two archivers on real Kafka and S3 for half an hour.
+
+Retention deletes all the time, the store has an outage, and one archiver is killed. The exit code
+is 1 unless memory and open files are flat, the lag is bounded and every record was read.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,15 @@ _BUCKET = "soak"
 _START_S = 60.0
 _SAMPLE_S = 5.0
 _RETENTION_BYTES = 8 * _MIB
-# Segments are cut at 10 s, the newest one is open, a look at the brokers is up to 5 s old; the rest
-# is for a machine that does other things, too.
+# Segments are cut after 10 s, the newest segment is still open, and a status of the brokers is up
+# to 5 s old. The rest is for a machine that also does other work.
 LAG_S_MAX = 30.0
-# The archiver's retry interval, then what has piled up in the outage, at many times the rate.
+# The archiver's retry interval, plus the time to copy the outage's backlog at many times the rate.
 RECOVERY_S_MAX = 60.0
-# At these shares of the time something is broken. The second archiver's new life has to be as long
-# as can be, and the last quarter of everything is quiet.
+# The faults begin at these shares of the time. The second life of the second archiver has to be as
+# long as possible, and the last quarter is free of faults.
 _KILL_AT, _OUTAGE_AT = 0.25, 0.64
-_DOWN_SHARE, _DOWN_S_MAX = 0.06, 120.0  # how long an outage takes; a kill a third of it
+_DOWN_SHARE, _DOWN_S_MAX = 0.06, 120.0  # duration of an outage; a kill takes a third of it
 
 SETTINGS: dict[str, object] = {
     "metadata.manager": "topic",
@@ -69,18 +71,18 @@ SETTINGS: dict[str, object] = {
     "archive.retention_step_grace_ms": 0,
     "limits.writing.orphan_check_interval_ms": 20_000,
     "limits.writing.orphan_age_min_ms": 60_000,
-    # Smaller than what is retained, so that they are full soon and readers need the store.
+    # Smaller than the retained data, so that the caches are full soon and readers need the store.
     "limits.reading.chunk_bytes": 256 * 1024,
     "remote_fetch.chunk_cache_bytes_max": 16 * _MIB,
     "remote_fetch.index_cache_bytes_max": _MIB,
-    # A pool of connections keeps the most that were ever needed at once for as long as there is
-    # traffic: with few, that is soon reached, and what grows after it is a leak.
+    # A connection pool keeps its peak number of connections as long as there is traffic. With a low
+    # limit the peak is reached soon, and growth after it is a leak.
     "store.connections_max": 8,
 }  # fmt: skip
 
 
 class Server:
-    """One fetchproxy process that may be killed and started again; each life is sampled apart."""
+    """One fetchproxy process that may be killed and restarted. Each life is sampled separately."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, s3: S3Server) -> None:
         self.name = name
@@ -121,7 +123,7 @@ class Server:
         return self._process.running
 
     def sample(self, at_s: float) -> float:
-        """Resident MiB. Raises OSError when it has just ended."""
+        """Resident MiB. Raises OSError if the process has just ended."""
         pid, life = self._process.pid, self.lives[-1]
         mib = resident_mib(pid)
         life.resident_mib.append(Sample(at_s, mib))
@@ -129,7 +131,7 @@ class Server:
         return mib
 
     def metric(self, name: str) -> list[float]:
-        """The samples of all labels; empty while it does not answer."""
+        """The samples of all labels. Empty if the process does not answer."""
         text = self._get("/metrics") or ""
         return [
             float(line.rpartition(" ")[2])
@@ -138,13 +140,13 @@ class Server:
         ]
 
     def lag_s(self) -> float | None:
-        """Of the partition that is furthest behind; None where it does not say of all."""
+        """The largest lag of a partition. None unless the proxy reports all partitions."""
         told = json.loads(self._get("/api/status") or "{}").get("partitions", [])
         lags = [each["lag_offsets"] for each in told if each["lag_offsets"] is not None]
         return max(lags) / RECORDS_PER_S if len(lags) == PARTITIONS else None
 
     def defects(self) -> list[str]:
-        """What no log of a sound process has, whatever is broken around it."""
+        """Log lines that a sound process never writes, whatever fails around it."""
         found = []
         for line in self.log.read_text(errors="replace").splitlines():
             if "Traceback" in line or '"part_failed"' in line or "_crashed" in line:
@@ -161,7 +163,7 @@ class Server:
 
 @dataclass
 class Observed:
-    """What is sampled besides the processes, and what was broken when."""
+    """The samples of all but the processes, the disturbances with their times, and the faults."""
 
     began: float = field(default_factory=time.monotonic)
     lag_s: list[Sample] = field(default_factory=list)
@@ -174,7 +176,7 @@ class Observed:
 
 
 class Soak:
-    """The parts while they run. `run` returns when the time is over and everything is at rest."""
+    """The parts while they run. `run` returns when the time is over and all work is done."""
 
     def __init__(self, seconds: float, folder: Path, console: Console) -> None:
         self._seconds = seconds
@@ -184,7 +186,8 @@ class Soak:
 
     def run(self) -> Soaked:
         with ExitStack() as stack:
-            # Files of the broker are small, so that what DeleteRecords lets go is really gone.
+            # The broker's files are small, so that records removed by DeleteRecords really leave
+            # the disk.
             quick = {"log.retention.check.interval.ms": "5000", "log.segment.bytes": str(_MIB)}
             kafka = stack.enter_context(KafkaServer(quick, heap="384m"))
             self._s3 = s3 = stack.enter_context(S3Server())
@@ -265,7 +268,7 @@ class Soak:
         self._observed.disturbances.append(Disturbance(name, since, self._observed.now()))
 
     def _sample(self) -> str:
-        """One look at everything, and a line about it."""
+        """Takes one sample of everything and returns a line about it."""
         at_s, observed, seen = self._observed.now(), self._observed, self._traffic.seen
         resident = []
         for server in self._servers:
@@ -318,7 +321,7 @@ class Soak:
             ("times that retention overtook them", ""): seen.overtaken,
         }
         return Soaked(
-            # A life that is cut short on purpose shows nothing but its warm-up.
+            # A life that was cut short on purpose shows only its warm-up.
             lives=[server.lives[-1] for server in self._servers],
             lag_s=observed.lag_s,
             objects=observed.objects,

@@ -1,9 +1,12 @@
-"""The clients of a soak, each in a thread: two producers, a reader of the tail, and one that reads
-all that is retained again and again. They check what they read; they judge nothing else.
+"""The clients of a soak, each in a thread.
 
-A committed record's value begins with its number in its partition, counted from 0. Partitions
-without transactions have that number as offset, so that a gap of either is seen; the last one has
-transactions, of which every fifth is aborted; its markers and aborted records take offsets.
+There are two producers, a reader of the tail, and a reader that repeatedly reads all retained
+records. The readers check what they read; the module judges nothing else.
+
+The value of a committed record begins with its number within its partition, counted from 0. In
+partitions without transactions the number equals the offset, so a gap in either is noticed. The
+last partition has transactions, and every fifth is aborted; its markers and aborted records take
+offsets.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 TOPIC = "soak"
 PARTITIONS = 4
 RECORD_BYTES = 1000
-RECORDS_PER_S = 300  # of each partition: 1.2 MB/s in all
+RECORDS_PER_S = 300  # for each partition: 1.2 MB/s in all
 _TXN_PARTITION = PARTITIONS - 1
 _ABORTED = (1 << 64) - 1
 _TICK_S = 0.2
@@ -29,7 +32,7 @@ _STALLED_S = 240.0
 _PASS_PAUSE_S = 5.0
 _FAULTS_MAX = 20
 _CLIENT_LOG = logging.getLogger("benchmarks.soak.clients")
-# What matters comes as an error of a record, a transaction or a fetch.
+# Errors that matter are returned by a record, a transaction or a fetch.
 _CLIENT_LOG.setLevel(logging.CRITICAL)
 _FILLING = random.Random(5).randbytes(RECORD_BYTES + 4096)  # incompressible
 
@@ -41,7 +44,7 @@ def value_of(number: int) -> bytes:
 
 @dataclass
 class Seen:
-    """What the clients did and saw so far; each field is written by one thread, all may read."""
+    """What the clients did and saw so far. One thread writes each field; all may read it."""
 
     produced: list[int] = field(default_factory=lambda: [0] * PARTITIONS)
     aborted: int = 0
@@ -58,12 +61,12 @@ class Seen:
 
 
 class Check:
-    """What one reader of one partition may be given next. `number` None: whatever comes first."""
+    """The record that a reader of a partition must get next. `number` None: any record."""
 
     def __init__(self, reader: str, partition: int, number: int | None, seen: Seen) -> None:
         self.first: int | None = None
         self.number = number
-        self.offset = -1  # the last one; where nothing was read, -1
+        self.offset = -1  # the last offset read; -1 if nothing was read
         self._name = f"{reader}, partition {partition}"
         self._numbers_are_offsets = partition != _TXN_PARTITION
         self._seen = seen
@@ -88,8 +91,8 @@ class Check:
 
 
 class Traffic:
-    """A context manager: clients run inside. `retained_bytes_min` is what retention leaves of a
-    partition at least."""
+    """A context manager that runs the clients. `retained_bytes_min`: the bytes of a partition that
+    retention keeps at least."""
 
     def __init__(self, bootstrap: str, retained_bytes_min: int) -> None:
         self.seen = Seen()
@@ -116,12 +119,12 @@ class Traffic:
             each.join()
 
     def finish_reading(self) -> None:
-        """After `stop_producing`: the tail's reader comes to the end, a last pass is made."""
+        """Call it after `stop_producing`. Reads the tail to its end and makes a last pass."""
         passes, deadline = self.seen.passes, time.monotonic() + _STALLED_S
-        # The pass that is under way may have begun before the end was written.
+        # The pass that is running may have begun before the last records were written.
         while self.seen.tail_read < sum(self.seen.produced) or self.seen.passes < passes + 2:
             if not all(each.is_alive() for each in self._readers):
-                break  # which is a fault already
+                break  # a reader that ended has already reported a fault
             if time.monotonic() > deadline:
                 read, of = self.seen.tail_read, sum(self.seen.produced)
                 self.seen.fault(
@@ -186,7 +189,7 @@ class Traffic:
             sent = upto
 
     def _paced(self) -> Any:
-        """How many records a partition should have by now, several times a second."""
+        """Yields how many records a partition should have by now, several times a second."""
         began = time.monotonic()
         while not self._stop_producing.wait(_TICK_S):
             yield int((time.monotonic() - began) * RECORDS_PER_S)
@@ -241,7 +244,7 @@ class Traffic:
             consumer.close()
 
     def _one_pass(self, consumer: Consumer) -> list[Check] | None:
-        """From the earliest offsets to where the ends were; None: told to stop before."""
+        """Reads from the earliest offsets to the ends at its start. None: it was stopped."""
         began = time.monotonic()
         name = "reader of all that is retained"
         checks = [Check(name, partition, None, self.seen) for partition in range(PARTITIONS)]
@@ -278,26 +281,26 @@ class Traffic:
         return checks if finished else None
 
     def _overtaken(self, consumer: Consumer, partition: int, position: int) -> int:
-        """Retention passed this reader: it goes on at the log start, which must be above it."""
+        """Retention overtook this reader: it goes on at the log start, which must be higher."""
         start = int(consumer.get_watermark_offsets(TopicPartition(TOPIC, partition), 60.0)[0])
         if start <= position:
             self.seen.fault(
                 f"partition {partition}: offset {position} was refused, the log starts at {start}"
             )
         self.seen.overtaken += 1
-        # No seek: librdkafka refuses one where it has just given the fetching up.
+        # No seek: librdkafka refuses it if it has just stopped fetching the partition.
         consumer.incremental_unassign([TopicPartition(TOPIC, partition)])
         consumer.incremental_assign([TopicPartition(TOPIC, partition, start)])
         return start
 
     def _check_start(self, partition: int, check: Check, starts: list[int]) -> None:
-        """Retention never takes back, and never takes more than it may."""
+        """Deleted records must not come back, and retention must not delete more than it may."""
         if check.first is None or check.number is None:
             return
         if check.first < starts[partition]:
             self.seen.fault(f"partition {partition}: record {check.first} came back after deletion")
         starts[partition] = check.first
-        # A fifth of the last partition's records are aborted ones, which are never seen.
+        # A fifth of the last partition's records are aborted, and readers never see them.
         least = self._retained_min * (3 if partition == _TXN_PARTITION else 4) // 4
         left = check.number - check.first
         if check.first > 0 and left < least:
@@ -307,7 +310,7 @@ class Traffic:
 
 
 def _matters(error: KafkaError) -> bool:
-    """Whether librdkafka will not get over it by itself (it retries what it can)."""
+    """False for errors that librdkafka recovers from by itself."""
     if error.code() == KafkaError._PARTITION_EOF:
         return False
     return bool(error.fatal() or not (error.retriable() or error.code() in _PASSING))
@@ -317,5 +320,5 @@ _PASSING = (
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._TIMED_OUT,
-    KafkaError.KAFKA_STORAGE_ERROR,  # an outage of the store that lasts is shown so
+    KafkaError.KAFKA_STORAGE_ERROR,  # a long outage of the store has this error
 )

@@ -1,4 +1,4 @@
-"""Whether a soak was passed: figures, goals and reasons from what was sampled. Pure."""
+"""Decides whether a soak passed: rows, goals and reasons, from the samples. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from benchmarks.report import Row
 
-# A quarter of a process's life has to hold enough samples, and its first one the warm-up: caches
-# that fill, code that is loaded, threads that are started.
+# A quarter of a process's life has to contain enough samples. The first quarter has to contain the
+# warm-up: caches fill, code is loaded, threads start.
 JUDGED_LIFE_S_MIN = 480.0
-# The allocator keeps what a burst took (a segment, a listing), and when bursts meet is chance. What
-# is lost with each segment, request or connection goes beyond this within an hour of a real load.
+# The allocator keeps the memory of a burst (a segment, a listing), and bursts coincide by chance. A
+# leak per segment, request or connection exceeds this within an hour of a real load.
 MEMORY_GROWTH_MIB_MAX = 12.0
-# Connections to the store and the broker come and go with what is under way.
+# The number of connections to the store and the broker follows the requests in flight.
 FILES_GROWTH_MAX = 8.0
-# How many segments there are swings with the moments of retention and of the samples.
+# The number of segments varies with the times of retention and of the samples.
 OBJECTS_GROWTH_SHARE_MAX = 0.25
 
 
@@ -55,9 +55,9 @@ class ProcessLife:
 
 @dataclass(frozen=True, slots=True)
 class Soaked:
-    """All that was observed. `faults` are sentences; each of them alone is a failure.
+    """All observations. `faults`: sentences, each of which fails the soak.
 
-    `counts` are by name and unit what was done: records read, passes over the archive.
+    `counts`: by name and unit, the amount of work done, such as records read.
     """
 
     lives: Sequence[ProcessLife]
@@ -71,7 +71,7 @@ class Soaked:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`reasons` say why it failed; `unjudged` what the soak was too short for."""
+    """`reasons`: why it failed. `unjudged`: figures for which the soak was too short."""
 
     rows: Sequence[Row]
     reasons: Sequence[str]
@@ -83,7 +83,7 @@ class Verdict:
 
 
 def judge(soaked: Soaked, *, lag_s_max: float, recovery_s_max: float) -> Verdict:
-    """`lag_s_max`: allowed while nothing is broken; `recovery_s_max`: to be back there."""
+    """`lag_s_max`: allowed lag without faults. `recovery_s_max`: time to be below it again."""
     rows = [*_flat_rows(soaked), *lag_rows(soaked, lag_s_max, recovery_s_max)]
     rows.append(_all_or_nothing("verify clean at the end", soaked.verify_clean))
     rows.append(_counted("faults that readers, producers and processes saw", len(soaked.faults), 0))
@@ -108,7 +108,7 @@ def _flat_rows(soaked: Soaked) -> list[Row]:
 
 
 def flat(name: str, unit: str, series: Series, growth_max: float) -> Row:
-    """The median of the last quarter against that of the second; `met` is None if too short."""
+    """Compares the medians of the last and second quarters. `met` None: it was too short."""
     second, last = quarter(series, 2), quarter(series, 4)
     if not second or not last:
         return Row(f"{name}: nothing sampled", 0.0, unit, "samples", False, 0.0, 0.0)
@@ -131,7 +131,7 @@ def quarter(series: Series, number: int) -> list[float]:
 
 
 def lag_rows(soaked: Soaked, lag_s_max: float, recovery_s_max: float) -> list[Row]:
-    """The worst lag while nothing was broken, and how long it took to be back there."""
+    """The worst lag without faults, and the time after each fault until the lag was in bounds."""
     calm = [
         each.value
         for each in soaked.lag_s
@@ -166,7 +166,7 @@ def _seconds(series: Series) -> float:
 
 
 def _at_most(name: str, unit: str, value: float | None, goal: float) -> Row:
-    if value is None:  # nothing was sampled at such a time
+    if value is None:  # there was no sample at such a time
         return Row(name, 0.0, unit, f"<= {goal:g}", None, 0.0, 0.0)
     rounded = round(value, 2)
     return Row(name, rounded, unit, f"<= {goal:g}", value <= goal, rounded, rounded)

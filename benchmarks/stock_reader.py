@@ -1,9 +1,9 @@
-"""One stock librdkafka consumer that reads a topic from offset 0, and how fast it did.
+"""Measures how fast one stock librdkafka consumer reads a topic from offset 0.
 
-`python -m benchmarks.stock_reader CALL BOOTSTRAP TOPIC RECORDS FIRST PARTITIONS` prints
-`{"first": …, "later": …}` as JSON: records a second of the first FIRST, and of those behind them.
-With `when-told` behind it, it prints a line when it is ready, and begins when it reads one. With
-`never-pauses` behind it, it is no longer stock: a full queue stops it for 10 ms and not for 1,000.
+`python -m benchmarks.stock_reader CALL BOOTSTRAP TOPIC RECORDS FIRST PARTITIONS` prints `{"first":
+…, "later": …}` as JSON: records a second for the first FIRST records, and for the rest. With
+`when-told` at the end, it prints a line when it is ready and begins when it reads a line. With
+`never-pauses` at the end, it is no longer stock: a full queue stops it for 10 ms and not for 1,000.
 """
 
 from __future__ import annotations
@@ -77,4 +77,4 @@ if __name__ == "__main__":
         call, bootstrap, topic, records, first, partitions, when_told=told, never_pauses=eager
     )
     print(json.dumps(rates), flush=True)
-    os._exit(0)  # what waits in the queue is not needed, and takes seconds to free
+    os._exit(0)  # the records in the queue are not needed, and freeing them takes seconds

@@ -1,8 +1,8 @@
-"""A relay before an object store that delays every request and writes down what passes.
+"""A relay in front of an object store that delays every request and records what passes.
 
 `python -m benchmarks.store_relay PORT UPSTREAM_PORT CONTROL_PORT LATENCY_MS` is the relay, for HTTP
-without pipelining. Answers are moved by `splice`, so that it is no bottleneck for what is measured
-behind it. `StoreRelay` starts one in a process of its own and asks it what it has seen. Linux only.
+without pipelining. It moves answers with `splice`, so that it is no bottleneck for the benchmark.
+`StoreRelay` starts the relay in a process of its own and asks it for its records. Linux only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PROJECT = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """One request, in seconds of one clock: when it came, and when the last of its answer left."""
+    """One request: its arrival and the end of its answer, in seconds of one clock."""
 
     began: float
     ended: float
@@ -38,8 +38,8 @@ class Passed:
 
 
 def longest_chain(requests: Sequence[Passed]) -> int:
-    """Round trips: how many requests came one after the other, each after an answer's end."""
-    depths: list[tuple[float, int]] = []  # (end, how many in sequence up to it)
+    """Round trips: the longest sequence of requests that began after the previous answer."""
+    depths: list[tuple[float, int]] = []  # (end, number of requests in sequence up to it)
     for each in sorted(requests, key=lambda request: request.began):
         before = max((depth for ended, depth in depths if ended <= each.began), default=0)
         depths.append((each.ended, before + 1))
@@ -66,7 +66,8 @@ class StoreRelay:
         return self._process.pid
 
     def take(self) -> list[Passed]:
-        """What has passed since the last call; of an answer that a call cuts each gets a part.
+        """All that passed since the last call. If a call falls into an answer, both calls get a
+        part.
 
         Raises OSError.
         """
@@ -91,7 +92,7 @@ class StoreRelay:
 
 
 class _Log:
-    """Requests of all connections. Nothing of one that has no answer yet."""
+    """Requests of all connections. A request without an answer has no entry yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -126,15 +127,18 @@ class _Connection:
             threading.Thread(target=self._until_closed, args=(work,), daemon=True).start()
 
     def settle(self) -> None:
-        """Write down what has passed of the last answer: its client asks again, or has gone, or
-        somebody counts. What comes of it later is written down as one more."""
+        """Records what has passed of the last answer.
+
+        It is called when the client sends the next request, when the connection closes, and when
+        `take` is called. Any later bytes of the answer get an entry of their own.
+        """
         with self._lock:
             if self._size:
                 self._log.add(self._began, self._ended, self._size)
                 self._size = 0
 
     def _until_closed(self, work: Callable[[], None]) -> None:
-        # Whoever closes first, the other side is to see it.
+        # When one side closes, the other side is closed too.
         with contextlib.suppress(OSError):
             work()
         for each in (self._client, self._store):
@@ -156,7 +160,7 @@ class _Connection:
         try:
             fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             while count := os.splice(self._store.fileno(), sink, _PIPE_BYTES):
-                # Before it leaves: who has all of it may ask at once what has passed.
+                # Counted before it leaves: a client that has all of it may call `take` at once.
                 with self._lock:
                     self._ended = time.monotonic()
                     self._size += count
@@ -190,7 +194,7 @@ def _serve(port: int, upstream_port: int, control_port: int, latency_s: float) -
             try:
                 connection = _Connection(client, upstream_port, latency_s, log)
             except OSError:
-                client.close()  # the store is away: so is the relay
+                client.close()  # the store is away, so the relay closes the connection
                 continue
             open_ones.append(connection)
             connection.start()

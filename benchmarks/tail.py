@@ -1,8 +1,8 @@
-"""`python -m benchmarks.tail`: what a tail read costs through fetchproxy.
+"""`python -m benchmarks.tail`: the cost of a tail read through fetchproxy.
 
 The same topic of the same broker is read directly, through Kroxylicious and through fetchproxy, in
-turn, round after round; ratios are taken within a round, so that what else the machine does in the
-meantime hits all alike.
+turn, round after round. Ratios are taken within a round, so that other load on the machine affects
+all alike.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """One reading of the whole topic; CPU in seconds, `proxy_cpu` None on the direct way."""
+    """One read of the whole topic. CPU is in seconds; `proxy_cpu` is None on the direct way."""
 
     mb_per_s: float
     client_cpu: float
@@ -58,7 +58,7 @@ class Drain:
 
 @dataclass(slots=True)
 class Measured:
-    """By contestant, for `drains` by consumer, for `latencies` by form too: one entry a round."""
+    """One entry a round. `drains`: by consumer and contestant; `latencies`: by form and way."""
 
     drains: dict[tuple[str, str], list[Drain]] = field(default_factory=dict)
     latencies: Latencies = field(default_factory=dict)  # milliseconds
@@ -73,7 +73,7 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
     values = [source.randbytes(RECORD_BYTES) for _ in range(4096)]
     for number in range(records):
         value = values[number % len(values)]
-        partition = number // 900 % PARTITIONS  # a batch's worth at a time
+        partition = number // 900 % PARTITIONS  # the records of one batch
         while True:
             try:
                 producer.produce(topic, value, partition=partition)
@@ -157,15 +157,16 @@ def rows_of(measured: Measured, mib: int) -> list[Row]:
 
 
 def _goals_met(measured: Measured) -> list[Row]:
-    """The lines of the table of goals, with a stock consumer: what users run. Those that are
-    relative to Kroxylicious are left out where it is not there."""
+    """The lines of the table of goals, for the stock consumer that users run. Goals relative to
+    Kroxylicious are left out if it was not measured."""
     rows = []
     if (STOCK, KROXYLICIOUS) in measured.drains:
         speeds = {
             name: [each.mb_per_s for each in measured.drains[STOCK, name]]
             for name in (DIRECT, KROXYLICIOUS, FETCHPROXY)
         }
-        # The better one is whose ratio is lower, within rounds as all ratios are.
+        # The better of the two is the one with the lower ratio; like all ratios, it is taken within
+        # rounds.
         by_other = [ratios(speeds[FETCHPROXY], speeds[name]) for name in (DIRECT, KROXYLICIOUS)]
         rows += goal_rows(goals.TAIL_THROUGHPUT, min(by_other, key=median))
         cpu = {

@@ -1,8 +1,8 @@
-"""How much later a record comes through each way, in two forms of the same probe.
+"""The delay of a record through each way, in two forms of the same probe.
 
-*In turn*: one record after the other goes every way, so that what else the machine does hits all
-alike, and each proxy has slept for as long as the others had their turns. *Alone*: each way has its
-records for itself, as a consumer has that reads one topic.
+*In turn*: one record after the other goes every way, so that other load on the machine affects all
+alike, and each proxy sleeps during the turns of the others. *Alone*: each way gets its records
+without the others in between, like a consumer that reads one topic.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _probe(kafka: KafkaServer, ways: Sequence[Contestant], samples: int) -> dict
 
 
 def added(latencies: Latencies, form: str, name: str, percent: int) -> list[float]:
-    """By round: what the way takes longer than the direct one."""
+    """By round: the added time, compared with the direct way."""
     through = percentiles(latencies[form, name], percent)
     without = percentiles(latencies[form, DIRECT], percent)
     return [a - b for a, b in zip(through, without, strict=True)]
@@ -71,7 +71,7 @@ def percentiles(rounds: Sequence[Sequence[float]], percent: int) -> list[float]:
 
 
 def goals_met(latencies: Latencies) -> list[Row]:
-    """The lines of the table of goals; what is relative to Kroxylicious only where it is there."""
+    """The lines of the table of goals. Goals relative to Kroxylicious need its measurement."""
     p99s = (percentiles(latencies[IN_TURN, name], 99) for name in (FETCHPROXY, DIRECT))
     ours = added(latencies, IN_TURN, FETCHPROXY, 50)
     rows = goal_rows(goals.TAIL_LATENCY, ours, ratios(*p99s))
@@ -83,7 +83,7 @@ def goals_met(latencies: Latencies) -> list[Row]:
 
 
 def added_ratios(latencies: Latencies, form: str, ours: str, theirs: str) -> list[float]:
-    """Of the medians added, by round; a round in which the other adds nothing compares nothing."""
+    """Ratios of the added medians, by round. Rounds in which `theirs` adds nothing are left out."""
     pairs = zip(added(latencies, form, ours, 50), added(latencies, form, theirs, 50), strict=True)
     return [a / b for a, b in pairs if b > 0]
 
