@@ -1,6 +1,9 @@
-"""`python -m lab setup [PART…]` and `python -m lab status`: sets up real parts ahead of their use,
-so that a test run spends its time on tests. A part that cannot be had is named with the reason; the
-exit status is then 1 only if `$FETCHPROXY_REQUIRE_PARTS` (comma separated) lists it."""
+"""`python -m lab setup [PART…]` sets up real parts before their use; `status` shows the cache.
+
+With the parts ready, a test run spends its time on tests. `setup` names each part that it cannot
+set up, with the reason. The exit status is then 1 only if `$FETCHPROXY_REQUIRE_PARTS` (comma
+separated) lists that part.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A real Chromium without a window, driven by its DevTools protocol: for tests of pages.
+"""A real headless Chromium, driven by its DevTools protocol, for tests of pages.
 
-It is the machine's own (Debian: packages `chromium`, or Google's Chrome); none is downloaded. What
-it would ask of its maker's servers is switched off. Each command is a connection of its own.
+It is the machine's own (Debian: packages `chromium`, or Google's Chrome); the lab downloads none.
+The flags switch off requests to the vendor's servers. Each command uses a connection of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Browser:
         self._folder = tempfile.TemporaryDirectory(prefix="lab-browser-")
         self._profile = Path(self._folder.name) / "profile"
         command = [str(find_browser()), *_FLAGS, f"--user-data-dir={self._profile}"]
-        if os.geteuid() == 0:  # its sandbox is for users without rights
+        if os.geteuid() == 0:  # Chromium's sandbox does not run as root
             command.append("--no-sandbox")
         log = Path(self._folder.name) / "log"
         self._process = ServerProcess("browser", [*command, "about:blank"], log)
@@ -70,11 +70,11 @@ class Browser:
         self._do("Page.navigate", url=url)
 
     def text(self, selector: str = "body") -> str:
-        """As it is to be seen: nothing of what is hidden."""
+        """The visible text, without hidden elements."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText"))
 
     def evaluate(self, expression: str) -> Any:
-        """Raises PartFailed where it throws."""
+        """Raises PartFailed if the expression throws."""
         done = self._do("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in done:
             raise PartFailed(f"{expression}: {done['exceptionDetails']}")

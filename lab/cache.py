@@ -1,6 +1,8 @@
-"""The lab's cache: one folder per part and version, built once, whole or not at all. It knows
-nothing about what it stores. Safe for parallel callers: a file lock per entry, and a build happens
-in a temporary folder that is renamed into place only when it is complete."""
+"""The lab's cache: one folder per part and version, built once, completely or not at all.
+
+The cache knows nothing about its content. It is safe for parallel callers: each entry has a file
+lock, and a build runs in a temporary folder that is renamed into place only when it is complete.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,15 @@ def root() -> Path:
 
 
 def entry(name: str) -> Path | None:
-    """The finished folder of `name`, or None: a look without building."""
+    """The finished folder of `name`, or None. Builds nothing."""
     path = root() / name
     return path if path.is_dir() else None
 
 
 def build_once(name: str, build: Callable[[Path], None]) -> Path:
-    """The folder `name`, filled by `build(empty_folder)` if nobody has done so yet.
+    """The folder `name`. If it does not exist, `build(empty_folder)` fills it.
 
-    Whatever `build` raises leaves no entry behind, so that the next call tries again.
+    If `build` raises, no entry remains, and the next call tries again.
     """
     final = root() / name
     if final.is_dir():
@@ -51,7 +53,7 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
 
 
 def say(message: str) -> None:
-    """One line of progress on stderr: setting up a part can take minutes."""
+    """Prints a line of progress to stderr, because setting up a part can take minutes."""
     print(f"lab: {message}", file=sys.stderr, flush=True)
 
 

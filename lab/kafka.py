@@ -1,5 +1,7 @@
-"""A real Apache Kafka broker (KRaft, one node) and Kafka's own command-line tools, run from the
-published jars. It must not hide what Kafka does: a test's properties win over the lab's."""
+"""A real Apache Kafka broker (KRaft, one node) and Kafka's command-line tools, from published jars.
+
+This module must not hide Kafka's behaviour: a test's properties override the lab's.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ appender.out.layout.type = PatternLayout
 appender.out.layout.pattern = [%d] %p %m (%c)%n
 """
 
-# One node cannot hold the replicas that Kafka's defaults ask for, and a first rebalance that waits
-# 3 s for more members would be waited for by every consumer of every test.
+# One node cannot hold the replicas that Kafka's defaults require. By default, the first rebalance
+# waits 3 s for more members, and every consumer of every test would wait that long.
 _SINGLE_NODE: dict[str, str] = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -46,7 +48,8 @@ _SINGLE_NODE: dict[str, str] = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # After a SIGKILL the broker's next life is let in when the session of its last one has expired.
+    # After a SIGKILL the restarted broker is admitted only when the session of its last life has
+    # expired.
     "broker.heartbeat.interval.ms": "500",
     "broker.session.timeout.ms": "4000",
 }
@@ -57,7 +60,7 @@ def class_path(version: str = KAFKA_VERSION) -> str:
 
 
 def new_cluster_id() -> str:
-    """A random one, in the form that Kafka wants: 16 bytes in URL-safe base64, no padding."""
+    """A random id in Kafka's format: 16 bytes in URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
@@ -70,7 +73,7 @@ def run_tool(
 ) -> subprocess.CompletedProcess[str]:
     """Runs one of Kafka's tools, such as `org.apache.kafka.tools.DeleteRecordsCommand`.
 
-    Raises PartFailed with the tool's output when it exits non-zero (unless `check` is False) and
+    Raises PartFailed with the tool's output if it exits non-zero (unless `check` is False), and
     subprocess.TimeoutExpired after `timeout_s`.
     """
     with tempfile.TemporaryDirectory(prefix="lab-kafka-tool-") as folder:
@@ -87,7 +90,7 @@ def run_tool(
 def tool_command(
     folder: Path, main_class: str, *arguments: str, version: str = KAFKA_VERSION
 ) -> list[str]:
-    """The command line of a tool, for a caller that runs it itself; `folder` gets a log config."""
+    """The command line of a tool, for a caller that runs it. `folder` gets a log config."""
     log4j = folder / "log4j2-tool.properties"
     log4j.write_text(_LOG4J.format(level="WARN", target="SYSTEM_ERR"))
     return find_java().command(
@@ -103,11 +106,11 @@ def tool_command(
 class KafkaServer(OneProcess):
     """One broker and controller in one JVM on loopback. `with KafkaServer() as kafka: …`.
 
-    `properties` are server.properties on top of the lab's own (`listeners` may use `{port}` and
-    `{controller_port}`). Without `data_dir` data lives in a temporary folder that `stop()` removes;
-    with it, data and log stay, and a later server continues from them; so they do after `kill()`,
-    for a broker after a crash. `port` 0 takes a free one.
-    `jars_behind` is a folder for the end of the class path (a plugin).
+    `properties`: server.properties that override the lab's (`listeners` may use `{port}` and
+    `{controller_port}`). `data_dir`: if given, data and log stay, and a later server continues from
+    them; otherwise data is in a temporary folder that `stop()` removes. Data also stays after
+    `kill()`, as after a crash. `port`: 0 takes a free one. `jars_behind`: a folder for the end of
+    the class path (a plugin).
     """
 
     def __init__(
@@ -144,7 +147,7 @@ class KafkaServer(OneProcess):
 
     @property
     def data_dir(self) -> Path:
-        """Kafka's log directory: one folder `TOPIC-PARTITION` per partition."""
+        """Kafka's log directory, with one folder `TOPIC-PARTITION` per partition."""
         return self._folder / "data"
 
     @property
@@ -177,9 +180,9 @@ class KafkaServer(OneProcess):
     ) -> str:
         """Creates a topic, waits until the broker has it, and returns its name.
 
-        Raises confluent_kafka.KafkaException, for example when it exists.
+        Raises confluent_kafka.KafkaException, for example if the topic exists.
         """
-        # Imported here: the broker itself can be set up and run before any client is installed.
+        # Imported here, so the broker can be set up and run before any client is installed.
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
@@ -188,14 +191,14 @@ class KafkaServer(OneProcess):
         return name
 
     def stop(self) -> None:
-        """An orderly shutdown; removes the data unless the caller named their place."""
+        """An orderly shutdown. Removes the data unless the caller gave `data_dir`."""
         if self._process is not None:
             self._process.stop(timeout_s=30.0)
         if not self._keeps_data:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def restart(self) -> None:
-        """An orderly shutdown and a start, with port and data."""
+        """An orderly shutdown and a start, which keep port and data."""
         self._server().stop(timeout_s=60.0)
         self.start()
 
@@ -209,7 +212,7 @@ class KafkaServer(OneProcess):
         log4j = self._folder / "log4j2-server.properties"
         log4j.write_text(_LOG4J.format(level="INFO", target="SYSTEM_OUT"))
         if not (self.data_dir / "meta.properties").exists():
-            # One word, since an id may begin with a dash.
+            # One argument, because an id may begin with a dash.
             chosen = f"--cluster-id={self._cluster_id}"
             run_tool(
                 *("kafka.tools.StorageTool", "format", chosen, "-c", str(config)),

@@ -1,6 +1,9 @@
-"""Several real Kafka brokers as one KRaft cluster on loopback, each a process that a test may
-stop, kill or freeze, and the moves of leaders and replicas between them. It must not hide what
-Kafka does: nothing here retries a client's request or waits for more than a test asked for."""
+"""Several real Kafka brokers as one KRaft cluster on loopback.
+
+Each broker is a process that a test may stop, kill or freeze. Tests can also move leaders and
+replicas between brokers. This module must not hide Kafka's behaviour: it retries no client's
+request and waits no longer than a test asks for.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,9 @@ if TYPE_CHECKING:
     import kafka
     from confluent_kafka.admin import AdminClient
 
-# Three replicas of everything, so that any one broker may be gone; quick elections and followers,
-# since a test waits for each; and unclean elections never, as they lose acknowledged records.
+# Everything has three replicas, so any one broker may be absent. Elections and followers are quick,
+# because tests wait for them. There are no unclean elections, because they lose acknowledged
+# records.
 _CLUSTER: dict[str, str] = {
     "offsets.topic.replication.factor": "3",
     "transaction.state.log.replication.factor": "3",
@@ -45,7 +49,7 @@ _CLUSTER: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """Who leads and replicates a partition, as the cluster's metadata says. Leader -1: none."""
+    """A partition's leader and replicas in the cluster's metadata. Leader -1: there is none."""
 
     leader: int
     replicas: tuple[int, ...]
@@ -53,9 +57,11 @@ class PartitionState:
 
 
 class KafkaCluster(StartedServer):
-    """`with KafkaCluster() as cluster: …`: brokers 1 … `broker_count`, all controllers too.
+    """`with KafkaCluster() as cluster: …`: brokers 1 … `broker_count`, all of them also
+    controllers.
 
-    Broker N is in rack `rack-N`. `properties` go to all brokers, `of_node[N]` to broker N on top.
+    Broker N is in rack `rack-N`. `properties` are for all brokers; `of_node[N]` is added for broker
+    N.
     """
 
     def __init__(
@@ -75,7 +81,7 @@ class KafkaCluster(StartedServer):
 
     @property
     def nodes(self) -> dict[int, KafkaServer]:
-        """By node id, also those that are stopped or killed at the moment."""
+        """By node id, including brokers that are stopped or killed."""
         return dict(self._servers)
 
     @property
@@ -86,7 +92,7 @@ class KafkaCluster(StartedServer):
         return ",".join(self._servers[n].bootstrap for n in node_ids)
 
     def start(self) -> None:
-        """All at once, since a broker serves only when most controllers are there.
+        """Starts all brokers at once, because a broker serves only with a majority of controllers.
 
         Raises PartMissing (no Java, no jars) and PartFailed (with the end of a broker's log).
         """
@@ -94,12 +100,12 @@ class KafkaCluster(StartedServer):
         self.wait_for_brokers(self._servers)
 
     def stop(self) -> None:
-        """All at once: the last controllers would otherwise wait for a majority."""
+        """Stops all at once: the last controllers would otherwise wait for a majority."""
         self._each(self._servers, KafkaServer.stop)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def add_broker(self) -> int:
-        """Starts one more broker, no controller, in a rack of its own; its node id."""
+        """Starts one more broker, without a controller, in its own rack. Returns its node id."""
         node_id = max(self._servers) + 1
         self._servers[node_id] = self._server(node_id)
         self._servers[node_id].start()
@@ -107,7 +113,7 @@ class KafkaCluster(StartedServer):
         return node_id
 
     def remove_broker(self, node_id: int) -> None:
-        """Stops a broker that was added, for good; it must hold no partition any more."""
+        """Stops an added broker for good. It must hold no partition any more."""
         self._servers.pop(node_id).stop()
 
     def create_topic(
@@ -116,15 +122,15 @@ class KafkaCluster(StartedServer):
         assignment: Sequence[Sequence[int]],
         config: Mapping[str, str] | None = None,
     ) -> str:
-        """One partition for each list of replicas, led by the first of them; the topic's name.
+        """Creates one partition for each list of replicas, led by its first; returns the name.
 
-        Raises confluent_kafka.KafkaException, for example when it exists.
+        Raises confluent_kafka.KafkaException, for example if the topic exists.
         """
         from confluent_kafka.admin import NewTopic
 
         replicas = [list(of_partition) for of_partition in assignment]
         new = NewTopic(name, len(replicas), replica_assignment=replicas, config=dict(config or {}))
-        admin = self._admin()  # which must live until the answer is there
+        admin = self._admin()  # it must live until the answer is there
         admin.create_topics([new], operation_timeout=30.0)[name].result(timeout=60.0)
         asked = [node_id for node_id, server in self._servers.items() if server.running]
         _wait(
@@ -134,8 +140,9 @@ class KafkaCluster(StartedServer):
         return name
 
     def partitions(self, topic: str, node_id: int | None = None) -> dict[int, PartitionState]:
-        """As the given broker says, or some living one, which may be a moment behind; {} where it
-        does not know the topic. Raises confluent_kafka.KafkaException when none answers."""
+        """The view of the given broker, or of any living one, which may be slightly behind. It is
+        empty if the broker does not know the topic. Raises confluent_kafka.KafkaException if no
+        broker answers."""
         found = self._admin(node_id).list_topics(topic, timeout=20.0).topics[topic].partitions
         return {
             p: PartitionState(state.leader, tuple(state.replicas), frozenset(state.isrs))
@@ -151,7 +158,7 @@ class KafkaCluster(StartedServer):
         _wait(f"brokers {sorted(wanted)}", lambda: wanted <= self.brokers())
 
     def wait_for_in_sync(self, topic: str) -> None:
-        """Until every replica of every partition is in sync."""
+        """Waits until every replica of every partition is in sync."""
         _wait(
             f"{topic} in sync",
             lambda: all(
@@ -161,8 +168,8 @@ class KafkaCluster(StartedServer):
         )
 
     def reassign(self, topic: str, assignment: Mapping[int, Sequence[int]]) -> None:
-        """Gives partitions other replicas (the first is preferred to lead) and waits until they
-        are in sync. Who leads stays while it is among the replicas: see `move_leaders`."""
+        """Gives partitions other replicas (the first is the preferred leader) and waits until they
+        are in sync. A leader that is among the new replicas stays leader: see `move_leaders`."""
         from kafka import TopicPartition
 
         wanted = {TopicPartition(topic, p): list(replicas) for p, replicas in assignment.items()}
@@ -182,7 +189,7 @@ class KafkaCluster(StartedServer):
         _wait(f"{topic} at {dict(assignment)}", done)
 
     def move_leaders(self, topic: str, leaders: Mapping[int, int]) -> None:
-        """Each partition is led by the given node, one of its replicas; each move is an epoch."""
+        """Makes the given node, one of the replicas, leader. Each move is a new leader epoch."""
         states = self.partitions(topic)
         turned = {
             p: [leader, *(n for n in states[p].replicas if n != leader)]
@@ -196,7 +203,7 @@ class KafkaCluster(StartedServer):
         )
 
     def elect_preferred(self, topic: str, partitions: Collection[int]) -> None:
-        """Lets the first replica lead. Raises confluent_kafka.KafkaException."""
+        """Makes the first replica leader. Raises confluent_kafka.KafkaException."""
         from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
 
         wanted = [TopicPartition(topic, p) for p in partitions]
@@ -207,9 +214,9 @@ class KafkaCluster(StartedServer):
                 raise KafkaException(error)
 
     def elect_unclean(self, topic: str, partition: int) -> None:
-        """Lets any living replica lead, once those that were in sync are known to be gone.
+        """Makes any living replica leader, after the in-sync replicas are known to be gone.
 
-        Acknowledged records may be lost: that is what it is for.
+        Acknowledged records may be lost, which is the purpose of this call.
         """
         from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
 
@@ -251,8 +258,8 @@ class KafkaCluster(StartedServer):
         )
 
     def _admin(self, node_id: int | None = None) -> AdminClient:
-        # Imported here: brokers can be set up and run before any client is installed. Its log says
-        # what a test does on purpose.
+        # Imported here, so brokers can be set up and run before any client is installed. The
+        # client's log is off, because it would report faults that a test causes on purpose.
         from confluent_kafka.admin import AdminClient
 
         bootstrap = self.bootstrap if node_id is None else self.bootstrap_of(node_id)
@@ -270,7 +277,7 @@ class KafkaCluster(StartedServer):
 
 
 class _Admin:
-    """kafka-python's admin client, for the requests that confluent-kafka does not have."""
+    """kafka-python's admin client, for requests that confluent-kafka lacks."""
 
     def __init__(self, bootstrap: str) -> None:
         import kafka

@@ -1,5 +1,8 @@
-"""kcat (librdkafka's command-line consumer, in the version that Debian ships): from PATH, else
-unpacked from Debian packages into the cache without installing anything on the machine."""
+"""kcat, librdkafka's command-line consumer, in the version that Debian ships.
+
+It is taken from PATH, or otherwise unpacked from Debian packages into the cache. Nothing is
+installed on the machine.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _PACKAGES = ["kcat", "librdkafka1", "libyajl2"]
 
 
 def find_kcat() -> Path:
-    """An executable kcat. Raises PartMissing with the reason."""
+    """The path of kcat. Raises PartMissing with the reason."""
     if on_path := shutil.which("kcat"):
         return Path(on_path)
     return cache.build_once(KCAT_ENTRY, _unpack) / "kcat"
@@ -31,7 +34,7 @@ def _unpack(folder: Path) -> None:
         _run(["dpkg-deb", "-x", package.name, "tree"], folder)
         package.unlink()
     libraries = sorted({str(path.parent.relative_to(folder)) for path in folder.rglob("*.so.*")})
-    # The script finds its own folder: the entry is renamed into place after it is built.
+    # The script finds its own folder, because the entry is renamed into place after it is built.
     path_list = ":".join(f"$here/{library}" for library in libraries)
     script = folder / "kcat"
     script.write_text(

@@ -1,7 +1,7 @@
-"""A Kerberos KDC on loopback: MIT's own. Beside it the Python package gssapi, as it is locked.
+"""A Kerberos KDC on loopback, MIT's own, and the locked version of the Python package gssapi.
 
-Both come from Debian's packages, unpacked into the cache without installing anything on the
-machine: the KDC's programs, and the headers that gssapi is built with.
+Debian's packages provide the KDC's programs and the headers for building gssapi. They are unpacked
+into the cache; nothing is installed on the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def kerberos_parts() -> Path:
 
 
 def gssapi_folder() -> Path:
-    """Put it on the path of the Python that needs gssapi. Raises PartMissing."""
+    """A folder for the path of a Python that needs gssapi. Raises PartMissing."""
     return kerberos_parts() / "python"
 
 
@@ -85,7 +85,7 @@ def _run(command: list[str], folder: Path, environment: dict[str, str] | None = 
 class Kdc(OneProcess):
     """`with Kdc() as kdc: kdc.keytab("me", "me")`. Its principals survive `kill()`.
 
-    Hosts are named as they are called: `HTTP/localhost`, no look-up of names.
+    Host names are used as given (`HTTP/localhost`), without a DNS look-up.
     """
 
     REALM = "LAB.TEST"
@@ -101,7 +101,7 @@ class Kdc(OneProcess):
         return kerberos_parts() / "tree"
 
     def client(self, keytab: Path) -> dict[str, str]:
-        """The environment of a client whose tickets libkrb5 gets by this file, none at first."""
+        """The environment of a client whose libkrb5 gets tickets by this file; none at first."""
         return {
             "KRB5_CONFIG": str(self.config),
             "KRB5_CLIENT_KTNAME": str(keytab),
@@ -125,7 +125,7 @@ class Kdc(OneProcess):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def keytab(self, name: str, *principals: str, ticket_max_s: int = 36_000) -> Path:
-        """A new file with new keys of these, which are made where they are not there."""
+        """A new file with new keys of the principals, which are created if they do not exist."""
         path = self.folder / f"{name}.keytab"
         for principal in principals:
             life = f'-maxlife "{ticket_max_s} seconds"'
@@ -137,13 +137,13 @@ class Kdc(OneProcess):
         self._admin(f"delprinc -force {principal}")
 
     def kinit(self, keytab: Path, principal: str, cache_name: str = "") -> Path:
-        """A ticket cache, as a person or cron makes it."""
+        """Creates a ticket cache, as a user or cron does."""
         path = self.folder / (cache_name or f"{principal}.ccache")
         self._tool("usr/bin/kinit", "-c", str(path), "-k", "-t", str(keytab), principal)
         return path
 
     def _admin(self, query: str) -> None:
-        # It says what failed and ends with 0 all the same.
+        # kadmin.local exits with 0 even if the query failed; its output has the error.
         said = self._tool("usr/sbin/kadmin.local", "-r", self.REALM, "-q", query)
         if "while" in said and "already exists" not in said:
             raise PartFailed(f"kadmin.local {query}: {said}")
@@ -176,7 +176,7 @@ class Kdc(OneProcess):
             f"default_realm = {self.REALM}\n"
             "dns_lookup_kdc = false\ndns_lookup_realm = false\n"
             "dns_canonicalize_hostname = false\nrdns = false\n"
-            "udp_preference_limit = 1\n"  # by TCP a KDC that is away refuses at once
+            "udp_preference_limit = 1\n"  # over TCP, a stopped KDC refuses at once
             f"[realms]\n{self.REALM} = {{\nkdc = {address}\n}}\n"
             f"[dbmodules]\ndb_module_dir = {plugins}\n"
         )

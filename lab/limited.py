@@ -1,9 +1,9 @@
-"""Runs the command `fetchproxy` with other limits than it has for everybody.
+"""Runs the command `fetchproxy` with limits other than the product's fixed ones.
 
-Limits are no settings (`fetchproxy.app.Limits`), so a trial that needs a small one cannot say
-`--set`. `python -m lab.limited '{"serving.half_frame_max_ms": 200}' serve …` is `fetchproxy serve`
-with it. `command` and `options` make both of one mapping, in which limits begin with `limits.`;
-`section_and_limits` does it for parts that are made without a process.
+Limits are no settings (`fetchproxy.app.Limits`), so a test that needs a small limit cannot use
+`--set`. `python -m lab.limited '{"serving.half_frame_max_ms": 200}' serve …` runs `fetchproxy
+serve` with that limit. `command` and `options` split one mapping into both: keys of limits begin
+with `limits.`. `section_and_limits` does the same for parts that are made without a process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ L = TypeVar("L")
 
 
 def command(settings: Mapping[str, object]) -> list[str]:
-    """What runs `fetchproxy`; its own command and options follow."""
+    """The command line that runs `fetchproxy`, up to its subcommand."""
     limits = {key.removeprefix(_MARK): v for key, v in settings.items() if key.startswith(_MARK)}
     if not limits:
         return [sys.executable, "-m", "fetchproxy"]
@@ -29,13 +29,13 @@ def command(settings: Mapping[str, object]) -> list[str]:
 
 
 def options(settings: Mapping[str, object]) -> list[str]:
-    """`--set` for all that are settings."""
+    """`--set` arguments for all keys that are settings."""
     given = [(key, value) for key, value in settings.items() if not key.startswith(_MARK)]
     return [word for key, value in given for word in ("--set", f"{key}={value}")]
 
 
 def limits_of(changes: Mapping[str, Any]) -> Any:
-    """`Limits` with these changed: `part.name`, or a name of its own. Raises TypeError."""
+    """`Limits` with the changes: keys are `part.name` or a field of `Limits`. Raises TypeError."""
     from fetchproxy.app import LIMITS
 
     limits = LIMITS
@@ -48,10 +48,10 @@ def limits_of(changes: Mapping[str, Any]) -> Any:
 
 
 def section_and_limits(section: type[S], limits: type[L], **values: Any) -> tuple[S, L]:
-    """A section of the configuration and the limits beside it, from the names of both.
+    """A section of the configuration and its limits, from values for both.
 
-    Values are worked out in the order in which they are written, so a seed draws what it drew when
-    all of them were settings. Raises ValidationError for a name that neither has.
+    Values are evaluated in the order in which they are written, so a random seed gives the same
+    values as when all of them were settings. Raises ValidationError for a name that neither has.
     """
     names = {each.name for each in fields(limits)}  # type: ignore[arg-type]
     of_limits = {name: value for name, value in values.items() if name in names}

@@ -1,9 +1,11 @@
-"""librdkafka's mock cluster as a server process: the real protocol over TCP without Java, with
-brokers that forget all but the last 5 MiB (or 100,000 records) of each partition. It runs in a
-process of its own, so that its CPU time and its locks are not those of the test that uses it.
+"""librdkafka's mock cluster as a server process: the real protocol over TCP without Java.
 
-Its limits: timestamps in ListOffsets answer -1; no DeleteRecords; CreateTopics and DescribeCluster
-time out, so topics appear on first use, always with 4 partitions."""
+Its brokers keep only the last 5 MiB (or 100,000 records) of each partition. It is a process of its
+own, so its CPU time and locks are separate from the test's.
+
+Its limits: ListOffsets answers -1 as timestamp; there is no DeleteRecords; CreateTopics and
+DescribeCluster time out, so topics appear on first use, always with 4 partitions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from lab.errors import PartFailed
 from lab.process import OneProcess, ServerProcess
 
-# The owner of the cluster is a producer that must stay alive; its metadata names the addresses.
+# The cluster belongs to a producer that must stay alive. The producer's metadata has the addresses.
 _OWNER = """
 import json, os, sys, threading
 from confluent_kafka import Producer
@@ -56,16 +58,16 @@ class MockCluster(OneProcess):
         return ",".join(self.addresses.values())
 
     def start(self) -> None:
-        """Raises PartFailed. A killed cluster does not come back: its log was in its memory."""
+        """Raises PartFailed. A killed cluster cannot be restored: its log was in memory."""
         self._server().start()
         self._server().wait_until(self._answer.exists, timeout_s=60.0)
         found = json.loads(self._answer.read_text())
         self._addresses = {int(broker_id): address for broker_id, address in found.items()}
 
     def topic_on_several_brokers(self, name: str) -> tuple[str, list[int]]:
-        """A topic with the leaders of its partitions, which are never all on one broker.
+        """A topic and the leaders of its partitions, which are on at least two brokers.
 
-        The mock cluster draws leaders at random when it creates a topic, so topics `name-0`,
+        The mock cluster chooses leaders at random when it creates a topic, so topics `name-0`,
         `name-1` … are created until one fits.
         """
         admin = AdminClient({"bootstrap.servers": self.bootstrap})

@@ -1,5 +1,7 @@
-"""kafkajs, the client of the lab that runs on Node.js: a program in lab/clients/kafkajs_client with
-its one dependency, installed by npm from its lock into the cache."""
+"""kafkajs, the lab's client on Node.js: a program in lab/clients/kafkajs_client.
+
+npm installs its only dependency from its lock file into the cache.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _HOW = "Install Node.js (18 or newer) with npm, and give npm a way to its regist
 
 
 def kafkajs_entry() -> str:
-    """The cache entry, named by a digest of the sources so that an edit is never missed."""
+    """The cache entry. Its name has a digest of the sources, so an edit causes a rebuild."""
     digest = hashlib.sha256()
     for name in ("main.js", "package.json", "package-lock.json"):
         digest.update(name.encode() + b"\0" + (_SOURCES / name).read_bytes())
@@ -24,7 +26,7 @@ def kafkajs_entry() -> str:
 
 
 def kafkajs_command(*arguments: str) -> list[str]:
-    """The command line of main.js, which says what its verbs are. Raises PartMissing."""
+    """The command line of main.js, which lists its verbs. Raises PartMissing."""
     node = shutil.which("node")
     if node is None:
         raise PartMissing("kafkajs", "there is no Node.js on PATH", _HOW)

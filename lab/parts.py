@@ -1,5 +1,7 @@
-"""The list of parts by name: how each is set up, whether it is there already, and what it is for.
-Tests, CI and `python -m lab` speak of parts by these names only."""
+"""The list of parts by name: how to set up each, whether it is cached, and its purpose.
+
+Tests, CI and `python -m lab` refer to parts only by these names.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ from lab.errors import PartMissing
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`set_up` returns one line on what is there now, or raises PartMissing; it may take minutes.
-    `cached` is the name of the cache entry that shows that nothing is left to do."""
+    """`set_up` returns one line about the part or raises PartMissing; it may take minutes.
+    `cached`: the cache entry that exists if set-up is complete."""
 
     name: str
     purpose: str
@@ -77,8 +79,7 @@ def set_up_kroxylicious() -> str:
 
 
 def set_up_clients() -> str:
-    """What Go builds must be there; kcat and kafkajs are taken where they can be had: one needs
-    Debian, the other Node.js."""
+    """Go's programs are required. kcat (needs Debian) and kafkajs (Node.js) are optional."""
     line = f"franz-go reader at {go_client.franz_reader()}"
     for built in (go_client.kafka_go_client, go_client.sarama_client):
         line += f"; {built().parent.name}"
@@ -102,7 +103,7 @@ def set_up_frameworks() -> str:
 
 
 def set_up_browser() -> str:
-    """Taken where the machine has one: no cache entry shows it."""
+    """Uses the machine's browser, so there is no cache entry."""
     return f"the machine's own browser, {browser.find_browser()}"
 
 
@@ -140,14 +141,14 @@ def _kafka(name: str, version: str) -> Part:
     )
 
 
-# Brokers beside the one that everything else runs against.
+# The brokers besides the default version.
 OTHER_KAFKAS = {
     "kafka-oldest": kafka_versions.KAFKA_OLDEST,
     "kafka-3.9": kafka_versions.KAFKA_3_9,
     "kafka-newest": kafka_versions.KAFKA_NEWEST,
 }
 
-# Each PySpark that the data source is tested on; the first and the last one in short tests as well.
+# The data source is tested on each PySpark, in short tests on the first and the last only.
 PYSPARKS = {
     "spark-oldest": spark.SPARK_VERSION,
     "spark-4.1": spark.SPARK_4_1,
@@ -213,5 +214,5 @@ PARTS: dict[str, Part] = {
 
 
 def is_cached(part: Part) -> bool:
-    """Whether `set_up` would find everything in the cache; asks no registry."""
+    """Whether `set_up` would find everything in the cache. Contacts no registry."""
     return cache.entry(part.cached) is not None

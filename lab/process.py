@@ -1,5 +1,7 @@
-"""A server process of the lab: started with its output in a log file, waited for, stopped, killed,
-frozen. It knows nothing about which server it runs, and it never leaves one behind."""
+"""A server process of the lab: its start, log file, readiness, stop, kill and freeze.
+
+This module knows nothing about the server, and it never leaves a process behind.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,23 @@ from typing import Self
 from lab.errors import PartFailed
 
 _LAUNCHER = Path(__file__).with_name("die_with_parent.py")
-# The kernel's death signal follows the *thread* that forked, so one thread that lives as long as
-# this process starts every child; a caller's short-lived thread would take its server with it.
+# The kernel's death signal follows the *thread* that forked. So one thread that lives as long as
+# this process starts every child; a short-lived thread of a caller would end its server with it.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lab-spawner")
 _running: set[subprocess.Popen[bytes]] = set()
-# Below Linux's ephemeral range (32768-60999): no outgoing connection can take such a port in the
-# time between choosing it and binding it, or while a server that will come back is down.
+# The ports are below Linux's ephemeral range (32768-60999). So no outgoing connection takes a
+# chosen port before the server binds it, or while a server is down between two starts.
 _PORTS = range(20_000, 32_000)
 _handed_out: set[int] = set()
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on and that this process has not handed out yet."""
+    """A free loopback TCP port that this process has not handed out yet."""
     return free_ports(1)
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive free ports, for servers that number theirs upwards."""
+    """The first of `count` consecutive free ports, for servers that use several in a row."""
     for first in random.SystemRandom().sample(_PORTS, 200):
         ports = range(first, first + count)
         if _handed_out.isdisjoint(ports) and all(_is_free(port) for port in ports):
@@ -47,7 +49,7 @@ def free_ports(count: int) -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As servers do: a port whose last connections linger in TIME_WAIT is free.
+        # Like servers, use SO_REUSEADDR: a port with old connections in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -76,7 +78,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The server's own pid (for CPU accounting), not that of a wrapper."""
+        """The server's own pid (for CPU accounting), not a wrapper's."""
         if self._popen is None:
             raise PartFailed(f"{self.name} is not running")
         return self._popen.pid
@@ -104,7 +106,7 @@ class ServerProcess:
         _running.add(self._popen)
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Polls `ready`; raises PartFailed with the log's tail if the process ends or time does."""
+        """Polls `ready`. Raises PartFailed with the log's tail on the process's end or timeout."""
         deadline = time.monotonic() + timeout_s
         while not ready():
             if not self.running:
@@ -115,7 +117,7 @@ class ServerProcess:
             time.sleep(0.05)
 
     def stop(self, timeout_s: float = 15.0) -> None:
-        """SIGTERM, then SIGKILL when `timeout_s` have passed. Does nothing when not running."""
+        """SIGTERM, then SIGKILL after `timeout_s`. Does nothing if the process is not running."""
         if self._popen is None:
             return
         if self.running:
@@ -128,15 +130,15 @@ class ServerProcess:
         self._reap()
 
     def kill(self) -> None:
-        """SIGKILL: the server has no chance to tidy up."""
+        """SIGKILL: the server cannot clean up."""
         if self._popen is not None:
             self._popen.kill()
             self._reap()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nobody answers.
+        """SIGSTOP: connections stay open and the server does not answer.
 
-        Returns once every thread stands still: on a busy machine they may work on for a while.
+        Returns when every thread has stopped: on a busy machine threads may run on for a while.
         """
         os.kill(self.pid, signal.SIGSTOP)
         while not all(map(_stands_still, Path(f"/proc/{self.pid}/task").glob("*/stat"))):
@@ -174,7 +176,7 @@ def _kill_what_is_left() -> None:
 
 
 def _stands_still(stat: Path) -> bool:
-    """Also a thread that has ended. `stat`: /proc/PID/task/TID/stat."""
+    """True also for a thread that has ended. `stat`: /proc/PID/task/TID/stat."""
     try:
         state = stat.read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -183,15 +185,15 @@ def _stands_still(stat: Path) -> bool:
 
 
 class StartedServer(ABC):
-    """A part that a `with` starts and stops; a start that fails leaves nothing behind."""
+    """A part that a `with` statement starts and stops. A failed start leaves nothing behind."""
 
     @abstractmethod
     def start(self) -> None:
-        """Returns when it answers. Raises PartMissing and PartFailed."""
+        """Returns when the server answers. Raises PartMissing and PartFailed."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Also where it was not started."""
+        """Must also work if the part was not started."""
 
     def __enter__(self) -> Self:
         try:
@@ -206,8 +208,12 @@ class StartedServer(ABC):
 
 
 class OneProcess(StartedServer):
-    """`kill()` and `start()` are an outage. `pause()` and `resume()` are the other kind, where
-    connections are accepted and nobody answers. Each raises PartFailed before the first start."""
+    """A server in one process.
+
+    `kill()` and `start()` are one kind of outage. `pause()` and `resume()` are another: the kernel
+    accepts connections and the server does not answer. Each raises PartFailed before the first
+    start.
+    """
 
     _process: ServerProcess | None = None
 
@@ -217,7 +223,7 @@ class OneProcess(StartedServer):
 
     @property
     def running(self) -> bool:
-        """Also while it is paused."""
+        """True also while it is paused."""
         return self._process is not None and self._process.running
 
     def kill(self) -> None:
@@ -225,7 +231,7 @@ class OneProcess(StartedServer):
         self._server().kill()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, nothing answers."""
+        """SIGSTOP: connections stay open and the server does not answer."""
         self._server().pause()
 
     def resume(self) -> None:

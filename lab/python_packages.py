@@ -1,6 +1,8 @@
-"""Python packages that only the lab needs (a Java runtime, a Go toolchain, a resolver of Maven
-artifacts), each installed on its own into the cache: they are no dependency of the product and are
-fetched only on machines where the tool of that name is not on PATH."""
+"""Python packages that only the lab needs: a Java runtime, a Go toolchain, a Maven resolver.
+
+Each is installed separately into the cache. They are no dependencies of the product, and they are
+fetched only on machines whose PATH lacks the tool.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,21 @@ from lab.errors import PartMissing
 
 
 def entry(requirement: str) -> str:
-    """Its name in the cache."""
+    """The name of its cache entry."""
     name, _, version = requirement.partition("==")
-    # Compiled packages differ per Python version; a cache may outlive the Python that filled it.
+    # Compiled packages differ by Python version, and a cache may be older than the current Python.
     return f"python-{name}-{version}-py{sys.version_info.major}{sys.version_info.minor}"
 
 
 def install(requirement: str) -> Path:
-    """The folder that `requirement` (`name==version`) is installed in, with its dependencies."""
+    """The folder where `requirement` (`name==version`) is installed, with its dependencies."""
 
     def build(folder: Path) -> None:
         cache.say(f"installing the Python package {requirement}")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
         if requirement.startswith("pyspark=="):
-            # From source: the wheel is unpacked at once, so to compress it is work for nothing.
+            # It is built from source. The wheel is unpacked at once, so compressing it would be
+            # wasted work.
             command.append("--config-settings=--build-option=--compression=stored")
         done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
         if done.returncode != 0:

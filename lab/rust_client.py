@@ -1,5 +1,7 @@
-"""The client of the lab that is written in Rust: rust-rdkafka with the librdkafka that its crate
-brings. Its source is lab/clients/rust_rdkafka; building it takes one to four minutes."""
+"""The lab's client written in Rust: rust-rdkafka, with the librdkafka in its crate.
+
+Its source is lab/clients/rust_rdkafka. Building it takes one to four minutes.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ def rust_rdkafka_entry() -> str:
 
 
 def rust_rdkafka() -> Path:
-    """The built executable; main.rs says what it takes. Raises PartMissing."""
+    """The built executable. main.rs lists its arguments. Raises PartMissing."""
     return cache.build_once(rust_rdkafka_entry(), _build) / "rust_rdkafka"
 
 
 def rust_rdkafka_versions() -> tuple[str, str]:
-    """The crate's version, and that of the librdkafka in it."""
+    """The versions of the crate and of its librdkafka."""
     locked = tomllib.loads((_SOURCES / "Cargo.lock").read_text())["package"]
     versions = {package["name"]: package["version"] for package in locked}
     return versions["rdkafka"], versions["rdkafka-sys"].partition("+")[2]
@@ -37,7 +39,7 @@ def _build(folder: Path) -> None:
         raise PartMissing("rust-rdkafka", "there is no cargo on PATH", _HOW)
     cache.say("building rust-rdkafka and its librdkafka (1 to 4 minutes)")
     target = folder / "target"
-    # --locked: the versions are those of Cargo.lock, whatever the registry has by now.
+    # --locked: the versions are those of Cargo.lock, even if the registry has newer ones.
     command = [cargo, "build", "--release", "--locked", "--target-dir", str(target)]
     done = subprocess.run(command, cwd=_SOURCES, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -1,6 +1,9 @@
-"""S3 servers on loopback: versitygw and rclone, real ones over a local directory, and moto where
-only pip is there (it keeps objects in memory, accepts wrong signatures and is slow: for semantics
-only). All have one interface; buckets are created by botocore, like any user would."""
+"""S3 servers on loopback: versitygw, rclone and moto.
+
+versitygw and rclone are real servers over a local directory. moto is for machines that have only
+pip: it keeps objects in memory, accepts wrong signatures and is slow, so it is for semantics only.
+All have one interface. Buckets are created by botocore, as a user would.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class S3Endpoint(StoreServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The credentials as boto reads them from environment variables."""
+        """The credentials, as environment variables that boto reads."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -56,7 +59,7 @@ class S3Endpoint(StoreServer):
         }
 
     def store_url(self, bucket: str, prefix: str = "") -> str:
-        """The store as fetchproxy's `--store` takes it."""
+        """The store URL for fetchproxy's `--store`."""
         endpoint = quote(self.endpoint_url, safe="")
         return f"s3://{bucket}/{prefix}?endpoint_url={endpoint}&region={self.region}"
 
@@ -70,7 +73,7 @@ class S3Endpoint(StoreServer):
         return bucket
 
     def client(self) -> Any:
-        """A synchronous botocore S3 client of this server; the caller closes it."""
+        """A synchronous botocore S3 client for this server. The caller closes it."""
         return botocore.session.get_session().create_client(
             "s3",
             endpoint_url=self.endpoint_url,
@@ -82,9 +85,9 @@ class S3Endpoint(StoreServer):
 
 
 class S3Server(S3Endpoint):
-    """versitygw over a temporary directory; objects survive `kill()`.
+    """versitygw over a temporary directory. Objects survive `kill()`.
 
-    `certificate`: a PEM file, whose key is in NAME-key.pem beside it; then it speaks TLS.
+    `certificate`: a PEM file, with its key in NAME-key.pem beside it. With it the server uses TLS.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class S3Server(S3Endpoint):
 
     @property
     def objects(self) -> Path:
-        """A folder for each bucket, with a file for each object: what is moved away is gone."""
+        """A folder per bucket, with a file per object. A file moved away is a lost object."""
         return self._folder / "objects"
 
     def _env(self) -> dict[str, str]:
@@ -118,7 +121,7 @@ class S3Server(S3Endpoint):
         versions = self._folder / "versions"
         for folder in (self.objects, versions):
             folder.mkdir(exist_ok=True)
-        # Keep-alive is off by default in versitygw and on in every S3 service a user would have.
+        # versitygw disables keep-alive by default; the S3 services that users have enable it.
         command = [str(versitygw_executable()), "--quiet", "--keep-alive", "--region", self.region]
         command += ["--port", f"127.0.0.1:{port}"]
         if (file := self._certificate) is not None:
@@ -135,8 +138,8 @@ class S3Server(S3Endpoint):
 
 
 class RcloneServer(S3Endpoint):
-    """`rclone serve s3` over a temporary directory; objects survive `kill()`, and uploads that were
-    not finished do not. It shares no code with versitygw."""
+    """`rclone serve s3` over a temporary directory. Objects survive `kill()`, unfinished uploads do
+    not. It shares no code with versitygw."""
 
     @property
     def name(self) -> str:
@@ -147,12 +150,13 @@ class RcloneServer(S3Endpoint):
         objects.mkdir(exist_ok=True)
         command = [str(rclone_executable()), "serve", "s3", "--addr", f"127.0.0.1:{port}"]
         command += ["--auth-key", f"{self.access_key},{self.secret_key}"]
-        # Without one of its own it would read the user's, and say that there is none.
+        # Without this option, rclone would read the user's configuration and report that there is
+        # none.
         return [*command, "--config", str(self._folder / "rclone.conf"), str(objects)]
 
 
 class MotoServer(S3Endpoint):
-    """moto's S3 in a process of its own; `kill()` loses every object."""
+    """moto's S3 in a process of its own. `kill()` loses every object."""
 
     @property
     def name(self) -> str:
@@ -163,7 +167,7 @@ class MotoServer(S3Endpoint):
 
 
 def _has_extended_attributes(folder: Path) -> bool:
-    """Whether versitygw can keep an object's metadata in extended attributes there."""
+    """Whether versitygw can keep objects' metadata in extended attributes in this folder."""
     if not hasattr(os, "setxattr"):
         return False
     try:

@@ -1,6 +1,6 @@
-"""An HDFS that knows who its clients are: Kerberos for NameNode, DataNode and WebHDFS.
+"""An HDFS that authenticates its clients: Kerberos for NameNode, DataNode and WebHDFS.
 
-The superuser is `nn`. WebHDFS wants SPNEGO, or a delegation token that somebody got by it.
+The superuser is `nn`. WebHDFS requires SPNEGO, or a delegation token obtained with SPNEGO.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lab.kerberos import Kdc
 
 
 class SecuredHdfs(HdfsServer):
-    """`token_life_ms`: how long a delegation token counts that nobody renews."""
+    """`token_life_ms`: how long a delegation token is valid without renewal."""
 
     def __init__(self, kdc: Kdc, token_life_ms: int = 24 * 3600 * 1000) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class SecuredHdfs(HdfsServer):
 
     @property
     def address(self) -> str:
-        """By the name that is in its principal."""
+        """Uses the host name in its principal."""
         return f"localhost:{self._port}"
 
     @property
@@ -39,14 +39,14 @@ class SecuredHdfs(HdfsServer):
                 f"<property><name>{name}</name><value>{escape(value)}</value></property>"
                 for name, value in self._security().items()
             )
-            # In both: each of Hadoop's own defaults counts over the files that come before it.
+            # Both files are needed: Hadoop's own defaults override the files that come before them.
             for name in ("core-site.xml", "hdfs-site.xml"):
                 (self._folder / name).write_text(f"<configuration>{rows}</configuration>")
         self._starts += 1
         super().start()
 
     def _is_ready(self) -> bool:
-        """By the log: the NameNode's pages want a ticket, too."""
+        """Reads the log, because the NameNode's pages also require a ticket."""
         log = (self._folder / "server.log").read_text(errors="replace")
         return log.count("Started MiniDFSCluster") == self._starts
 
@@ -54,7 +54,7 @@ class SecuredHdfs(HdfsServer):
         return [f"-Djava.security.krb5.conf={self.kdc.config}"]
 
     def _security(self) -> dict[str, str]:
-        # One user for both nodes: they are in one process, which has one login.
+        # Both nodes have the same principal, because they are in one process, which has one login.
         node, web = f"nn/localhost@{Kdc.REALM}", f"HTTP/localhost@{Kdc.REALM}"
         keys: Path = self.kdc.keytab("hdfs", node, web)
         return {
@@ -65,13 +65,13 @@ class SecuredHdfs(HdfsServer):
             "dfs.datanode.keytab.file": str(keys),
             "dfs.web.authentication.kerberos.principal": web,
             "dfs.web.authentication.kerberos.keytab": str(keys),
-            # Without these WebHDFS believes a `user.name`, also in an HDFS with Kerberos.
+            # Without these, WebHDFS accepts any `user.name`, even in an HDFS with Kerberos.
             "hadoop.http.authentication.type": "kerberos",
             "hadoop.http.authentication.kerberos.principal": web,
             "hadoop.http.authentication.kerberos.keytab": str(keys),
             "dfs.block.access.token.enable": "true",
             "dfs.data.transfer.protection": "authentication",
-            # A DataNode wants ports below 1024 or TLS, which this is about in no way.
+            # A DataNode requires ports below 1024 or TLS, which the tests do not need.
             "ignore.secure.ports.for.testing": "true",
             "dfs.namenode.delegation.token.renew-interval": str(self._token_life_ms),
         }

@@ -1,7 +1,7 @@
-"""A Kafka broker that knows who its clients are: SASL listeners, users and ACLs.
+"""A Kafka broker that authenticates its clients: SASL listeners, users and ACLs.
 
-The lab's own PLAINTEXT listener stays, for administrators: who comes there is `User:ANONYMOUS`, the
-one super user. On the SASL listeners nobody may do anything but by an ACL (`allow`).
+The lab's own PLAINTEXT listener stays, for administrators: its clients are `User:ANONYMOUS`, the
+only super user. On the SASL listeners, every operation needs an ACL (`allow`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 _SECURITY = "org.apache.kafka.common.security"
-# So long a session lasts on the listener of `short_sessions`.
+# The lifetime of a session on the listener of `short_sessions`.
 SESSION_MS = 3_000
 
 
 def unsecured_token(user: str, lifetime_s: float = 3600.0) -> str:
-    """An unsigned JWT, which Kafka's default validator of OAUTHBEARER takes (KIP-255)."""
+    """An unsigned JWT, which Kafka's default OAUTHBEARER validator accepts (KIP-255)."""
     now = time.time()
 
     def part(content: Mapping[str, object]) -> str:
@@ -38,9 +38,9 @@ def unsecured_token(user: str, lifetime_s: float = 3600.0) -> str:
 
 
 class SecuredKafka(KafkaServer):
-    """`users`: name -> password, for PLAIN and both SCRAMs; OAUTHBEARER takes any name.
+    """`users`: name -> password, for PLAIN and both SCRAMs. OAUTHBEARER accepts any name.
 
-    `keystore`: certificate and key in one PEM file, for the listener of `sasl_ssl`.
+    `keystore`: certificate and key in one PEM file, for the `sasl_ssl` listener.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SecuredKafka(KafkaServer):
 
     @property
     def sasl(self) -> str:
-        """`host:port` of the SASL_PLAINTEXT listener with all of MECHANISMS."""
+        """`host:port` of the SASL_PLAINTEXT listener, which has all of MECHANISMS."""
         return f"127.0.0.1:{self._sasl_port}"
 
     @property
@@ -67,7 +67,7 @@ class SecuredKafka(KafkaServer):
 
     @property
     def sasl_ssl(self) -> str:
-        """`host:port` of the SASL_SSL listener, which is there with a keystore."""
+        """`host:port` of the SASL_SSL listener, which exists only with a keystore."""
         return f"127.0.0.1:{self._tls_port}"
 
     def start(self) -> None:
@@ -75,9 +75,9 @@ class SecuredKafka(KafkaServer):
         self._add_scram_users()
 
     def allow(self, user: str, topic: str, *operations: str, resource: str = "TOPIC") -> None:
-        """`allow("alice", "orders", "READ")`; `*` is every resource of the kind.
+        """`allow("alice", "orders", "READ")`. `*` is every resource of the kind.
 
-        Holds at the broker when this returns, as what is revoked does.
+        When this or `revoke` returns, the broker has applied the change.
         """
         from confluent_kafka.admin import AdminClient
 
@@ -100,7 +100,7 @@ class SecuredKafka(KafkaServer):
 
     @staticmethod
     def _wait_for_acl(admin: AdminClient, one: AclBindingFilter, *, there: bool) -> None:
-        """The controller answers before the broker, which is asked here, has followed it."""
+        """Waits until the broker has followed: the controller answers a change before that."""
         deadline = time.monotonic() + 30
         while bool(admin.describe_acls(one, request_timeout=30).result(timeout=30)) != there:
             if time.monotonic() > deadline:
@@ -143,7 +143,7 @@ class SecuredKafka(KafkaServer):
         )
 
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        # One request each: a user may be in a request once.
+        # One request for each mechanism: a user may be in a request only once.
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             changes = [
                 UserScramCredentialUpsertion(

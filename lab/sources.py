@@ -1,4 +1,4 @@
-"""The programs of lab/clients: their sources, and the cache entries that they are built into."""
+"""The sources of the programs in lab/clients, and the names of their cache entries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CLIENTS = Path(__file__).with_name("clients")
 
 
 def entry_of(name: str, sources: Path) -> str:
-    """`name` and a digest of all files below `sources`, so that an edit is never missed."""
+    """`name` with a digest of all files below `sources`, so an edit causes a rebuild."""
     digest = hashlib.sha256()
     for source in sorted(path for path in sources.rglob("*") if path.is_file()):
         digest.update(source.relative_to(sources).as_posix().encode() + b"\0" + source.read_bytes())

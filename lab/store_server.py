@@ -1,5 +1,4 @@
-"""What every server of objects on loopback has in common, whatever its protocol: one process, one
-folder, and outages."""
+"""The common part of all object store servers on loopback: a process, a folder and outages."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ _START_ATTEMPTS_MAX = 3
 
 
 class StoreServer(OneProcess):
-    """A server process over a folder of its own.
+    """A server process with a folder of its own.
 
-    After `kill()` the server comes back on the same port.
+    A `start()` after `kill()` uses the same port.
     """
 
     def __init__(self) -> None:
@@ -34,11 +33,11 @@ class StoreServer(OneProcess):
     @property
     @abstractmethod
     def environment(self) -> dict[str, str]:
-        """Address and credentials as the vendor's own clients read them."""
+        """Address and credentials, as environment variables for the vendor's own clients."""
 
     @abstractmethod
     def store_url(self, bucket: str, prefix: str = "") -> str:
-        """The store as fetchproxy's `--store` takes it."""
+        """The store URL for fetchproxy's `--store`."""
 
     @abstractmethod
     def create_bucket(self, bucket: str) -> str:
@@ -53,7 +52,7 @@ class StoreServer(OneProcess):
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Returns when the server accepts connections; after `kill()`, on the same port."""
+        """Returns when the server accepts connections. After `kill()`, it uses the same port."""
         if self._process is not None:
             self._start_once(self._process)
             return

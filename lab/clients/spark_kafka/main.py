@@ -1,13 +1,13 @@
-"""Spark's own Kafka source and sink, as a user would write it, for the matrix of clients.
+"""Spark's own Kafka source and sink, used as a user would, for the matrix of clients.
 
-One session serves many requests, since starting one takes longer than using it. A request is a line
-of JSON on stdin, [verb, bootstrap, topic, …]; its answer a line of JSON on stdout, {"found": …} or
-{"error": …}. The program ends with its stdin. Verbs:
+One session serves many requests, because starting a session takes longer than using it. A request
+is a line of JSON on stdin, [verb, bootstrap, topic, …]. Its answer is a line of JSON on stdout,
+{"found": …} or {"error": …}. The program ends when stdin ends. Verbs:
   batch ISOLATION         every record, as [partition, offset, key, value]
-  stream ISOLATION        the same by a streaming query that ends with what is there now
+  stream ISOLATION        the same, by a streaming query that ends at the current end
   produce COUNT           writes records k0:v0, k1:v1 … to partition 0
-  times PARTITION TIME    where a batch read from this time on (epoch ms) begins, or -1
-Missing offsets always fail a read (failOnDataLoss).
+  times PARTITION TIME    the first offset of a batch read from this time (epoch ms), or -1
+If offsets are missing, a read always fails (failOnDataLoss).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _records(frame: DataFrame) -> list[list[object]]:
 
 
 def main(folder: str, jars: str) -> None:
-    # Whatever else of this process writes to stdout goes to stderr: stdout has answers only.
+    # All other output of this process goes to stderr, because stdout has only answers.
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         source = KafkaSource(session(Path(folder), jars))
