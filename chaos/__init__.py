@@ -1,1 +1,1 @@
-"""Everything is broken at random, by seed, and every record has to be there: `make chaos`."""
+"""Breaks everything at random, by seed, and checks that no record is lost: `make chaos`."""

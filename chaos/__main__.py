@@ -1,4 +1,4 @@
-"""`python -m chaos --minutes 30 --seed N`: exit code 1 on any violation, with the seed."""
+"""`python -m chaos --minutes 30 --seed N`: exit code 1 on any violation; prints the seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acts, done to real parts. Each is begun and ended; the end mends what the beginning broke."""
+"""Performs acts on real parts. Each act begins and ends; its end repairs what it broke."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from lab.errors import PartFailed
 
 _REST_S = 120.0
 _LOST_RECORDS_MIN = 200
-_SETTLES_S = 2.0  # a request that the store has got of an archiver that was killed is done by then
+_SETTLES_S = 2.0  # a request of a killed archiver that has reached the store is done by then
 _MONTH_S = 30 * 86_400
 _FAULTS = {
     Kind.CUT: Fault(cut=True),
     Kind.SLOW: Fault(delay_ms=300, bytes_per_s=256 * 1024),
-    # Where a checksum shows it: that of other objects is the transport's.
+    # Only of objects with a checksum that shows it: other objects are the transport's task.
     Kind.CORRUPT: Fault(corrupt=True, corrupt_suffix=".log"),
     Kind.STALE_LISTINGS: Fault(stale_listings=True),
 }
@@ -56,7 +56,7 @@ class LostObject:
 
 @dataclass(frozen=True, slots=True)
 class BegunAgain:
-    """`old`: what the archive had of the log that was lost with its disk."""
+    """`old`: the lost log's records by offset. The archive has a part of them."""
 
     log: Log
     writer: Writer
@@ -66,7 +66,7 @@ class BegunAgain:
 
 @dataclass
 class Stage:
-    """The parts, the writers by log, and what an act has left for the calm to mend or to check."""
+    """The parts, the writers by log, and what acts leave for the calm to repair or check."""
 
     parts: Parts
     writers: Mapping[str, Writer]
@@ -111,9 +111,10 @@ class Stage:
 
     # -- acts that change what is there ----------------------------------------------------------
     def _lose_records(self, act: Act) -> None:
-        """The brokers delete what is not archived yet, while no archiver runs."""
+        """Makes the brokers delete records that are not archived yet, while no archiver runs."""
         log, writer = self.writers[act.target].log, self.writers[act.target]
-        self._wait_for_archive(log)  # what is lost before it is no gap, but out of range
+        # Records lost before the first archived one are out of range and no gap.
+        self._wait_for_archive(log)
         for name in ARCHIVERS:
             self.parts.servers[name].kill()
         time.sleep(_SETTLES_S)
@@ -123,7 +124,7 @@ class Stage:
             lambda: self.parts.edges(log)[1] >= first + _LOST_RECORDS_MIN,
             60.0,
         )
-        # At rest, so that the cut is between two batches.
+        # The writer rests, so that the cut is between two batches.
         rest(writer)
         end = self.parts.edges(log)[1]
         log.lost.append(range(first, end))
@@ -138,7 +139,7 @@ class Stage:
         )
 
     def _swap_prefix(self, act: Act) -> None:
-        """Once local retention is at work: before that no archive is expected (ADR 0037)."""
+        """Waits for local retention first: before it, no archive is expected (ADR 0037)."""
         for writer in self.writers.values():
             wait_until(f"{writer.log.name} trimmed", partial(self._is_trimmed, writer.log), _REST_S)
         server = self.parts.servers[act.target]
@@ -149,7 +150,7 @@ class Stage:
         return self.parts.edges(log)[0] > 0
 
     def _lose_object(self, act: Act) -> None:
-        """The log of the newest archived segment: the brokers still have its records."""
+        """Removes the log of the newest archived segment. The brokers still have its records."""
         log = self.writers[act.target].log
         self._wait_for_archive(log)
         rows = [r for r in self.parts.rows(log.topic)[0] if r["partition"] == log.partition]
@@ -161,8 +162,8 @@ class Stage:
         self.lost_objects.append(LostObject(log, row["base_offset"], path, aside))
 
     def _replace_disk(self, act: Act) -> None:
-        """All partitions of one broker are gone: those with other replicas come back from them,
-        and the log of its own begins again."""
+        """Deletes all partitions of one broker. Replicated ones are copied from other replicas; the
+        log of its single topic begins again."""
         for topic in ("chaos-plain", "chaos-txn", "chaos-kept"):
             self.parts.cluster.wait_for_in_sync(topic)
         log = self.writers[f"{single_topic(act.target)}-0"].log
@@ -170,10 +171,10 @@ class Stage:
         rest(writer)
         broker = self.parts.broker(act.target)
         broker.kill()
-        # Not the controller's own log: a voter that forgets its votes is another story.
+        # The controller's own log stays: a voter that forgets its votes is a different fault.
         for path in broker.data_dir.glob("*-*"):
             if path.name.endswith("-checkpoint"):
-                # With the old log's start the broker would empty the new one at its next start.
+                # With the old log start offset, the next start would empty the new log.
                 path.unlink()
             elif path.is_dir() and not path.name.startswith("__cluster_metadata"):
                 shutil.rmtree(path)
@@ -186,7 +187,7 @@ class Stage:
 
     # -- what the calm asks and mends -------------------------------------------------------------
     def put_back(self, verified: Verified) -> list[str]:
-        """Objects that were lost, once verify has been asked; what it should have said."""
+        """Puts lost objects back. Returns what `verify`, which ran before, should have said."""
         faults = []
         for lost in self.lost_objects:
             if not any(lost.path.name in fault for fault in verified.faults):
@@ -202,7 +203,7 @@ class Stage:
         return faults
 
     def resolve(self) -> list[str]:
-        """Says which log counts where one has begun again; what was wrong before that."""
+        """Resolves the logs that have begun again. Returns what was wrong before that."""
         faults = []
         for begun in self.begun_again:
             faults += self._resolve(begun)
@@ -229,7 +230,7 @@ class Stage:
             if not there >= archived:
                 faults.append(f"{log.name}: put aside are {ranges(there)}, not {ranges(archived)}")
         if begun.answer == "keep":
-            # The new log has to get to where the archive goes on, and its beginning has to go.
+            # The new log has to grow past the archive's end, and its beginning has to be deleted.
             begun.writer.records_per_s = RECORDS_PER_S_CATCHING_UP
             wait_until(
                 f"{log.name} behind {end}", lambda: self.parts.edges(log)[1] > end + 50, 120.0
@@ -241,6 +242,6 @@ class Stage:
 
 
 def rest(writer: Writer) -> None:
-    """Raises PartFailed: what was sent has no answer, with all brokers up."""
+    """Raises PartFailed if sent records have no answer although all brokers are up."""
     if not writer.rest(_REST_S):
         raise PartFailed(f"the writer of {writer.log.name} has no answer in {_REST_S:.0f} s")

@@ -1,4 +1,4 @@
-"""What has to hold once all is mended: asked of the readers, of both tiers and of `verify`."""
+"""The checks after all is repaired. They ask the readers, both tiers and `verify`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from chaos.parts import Parts, Verified, wait_until
 from chaos.readers import HANG_S_MAX, Course, Follower, replay
 from lab.errors import PartFailed
 
-ARCHIVED_S_MAX = 90.0  # all that was written, with all parts up
+ARCHIVED_S_MAX = 90.0  # time to archive all that was written, with all parts up
 _POLICIES = ("earliest", "latest", "error")
 
 
 @dataclass
 class Calm:
-    """`followers` by name; those of one group together have to get everything."""
+    """Each of the `followers` must get every record, and so must each of the `groups` together."""
 
     stage: Stage
     followers: Sequence[Follower]
@@ -29,7 +29,7 @@ class Calm:
     checked_to: dict[str, int] = field(default_factory=dict)
     archived: dict[str, set[int]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
-    took_s: dict[str, float] = field(default_factory=dict)  # the last time
+    took_s: dict[str, float] = field(default_factory=dict)  # by check, in the last round
     rounds: int = 0
 
     @property
@@ -41,7 +41,7 @@ class Calm:
         return [writer.log for writer in self.stage.writers.values()]
 
     def check(self) -> list[str]:
-        """What is wrong. Raises PartFailed where nothing more can be asked."""
+        """Returns what is wrong. Raises PartFailed if the checks cannot go on."""
         self.rounds += 1
         for topic in sorted({log.topic for log in self.logs}):
             self.parts.cluster.wait_for_in_sync(topic)
@@ -73,7 +73,7 @@ class Calm:
         return faults
 
     def _servers(self) -> list[str]:
-        """What the processes say of themselves; each thing once."""
+        """The faults that processes report or show, each of them once."""
         faults = []
         lost = {log.name: {o for each in log.lost for o in each} for log in self.logs}
         for server in self.parts.servers.values():
@@ -107,7 +107,7 @@ class Calm:
         return faults
 
     def _followed(self, courses: Sequence[Course], begin: int, end: int) -> list[str]:
-        """Waits while records come."""
+        """Waits as long as records arrive."""
         first = courses[0]
         moved, before = time.monotonic(), -1
         while True:
@@ -125,14 +125,14 @@ class Calm:
         return [f"{first.reader}, {first.log.name}: never got offsets {ranges(missing)[:5]}"]
 
     def _replays(self, ends: Mapping[str, int]) -> list[str]:
-        """Each log by each proxy, of both isolation levels and each reset policy in turn."""
+        """Replays each log by each proxy. Isolation levels and reset policies change in turn."""
         wanted = []
         for number, log in enumerate(self.logs):
             for place, (name, bootstrap) in enumerate(self.parts.proxies.items()):
                 committed_only = (self.rounds + number + place) % 2 == 0 or log.topic == "chaos-txn"
                 policy = _POLICIES[(self.rounds + number + place) % len(_POLICIES)]
                 if log.keeps is not None:
-                    policy = "earliest"  # what retention has deleted is out of range
+                    policy = "earliest"  # offsets that retention has deleted are out of range
                 level = "committed" if committed_only else "all"
                 reader = f"round {self.rounds}, replay of {level} by {name} with {policy}"
                 wanted.append((reader, log, bootstrap, policy, committed_only))
@@ -164,8 +164,8 @@ class Calm:
 
     # -- both tiers -------------------------------------------------------------------------------
     def _tiers(self, ends: Mapping[str, int]) -> list[str]:
-        """All is archived in the end; nothing that was archived is gone, nor what was not."""
-        with suppress(PartFailed):  # it says a little less than there is: what is there, is asked
+        """All is archived in the end. Archived records stay, and all others are at the brokers."""
+        with suppress(PartFailed):  # it may be slightly behind the archive, which is read below
             wait_until("all archived", partial(self._all_archived, ends), ARCHIVED_S_MAX)
         faults = []
         archived = self.parts.archived()

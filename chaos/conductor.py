@@ -1,4 +1,4 @@
-"""Plays a plan: starts the parts, the writers and the readers, does the acts, asks the calm."""
+"""Plays a plan: starts parts, writers and readers, performs the acts, and runs the checks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from chaos.readers import Follower, PythonFollower
 from chaos.writers import TransactionalWriter, Writer
 
 _KEPT_RECORDS = RETAINED_BYTES // (2 * RECORD_BYTES)
-_FIRST_RECORDS_S = 8.0  # there is something to lose when the acts begin
+_FIRST_RECORDS_S = 8.0  # so that there are records to lose when the acts begin
 
 
 @dataclass
 class Conductor:
-    """`say` prints a line; no round begins after `seconds`. `faults` is what was found so far."""
+    """`say` prints a line. No round begins after `seconds`. `faults`: all found so far."""
 
     plan: Plan
     folder: Path
@@ -36,7 +36,7 @@ class Conductor:
     faults: list[str] = field(default_factory=list)
 
     def play(self) -> None:
-        """Raises PartFailed: a part, or all that is asked of it, does not come back."""
+        """Raises PartFailed if a part, or something that is waited for, does not come back."""
         began = time.monotonic()
         with ExitStack() as stack:
             parts = stack.enter_context(Parts(self.folder, self.plan.metadata_manager))
@@ -65,7 +65,7 @@ class Conductor:
                     self._acts(stage, each, progress.faults)
                 self._check(calm, progress)
                 if self.faults:
-                    return  # what follows would only say it again
+                    return  # the next rounds would only repeat the faults
 
     def _check(self, calm: Calm, progress: Progress) -> None:
         since = time.monotonic()
@@ -82,7 +82,7 @@ class Conductor:
         )
 
     def _acts(self, stage: Stage, plan: Round, faults: Faults) -> None:
-        """Each in a thread, since a restart takes its time; one after the other on one victim."""
+        """Runs each act in a thread, because a restart takes time, but one at a time per victim."""
         self._say_act(plan.first, 0.0)
         with faults.during(plan.first):
             stage.begin(plan.first)
@@ -123,7 +123,7 @@ class Conductor:
     def _followers(
         self, parts: Parts, writers: dict[str, Writer]
     ) -> tuple[list[Follower], dict[str, list[Follower]]]:
-        """Of the logs that never begin again."""
+        """Followers of the logs that never begin again."""
         logs = [writers[name].log for name in ("chaos-plain-0", "chaos-plain-1", "chaos-txn-0")]
         first, second = parts.proxies.values()
 

@@ -1,7 +1,7 @@
-"""What was written, and what of it was lost on purpose: the truth that readers are held against.
+"""The ledger of written and deliberately lost records, against which readers are checked.
 
-A record's number is in its value. Where a producer was not told the offset (its broker died), the
-first reader that sees the record tells it, and all others must agree.
+A record's number is in its value. If a producer was not told the offset (its broker died), the
+first reader of the record determines it, and all other readers must agree.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 RECORD_BYTES = 400
-COMMITTED, ABORTED = b"c", b"a"  # keys: what the record's writer meant to do with it
+COMMITTED, ABORTED = b"c", b"a"  # keys: the writer's intention for the record's transaction
 _ROW = b"%s/%d/%d|"
 
 
@@ -30,18 +30,18 @@ class Read:
 
 @dataclass
 class Log:
-    """A partition's log. `history` goes up when it begins again."""
+    """A partition's log. `history` increases when the log begins again."""
 
     topic: str
     partition: int
-    keeps: int | None = None  # records that retention leaves at least; None: all
+    keeps: int | None = None  # the records that retention keeps at least; None: all
     history: int = 0
     sent: int = 0
     written: dict[int, bytes] = field(default_factory=dict)  # offset: value
     aborted: set[int] = field(default_factory=set)
     undecided: set[int] = field(default_factory=set)  # of transactions with an unknown end
     lost: list[range] = field(default_factory=list)
-    values: set[bytes] = field(default_factory=set)  # all that were ever sent
+    values: set[bytes] = field(default_factory=set)  # all values ever sent
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Log:
         return any(offset in each for each in self.lost)
 
     def expected(self, begin: int, end: int, *, committed_only: bool) -> set[int]:
-        """Offsets that a reader from `begin` up to `end` must get."""
+        """The offsets that a reader from `begin` to `end` (exclusive) must get."""
         hidden = self.aborted | self.undecided if committed_only else set[int]()
         return {
             offset
@@ -66,11 +66,11 @@ class Log:
         }
 
     def begins(self, end: int) -> int:
-        """From where on all has to be there of a log that ends at `end`."""
+        """The offset from which a log that ends at `end` must be complete."""
         return 0 if self.keeps is None else max(0, end - self.keeps)
 
     def wrong(self, read: Read, *, committed_only: bool) -> str | None:
-        """What is wrong with a record that was read, by itself; None: nothing."""
+        """What is wrong with this record alone, or None."""
         if read.value not in self.values:
             return f"offset {read.offset}: {read.value[:40]!r} was never written"
         if self.written.setdefault(read.offset, read.value) != read.value:
@@ -81,14 +81,14 @@ class Log:
         return None
 
     def decide(self, read: Collection[int], begin: int, end: int) -> None:
-        """A whole read of committed records shows what became of transactions in doubt."""
+        """A complete read of committed records shows the outcome of undecided transactions."""
         told = {offset for offset in self.undecided if begin <= offset < end}
         self.aborted |= told - set(read)
         self.undecided -= told
 
 
 def ranges(offsets: Collection[int]) -> list[tuple[int, int]]:
-    """(first, last) of each run, for a message."""
+    """(first, last) of each contiguous run, for a message."""
     found: list[tuple[int, int]] = []
     for offset in sorted(offsets):
         if found and found[-1][1] + 1 == offset:

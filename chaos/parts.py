@@ -1,5 +1,8 @@
-"""The parts that are broken: three brokers, the store and a relay before it for each of two
-archivers and two proxies. What is asked here about them is asked past all relays and proxies."""
+"""The parts that are broken: three brokers, the store, two archivers and two proxies.
+
+Each archiver and proxy has a relay in front of the store. The queries here bypass all relays and
+proxies.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +49,11 @@ _FETCHPROXY = [sys.executable, "-m", "fetchproxy"]
 _LOSSES = ("archive_gap", "lost_offsets_skipped")
 _START_S = 90.0
 _CALL_S = 20.0
-_WHOLE_S = 1_200.0  # verify of all that has come together, on a busy machine
-_PATIENCE_MS = 120_000  # of who only asks what is there, with all parts up, on a busy machine
+_WHOLE_S = 1_200.0  # verify of the whole archive, on a busy machine
+_PATIENCE_MS = 120_000  # for queries with all parts up, on a busy machine
 
-# Small segments and quick turns, so that a round of acts meets all of an archiver's work. Retention
-# by time is there for the wrong clock: nothing becomes a day old.
+# Small segments and short turns, so that a round of acts meets every kind of an archiver's work.
+# Retention by time is on for the wrong clock's sake: no record gets a day old.
 SETTINGS: dict[str, object] = {
     "metadata.view_age_max_ms": 5_000,
     "limits.console.refresh_interval_ms": 2_000,
@@ -74,7 +77,7 @@ SETTINGS: dict[str, object] = {
     "limits.writing.retention_clock_settle_ms": 3_000,
     "limits.writing.orphan_check_interval_ms": 20_000,
     "limits.writing.orphan_age_min_ms": 60_000,
-    # Smaller than what is archived, so that readers need the store.
+    # Smaller than the archive, so that readers need the store.
     "limits.reading.chunk_bytes": 32 * 1024,
     "remote_fetch.chunk_cache_bytes_max": 1024 * 1024,
     "remote_fetch.index_cache_bytes_max": 1024 * 1024,
@@ -84,7 +87,7 @@ SETTINGS: dict[str, object] = {
 
 
 class Server:
-    """One fetchproxy process, which may live several lives, some with a fault of their own."""
+    """One fetchproxy process, which may have several lives, some with a fault of their own."""
 
     def __init__(self, name: str, command: list[str], folder: Path, parts: Parts) -> None:
         self.name = name
@@ -112,7 +115,7 @@ class Server:
         self._process.wait_until(lambda: self._get("/healthz") is not None, _START_S)
 
     def start_in_vain(self, prefix: str) -> None:
-        """Where no archive is, and one is expected. Raises PartFailed if it does start."""
+        """Starts at a prefix that lacks the expected archive. Raises PartFailed if it runs."""
         try:
             self.start(prefix)
         except PartFailed as error:
@@ -138,7 +141,7 @@ class Server:
         return not self._running().running
 
     def defects(self) -> list[str]:
-        """What no log of a sound process has, whatever is broken around it."""
+        """Log lines that a sound process never writes, whatever fails around it."""
         found = []
         for line in self.log.read_text(errors="replace").splitlines():
             if "Traceback" in line or '"part_failed"' in line or "_crashed" in line:
@@ -146,7 +149,7 @@ class Server:
         return found[:3]
 
     def called_lost(self) -> list[tuple[str, range]]:
-        """What its log says of lost offsets: of each log, by name."""
+        """The lost offsets in its log, with the name of the partition's log."""
         found = []
         for line in self.log.read_text(errors="replace").splitlines():
             if any(f'"{event}"' in line for event in _LOSSES):
@@ -170,7 +173,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What `fetchproxy verify` said; gaps by log, both ends inclusive."""
+    """The output of `fetchproxy verify`. `gaps`: by log, both ends inclusive."""
 
     clean: bool
     gaps: dict[str, list[tuple[int, int]]]
@@ -179,7 +182,7 @@ class Verified:
 
 
 class Parts:
-    """A context manager; all parts run inside."""
+    """A context manager that runs all parts."""
 
     def __init__(self, folder: Path, metadata_manager: str) -> None:
         self._folder = folder
@@ -188,8 +191,8 @@ class Parts:
             "metadata.topic_partitions": 4,
         }
         self._exits = ExitStack()
-        # The interval is the time-out of a registration, too: on a busy machine none is answered
-        # within the half a second of the lab's own.
+        # The heartbeat interval is also the timeout of a registration. On a busy machine, no
+        # registration is answered within the lab's half a second.
         settings = {
             "log.segment.bytes": str(1024 * 1024),
             "broker.heartbeat.interval.ms": "1500",
@@ -198,7 +201,7 @@ class Parts:
         self.cluster = KafkaCluster(3, settings)
         self.s3 = S3Server()
         self.servers: dict[str, Server] = {}
-        self.proxies: dict[str, str] = {}  # bootstrap by name
+        self.proxies: dict[str, str] = {}  # bootstrap address by name
 
     def __enter__(self) -> Self:
         try:
@@ -214,7 +217,7 @@ class Parts:
     def _start(self) -> None:
         self._exits.enter_context(self.cluster)
         self._exits.enter_context(self.s3)
-        # This process asks the store, too.
+        # This process uses the store, too.
         for key, value in self.s3.environment.items():
             os.environ[key] = value
             self._exits.callback(os.environ.pop, key, None)
@@ -252,7 +255,7 @@ class Parts:
 
     # -- what is there --------------------------------------------------------------------------
     def edges(self, log: Log) -> tuple[int, int]:
-        """The brokers' own log start and high watermark. Raises KafkaException."""
+        """The log start offset and high watermark at the brokers. Raises KafkaException."""
         settings = {"bootstrap.servers": self.cluster.bootstrap, "group.id": "chaos-edges"}
         consumer = Consumer({**settings, "log_level": 0})
         try:
@@ -263,14 +266,14 @@ class Parts:
             consumer.close()
 
     def delete_records(self, log: Log, offset: int) -> None:
-        """At the brokers, as if nobody archived. Raises KafkaException."""
+        """Deletes at the brokers, as if there were no archive. Raises KafkaException."""
         admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0})
         wanted = TopicPartition(log.topic, log.partition, offset)
         for done in admin.delete_records([wanted], request_timeout=_CALL_S).values():
             done.result()
 
     def rows(self, topic: str | None = None) -> tuple[list[SegmentRow], list[str]]:
-        """`fetchproxy segments`, and who waits for `fetchproxy resolve`."""
+        """The rows of `fetchproxy segments`, and the partitions that await `resolve`."""
         config = Config(
             store=StoreConfig(url=self.store_url(), timeout_ms=_PATIENCE_MS),
         )
@@ -279,7 +282,7 @@ class Parts:
             try:
                 rows, concerns = asyncio.run(read_archive(config, topic))
                 break
-            except StorageUnavailable:  # acts overlap: it may be the store's turn
+            except StorageUnavailable:  # acts overlap, so the store may be broken now
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
@@ -287,7 +290,7 @@ class Parts:
         return rows, stopped
 
     def archived(self, topic: str | None = None) -> dict[str, set[int]]:
-        """Offsets in finished segments that readers see; nothing of a log without any."""
+        """Offsets in finished segments that readers see. A log without any has no entry."""
         found: dict[str, set[int]] = {}
         for row in self.rows(topic)[0]:
             if row["state"] == FINISHED and not row["put_aside"]:
@@ -296,7 +299,7 @@ class Parts:
         return found
 
     def archived_end(self, log: Log) -> int:
-        """What the archiver has put on record, which may be a little less: much cheaper."""
+        """The end that the archiver has recorded: perhaps slightly behind, but much cheaper."""
         folders = self.objects_folder().glob(f"{log.topic}-*/{log.partition}/finished-offsets")
         return max((json.loads(path.read_text())["end_offset"] + 1 for path in folders), default=0)
 
@@ -314,7 +317,7 @@ class Parts:
         return Verified(done.returncode == 0, gaps, faults, done.stdout + done.stderr)
 
     def resolve(self, log: Log, answer: str) -> str:
-        """What it printed. Raises PartFailed."""
+        """Returns its output. Raises PartFailed."""
         done = self._command("resolve", log.name, f"--{answer}")
         if done.returncode != 0:
             raise PartFailed(f"resolve {log.name} --{answer}: {done.stdout}{done.stderr}")
@@ -334,17 +337,17 @@ class Parts:
             raise PartFailed(f"fetchproxy {words[0]} does not end in {_WHOLE_S:.0f} s") from None
 
     def objects_folder(self) -> Path:
-        """Where the store keeps the objects of the archive."""
+        """The store's folder for the archive's objects."""
         return self.s3.objects / BUCKET / PREFIX
 
 
 def single_topic(broker: str) -> str:
-    """The topic of which this broker has the only replica."""
+    """The topic whose only replica is on this broker."""
     return f"chaos-single-{BROKERS.index(broker) + 1}"
 
 
 def wait_until(what: str, check: Callable[[], bool], timeout_s: float) -> None:
-    """Raises PartFailed. What cannot be asked at the moment is asked again."""
+    """Raises PartFailed on a timeout. A `check` that raises KafkaException is repeated."""
     deadline = time.monotonic() + timeout_s
     last: Exception | None = None
     while True:

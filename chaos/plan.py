@@ -1,7 +1,8 @@
-"""What is done to whom, and when: a pure function of the seed and of the time there is.
+"""Chooses the acts, their targets and their times: a pure function of the seed and the duration.
 
-A plan is a list of rounds. Each begins with one act that changes what is there (records, objects, a
-disk), on which others follow that overlap; then all is mended, and what readers see is checked.
+A plan is a list of rounds. Each round begins with one great act: lost records, a lost object, a
+replaced disk or a wrong prefix. Others follow and overlap with it. Then all is repaired, and the
+readers' view is checked.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-ROUND_S = 45.0  # of acts; checking takes about as long again
+ROUND_S = 45.0  # duration of the acts; the checks take about as long again
 CHECKS_S = 45.0
 _OVERLAPPING_ACTS = (5, 8)
 _ACT_S = (3.0, 14.0)
 _PAUSE_S_MAX = 8.0
-_WRONG_CLOCK_S = 20.0  # to start, to lead partitions and to look at retention
+_WRONG_CLOCK_S = 20.0  # to start, to lead partitions and to check retention
 
 BROKERS = ("broker 1", "broker 2", "broker 3")
 ARCHIVERS = ("archiver 1", "archiver 2")
@@ -33,7 +34,7 @@ class Kind(StrEnum):
     STALE_LISTINGS = "stale listings for"
     CLOCK_AHEAD = "a clock a month ahead for"
     WRONG_PREFIX = "a wrong prefix for"
-    # What is there changes; one of these at the beginning of each round.
+    # These change the data. Each round begins with one of them or with WRONG_PREFIX.
     LOSE_RECORDS = "lose records of"
     LOSE_OBJECT = "lose an object of"
     REPLACE_DISK = "replace the disk of"
@@ -48,7 +49,7 @@ _BEFORE_THE_STORE = (Kind.CUT, Kind.SLOW, Kind.CORRUPT, Kind.STALE_LISTINGS)
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """`at_s` counts from the round's beginning. `answer`: what `fetchproxy resolve` is told."""
+    """`at_s`: counts from the round's beginning. `answer`: the option of `fetchproxy resolve`."""
 
     at_s: float
     kind: Kind
@@ -69,7 +70,7 @@ class Act:
 @dataclass(frozen=True, slots=True)
 class Round:
     first: Act
-    acts: tuple[Act, ...]  # by `at_s`
+    acts: tuple[Act, ...]  # sorted by `at_s`
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Plan:
 def make_plan(seed: int, seconds: float) -> Plan:
     rng = Random(seed)
     manager = rng.choice(("store", "topic"))
-    # One for each, since `--keep` shows again what `--new-history` had put aside.
+    # One answer per broker, since `--keep` shows again what `--new-history` had put aside.
     answers = {broker: rng.choice(ANSWERS) for broker in BROKERS}
     great: list[Kind] = []
     rounds = []
@@ -105,8 +106,8 @@ def _great_act(rng: Random, kind: Kind, answers: Mapping[str, str]) -> Act:
 
 
 def _overlapping(rng: Random, first: Act) -> tuple[Act, ...]:
-    """Nothing is done to who still suffers; of the brokers one suffers at a time, since two of
-    three replicas are what an acknowledged record is safe with."""
+    """Acts whose victims have recovered from earlier acts. Only one broker suffers at a time,
+    because an acknowledged record is safe only with two of its three replicas."""
     chosen: list[Act] = []
     for _ in range(rng.randint(*_OVERLAPPING_ACTS)):
         act = _small_act(rng)
@@ -140,5 +141,5 @@ def _may_both(one: Act, other: Act) -> bool:
 
 
 def victim(act: Act) -> str:
-    """Of these one act is done at a time; all brokers are one."""
+    """Only one act at a time is done to a victim. All brokers together are one victim."""
     return "brokers" if act.target in BROKERS else act.target

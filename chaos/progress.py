@@ -1,7 +1,8 @@
-"""Whether those who follow get on while things are broken, and not only in the calm.
+"""Checks that followers make progress while things are broken, and not only in the calm.
 
-A fault of what a reader needs explains why it stands, and so does the time to get over it. All
-other time in which it stands and there is more to read is counted; of that there is a limit.
+A fault of a part that a reader needs explains why the reader stands still, and so does the recovery
+time after the fault. All other time during which a reader stands still with records left to read is
+counted and limited.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from chaos.plan import ARCHIVERS, STORE, Act, Kind, victim
 from chaos.readers import Follower
 
 STANDS_S_MAX = 30.0
-# A leader is elected, sessions of groups expire, clients dial again.
+# Time for leader elections, expiry of group sessions and reconnects of clients.
 GETS_OVER_S = 15.0
 LOOK_INTERVAL_S = 0.5
-# Who is so far behind may need what the brokers have deleted by local retention.
+# A reader further behind may need records that local retention has deleted at the brokers.
 AT_THE_TAIL_RECORDS = 400
 _TO_THE_PROCESS = (Kind.KILL, Kind.PAUSE)
 
 
 class Faults:
-    """What is broken now, or was a moment ago; of several threads."""
+    """The faults that are active or ended a moment ago. Several threads use it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -53,18 +54,18 @@ class Faults:
 
 
 def explains(act: Act, proxies: Sequence[str], *, needs_archive: bool) -> bool:
-    """Why a reader behind one of `proxies` may stand."""
+    """Whether this act can explain that a reader behind one of `proxies` stands still."""
     if victim(act) == "brokers":
         return True
     if act.target in proxies and act.kind in _TO_THE_PROCESS:
         return True
-    # What nobody has is known to be lost once an archiver has said so.
+    # Offsets that no tier has are known to be lost only after an archiver has reported them.
     return needs_archive and act.target in (*proxies, *ARCHIVERS, STORE)
 
 
 @dataclass
 class _Place:
-    """Of a follower, or of a group, in one log."""
+    """The position of a follower, or of a group, in one log."""
 
     name: str
     log: Log
@@ -95,7 +96,7 @@ class _Place:
 
 @dataclass
 class Progress:
-    """`groups`: those of one together. A thread looks while acts are played."""
+    """`groups`: followers that share partitions. A thread watches them during the acts."""
 
     groups: Sequence[Sequence[Follower]]
     faults: Faults = field(default_factory=Faults)
@@ -122,6 +123,6 @@ class Progress:
         while not over.wait(LOOK_INTERVAL_S):
             now = time.monotonic()
             faults = self.faults.now()
-            # A machine that stood still says nothing about readers.
+            # If the whole machine stood still, that time says nothing about readers.
             passed_s, before = min(now - before, 2 * LOOK_INTERVAL_S), now
             self.told += [said for place in places if (said := place.look(passed_s, faults))]

@@ -1,5 +1,7 @@
-"""Consumers through the proxies: some that follow the log all the time, alone or in a group, and
-replays of a whole partition. They check each record by itself; what is missing says the calm."""
+"""Consumers through the proxies. They check each record by itself; the calm checks completeness.
+
+Some follow the log all the time, alone or in a group. Others replay a whole partition.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Top
 
 from chaos.ledger import Log, Read
 
-HANG_S_MAX = 90.0  # a reader that gets nothing for so long, with all parts up and more to read
+# A reader hangs if it gets nothing for this long, with all parts up and more to read.
+HANG_S_MAX = 90.0
 _FAULTS_MAX = 5
 _LOG = logging.getLogger("chaos.clients")
-logging.getLogger("kafka").setLevel(logging.CRITICAL)  # of each broker that is away
-# Of these a client gets over by itself; if it does not, it hangs, and that is seen.
+logging.getLogger("kafka").setLevel(logging.CRITICAL)  # it reports each broker that is away
+# Only these errors end a reader. A client recovers from others by itself; if it hangs instead,
+# that is noticed.
 _ENDS_A_READER = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
 
@@ -38,7 +42,7 @@ def consumer_settings(bootstrap: str, *, reset: str, committed_only: bool) -> di
 
 @dataclass
 class Course:
-    """One reader's way through one log: upwards, and each record as it was written."""
+    """One reader's way through one log. Offsets must increase and records must be as written."""
 
     reader: str
     log: Log
@@ -46,7 +50,7 @@ class Course:
     faults: list[str]
     last: int = -1
     seen: set[int] = field(default_factory=set)
-    position: int = 0  # as the client counts, behind markers too
+    position: int = 0  # the client's position, after transaction markers too
 
     def take(self, read: Read) -> None:
         if read.offset <= self.last:
@@ -68,8 +72,8 @@ class Course:
 
 
 class Follower:
-    """Reads all of some logs from their beginning, and then what comes. With `group` it is a
-    member, which may get records again when partitions move. `proxy`: the one that it dials."""
+    """Reads all of some logs from their beginning, and then new records. With `group` it is a
+    member, which may get records again when partitions move. `proxy`: the name of its proxy."""
 
     def __init__(
         self,
@@ -145,7 +149,7 @@ class Follower:
 
 
 class PythonFollower(Follower):
-    """By kafka-python, which shares no code with librdkafka; it stands alone."""
+    """A single consumer of kafka-python, which shares no code with librdkafka."""
 
     def _follow(self) -> None:
         consumer = kafka.KafkaConsumer(
@@ -169,7 +173,8 @@ class PythonFollower(Follower):
                     for one in records:
                         places[place].take(Read(one.offset, one.key or b"", one.value or b""))
                 for place, course in places.items():
-                    # Behind markers too. It is in memory: the consumer was told where to begin.
+                    # It includes markers. It needs no request: the consumer's start offset was set
+                    # above.
                     course.position = max(course.position, consumer.position(place))
         finally:
             consumer.close()
@@ -182,10 +187,10 @@ def _read(message: Message) -> Read:
 def replay(
     name: str, log: Log, bootstrap: str, end: int, *, reset: str, committed_only: bool
 ) -> tuple[Course, list[str]]:
-    """A new reader from the beginning up to `end`; its course, and what was wrong with it.
+    """Reads with a new reader from the beginning to `end`. Returns its course and its faults.
 
-    With a reset policy other than earliest it is told to begin at 0, as one whose group has
-    committed that.
+    With a reset policy other than earliest, the reader starts at 0, as if its group had committed
+    offset 0.
     """
     faults: list[str] = []
     course = Course(name, log, committed_only, faults)

@@ -1,5 +1,8 @@
-"""Producers of numbered records, each in a thread, each of one partition, which put down in the
-ledger what the brokers have acknowledged. They never give a record up: a broker may be away."""
+"""Producers of numbered records, each in a thread and for one partition.
+
+They enter in the ledger what the brokers have acknowledged. They never give up a record, because a
+broker may be away.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from chaos.ledger import ABORTED, COMMITTED, Log
 
 RECORDS_PER_S = 40
-RECORDS_PER_S_CATCHING_UP = 1_000  # where a log has to get to where another one ended
+RECORDS_PER_S_CATCHING_UP = 1_000  # for a log that has to reach the end of another one
 _TICK_S = 0.25
-_WAITING_MAX = 400  # records without an answer; then the writer waits
+_WAITING_MAX = 400  # records without an answer, above which the writer waits
 _ABORTED_SHARE = 0.25
 _CALL_S = 10.0
 _LOG = logging.getLogger("chaos.clients")
-_LOG.setLevel(logging.CRITICAL)  # what matters comes as an error of a record or a transaction
+_LOG.setLevel(logging.CRITICAL)  # errors that matter are returned by a record or a transaction
 
 
 class Writer:
-    """`rest` returns once all that was sent has an answer; `go_on` writes on."""
+    """`rest` returns when all sent records have an answer. `go_on` resumes writing."""
 
     def __init__(self, log: Log, bootstrap: str, *, idempotent: bool = False) -> None:
         self.log = log
@@ -90,8 +93,8 @@ class Writer:
 
 
 class TransactionalWriter(Writer):
-    """A quarter of the transactions are aborted. Where it is never told how one ended, its
-    offsets stay undecided in the ledger."""
+    """Aborts a quarter of its transactions. If it does not learn the outcome of a transaction, that
+    transaction's offsets stay undecided in the ledger."""
 
     def __init__(self, log: Log, bootstrap: str, rng: Random) -> None:
         super().__init__(log, bootstrap, idempotent=True)
@@ -111,7 +114,7 @@ class TransactionalWriter(Writer):
                     producer = self._new_producer()
                 self._transaction(producer)
             except KafkaException:
-                producer = None  # the next one fences it; how its transaction ended is not known
+                producer = None  # the next one fences it; its transaction's outcome is unknown
             self._stop.wait(_TICK_S)
 
     def _new_producer(self) -> Producer:
@@ -138,7 +141,7 @@ class TransactionalWriter(Writer):
         self.log.undecided -= offsets
 
     def _until_done(self, call: Callable[[float], object]) -> bool:
-        """False: the transaction has to be aborted. Raises KafkaException: the producer is dead."""
+        """False: the transaction must be aborted. Raises KafkaException if the producer is dead."""
         while True:
             try:
                 call(_CALL_S)

@@ -1,7 +1,7 @@
-"""On PYTHONPATH, shifts the wall clock of a Python process by `$CHAOS_CLOCK_AHEAD_S`.
+"""Shifts the wall clock of a Python process by `$CHAOS_CLOCK_AHEAD_S` if it is on PYTHONPATH.
 
-Only `time.time` and `time.time_ns`: signatures of requests to the store take `datetime`, and a
-store would refuse all of them.
+It shifts only `time.time` and `time.time_ns`. Signatures of requests to the store use `datetime`,
+and the store would refuse all requests with a shifted one.
 """
 
 import os
