@@ -1,2 +1,5 @@
-"""`make demo`: the product's main job as a story that checks itself, with stock clients, a cluster
-that forgets, an archive and an outage. Nothing here is imported by the product."""
+"""`make demo`: the product's main use as a story that checks itself.
+
+It has stock clients, a cluster that deletes old records, an archive and an outage. The product
+imports nothing from here.
+"""

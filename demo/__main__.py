@@ -1,5 +1,8 @@
-"""`python -m demo` tells the whole story once. Exit status 0: every check held; 1: one did not, and
-it is named; 2: a part that the story needs cannot be had; 130, 143: interrupted."""
+"""`python -m demo` tells the whole story once.
+
+Exit status 0: every check held. 1: a check failed, and it is named. 2: a part that the story needs
+cannot be set up. 130, 143: interrupted.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _tell(options.upstream, options.store, folder, tell)
     except BaseException:
-        # Whatever it is: a signal within a callback of confluent-kafka ends as a SystemError.
+        # Any exception: a signal within a callback of confluent-kafka arrives as a SystemError.
         if not received:
             raise
         tell.bad("Interrupted; everything that was started has been stopped.")
@@ -90,7 +93,7 @@ def _show_log(log: Path, tell: Narrator) -> None:
 
 
 def _log_clients_to(log: Path) -> None:
-    """What the clients log, as retries during the outage would tear the bars apart."""
+    """Keeps the clients' log off the screen: retries during the outage would break the bars."""
     handler = logging.FileHandler(log)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     for logger in (CLIENT_LOG, logging.getLogger("kafka")):
@@ -100,9 +103,9 @@ def _log_clients_to(log: Path) -> None:
 
 
 def _signals_unwind() -> list[int]:
-    """From now on SIGINT and SIGTERM end the story in order, so that what was started is stopped.
+    """Makes SIGINT and SIGTERM end the story in order, so that everything started is stopped.
 
-    Returns the list that a received one is put into; a second one ends the process at once.
+    Returns a list to which a received signal is added. A second signal ends the process at once.
     """
     received: list[int] = []
 

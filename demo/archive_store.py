@@ -1,5 +1,4 @@
-"""The store of the demo's archive, and how it is taken away: a folder that is renamed, or a server
-that is killed."""
+"""The store of the demo's archive and its outage: a renamed folder or a killed server."""
 
 from __future__ import annotations
 
@@ -22,26 +21,26 @@ class ArchiveStore(StartedServer):
     @property
     @abstractmethod
     def url(self) -> str:
-        """As `--store` takes it."""
+        """The URL for `--store`."""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What a process needs in order to use it."""
+        """The environment that a process needs to use the store."""
         return {}
 
     @abstractmethod
     def take_away(self) -> str:
-        """Begin the outage; says in a sentence what was done."""
+        """Begins the outage. Returns a sentence about it."""
 
     @abstractmethod
     def bring_back(self) -> str:
-        """End the outage; says in a sentence what was done."""
+        """Ends the outage. Returns a sentence about it."""
 
     def start(self) -> None:
-        """A folder is there."""
+        """Does nothing: a folder needs no start."""
 
     def stop(self) -> None:
-        """A folder stays."""
+        """Does nothing: a folder stays."""
 
 
 class FolderStore(ArchiveStore):

@@ -1,4 +1,4 @@
-"""What the demo claims and how a claim fails: by name, with what was seen instead."""
+"""The demo's claims. A claim fails with its name and the actual result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from demo import records
 
 
 class CheckFailed(Exception):
-    """`check` is the claim that did not hold; `seen` is what happened instead."""
+    """`check`: the claim that did not hold. `seen`: the actual result."""
 
     def __init__(self, check: str, seen: str) -> None:
         super().__init__(f"{check}: {seen}")
@@ -23,10 +23,10 @@ def require(holds: bool, check: str, seen: str) -> None:
 
 
 class ReadCheck:
-    """Holds every record that a reader gets against the one that was produced there.
+    """Compares every record that a reader gets with the record that was produced at its offset.
 
-    Offsets of a partition have to come without a hole, a repetition or a step back, so that a
-    finished reader has seen each record exactly once.
+    The offsets of a partition must come without a gap, a repetition or a step back. So a reader
+    that has finished has seen each record exactly once.
     """
 
     def __init__(self, reader: str, first_offsets: Mapping[int, int]) -> None:
@@ -43,7 +43,7 @@ class ReadCheck:
         return self.records == self.records_expected
 
     def take(self, partition: int, offset: int, key: bytes | None, value: bytes | None) -> None:
-        """The next record of this reader. Raises CheckFailed."""
+        """Checks the next record of this reader. Raises CheckFailed."""
         expected = self._next[partition]
         if offset != expected:
             self._fail(partition, f"offset {expected} expected, {offset} came")

@@ -1,7 +1,7 @@
 """`python -m demo.console_picture FILE` takes the README's picture of the console.
 
-A real Kafka, `fetchproxy serve` with an archiver, producers, readers of the tail and of the
-archive, and the machine's own Chromium. Needs `python -m lab setup kafka`.
+It runs a real Kafka, `fetchproxy serve` with an archiver, producers, readers of the tail and of the
+archive, and the machine's own Chromium. It needs `python -m lab setup kafka`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from lab.kafka import KafkaServer
 from lab.process import ServerProcess, free_port
 
 _TOPICS = {"clicks": 1, "orders": 3, "payments": 2}
-_RECORDS = {"clicks": 30_000, "orders": 18_000, "payments": 12_000}  # of each partition
-_FORGOTTEN = 0.7  # of them the broker forgets
+_RECORDS = {"clicks": 30_000, "orders": 18_000, "payments": 12_000}  # in each partition, at most
+_FORGOTTEN = 0.7  # the share of them that the broker deletes
 _MARGIN_BELOW = 24  # px below the table of partitions
 _SETTINGS = {
     "archive.segment_bytes_max": 1024 * 1024,
@@ -38,7 +38,7 @@ _SETTINGS = {
 
 
 def main(arguments: list[str]) -> None:
-    """Half a minute; the store's folder is short, as the page shows it."""
+    """Takes half a minute. The store's path is short, because the page shows it."""
     picture, store = Path(arguments[0]).absolute(), Path("/tmp/kafka-archive")
     assert not store.exists(), f"{store} is in the way"
     with tempfile.TemporaryDirectory() as folder, KafkaServer() as kafka:
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
         with Browser() as page:
             try:
                 proxy.start()
-                time.sleep(20)  # everything is archived, and then the broker forgets
+                time.sleep(20)  # everything is archived before the broker deletes records
                 _forget(kafka.bootstrap)
                 for work in (_write_on, _replay, _read_the_tail):
                     threading.Thread(target=work, args=(listen, done.is_set)).start()
@@ -105,7 +105,7 @@ def _write_on(bootstrap: str, done: Callable[[], bool]) -> None:
 
 
 def _replay(bootstrap: str, done: Callable[[], bool]) -> None:
-    """From offset 0 again and again."""
+    """Reads from offset 0 repeatedly."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "replay"})
     while not done():
         consumer.assign([TopicPartition("orders", number, 0) for number in range(3)])
@@ -123,7 +123,7 @@ def _read_the_tail(bootstrap: str, done: Callable[[], bool]) -> None:
 
 
 def cut(picture: Path, height: int) -> None:
-    """The rows above `height` of a PNG without interlacing."""
+    """Keeps only the rows above `height` of a PNG without interlacing."""
     content = picture.read_bytes()
     chunks, position = [], 8
     while position < len(content):

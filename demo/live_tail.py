@@ -1,4 +1,4 @@
-"""How long a new record takes from its producer to a consumer that waits at the end of the log."""
+"""Measures the time from a record's producer to a consumer that waits at the end of the log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LiveTail:
         self._sent = 0
 
     def measure(self, between: Callable[[], None] = lambda: None) -> Latency:
-        """One record after the other; `between` is called after each. Raises CheckFailed."""
+        """Measures one record after the other, `between` after each. Raises CheckFailed."""
         self._to_the_end()
         seconds = []
         for _ in range(_SAMPLES):
@@ -57,7 +57,7 @@ class LiveTail:
         place = Position(records.LIVE_TOPIC, 0)
         _, end = self._consumer.get_watermark_offsets(place, timeout=15)
         self._consumer.assign([Position(records.LIVE_TOPIC, 0, end)])
-        self._round_trip()  # connections and metadata are not what is measured
+        self._round_trip()  # so that connections and metadata are not measured
 
     def _round_trip(self) -> float:
         self._sent += 1

@@ -1,5 +1,8 @@
-"""How the demo speaks: numbered acts, short sentences, progress bars, a closing table. It knows
-nothing of Kafka; without a terminal it prints the same lines without the movement."""
+"""The demo's output: numbered acts, short sentences, progress bars and a closing table.
+
+This module knows nothing about Kafka. Without a terminal it prints the same lines without
+animation.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ _WIDTH_WITHOUT_TERMINAL = 110
 
 
 class Narrator:
-    """Everything goes to stdout. Sentences may hold rich's markup; `quote` guards other text."""
+    """Prints to stdout. Sentences may contain rich's markup; `quote` escapes other text."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
         if not self._console.is_terminal:
-            # Logs have no width to keep to; 80 columns would fold the table.
+            # Logs have no width limit, and 80 columns would fold the table.
             self._console = Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
         self._acts = 0
 
@@ -34,7 +37,7 @@ class Narrator:
         self._console.print(f"   {sentence}", soft_wrap=True)
 
     def good(self, sentence: str) -> None:
-        """A claim that has just been checked."""
+        """Prints a claim that has just been checked."""
         self._console.print(f" [green]✓[/] {sentence}", soft_wrap=True)
 
     def bad(self, sentence: str) -> None:
@@ -42,13 +45,13 @@ class Narrator:
 
     @contextmanager
     def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Yields what shows how many of `total` are done."""
+        """Yields a function that shows how many of `total` are done."""
         with self.bars({label: total}) as show:
             yield lambda done: show(done)
 
     @contextmanager
     def bars(self, totals: dict[str, int]) -> Iterator[Callable[..., None]]:
-        """Several bars at once, by label; yields what shows how many of each are done."""
+        """Several bars, by label. Yields a function that shows how many of each are done."""
         progress = Progress(
             TextColumn(f"   {{task.description:<{_LABEL_WIDTH}}}"),
             BarColumn(bar_width=32),
@@ -81,5 +84,5 @@ class Narrator:
 
 
 def quote(text: str) -> str:
-    """`text` as it is, whatever brackets it holds."""
+    """Escapes `text`, so that its brackets are no markup."""
     return escape(text)

@@ -1,5 +1,7 @@
-"""The outage: a reader of old records is mid-way when the store is taken away. It has to wait
-without an error and without losing its place, while the tail does not notice."""
+"""The outage: the store goes away while a reader of old records is mid-way.
+
+The reader has to wait without an error and without losing its place. The tail must not be affected.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ _MIDWAY_RECORDS = records.RECORDS // 4
 _OUTAGE_S = 4.0
 _HELD_S = 1.5
 _HELD_MAX_S = 20.0
-# Noise of a busy machine: a tail that is this fast is unharmed, whatever it was before.
+# Allows for noise on a busy machine: latencies below these are fine, whatever they were before.
 _P50_HARMLESS_MS = 50.0
 _P99_HARMLESS_MS = 250.0
 _UNCHANGED_FACTOR = 3.0
 
 
 class RemoteReader:
-    """A confluent-kafka consumer in a thread: reads from offset 0, and stops mid-way until told."""
+    """A confluent-kafka consumer in a thread. Reads from offset 0; waits mid-way for `go_on`."""
 
     def __init__(self, bootstrap: str) -> None:
         self.check = ReadCheck("the reader of old records", FROM_THE_BEGINNING)
@@ -76,7 +78,7 @@ class RemoteReader:
             time.sleep(0.05)
 
     def _run(self) -> None:
-        # A small receive queue, so that the client itself has not read ahead what the store holds.
+        # A small receive queue, so that the client has not already read ahead what is in the store.
         consumer, errors = confluent_consumer(
             self._bootstrap,
             **{
@@ -112,7 +114,7 @@ class OutageFigures:
 def go_through_outage(
     proxy: Proxy, store: ArchiveStore, tail: LiveTail, before: Latency, tell: Narrator
 ) -> OutageFigures:
-    """Raises CheckFailed; the store is back when this returns."""
+    """Raises CheckFailed. When this returns, the store is back."""
     reader = RemoteReader(proxy.bootstrap)
     try:
         reader.read_to_midway()
@@ -151,7 +153,7 @@ def _require_unchanged(before: Latency, during: Latency) -> None:
 
 
 def _require_held(reader: RemoteReader, proxy: Proxy, tell: Narrator) -> int:
-    """Where a reader waits that has used up what caches held. Raises CheckFailed."""
+    """Waits until the reader has used up the caches; returns its records. Raises CheckFailed."""
     claim = "the reader of old records is held back while the store is away"
     deadline = time.perf_counter() + _HELD_MAX_S
     while (silent_s := time.perf_counter() - reader.last_at) < _HELD_S:

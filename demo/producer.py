@@ -1,5 +1,8 @@
-"""Fills the topic through the proxy, never further ahead of the archive than the broker remembers:
-what a broker forgets before it was copied is lost."""
+"""Fills the topic through the proxy.
+
+The producer stays so close to the archive that the broker does not delete records before they are
+copied. Otherwise they would be lost.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from demo.readers import CLIENT_LOG, STALLED_S
 
 _STEP_RECORDS = 1_000
 
-# Called with how many records are with the broker, and how many of them in the archive.
+# (records on the broker, records in the archive)
 Progress = Callable[[int, int], None]
 
 
@@ -80,7 +83,7 @@ def _send_one(producer: Producer, partition: int, n: int) -> None:
         try:
             producer.produce(records.TOPIC, value, key, partition)
             return
-        except BufferError as full:  # its queue; deliveries make room
+        except BufferError as full:  # the producer's queue is full; deliveries make room
             if time.perf_counter() > deadline:
                 raise CheckFailed(
                     "producing works", f"nothing left for {STALLED_S:.0f} s"

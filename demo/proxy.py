@@ -1,5 +1,7 @@
-"""fetchproxy as the demo runs it: a process of its own, started by its command line and watched
-through its console, as an operator would."""
+"""fetchproxy in the demo: a separate process, started by its command line.
+
+As an operator would, the demo watches it through its console.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,18 @@ from demo.checks import CheckFailed
 from lab import limited
 from lab.process import ServerProcess, free_port
 
-# Sized for a minute's demo: what takes an hour of traffic at the defaults has to happen in seconds.
+# For a demo of a minute: events that take an hour at the defaults must happen within seconds.
 _SETTINGS = {
-    "archive.segment_bytes_max": 1024 * 1024,  # dozens of segments of 50 MB
-    "archive.segment_age_max_ms": 1_000,  # the last, unfilled segment is copied soon, too
+    "archive.segment_bytes_max": 1024 * 1024,  # dozens of segments for 50 MB
+    "archive.segment_age_max_ms": 1_000,  # so that the last, unfilled segment is also copied soon
     "limits.writing.rlm_process_interval_ms": 100,
     "limits.writing.rlm_retry_interval_ms": 1_000,
-    "limits.console.refresh_interval_ms": 500,  # the console's figures follow production
-    # Less memory than the archive has bytes: readers depend on the store, as with years of data.
+    "limits.console.refresh_interval_ms": 500,  # so that the console's figures follow production
+    # Less memory than the archive has bytes, so readers depend on the store, as with years of data.
     "limits.reading.chunk_bytes": 512 * 1024,
     "remote_fetch.chunk_cache_bytes_max": 8 * 1024 * 1024,
     "limits.reading.read_ahead_chunks_max": 2,
-    "limits.reading.backoff_max_ms": 1_000,  # how long the outage is felt after its end
+    "limits.reading.backoff_max_ms": 1_000,  # limits how long the outage is noticed after its end
 }
 _FETCHPROXY = [sys.executable, "-m", "fetchproxy"]
 
@@ -53,7 +55,7 @@ class Proxy:
         self._process = ServerProcess("fetchproxy", command, self.log, store.environment)
 
     def status(self) -> Any:
-        """The console's /api/status. Raises CheckFailed if the process is no longer there."""
+        """The console's /api/status. Raises CheckFailed if the process has ended."""
         try:
             with urlopen(f"{self.console_url}api/status", timeout=10) as answer:
                 return json.load(answer)
@@ -65,14 +67,14 @@ class Proxy:
         return {each["partition"]: each for each in found if each["topic"] == topic}
 
     def archived_ends(self, topic: str) -> dict[int, int]:
-        """By partition: the offset up to which the archive has everything from 0 on."""
+        """By partition: the archive has all offsets from 0 to this one (exclusive)."""
         return {
             partition: each["archived"][0]["last"] + 1 if _starts_at_0(each) else 0
             for partition, each in self.partitions(topic).items()
         }
 
     def wait_until_archived(self, topic: str, timeout_s: float = 60.0) -> None:
-        """Until the archive has all that the broker has. Raises CheckFailed."""
+        """Returns when the archive has all of the broker's records. Raises CheckFailed."""
         deadline = time.perf_counter() + timeout_s
         while True:
             lags = [each["lag_offsets"] for each in self.partitions(topic).values()]
@@ -83,7 +85,7 @@ class Proxy:
             time.sleep(0.1)
 
     def verify(self) -> subprocess.CompletedProcess[str]:
-        """`fetchproxy verify`; its progress bar goes to the terminal, if there is one."""
+        """Runs `fetchproxy verify`. Its progress bar goes to the terminal, if there is one."""
         return subprocess.run(
             [*_FETCHPROXY, "verify", "--store", self._store.url],
             env=self._process_environment(),

@@ -1,5 +1,8 @@
-"""The stock clients that read: kafka-python and confluent-kafka, as anybody would configure them to
-read a topic from a given offset on and to fail rather than to skip."""
+"""The stock clients that read: kafka-python and confluent-kafka.
+
+They are configured as usual to read a topic from a given offset, and to fail instead of skipping
+records.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from kafka.errors import KafkaError as PythonKafkaError
 from demo import records
 from demo.checks import CheckFailed, ReadCheck, require
 
-# A reader that gets nothing for so long has lost its way; outages of the demo last seconds.
+# A reader that gets nothing for this long has failed; the demo's outages last seconds.
 STALLED_S = 60.0
 _BATCH_RECORDS = 2_000
 
@@ -39,7 +42,7 @@ class Speed:
 
 
 def confluent_consumer(bootstrap: str, **settings: Any) -> tuple[Consumer, list[KafkaError]]:
-    """A consumer that fails where an offset is gone, and the errors it will report."""
+    """A consumer that fails if an offset is gone, and the list of errors that it reports."""
     errors: list[KafkaError] = []
     consumer = Consumer(
         {
@@ -64,7 +67,7 @@ def assign(consumer: Consumer, first_offsets: Mapping[int, int]) -> None:
 def read_with_confluent(
     bootstrap: str, first_offsets: Mapping[int, int], progress: Progress
 ) -> Speed:
-    """From `first_offsets` to the end, every record checked. Raises CheckFailed."""
+    """Reads from `first_offsets` to the end and checks every record. Raises CheckFailed."""
     reader = "confluent-kafka"
     check = ReadCheck(reader, first_offsets)
     consumer, errors = confluent_consumer(bootstrap)
@@ -73,7 +76,7 @@ def read_with_confluent(
         return poll_confluent(consumer, reader, timeout_s=0.2)
 
     try:
-        consumer.list_topics(records.TOPIC, timeout=15)  # connected before the clock starts
+        consumer.list_topics(records.TOPIC, timeout=15)  # connects before the clock starts
         begun_at = time.perf_counter()
         assign(consumer, first_offsets)
         arrived = _collect(reader, poll, check.records_expected, progress)
@@ -87,7 +90,7 @@ def read_with_confluent(
 def read_with_kafka_python(
     bootstrap: str, first_offsets: Mapping[int, int], progress: Progress
 ) -> Speed:
-    """From `first_offsets` to the end, every record checked. Raises CheckFailed."""
+    """Reads from `first_offsets` to the end and checks every record. Raises CheckFailed."""
     reader = "kafka-python"
     check = ReadCheck(reader, first_offsets)
     consumer = KafkaConsumer(
@@ -120,7 +123,7 @@ def read_with_kafka_python(
 
 
 def poll_confluent(consumer: Consumer, reader: str, timeout_s: float) -> list[Arrived]:
-    """The records that come within `timeout_s`. Raises CheckFailed if an error comes."""
+    """The records that arrive within `timeout_s`. Raises CheckFailed on an error."""
     arrived: list[Arrived] = []
     for message in consumer.consume(_BATCH_RECORDS, timeout_s):
         error = message.error()
@@ -131,7 +134,7 @@ def poll_confluent(consumer: Consumer, reader: str, timeout_s: float) -> list[Ar
 
 
 def earliest_offsets(bootstrap: str) -> dict[int, int]:
-    """By partition: where `auto.offset.reset=earliest` would begin."""
+    """By partition: the offset at which `auto.offset.reset=earliest` begins."""
     consumer, _ = confluent_consumer(bootstrap)
     try:
         return {
@@ -145,7 +148,7 @@ def earliest_offsets(bootstrap: str) -> dict[int, int]:
 
 
 def errors_at_offset_0(bootstrap: str) -> dict[int, str]:
-    """By partition: the error that a confluent-kafka consumer gets there for offset 0."""
+    """By partition: the error that a confluent-kafka consumer gets for offset 0."""
     consumer, _ = confluent_consumer(bootstrap)
     answers: dict[int, str] = {}
     try:
@@ -164,7 +167,7 @@ def errors_at_offset_0(bootstrap: str) -> dict[int, str]:
 def _collect(
     reader: str, poll: Callable[[], list[Arrived]], expected: int, progress: Progress
 ) -> list[Arrived]:
-    """What a reader gets, until it has as many as it should get."""
+    """Collects a reader's records until it has the expected number."""
     arrived: list[Arrived] = []
     last_at = time.perf_counter()
     while len(arrived) < expected:
@@ -182,7 +185,7 @@ def _collect(
 
 
 def _checked(check: ReadCheck, arrived: list[Arrived], seconds: float) -> Speed:
-    """Checked after the clock has stopped, so that the speed is not that of the check."""
+    """Checks after the clock has stopped, so that the check does not lower the speed."""
     for record in arrived:
         check.take(*record)
     require(check.finished, f"{check.reader} gets every record", f"{check.records:,} came")

@@ -1,5 +1,8 @@
-"""The records of the demo. Partition and offset alone determine a record, so that a reader can
-check what it gets without a copy of what was sent."""
+"""The records of the demo.
+
+Partition and offset alone determine a record, so a reader can check it without a copy of the sent
+records.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ RECORDS = PARTITIONS * RECORDS_PER_PARTITION
 
 _FILLING_BYTES_MIN = 60
 _FILLING_BYTES_SPREAD = 320
-# Random bytes, as real values do not compress to nothing; every value is cut out of these.
+# Random bytes, because real values do not compress to nothing. Every value is a part of these.
 _POOL = random.Random(20_26).randbytes(64 * 1024)
 
 
@@ -22,7 +25,7 @@ def key(partition: int, n: int) -> bytes:
 
 
 def value(partition: int, n: int) -> bytes:
-    """About 80 to 410 bytes, other ones for each record."""
+    """About 80 to 410 bytes, different for each record."""
     mixed = (n * 2_654_435_761 + partition * 40_503) & 0xFFFFFFFF
     length = _FILLING_BYTES_MIN + (mixed >> 8) % _FILLING_BYTES_SPREAD
     start = mixed % (len(_POOL) - length)

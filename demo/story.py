@@ -1,4 +1,4 @@
-"""The acts of the demo in their order: each does one thing, says so, and checks what it says."""
+"""The acts of the demo, in order. Each does one thing, reports it and checks the report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TAIL_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class TailFigures:
-    """`mb_per_s`: medians of the interleaved rounds."""
+    """`direct_mb_per_s`, `proxy_mb_per_s`: medians of the interleaved rounds."""
 
     direct_mb_per_s: float
     proxy_mb_per_s: float
@@ -49,7 +49,7 @@ class Story:
         self._tell = tell
 
     def play(self) -> None:
-        """Raises CheckFailed by the first claim that does not hold."""
+        """Raises CheckFailed for the first claim that does not hold."""
         proxy = Proxy(self._upstream.bootstrap, self._store, self._folder)
         with ExitStack() as running:
             with self._tell.waiting("Starting fetchproxy"):

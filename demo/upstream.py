@@ -1,5 +1,8 @@
-"""The Kafka cluster of the demo: librdkafka's mock cluster, which forgets by itself, or a real
-Apache Kafka broker, which forgets on request."""
+"""The Kafka cluster of the demo.
+
+It is librdkafka's mock cluster, which deletes old records by itself, or a real Apache Kafka broker,
+which deletes them on request.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from lab.kafka_versions import KAFKA_VERSION
 from lab.mock_cluster import MockCluster
 from lab.process import StartedServer
 
-# What a trimmed broker still has of each partition: about what the mock cluster keeps.
+# The records of each partition that a trimmed broker keeps: about as many as the mock cluster.
 _RECORDS_KEPT = 17_000
 
 
@@ -24,9 +27,10 @@ class Upstream(StartedServer):
     """`with MockUpstream() as upstream: … upstream.bootstrap`."""
 
     name: str
-    # The mock cluster does not wake a waiting fetch when data arrive: its tail readers ask often.
+    # The mock cluster does not wake a waiting fetch when data arrive, so its tail readers fetch
+    # often.
     fetch_wait_ms: int
-    # How far production may be ahead of the archive without losing anything.
+    # The number of records that may be produced but not archived yet, without losing any.
     lead_records_max: int
 
     _server: MockCluster | KafkaServer
@@ -46,7 +50,7 @@ class Upstream(StartedServer):
 
     @abstractmethod
     def forget(self, archived_ends: Mapping[int, int]) -> str:
-        """Let the broker lose the topic's beginning; says in a sentence how that happened."""
+        """Deletes the beginning of the topic at the broker. Returns a sentence about it."""
 
 
 class MockUpstream(Upstream):
