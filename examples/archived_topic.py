@@ -1,4 +1,4 @@
-"""An archived topic as a DataFrame: how many orders a day, from the archive alone.
+"""An archived topic as a DataFrame: the number of orders a day, read only from the archive.
 
 spark-submit examples/archived_topic.py s3://archive/kafka orders
 """
@@ -15,7 +15,7 @@ from fetchproxy.spark import read_archive
 
 def main(store: str, topic: str) -> None:
     spark = SparkSession.builder.appName("orders a day").getOrCreate()
-    columns = ["value", "timestamp"]  # no other column is built
+    columns = ["value", "timestamp"]  # other columns are not decoded
     records = read_archive(spark, store, topic, columns=columns, isolationLevel="read_committed")
     days = records.groupBy(f.to_date("timestamp").alias("day")).agg(
         f.count("*").alias("records"), f.sum(f.length("value")).alias("bytes")

@@ -1,5 +1,5 @@
--- The last hour before an incident, from the archive. Spark finds the format by itself where fetchproxy
--- is installed: spark-sql -f examples/archived_topic.sql
+-- The last hour before an incident, read from the archive. If fetchproxy is installed, Spark finds the
+-- format by itself: spark-sql -f examples/archived_topic.sql
 CREATE TEMPORARY VIEW archived_orders
 USING remotelog
 OPTIONS (

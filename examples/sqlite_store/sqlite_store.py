@@ -1,6 +1,7 @@
 """An archive in one SQLite file: `sqlite:///absolute/path/archive.db`. A template for a store.
 
-Every call runs in a thread with a connection of its own, so a disk that hangs holds no event loop.
+Every call runs in a thread with a connection of its own, so a hanging disk does not block the event
+loop.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore
 T = TypeVar("T")
 PAGE_OBJECTS = 1000
 PART_BYTES = 8 * 1024 * 1024
-BEHIND_ALL = "\x7f"  # sorts behind every character of a key
-# An id is never used twice, so it says when the content has changed.
+BEHIND_ALL = "\x7f"  # sorts after every character of a key
+# An id is never reused, so a new id shows that the content has changed.
 TABLE = """CREATE TABLE IF NOT EXISTS objects
     (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE NOT NULL, content BLOB NOT NULL)"""
 READ = "SELECT length(content), coalesce(substr(content, ?, ?), x'') FROM objects WHERE key = ?"
@@ -33,7 +34,7 @@ LIST = """SELECT key, length(content), id FROM objects
 
 
 def open_store(url: str, config: StoreConfig, *, create: bool) -> SqliteStore:
-    """What the entry point names."""
+    """The function named by the entry point."""
     parts = urlsplit(url)
     path = unquote(parts.path)
     if parts.netloc or parts.query or not path.startswith("/"):
@@ -119,13 +120,13 @@ class SqliteStore(ObjectStore):
         raise errors.ObjectNotFound(key)
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """In one transaction: what a caller that is cancelled has begun happens as a whole."""
+        """Runs in one transaction: if the caller is cancelled, a begun call still completes."""
         if self._closed:
             raise errors.RemoteStorageError("the store is closed")
         return await asyncio.to_thread(self._blocking, work)
 
     def _blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        mode = "rwc" if self._create else "rw"  # without c a file that is missing is an error
+        mode = "rwc" if self._create else "rw"  # without c, a missing file is an error
         try:
             where = f"{self._path.as_uri()}?mode={mode}"
             with closing(sqlite3.connect(where, self._timeout_s, uri=True)) as db, db:

@@ -1,4 +1,4 @@
-"""The suite that every store passes, run from outside fetchproxy."""
+"""The contract tests that every store must pass, run from outside fetchproxy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fetchproxy.storage.stores.registry import open_object_store
 
 
 async def opened(url: str, *, create: bool) -> AsyncIterator[ObjectStore]:
-    """By its URL, as fetchproxy opens it."""
+    """Opens the store by its URL, as fetchproxy does."""
     store, prefix = open_object_store(url, StoreConfig(), create=create)
     assert prefix == ""
     yield store
