@@ -1,11 +1,11 @@
-# fetchproxy as a container: the locked dependencies, the package, a user without rights.
+# fetchproxy as a container: the locked dependencies, the package, an unprivileged user.
 FROM python:3.11-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/fetchproxy
-# The dependencies first: they change less often than the code, so this layer is kept.
+# The dependencies come first: they change less often than the code, so this layer stays cached.
 COPY requirements/base.txt requirements/base.txt
 RUN /opt/fetchproxy/bin/pip install --no-cache-dir --require-hashes -r requirements/base.txt
-# What builds the package is locked as well, and stays out of the image.
+# The build tools are locked as well, and they stay out of the image.
 COPY requirements/build.txt requirements/build.txt
 RUN python -m venv /opt/build \
     && /opt/build/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt
@@ -17,7 +17,7 @@ RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /src/whe
     && /opt/fetchproxy/bin/pip install --no-cache-dir --no-index --no-deps /src/wheels/*.whl
 
 FROM python:3.11-slim
-# A volume that is mounted on the spool takes its owner from here.
+# A volume mounted on the spool takes its owner from this folder.
 RUN useradd --system --uid 10001 --no-create-home fetchproxy \
     && install -d -o fetchproxy /var/lib/fetchproxy/spool
 COPY --from=build /opt/fetchproxy /opt/fetchproxy

@@ -12,8 +12,8 @@ STORE ?= file
 MINUTES ?= 30
 SEED ?=
 UV := uv==0.13.8
-# Tests of Kafka mostly wait, and the tests without real parts compute, so the two run side by side. The second half
-# ends sooner: the tests of stores and Spark come behind it.
+# Tests of Kafka mostly wait, and tests without real parts mostly compute, so the two run side by side. The second
+# group ends sooner, so the tests of stores and Spark run after it.
 STORES_AND_SPARK := s3 or gcs or azure or hdfs or spark
 REAL_PARTS := kafka or $(STORES_AND_SPARK)
 
@@ -24,7 +24,7 @@ help:  ## show this list
 
 venv: $(READY)  ## create .venv with everything that demo and tests need from the Python registry
 
-# The stamp is what a second run looks at: nothing is asked of pip unless the lock or pyproject moved.
+# A second run checks the stamp and calls pip only if the lock or pyproject.toml has changed.
 $(READY): requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fetchproxy needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Choose another: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
@@ -40,7 +40,7 @@ check: venv  ## lint, formatting, types, import layers
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/mypy lab benchmarks chaos
-	@# Elsewhere `tests.metadata` would be some of these files under a second name.
+	@# From another folder, mypy would find some of these files a second time, as `tests.metadata`.
 	@echo mypy tests
 	@cd tests/packaging && PYTHONPATH=$(CURDIR) MYPYPATH=$(TEST_FOLDERS):$(CURDIR)/protocol \
 		$(CURDIR)/$(BIN)/mypy --config-file ../mypy.ini --cache-dir $(CURDIR)/.mypy_cache $(TEST_FILES)
