@@ -1,4 +1,4 @@
-"""One kafka-python consumer that asks for partitions' beginnings, ends and offsets at a time.
+"""One kafka-python consumer that asks for partitions' beginnings, ends and offsets by time.
 
 `python -m benchmarks.look_up_client BOOTSTRAP TOPIC PARTITIONS TIMESTAMP QUESTION…` asks the
 questions in that order over open connections and prints `{question: {"seconds": …, "offsets":

@@ -1,4 +1,4 @@
-"""Looks up the beginnings, the ends and the offsets at a time of very many partitions.
+"""Looks up the beginnings, the ends and the offsets for a timestamp of very many partitions.
 
 The broker and the proxy are asked in turn, about an archived topic and about one that was never
 archived, with the store 40 ms away. "Warm" is every question to a proxy after its first round.

@@ -1,4 +1,4 @@
-"""What another process has used so far, by the kernel's count. Linux only."""
+"""The resources that another process has used so far, as the kernel counts them. Linux only."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Stage:
         server.stop()
         server.start(clock_ahead_s=clock_ahead_s)
 
-    # -- acts that change what is there ----------------------------------------------------------
+    # -- acts that change data -------------------------------------------------------------------
     def _lose_records(self, act: Act) -> None:
         """Makes the brokers delete records that are not archived yet, while no archiver runs."""
         log, writer = self.writers[act.target].log, self.writers[act.target]
@@ -185,7 +185,7 @@ class Stage:
         self.begun_again.append(BegunAgain(log, writer, old, act.answer))
         writer.go_on()
 
-    # -- what the calm asks and mends -------------------------------------------------------------
+    # -- repairs in the calm ----------------------------------------------------------------------
     def put_back(self, verified: Verified) -> list[str]:
         """Puts lost objects back. Returns what `verify`, which ran before, should have said."""
         faults = []

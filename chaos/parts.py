@@ -53,7 +53,7 @@ _WHOLE_S = 1_200.0  # verify of the whole archive, on a busy machine
 _PATIENCE_MS = 120_000  # for queries with all parts up, on a busy machine
 
 # Small segments and short turns, so that a round of acts meets every kind of an archiver's work.
-# Retention by time is on for the wrong clock's sake: no record gets a day old.
+# Retention by time is on because of the wrong clock: no record gets a day old.
 SETTINGS: dict[str, object] = {
     "metadata.view_age_max_ms": 5_000,
     "limits.console.refresh_interval_ms": 2_000,
@@ -253,7 +253,7 @@ class Parts:
     def set_fault(self, name: str, fault: Fault = NO_FAULT) -> None:
         self.servers[name].relay.set(fault)
 
-    # -- what is there --------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------
     def edges(self, log: Log) -> tuple[int, int]:
         """The log start offset and high watermark at the brokers. Raises KafkaException."""
         settings = {"bootstrap.servers": self.cluster.bootstrap, "group.id": "chaos-edges"}

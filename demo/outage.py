@@ -78,7 +78,7 @@ class RemoteReader:
             time.sleep(0.05)
 
     def _run(self) -> None:
-        # A small receive queue, so that the client has not already read ahead what is in the store.
+        # A small receive queue, so that the client has not already read ahead the store's records.
         consumer, errors = confluent_consumer(
             self._bootstrap,
             **{

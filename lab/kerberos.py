@@ -101,7 +101,7 @@ class Kdc(OneProcess):
         return kerberos_parts() / "tree"
 
     def client(self, keytab: Path) -> dict[str, str]:
-        """The environment of a client whose libkrb5 gets tickets by this file; none at first."""
+        """The environment of a client without tickets, whose libkrb5 gets them by `keytab`."""
         return {
             "KRB5_CONFIG": str(self.config),
             "KRB5_CLIENT_KTNAME": str(keytab),

@@ -120,7 +120,7 @@ class SqliteStore(ObjectStore):
         raise errors.ObjectNotFound(key)
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs in one transaction: if the caller is cancelled, a begun call still completes."""
+        """Runs in one transaction, which completes even if the caller is cancelled."""
         if self._closed:
             raise errors.RemoteStorageError("the store is closed")
         return await asyncio.to_thread(self._blocking, work)
