@@ -31,7 +31,6 @@ class LogStartObject:
     """Everything below `offset` was deleted (DeleteRecords), of the history after that epoch."""
 
     offset: int
-    key: str
     after_epoch: int = -1
 
 
@@ -62,7 +61,7 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
     elif found.key.endswith(_OTHER_SUFFIXES):
         return None
     elif (log_start := parse_log_start_key(prefix, found.key)) is not None:
-        return LogStartObject(log_start[0], found.key, log_start[1])
+        return LogStartObject(*log_start)
     elif is_log_history_key(prefix, found.key):
         return LogHistoryObject(found)
     return None

@@ -16,13 +16,18 @@ from typing import NamedTuple
 from cachetools import LRUCache
 from fastcrc.crc32 import iscsi as crc32c
 
-from fetchproxy.errors import CorruptSegment, DamagedObject, MetadataChanged, SegmentLocked
+from fetchproxy.errors import (
+    CorruptSegment,
+    DamagedObject,
+    MetadataChanged,
+    ObjectNotFound,
+    SegmentLocked,
+)
 from fetchproxy.model import (
     ByteRange,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     StoredSegment,
-    TopicIdPartition,
 )
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.segments.contents import file_crc
@@ -53,11 +58,10 @@ from fetchproxy.storage.key_rings import (
     key_context,
     stream_at,
 )
-from fetchproxy.storage.store_health import StoreHealth
+from fetchproxy.storage.store_health import WatchedObjectStore, measured
 from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
     Content,
-    ObjectStore,
     StoredObject,
 )
 
@@ -77,10 +81,6 @@ class AtRest:
     compress: bool = False
     keys: KeyRing | None = None
     required: bool = False
-
-    @property
-    def encrypts(self) -> bool:
-        return self.keys is not None and self.keys.writes
 
 
 AS_THEY_ARE = AtRest()
@@ -162,34 +162,34 @@ class OpenedLog:
 
 
 class PackedLogs:
-    """`origin`: what a partition was called where it was archived. `health` hears of each key that
-    is needed, and of metadata that were changed.
-    """
+    """The store's health hears of each key that is needed, and of metadata that were changed."""
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: WatchedObjectStore,
         object_key: Callable[[StoredSegment, SegmentFile], str],
         at_rest: AtRest,
-        origin: Callable[[TopicIdPartition], TopicIdPartition],
-        health: StoreHealth,
     ) -> None:
         self._store = store
         self._object_key = object_key
         self._at_rest = at_rest
-        self._origin = origin
-        self._locked = health.locked
-        self._changed = health.changed
         self._opening: SingleFlight[OpenedLog] = SingleFlight()
         self._opened: LRUCache[int, OpenedLog] = LRUCache(
             PACKINGS_BYTES_MAX, getsizeof=lambda opened: opened.packing.memory_bytes
         )
 
+    @property
+    def encrypts(self) -> bool:
+        """Whether segments that are copied now are encrypted: then nothing of them may lie on a
+        local disk in the clear.
+        """
+        return self._at_rest.keys is not None and self._at_rest.keys.writes
+
     def packs(self, *, compressible: bool) -> bool:
         """Whether a segment that is copied now is to be `packed`; `compressible`: most of its
         batches are not compressed.
         """
-        return self._at_rest.encrypts or (self._at_rest.compress and compressible)
+        return self.encrypts or (self._at_rest.compress and compressible)
 
     async def put(self, segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> None:
         """The files beside the log, the `.packing`, and the `.log` last. Raises OSError of the
@@ -224,7 +224,7 @@ class PackedLogs:
         self, place: RemoteLogSegmentId, described: Described
     ) -> tuple[WrappedKey | None, Cipher | None]:
         """Of one copy of one segment: each attempt has a new id, and so a new key."""
-        if self._at_rest.keys is None or not self._at_rest.encrypts:
+        if self._at_rest.keys is None or not self._at_rest.keys.writes:
             return None, None
         data_key = os.urandom(KEY_BYTES)
         context = key_context(place, described.digest(place.topic_id_partition.topic))
@@ -288,16 +288,34 @@ class PackedLogs:
         if fault := described.fault(segment):
             key = self._object_key(segment, SegmentFile.METADATA)
             what = f"{key}: it is not what the segment was encrypted with: {fault}"
-            self._changed(segment, what)
+            self._store.health.changed(segment, what)
             raise MetadataChanged(what)
-        self._changed(segment, None)
+        self._store.health.changed(segment, None)
 
     async def as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        """As they should be, where the segment says so; clipped as they are. Raises as `opened`."""
+        """What the metadata have to be, believed only in state and end: an encrypted segment says
+        what it was copied with. Others as they are. Raises as `opened`.
+        """
+        if not metadata.packed:
+            return metadata
         described = (await self.opened(ListedSegment.like(metadata))).packing.described
         if described is None or described.start_offset != metadata.start_offset:
             return metadata
         return described.clipped_as(metadata)
+
+    async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        """Whether the segment is encrypted: others' metadata are believed. Raises as `opened`."""
+        return metadata.packed and (await self.opened(metadata)).cipher is not None
+
+    async def is_packed(self, segment: StoredSegment) -> bool:
+        """As the store has it, where metadata say nothing. Raises RemoteStorageError."""
+        try:
+            await self.read_packing(segment)
+        except ObjectNotFound:
+            return False
+        except DamagedObject:
+            return True
+        return True
 
     async def _open(self, segment: StoredSegment) -> OpenedLog:
         packing, cipher = await self.read_packing(segment), None
@@ -321,17 +339,19 @@ class PackedLogs:
                 )
             data_key = await keys.unwrap(wrapped, _context(packing))
         except SegmentLocked as error:
-            self._locked(wrapped.key_id, str(error))
+            self._store.health.locked(wrapped.key_id, str(error))
             key = self._object_key(segment, SegmentFile.PACKING)
             raise SegmentLocked(f"{key}: {error}") from None
-        self._locked(wrapped.key_id, None)
+        self._store.health.locked(wrapped.key_id, None)
         return data_key
 
+    @measured
     async def rewrap(self, segment: StoredSegment, *, dry_run: bool = False) -> Rewrapped:
         """Have the data key of an encrypted segment encrypted by the active key.
 
         One object is replaced, whole or not at all; whoever reads either of the two has the same
-        data key. Raises as `opened`; ObjectNotFound: deleted since.
+        data key; so it may be ended at any step and repeated. Raises as `opened`; ObjectNotFound:
+        deleted since.
         """
         keys = self._at_rest.keys
         packing = await self.read_packing(segment)
@@ -367,7 +387,11 @@ class PackedLogs:
 
     def _place(self, segment: StoredSegment) -> RemoteLogSegmentId:
         segment_id = segment.segment_id
-        return RemoteLogSegmentId(self._origin(segment_id.topic_id_partition), segment_id.id)
+        return RemoteLogSegmentId(self._store.origin(segment_id.topic_id_partition), segment_id.id)
+
+    async def close(self) -> None:
+        if self._at_rest.keys is not None:
+            await self._at_rest.keys.close()
 
 
 def _context(packing: Packing) -> KeyContext:

@@ -34,18 +34,11 @@ from fetchproxy.segments.object_keys import (
     segment_key,
 )
 from fetchproxy.storage.archive_identity import OwnIdentity
-from fetchproxy.storage.archive_objects import (
-    ArchiverObjects,
-    CollectedObjects,
-    ConcernObjects,
-    PartitionRecords,
-    RetentionObjects,
-)
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.key_rings import FileKeyRing, KeyRing, KeyRings
 from fetchproxy.storage.listings import (
     LogHistoryObject,
     LogStartObject,
-    SegmentMetadataObject,
     Standing,
     listed_partitions,
     standing,
@@ -57,7 +50,6 @@ from fetchproxy.storage.packed_logs import (
     ListedSegment,
     LogSegmentData,
     PackedLogs,
-    Rewrapped,
 )
 from fetchproxy.storage.store_health import WatchedObjectStore, measured
 from fetchproxy.storage.stores.object_store import (
@@ -68,17 +60,6 @@ from fetchproxy.storage.stores.object_store import (
     segment_file_bytes_max,
 )
 from fetchproxy.storage.stores.registry import open_object_store
-
-__all__ = [
-    "ListedSegment",
-    "LogHistoryObject",
-    "LogSegmentData",
-    "LogStartObject",
-    "RemoteStorageManager",
-    "SegmentMetadataObject",
-    "Standing",
-    "open_store",
-]
 
 T = TypeVar("T")
 
@@ -107,14 +88,9 @@ class RemoteStorageManager:
         self._store = watched = WatchedObjectStore(store)
         self.health = watched.health
         self._prefix = normal_prefix(prefix)
-        self.archivers = ArchiverObjects(watched, self._prefix)
-        self.collected = CollectedObjects(watched, self._prefix)
-        self.records = PartitionRecords(watched, self._prefix)
-        self.retention = RetentionObjects(watched, self._prefix)
         self.identity = OwnIdentity(watched, self._prefix, manager, must_exist=must_exist)
-        self.concerns = ConcernObjects(watched, self._prefix)
-        self._packed = PackedLogs(watched, self.object_key, at_rest, store.origin, self.health)
-        self._at_rest = at_rest
+        self.objects = ArchiveObjects(watched, self._prefix)
+        self.packed = PackedLogs(watched, self.object_key, at_rest)
 
     async def __aenter__(self) -> Self:
         await self._store.__aenter__()
@@ -125,17 +101,6 @@ class RemoteStorageManager:
 
     def object_key(self, segment: StoredSegment, file: SegmentFile) -> str:
         return segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
-
-    def packs(self, *, compressible: bool) -> bool:
-        """As `PackedLogs.packs`."""
-        return self._packed.packs(compressible=compressible)
-
-    @property
-    def encrypts(self) -> bool:
-        """Whether segments that are copied now are encrypted: then nothing of them may lie on a
-        local disk in the clear.
-        """
-        return self._at_rest.encrypts
 
     @measured
     async def copy_log_segment_data(
@@ -150,7 +115,7 @@ class RemoteStorageManager:
             raise ValueError("an encrypted file cannot be the log object itself")
         await self.identity.check_to_put()
         if segment.packed:
-            await self._packed.put(segment, data)
+            await self.packed.put(segment, data)
             return
         for file, content in data.small_objects():
             await self._store.put(self.object_key(segment, file), content)
@@ -165,8 +130,8 @@ class RemoteStorageManager:
         what was stored; MetadataChanged: `segment` is not what it was when it was encrypted.
         """
         if segment.packed:
-            return await self._packed.read(segment, byte_range)
-        self._packed.check_may_be_plain(segment)
+            return await self.packed.read(segment, byte_range)
+        self.packed.check_may_be_plain(segment)
         return await self._store.get_range(self.object_key(segment, SegmentFile.LOG), byte_range)
 
     @measured
@@ -183,9 +148,9 @@ class RemoteStorageManager:
         key = self.object_key(segment, file)
         size_max = segment_file_bytes_max(file, key, segment.segment_size_bytes)
         if not segment.packed:
-            self._packed.check_may_be_plain(segment)
+            self.packed.check_may_be_plain(segment)
         elif file is not SegmentFile.PACKING:
-            return await self._packed.read_file(segment, file, size_max)
+            return await self.packed.read_file(segment, file, size_max)
         return await self._store.get(key, size_max)
 
     @measured
@@ -194,7 +159,7 @@ class RemoteStorageManager:
         if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
             raise ValueError(f"{file.value} is not derived")
         if segment.packed:
-            return await self._packed.put_file(segment, file, content)
+            return await self.packed.put_file(segment, file, content)
         await self._store.put(self.object_key(segment, file), content)
 
     @measured
@@ -251,16 +216,10 @@ class RemoteStorageManager:
         """What a person has said of a log that began again."""
         await self._store.put(log_history_key(self._prefix, tip), content)
 
-    def log_start_object(
-        self, tip: TopicIdPartition, offset: int, after_epoch: int = -1
-    ) -> LogStartObject:
-        key = log_start_key(self._prefix, tip, offset, after_epoch)
-        return LogStartObject(offset, key, after_epoch)
-
     @measured
-    async def delete_log_start_offset(self, lower: LogStartObject) -> None:
+    async def delete_log_start_offset(self, tip: TopicIdPartition, lower: LogStartObject) -> None:
         """One that a higher one has made meaningless."""
-        await self._store.delete(lower.key)
+        await self._store.delete(log_start_key(self._prefix, tip, lower.offset, lower.after_epoch))
 
     @measured
     async def put_partition_deletion(self, tip: TopicIdPartition, content: bytes) -> None:
@@ -285,12 +244,12 @@ class RemoteStorageManager:
         """
         async for found in self.list_partition(tip):
             if isinstance(found, LogStartObject):
-                await self._store.delete(found.key)
+                await self.delete_log_start_offset(tip, found)
             elif isinstance(found, LogHistoryObject):
                 await self._store.delete(found.stored.key)
-        await self.records.forget_records(tip)
-        await self.retention.delete_retention_step(tip)
-        await self.concerns.forget_concerns(tip)
+        await self.objects.forget_records(tip)
+        await self.objects.delete_retention_step(tip)
+        await self.objects.forget_concerns(tip)
         await self._store.delete(partition_deletion_key(self._prefix, tip))
 
     async def list_segment_objects(
@@ -334,7 +293,7 @@ class RemoteStorageManager:
         raw = await self.fetch_index(listed, SegmentFile.INDEX)
         if not listed.packed:
             return raw, listed.segment_size_bytes
-        packing = (await self._packed.opened(listed)).packing
+        packing = (await self.packed.opened(listed)).packing
         if packing.stored_bytes != listed.segment_size_bytes:
             raise DamagedObject(
                 f"{objects[SegmentFile.LOG].key} has {listed.segment_size_bytes} bytes, "
@@ -347,33 +306,6 @@ class RemoteStorageManager:
         async for key, _ in self.list_segment_objects(tip):
             if key.file is SegmentFile.PACKING:
                 yield ListedSegment(key.segment_id, key.base_offset, 0, False, True)
-
-    @measured
-    async def rewrap(self, segment: StoredSegment, *, dry_run: bool = False) -> Rewrapped:
-        """As `PackedLogs.rewrap`; may be ended at any step and repeated."""
-        return await self._packed.rewrap(segment, dry_run=dry_run)
-
-    async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Whether the segment is encrypted: others' metadata are believed. Raises MetadataChanged,
-        and RemoteStorageError where nobody can tell.
-        """
-        return metadata.packed and (await self._packed.opened(metadata)).cipher is not None
-
-    async def as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        """What the metadata have to be, believed only in state and end: an encrypted segment says
-        what it was copied with. Others as they are. Raises RemoteStorageError.
-        """
-        return await self._packed.as_copied(metadata) if metadata.packed else metadata
-
-    async def is_packed(self, segment: StoredSegment) -> bool:
-        """As the store has it, where metadata say nothing. Raises RemoteStorageError."""
-        try:
-            await self._packed.read_packing(segment)
-        except ObjectNotFound:
-            return False
-        except DamagedObject:
-            return True
-        return True
 
     @measured
     async def delete_segment_object(self, stored: StoredObject) -> None:
@@ -425,8 +357,7 @@ class RemoteStorageManager:
 
     async def close(self) -> None:
         """Idempotent."""
-        if self._at_rest.keys is not None:
-            await self._at_rest.keys.close()
+        await self.packed.close()
         await self._store.close()
 
 

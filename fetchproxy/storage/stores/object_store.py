@@ -321,6 +321,9 @@ class WrappedObjectStore(ObjectStore):
     def page_objects(self) -> int | None:
         return self.inner.page_objects
 
+    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
+        return self.inner.origin(tip)
+
     async def abort_stale_uploads(
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
     ) -> int:
