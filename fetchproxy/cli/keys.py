@@ -17,8 +17,8 @@ from fetchproxy.cli.jobs import count
 from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
+from fetchproxy.storage.ciphers import KEY_BYTES
 from fetchproxy.storage.key_rings import (
-    KEY_BYTES,
     NO_KEYS,
     SETTING,
     changing,

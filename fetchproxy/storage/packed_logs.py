@@ -49,14 +49,12 @@ from fetchproxy.segments.packing import (
     sealed_file,
     unpacked,
 )
+from fetchproxy.storage.ciphers import KEY_BYTES, AesGcm, stream_at
 from fetchproxy.storage.key_rings import (
-    KEY_BYTES,
     SETTING,
     KeyContext,
     KeyRing,
-    cipher_of,
     key_context,
-    stream_at,
 )
 from fetchproxy.storage.store_health import WatchedObjectStore, measured
 from fetchproxy.storage.stores.object_store import (
@@ -229,7 +227,7 @@ class PackedLogs:
         data_key = os.urandom(KEY_BYTES)
         context = key_context(place, described.digest(place.topic_id_partition.topic))
         wrapped = await self._at_rest.keys.wrap(data_key, context)
-        return wrapped, cipher_of(data_key)
+        return wrapped, AesGcm(data_key)
 
     async def put_file(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
         cipher = (await self.opened(segment)).cipher
@@ -322,7 +320,7 @@ class PackedLogs:
         if packing.key is None:
             self.check_may_be_plain(segment)
         else:
-            cipher = cipher_of(await self._data_key(segment, packing, packing.key))
+            cipher = AesGcm(await self._data_key(segment, packing, packing.key))
         opened = OpenedLog(packing, cipher)
         if packing.memory_bytes <= self._opened.maxsize:
             self._opened[segment.segment_id.id.int] = opened

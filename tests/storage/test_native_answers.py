@@ -25,10 +25,10 @@ from fetchproxy.storage.stores.locations import CloudLocation
 from fetchproxy.storage.stores.native import (
     PARTS_MAX,
     native_error,
-    part_contents,
     part_size,
     shortly_before,
 )
+from fetchproxy.storage.stores.object_store import file_parts
 from fetchproxy.storage.stores.s3 import S3Address, s3_address
 
 
@@ -105,10 +105,10 @@ def test_parts_are_not_too_many(size_bytes: int, part_bytes: int) -> None:
 def test_a_file_that_became_shorter(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"0123456789")
-    assert list(part_contents(path, 10, 4)) == [b"0123", b"4567", b"89"]
-    assert list(part_contents(path, 8, 4)) == [b"0123", b"4567"]
+    assert list(file_parts(path, 4, 10)) == [b"0123", b"4567", b"89"]
+    assert list(file_parts(path, 4, 8)) == [b"0123", b"4567"]
     with pytest.raises(RemoteStorageError, match="became shorter"):
-        list(part_contents(path, 11, 4))
+        list(file_parts(path, 4, 11))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.stores.locations import S3Options
+from fetchproxy.storage.stores.locations import S3Location, S3Options
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 
 MiB = 1024 * 1024
@@ -80,10 +80,12 @@ async def answering(
     config = StoreConfig(timeout_ms=300 if silent else 60_000)
     try:
         async with S3ObjectStore(
-            "bucket",
-            endpoint_url=f"http://127.0.0.1:{port}",
-            region="us-east-1",
-            options=options,
+            S3Location(
+                "bucket",
+                endpoint_url=f"http://127.0.0.1:{port}",
+                region="us-east-1",
+                options=options or S3Options(),
+            ),
             config=config,
             part_bytes=5 * MiB,
         ) as store:
@@ -184,7 +186,8 @@ async def test_a_server_that_stops_taking_bytes() -> None:
     port = server.sockets[0].getsockname()[1]
     config = StoreConfig(timeout_ms=100)
     async with S3ObjectStore(
-        "bucket", endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1", config=config
+        S3Location("bucket", endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1"),
+        config=config,
     ) as store:
         async with asyncio.timeout(60):
             with pytest.raises(StorageUnavailable):

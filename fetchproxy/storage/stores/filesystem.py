@@ -32,6 +32,7 @@ from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     ObjectStore,
     StoredObject,
+    file_parts,
 )
 
 # A FIFO or a device holds up whoever opens it, and a link leads out of the archive: to other
@@ -155,16 +156,6 @@ def read_exactly(fd: int, start: int, end: int) -> bytes:
         parts.append(part)
         start += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def read_parts(path: Path, part_bytes: int) -> Iterator[bytes]:
-    """The content of a local file in parts. Raises RemoteStorageError if it cannot be read."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            while part := file.read(part_bytes):
-                yield part
-    except OSError as error:
-        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
 
 
 def sync(path: Path) -> None:
@@ -542,7 +533,7 @@ class FilesystemObjectStore(ObjectStore):
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         if not (settled and await self._put(key, partial(self._tree.link, key, path))):
-            parts = read_parts(path, self._part_bytes)
+            parts = file_parts(path, self._part_bytes)
             await self._put(key, partial(self._tree.put, key, parts))
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:

@@ -27,13 +27,14 @@ from fetchproxy.errors import (
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
-from fetchproxy.storage.stores.filesystem import OWN_MARK, TEMPORARY_START, read_parts
+from fetchproxy.storage.stores.filesystem import OWN_MARK, TEMPORARY_START
 from fetchproxy.storage.stores.locations import HdfsLocation
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     ObjectStore,
     StoredObject,
     file_bytes,
+    file_parts,
     http_date_ms,
 )
 from fetchproxy.storage.stores.webhdfs import (
@@ -110,8 +111,6 @@ class HdfsObjectStore(ObjectStore):
         what = f"get {check_key(key)} bytes {start} to {byte_range.end}"
         try:
             content = await self._read(key, what, length, offset=str(start), length=str(length))
-        except LongerThanWanted as longer:
-            raise StorageUnavailable(f"{what}: {longer.size_bytes} bytes came") from None
         except StorageUnavailable as error:
             # Past the end, HDFS answers with an exception of no particular kind.
             if not isinstance(error.__cause__, RemoteFault):
@@ -340,13 +339,9 @@ class HdfsObjectStore(ObjectStore):
         return False
 
     async def _file_content(self, path: Path, size_bytes: int) -> AsyncIterator[bytes]:
-        parts = read_parts(path, self._part_bytes)
-        left = size_bytes
+        parts = file_parts(path, self._part_bytes, size_bytes)
         while part := await asyncio.to_thread(next, parts, b""):
-            left -= len(part)
             yield part
-        if left:
-            raise RemoteStorageError(f"{path} changed while it was stored")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -36,9 +36,9 @@ class S3Options:
 @dataclass(frozen=True, slots=True)
 class S3Location:
     bucket: str
-    prefix: str
-    endpoint_url: str | None
-    region: str | None
+    prefix: str = ""
+    endpoint_url: str | None = None
+    region: str | None = None
     options: S3Options = S3Options()
     profile: str | None = field(default=None, compare=False)  # who asks; it is the same place
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -45,6 +46,22 @@ def file_bytes(path: Path) -> int:
         raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
 
 
+def file_parts(path: Path, part_bytes: int, size_bytes: int | None = None) -> Iterator[bytes]:
+    """So many bytes of a local file; None: all of it. Raises RemoteStorageError where it cannot be
+    read, or became shorter. Blocks.
+    """
+    left = sys.maxsize if size_bytes is None else size_bytes
+    try:
+        with path.open("rb", buffering=0) as file:
+            while left and (part := file.read(min(left, part_bytes))):
+                left -= len(part)
+                yield part
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
+    if left and size_bytes is not None:
+        raise RemoteStorageError(f"{path} became shorter while it was stored")
+
+
 # What an HTTP answer with an error means. Pure.
 
 # Codes that say more than their status does (S3, Cloud Storage and Azure: API references).
@@ -81,12 +98,9 @@ _BY_CODE: dict[str, type[RemoteStorageError]] = {
 }
 
 
-def error_of_code(code: str) -> type[RemoteStorageError] | None:
-    """None: its status says as much."""
-    return _BY_CODE.get(code)
-
-
-def error_of_status(status: int) -> type[RemoteStorageError]:
+def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
+    if code in _BY_CODE:
+        return _BY_CODE[code]
     if status == 404:
         return ObjectNotFound
     if status == 416:

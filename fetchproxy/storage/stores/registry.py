@@ -107,15 +107,7 @@ def open_object_store(
         return HdfsObjectStore(location, create=create, config=config), ""
     from fetchproxy.storage.stores.s3 import S3ObjectStore
 
-    store = S3ObjectStore(
-        location.bucket,
-        endpoint_url=location.endpoint_url,
-        region=location.region,
-        options=location.options,
-        profile=location.profile,
-        config=config,
-    )
-    return store, location.prefix
+    return S3ObjectStore(location, config=config), location.prefix
 
 
 def _file_location(url: str, parts: SplitResult) -> FileLocation:

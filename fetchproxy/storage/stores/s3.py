@@ -26,7 +26,7 @@ from fetchproxy.model import ByteRange
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.client_sockets import ClientSockets
-from fetchproxy.storage.stores.locations import S3Options
+from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.native import NativeObjectStore, make_clients, native_code
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
@@ -70,45 +70,29 @@ async def _take_objects(
     body: bytes = response_dict["body"]
     objects: list[dict[str, str]] = []
     parser: ElementTree.XMLPullParser[Any] = ElementTree.XMLPullParser(("start", "end"))
-    page = _Page(objects)
+    root: ElementTree.Element | None = None
+
+    def take(events: Iterator[Any]) -> None:
+        nonlocal root
+        for event, element in events:
+            if root is None:
+                root = element
+            elif event == "end" and element.tag.rpartition("}")[2] == "Contents":
+                objects.append(_shown(element))
+                root.remove(element)  # near its beginning, as all before it are gone
+
     try:
         for at in range(0, len(body), PARSED_AT_ONCE_BYTES):
             parser.feed(body[at : at + PARSED_AT_ONCE_BYTES])
-            page.take(parser.read_events())
+            take(parser.read_events())
             await asyncio.sleep(0)
         parser.close()
-        page.take(parser.read_events())
-    except ElementTree.ParseError:
+        take(parser.read_events())
+    except (ElementTree.ParseError, ValueError):  # ValueError: objects are elsewhere in the page
         return
-    if page.rest is not None and page.rest.tag.endswith("ListBucketResult"):
-        response_dict["body"] = ElementTree.tostring(page.rest)
+    if root is not None and root.tag.endswith("ListBucketResult"):
+        response_dict["body"] = ElementTree.tostring(root)
         customized_response_dict["Contents"] = objects
-
-
-class _Page:
-    """`rest` is the page without its objects, which are added to `objects`."""
-
-    def __init__(self, objects: list[dict[str, str]]) -> None:
-        self._objects = objects
-        self._depth = 0
-        self._root: ElementTree.Element | None = None
-        self.rest: ElementTree.Element | None = None
-
-    def take(self, events: Iterator[Any]) -> None:
-        for event, element in events:
-            if event == "start":
-                self._depth += 1
-                if self._root is None:
-                    self._root = element
-                    self.rest = ElementTree.Element(element.tag)
-                continue
-            self._depth -= 1
-            if self._depth == 1 and self._root is not None and self.rest is not None:
-                self._root.remove(element)  # the first one, as all before it are gone
-                if element.tag.rpartition("}")[2] == "Contents":
-                    self._objects.append(_shown(element))
-                else:
-                    self.rest.append(element)
 
 
 def _shown(element: ElementTree.Element) -> dict[str, str]:
@@ -167,7 +151,7 @@ _CREDENTIALS_GOOD_FOR = timedelta(minutes=10)
 
 
 class S3ObjectStore(ObjectStore):
-    """`endpoint_url` set: path-style addresses, as most servers other than AWS want them.
+    """`endpoint_url` given: path-style addresses, as most servers other than AWS want them.
 
     Credentials, and the region where none is given, are found as boto3 finds them: with a `profile`
     in that one, and not in the environment.
@@ -175,21 +159,15 @@ class S3ObjectStore(ObjectStore):
 
     def __init__(
         self,
-        bucket: str,
+        location: S3Location,
         *,
-        endpoint_url: str | None = None,
-        region: str | None = None,
-        profile: str | None = None,
-        options: S3Options | None = None,
         config: StoreConfig | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._part_bytes = part_bytes
-        self._bucket = bucket
-        self._endpoint_url = endpoint_url
-        self._region = region
-        self._profile = profile
-        self._options = options or S3Options()
+        self._location = location
+        self._bucket = location.bucket
+        self._options = location.options
         self._config = config or StoreConfig()
         self._client: Any = None  # aiobotocore makes its methods at run time
         self._ranges: S3RangeReads | None = None
@@ -347,14 +325,14 @@ class S3ObjectStore(ObjectStore):
             raise RemoteStorageError("the store is closed")
         async with self._opening:
             if self._client is None:
-                self._session = session = AioSession(profile=self._profile)
+                self._session = session = AioSession(profile=self._location.profile)
                 session.register_component("data_loader", _service_descriptions())
                 with translated(f"open bucket {self._bucket}"):
                     client = await self._resources.enter_async_context(
                         session.create_client(
                             "s3",
-                            endpoint_url=self._endpoint_url,
-                            region_name=self._region,
+                            endpoint_url=self._location.endpoint_url,
+                            region_name=self._location.region,
                             config=self._client_config(),
                         )
                     )
@@ -363,13 +341,13 @@ class S3ObjectStore(ObjectStore):
                 client.meta.events.unregister("before-call.s3", add_expect_header)
                 client.meta.events.register("before-parse.s3.ListObjectsV2", _take_objects)
                 if self._options.requester_pays:
+                    # A signed URL would not say so.
                     client.meta.events.register("before-parameter-build.s3", _requester_pays)
-                    self._client = client
-                    return client  # a signed URL would not say so
-                with translated(f"open bucket {self._bucket}"):
-                    self._ranges = await open_range_reads(
-                        self._resources, session, client, self._bucket, self._config
-                    )
+                else:
+                    with translated(f"open bucket {self._bucket}"):
+                        self._ranges = await open_range_reads(
+                            self._resources, session, client, self._bucket, self._config
+                        )
                 self._client = client
             return self._client
 
@@ -385,7 +363,7 @@ class S3ObjectStore(ObjectStore):
             warm_up_loader_caches=True,  # the service description is read on a thread
             s3={
                 "addressing_style": self._options.addressing
-                or ("path" if self._endpoint_url else "auto"),
+                or ("path" if self._location.endpoint_url else "auto"),
             },
         )
 

@@ -23,7 +23,7 @@ from fetchproxy import __version__
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.loop import uninitialised
-from fetchproxy.storage.stores.object_store import error_of_status
+from fetchproxy.storage.stores.object_store import error_of
 
 # An HTTP library hands a body over in pieces, to be joined by one more copy, and an S3 library
 # makes and takes apart each request in two milliseconds of Python: for a replay, more than half
@@ -376,7 +376,7 @@ class S3RangeReads:
             content = await self._requests.get(await self.signed_url(key), wanted)
         except OtherAnswer as error:
             if error.status == 429 or error.status >= 500:
-                raise error_of_status(error.status)(f"{what}: {error}") from error
+                raise error_of(error.status)(f"{what}: {error}") from error
             return None
         self._needless = 0
         return content

@@ -259,11 +259,11 @@ _ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _FAULT_BYTES_MAX = 64 * 1024
 
 
-class LongerThanWanted(Exception):
+class LongerThanWanted(StorageUnavailable):
     """`size_bytes` would come, or did until it was enough."""
 
-    def __init__(self, size_bytes: int) -> None:
-        super().__init__(f"{size_bytes} bytes")
+    def __init__(self, what: str, size_bytes: int) -> None:
+        super().__init__(f"{what}: {size_bytes} bytes came")
         self.size_bytes = size_bytes
 
 
@@ -291,10 +291,7 @@ class WebHdfsClient:
 
     async def ask(self, method: str, op: str, path: str, **parameters: str) -> Mapping[str, Any]:
         """The answer of a request that moves no data."""
-        try:
-            _, body = await self._ask_namenode(method, op, path, parameters)
-        except LongerThanWanted as longer:
-            raise StorageUnavailable(f"{op}: an answer of {longer}") from None
+        _, body = await self._ask_namenode(method, op, path, parameters)
         return decoded(body, op) if body else {}
 
     async def read(self, path: str, bytes_max: int, **parameters: str) -> bytes:
@@ -310,7 +307,7 @@ class WebHdfsClient:
                 await _check(answer, 200)
                 if answer.content_length is None:
                     raise StorageUnavailable(f"OPEN {path}: the DataNode states no length")
-                return await _body(answer, bytes_max)
+                return await _body(answer, bytes_max, f"OPEN {path}")
 
     async def place_for(self, path: str) -> URL:
         """Where a DataNode awaits a new file's content. Nothing is made yet."""
@@ -398,7 +395,7 @@ class WebHdfsClient:
             if answer.status in _REDIRECTS and "Location" in answer.headers:
                 return _place(answer.headers["Location"], op), b""
             await _check(answer, 200)
-            return None, await _body(answer, bytes_max)
+            return None, await _body(answer, bytes_max, op)
 
     @property
     def _needs_token(self) -> bool:
@@ -489,14 +486,14 @@ def _is_refused(fault: RemoteFault, token: str | None) -> bool:
     return fault.exception in _NO_SUCH_TOKEN or fault.status == 401
 
 
-async def _body(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+async def _body(answer: aiohttp.ClientResponse, bytes_max: int, what: str) -> bytes:
     """Raises LongerThanWanted: before anything is read, where the answer states its length."""
     stated = answer.content_length
     if stated is not None and stated > bytes_max:
-        raise LongerThanWanted(stated)
+        raise LongerThanWanted(what, stated)
     body = await _received(answer, bytes_max)
     if len(body) > bytes_max:
-        raise LongerThanWanted(len(body))
+        raise LongerThanWanted(what, len(body))
     return body
 
 
