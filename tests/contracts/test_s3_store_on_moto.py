@@ -13,7 +13,7 @@ from fetchproxy.storage.contract import (
     PART_BYTES,
     ObjectStoreContract,
 )
-from fetchproxy.storage.stores.locations import S3Location, S3Options
+from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import MotoServer
 
@@ -47,13 +47,14 @@ async def test_the_server_is_told_how_to_keep_an_object(
 ) -> None:
     path = tmp_path / "segment"
     path.write_bytes(bytes(size_bytes))
-    options = S3Options(storage_class="STANDARD_IA", sse="aws:kms", sse_kms_key_id="a-key")
     async with S3ObjectStore(
         S3Location(
             store._bucket,
             endpoint_url=moto_server.endpoint_url,
             region=moto_server.region,
-            options=options,
+            storage_class="STANDARD_IA",
+            sse="aws:kms",
+            sse_kms_key_id="a-key",
         ),
         part_bytes=PART_BYTES,
     ) as choosy:

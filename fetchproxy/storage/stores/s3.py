@@ -167,7 +167,6 @@ class S3ObjectStore(ObjectStore):
         self._part_bytes = part_bytes
         self._location = location
         self._bucket = location.bucket
-        self._options = location.options
         self._config = config or StoreConfig()
         self._client: Any = None  # aiobotocore makes its methods at run time
         self._ranges: S3RangeReads | None = None
@@ -340,7 +339,7 @@ class S3ObjectStore(ObjectStore):
                 # end: no time-out of the HTTP client covers it.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
                 client.meta.events.register("before-parse.s3.ListObjectsV2", _take_objects)
-                if self._options.requester_pays:
+                if self._location.requester_pays:
                     # A signed URL would not say so.
                     client.meta.events.register("before-parameter-build.s3", _requester_pays)
                 else:
@@ -362,7 +361,7 @@ class S3ObjectStore(ObjectStore):
             response_checksum_validation="when_required",
             warm_up_loader_caches=True,  # the service description is read on a thread
             s3={
-                "addressing_style": self._options.addressing
+                "addressing_style": self._location.addressing
                 or ("path" if self._location.endpoint_url else "auto"),
             },
         )
@@ -439,9 +438,9 @@ class S3ObjectStore(ObjectStore):
         plain_http = address.endpoint.startswith("http:")
         options: dict[str, Any] = {
             "checksum_algorithm": "CRC64NVME" if self._checks_crc64 else None,
-            "server_side_encryption": self._options.sse,
-            "sse_kms_key_id": self._options.sse_kms_key_id,
-            "request_payer": self._options.requester_pays or None,
+            "server_side_encryption": self._location.sse,
+            "sse_kms_key_id": self._location.sse_kms_key_id,
+            "request_payer": self._location.requester_pays or None,
         }
         make = partial(
             S3Store,
@@ -458,7 +457,7 @@ class S3ObjectStore(ObjectStore):
         bundle = self._session.get_config_variable("ca_bundle")
         trusted = await asyncio.to_thread(Path(bundle).read_bytes) if bundle else None
         clients = make_clients(make, self._config, plain_http=plain_http, trusted=trusted)
-        storage_class = self._options.storage_class
+        storage_class = self._location.storage_class
         return NativeObjectStore(
             clients,
             page_objects=PAGE_OBJECTS,
