@@ -77,9 +77,7 @@ class KeyRing(ABC):
 
 
 class KeyRings(KeyRing):
-    """Several: the first one encrypts, all open. So an archive moves from one to another, and those
-    who read it have both meanwhile.
-    """
+    """Several: the first one encrypts, all open. So an archive moves from one to another."""
 
     def __init__(self, rings: Sequence[KeyRing]) -> None:
         self._rings = rings
@@ -192,9 +190,7 @@ def read_keys(path: Path) -> Keys:
 
 @contextmanager
 def changing(path: Path) -> Iterator[None]:
-    """Of two who change a key ring at once, each sees what the other has done. Raises
-    ConfigError.
-    """
+    """Two who change a key ring at once do so one after the other. Raises ConfigError."""
     try:
         folder = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
@@ -207,9 +203,7 @@ def changing(path: Path) -> Iterator[None]:
 
 
 def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
-    """Whole or not at all, and readable by its owner alone; `new`: there must be none yet. Raises
-    ConfigError.
-    """
+    """Whole or not at all, for its owner alone; `new`: there must be none. Raises ConfigError."""
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
         try:

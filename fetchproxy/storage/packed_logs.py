@@ -1,5 +1,5 @@
-"""Segments whose log is packed: compressed, encrypted or both. The part of the
-RemoteStorageManager below its verbs; who reads segments asks for ranges of the log as ever.
+"""Segments whose log is packed: compressed, encrypted or both. Readers ask for ranges of the log as
+ever.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ AS_THEY_ARE = AtRest()
 
 
 class ListedSegment(NamedTuple):
-    """A StoredSegment of which only the objects are known; its size is that of the `.log`. What
-    is said of it is not held against what it was encrypted with.
+    """A StoredSegment of which only the objects are known; its size is that of the `.log`. Nothing
+    of it is held against what the segment was encrypted with.
     """
 
     segment_id: RemoteLogSegmentId
@@ -184,8 +184,8 @@ class PackedLogs:
         return self._at_rest.keys is not None and self._at_rest.keys.writes
 
     def packs(self, *, compressible: bool) -> bool:
-        """Whether a segment that is copied now is to be `packed`; `compressible`: most of its
-        batches are not compressed.
+        """Whether a segment that is copied now is to be `packed`. `compressible`: as of
+        `LogSegmentData.log_compressible`.
         """
         return self.encrypts or (self._at_rest.compress and compressible)
 
@@ -312,7 +312,7 @@ class PackedLogs:
         except ObjectNotFound:
             return False
         except DamagedObject:
-            return True
+            pass
         return True
 
     async def _open(self, segment: StoredSegment) -> OpenedLog:

@@ -1,8 +1,7 @@
 """RemoteStorageManager: the KIP's verbs over any `ObjectStore`.
 
-Moves the objects of segments and lists them. Knows neither what a record batch nor what a metadata
-record looks like, and keeps no state of the archive: which segments count is the metadata
-manager's matter.
+Moves the objects of segments and lists them. It knows no record batches and no metadata records,
+and keeps no state of the archive: the metadata manager knows which segments count.
 """
 
 from __future__ import annotations
@@ -21,18 +20,8 @@ from fetchproxy.model import (
     StoredSegment,
     TopicIdPartition,
 )
-from fetchproxy.segments.object_keys import (
-    SegmentFile,
-    SegmentKey,
-    log_history_key,
-    log_start_key,
-    normal_prefix,
-    parse_segment_key,
-    parse_topic_folder,
-    partition_deletion_key,
-    partition_folder,
-    segment_key,
-)
+from fetchproxy.segments import object_keys as keys
+from fetchproxy.segments.object_keys import SegmentFile, SegmentKey
 from fetchproxy.storage.archive_identity import OwnIdentity
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.key_rings import FileKeyRing, KeyRing, KeyRings
@@ -71,9 +60,8 @@ class RemoteStorageManager:
 
     Each put creates or replaces, atomically; absent is no error where something is deleted.
 
-    Before the first listing the archive's identity is checked: one of a later layout, of another
-    metadata manager, or that is not there, raises, since to this program it would look empty.
-    `manager`, `must_exist`: as of `OwnIdentity`.
+    The archive's identity is checked before the first listing: an archive of a later layout or of
+    another metadata manager would look empty. `manager`, `must_exist`: as of `OwnIdentity`.
     """
 
     def __init__(
@@ -87,7 +75,7 @@ class RemoteStorageManager:
     ) -> None:
         self._store = watched = WatchedObjectStore(store)
         self.health = watched.health
-        self._prefix = normal_prefix(prefix)
+        self._prefix = keys.normal_prefix(prefix)
         self.identity = OwnIdentity(watched, self._prefix, manager, must_exist=must_exist)
         self.objects = ArchiveObjects(watched, self._prefix)
         self.packed = PackedLogs(watched, self.object_key, at_rest)
@@ -100,14 +88,14 @@ class RemoteStorageManager:
         await self.close()
 
     def object_key(self, segment: StoredSegment, file: SegmentFile) -> str:
-        return segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
+        return keys.segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
 
     @measured
     async def copy_log_segment_data(
         self, segment: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> None:
-        """Upload everything but the metadata; the log last, as it is the longest. Raises ValueError
-        if data and metadata disagree about aborted transactions.
+        """Everything but the metadata; the log last, as it is the longest. Raises ValueError where
+        data and metadata disagree.
         """
         if segment.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
@@ -126,8 +114,8 @@ class RemoteStorageManager:
     async def fetch_log_segment(self, segment: StoredSegment, byte_range: ByteRange) -> Content:
         """Fewer bytes where the log ends inside the range; RangeNotSatisfiable past its end.
 
-        Of the log, however it is stored. DamagedObject: it is packed, and a block of it is not
-        what was stored; MetadataChanged: `segment` is not what it was when it was encrypted.
+        DamagedObject: the log is packed, and a block of it is not what was stored; MetadataChanged:
+        `segment` is not what it was when it was encrypted.
         """
         if segment.packed:
             return await self.packed.read(segment, byte_range)
@@ -168,7 +156,7 @@ class RemoteStorageManager:
 
     def parse_key(self, key: str) -> SegmentKey | None:
         """Which object of which segment it is; None: it is none of this archive."""
-        return parse_segment_key(self._prefix, key)
+        return keys.parse_segment_key(self._prefix, key)
 
     @measured
     async def delete_log_segment_data(self, segment: StoredSegment) -> None:
@@ -190,15 +178,13 @@ class RemoteStorageManager:
 
     @measured
     async def get_segment_metadata(self, key: str) -> bytes:
-        """`key` is one of `list_partition`. ObjectNotFound: deleted since; DamagedObject:
-        nobody has written it as such.
-        """
+        """`key` is one of `list_partition`. ObjectNotFound: deleted since; DamagedObject."""
         return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
 
     async def list_partition(self, tip: TopicIdPartition) -> AsyncIterator[Standing]:
         """What says how the partition stands, by offset, in one listing."""
         await self.identity.check()
-        async for found in self._listed(partition_folder(self._prefix, tip)):
+        async for found in self._listed(keys.partition_folder(self._prefix, tip)):
             said = standing(self._prefix, found)
             if said is not None:
                 yield said
@@ -209,38 +195,39 @@ class RemoteStorageManager:
     ) -> None:
         """`content` is for people: the key alone counts. Lower ones are left as they are."""
         await self.identity.check_to_put()
-        await self._store.put(log_start_key(self._prefix, tip, offset, after_epoch), content)
+        await self._store.put(keys.log_start_key(self._prefix, tip, offset, after_epoch), content)
 
     @measured
     async def put_partition_note(self, tip: TopicIdPartition, content: bytes) -> None:
         """What a person has said of a log that began again."""
-        await self._store.put(log_history_key(self._prefix, tip), content)
+        await self._store.put(keys.log_history_key(self._prefix, tip), content)
 
     @measured
     async def delete_log_start_offset(self, tip: TopicIdPartition, lower: LogStartObject) -> None:
         """One that a higher one has made meaningless."""
-        await self._store.delete(log_start_key(self._prefix, tip, lower.offset, lower.after_epoch))
+        await self._store.delete(
+            keys.log_start_key(self._prefix, tip, lower.offset, lower.after_epoch)
+        )
 
     @measured
     async def put_partition_deletion(self, tip: TopicIdPartition, content: bytes) -> None:
         """What says how far the partition's deletion is."""
         await self.identity.check_to_put()
-        await self._store.put(partition_deletion_key(self._prefix, tip), content)
+        await self._store.put(keys.partition_deletion_key(self._prefix, tip), content)
 
     @measured
     async def get_partition_deletion(self, tip: TopicIdPartition) -> bytes | None:
         await self.identity.check()
         try:
-            key = partition_deletion_key(self._prefix, tip)
+            key = keys.partition_deletion_key(self._prefix, tip)
             return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
         except ObjectNotFound:
             return None
 
     @measured
     async def forget_partition(self, tip: TopicIdPartition) -> None:
-        """Remove what is left of a partition without segments; may be repeated after a failure.
-
-        What says that it is being deleted goes last.
+        """What is left of a partition without segments; may be repeated after a failure. What says
+        that it is being deleted goes last.
         """
         async for found in self.list_partition(tip):
             if isinstance(found, LogStartObject):
@@ -250,17 +237,15 @@ class RemoteStorageManager:
         await self.objects.forget_records(tip)
         await self.objects.delete_retention_step(tip)
         await self.objects.forget_concerns(tip)
-        await self._store.delete(partition_deletion_key(self._prefix, tip))
+        await self._store.delete(keys.partition_deletion_key(self._prefix, tip))
 
     async def list_segment_objects(
         self, tip: TopicIdPartition
     ) -> AsyncIterator[tuple[SegmentKey, StoredObject]]:
-        """Every object of a segment that lies in the partition's folder, whether or not metadata
-        name it; those of one segment follow each other.
-        """
+        """Whether or not metadata name it; those of one segment follow each other."""
         await self.identity.check()
-        async for found in self._listed(partition_folder(self._prefix, tip)):
-            parsed = parse_segment_key(self._prefix, found.key)
+        async for found in self._listed(keys.partition_folder(self._prefix, tip)):
+            parsed = keys.parse_segment_key(self._prefix, found.key)
             if parsed is not None:
                 yield parsed, found
 
@@ -316,9 +301,8 @@ class RemoteStorageManager:
     async def list_partitions(
         self, it_came: Callable[[], None] = lambda: None
     ) -> list[TopicIdPartition]:
-        """Every partition that has an object in the store, sorted.
-
-        `it_came` is called whenever the store has answered: it may take long.
+        """Every one that has an object in the store, sorted. It may take long: `it_came` is called
+        whenever the store has answered.
         """
         await self.identity.check()
         return await self._or_missing(
@@ -338,7 +322,7 @@ class RemoteStorageManager:
         await self.identity.check()
         folders = [name async for name in self._store.list_folders(self._prefix)]
         return await self._or_missing(
-            [topic for name in folders if (topic := parse_topic_folder(name)) is not None]
+            [topic for name in folders if (topic := keys.parse_topic_folder(name)) is not None]
         )
 
     async def take_topic_objects(
@@ -362,11 +346,10 @@ class RemoteStorageManager:
 
 
 def open_store(url: str, config: StoreConfig, *, create: bool = False) -> RemoteStorageManager:
-    """A manager for the archive at `url`; nothing is read or opened yet (`async with` does).
+    """A manager for the archive at `url`, not opened yet. Raises ConfigError.
 
-    It has to be there when it is used: a mistyped place is an error and no empty archive. `create`:
-    what makes one there (`OwnIdentity.state`) makes the folder of a `file:` or HDFS store as well.
-    Raises ConfigError.
+    A mistyped place is an error and no empty archive. `create`: what makes an archive there
+    (`OwnIdentity.state`) makes the folder of a `file:` or HDFS store as well.
     """
     store, prefix = open_object_store(url, config, create=create)
     return RemoteStorageManager(store, prefix, must_exist=True, at_rest=at_rest_of(config))
@@ -379,8 +362,8 @@ def at_rest_of(config: StoreConfig) -> AtRest:
         return AtRest(compress)
     places = parse_key_rings(config.encryption_keys)
     rings = [_opened_ring(place) for place in places]
-    keys = rings[0] if len(rings) == 1 else KeyRings(rings)
-    return AtRest(compress, keys, any(place.required for place in places))
+    ring = rings[0] if len(rings) == 1 else KeyRings(rings)
+    return AtRest(compress, ring, any(place.required for place in places))
 
 
 def _opened_ring(place: KeyRingPlace) -> KeyRing:

@@ -36,9 +36,9 @@ from fetchproxy.storage.stores.object_store import (
 )
 
 # A FIFO or a device holds up whoever opens it, and a link leads out of the archive: to other
-# files of this host, or to a folder that is empty while something is not mounted. None is
-# followed or waited for; it is a DamagedObject, or an error of the whole listing where it stands
-# for a folder. The root itself may be a link: that is for its owner to say.
+# files of this host, or to a folder that is empty while something is not mounted. Each is a
+# DamagedObject, or an error of the whole listing where it stands for a folder. The root itself may
+# be a link: its owner says so.
 
 # Not waiting: opening a FIFO would last until somebody writes to it.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -113,8 +113,8 @@ def _kind_of(path: Path) -> str | None:
 
 
 def make_private(path: Path, permissions: int) -> None:
-    """Take from a file of our own what `permissions` do not give. Others' are left as they are:
-    with a second name it may be a broker's.
+    """Take from a file of our own what `permissions` do not give; with a second name it may be a
+    broker's.
     """
     status = os.lstat(path)
     mode = stat.S_IMODE(status.st_mode)
@@ -500,11 +500,11 @@ THREADS_MAX = 8
 
 
 class FilesystemObjectStore(ObjectStore):
-    """`create`: the first put makes `root`; without it a missing root is StorageUnavailable.
+    """`create`: the first put makes `root`. Without it a missing root is StorageUnavailable, as is
+    one that goes missing later.
 
-    In either case a root that goes missing later is StorageUnavailable, never an empty store.
-    Names longer than the file system takes (255 bytes; a topic of more than 232 characters)
-    are refused with RemoteStorageError.
+    Names longer than the file system takes (255 bytes; a topic of more than 232 characters) are
+    refused with RemoteStorageError.
     """
 
     def __init__(

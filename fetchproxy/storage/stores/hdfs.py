@@ -176,8 +176,8 @@ class HdfsObjectStore(ObjectStore):
         content: AsyncIterator[bytes],
         rename_options: str = "OVERWRITE",
     ) -> None:
-        """The rename is one step, also where the name is taken (FileContext.rename with OVERWRITE);
-        with NONE that is a RemoteFault of the name TAKEN.
+        """The rename is one step (FileContext.rename with OVERWRITE). With NONE a taken name is a
+        RemoteFault of the name TAKEN.
         """
         folder, slash, _ = check_key(key).rpartition("/")
         await self._check_writable()

@@ -40,8 +40,8 @@ from fetchproxy.storage.stores.object_store import (
     whole,
 )
 
-# The library tells kinds of failure apart by text alone, beside a few classes. The library is asked
-# not to retry, so that one back-off (the fetcher's, the archiver's) does.
+# The library tells kinds of failure apart by text alone, beside a few classes. It is asked not to
+# retry, so that one back-off (the fetcher's, the archiver's) does.
 
 _STATUS = re.compile(r"(?:status code: |\(code: )(\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -235,9 +235,7 @@ class NativeObjectStore(ObjectStore):
         return self._page_objects
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        """The library lists whole folders: what comes before the prefix is passed over, and
-        behind it the listing ends.
-        """
+        """The library lists whole folders: what is outside of the prefix is passed over."""
         what = f"list {check_prefix(prefix)}"
         folder = prefix.rpartition("/")[0] or None
         last, seen, offset = "", 0, max(start_after, shortly_before(prefix)) or None

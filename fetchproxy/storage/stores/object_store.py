@@ -1,4 +1,4 @@
-"""What a store must do, and what some stores can do besides. An interface, and no store."""
+"""What a store must do, and what some stores can do besides; no store."""
 
 from __future__ import annotations
 
@@ -115,11 +115,9 @@ def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
     return RemoteStorageError  # a request that this store does not understand
 
 
-# How large an object may be that is read whole. Pure.
-#
-# A store may hold anything under the archive's names. What is larger than all that was ever
-# written there is damaged, and refused before a byte of it is read (`errors.DamagedObject`). Logs
-# are read in ranges alone.
+# How large an object may be that is read whole. What is larger than all that was ever written under
+# the archive's names is damaged, and refused before a byte of it is read (`errors.DamagedObject`).
+# Logs are read in ranges alone.
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -161,9 +159,8 @@ def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
     return limits[file]
 
 
-# An `ObjectStore` moves bytes under keys; each backend is one. `RemoteStorageManager` (the KIP's
-# name and verbs) moves segments; it is one class over any of them, so every backend lays out the
-# same objects. `storage.contract` is the suite that every backend passes.
+# `RemoteStorageManager` (the KIP's name and verbs) moves segments over any `ObjectStore`, so every
+# backend lays out the same objects. `storage.contract` is the suite that every backend passes.
 #
 # All methods raise `fetchproxy.errors.RemoteStorageError` and its subclasses only (an illegal key
 # is a ValueError: a bug of the caller), may be cancelled at any await without leaving a readable
@@ -200,10 +197,8 @@ class ObjectStore(ABC):
 
     @abstractmethod
     async def put_new(self, key: str, content: bytes) -> bool:
-        """As `put`, where there is no such object yet; False: there is one, and it is as it was.
-
-        Of several at once one makes it. An S3 server that does not know conditions may let the
-        last one win: look again.
+        """As `put`, where there is no such object yet; False: there is one, and it is as it was. Of
+        several at once one makes it; but an S3 server without conditions may let the last one win.
         """
 
     @abstractmethod
@@ -257,8 +252,8 @@ class ObjectStore(ABC):
     async def abort_stale_uploads(
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
     ) -> int:
-        """Remove what killed processes left below `prefix`: temporary files or multipart uploads,
-        never visible, but stored. Returns how many.
+        """Remove what killed processes left below `prefix`: temporary files or multipart uploads.
+        Returns how many.
 
         Those to a key that is not ours stay: a bucket may be shared. Choose the time well below
         now: an upload that somebody is still at fails when it is removed.
@@ -266,8 +261,8 @@ class ObjectStore(ABC):
         return 0
 
     async def clock_ms(self, prefix: str) -> int | None:
-        """Epoch ms by the store's own clock, to about a second: another machine's, so a second
-        opinion on ours. None: it does not tell. `prefix`: below it we may list.
+        """Epoch ms by the store's own clock, to about a second; None: it does not tell. `prefix`:
+        below it we may list.
         """
         return None
 

@@ -1,6 +1,4 @@
-"""What an S3 server says: is it the answer that was asked for, and if not, what is it in the
-domain's words?
-"""
+"""Is what an S3 server says the answer that was asked for, and if not, which error is it?"""
 
 from __future__ import annotations
 

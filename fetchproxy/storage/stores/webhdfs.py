@@ -1,6 +1,4 @@
-"""WebHDFS: the requests of one HDFS, what its answers say, and its errors in the domain's
-words.
-"""
+"""WebHDFS: the requests of one HDFS, its answers, and its errors in the domain's words."""
 
 from __future__ import annotations
 
@@ -33,9 +31,8 @@ from fetchproxy.storage.stores.client_sockets import ClientSockets
 from fetchproxy.storage.stores.kerberos import Kerberos, Negotiation, offered
 from fetchproxy.storage.stores.locations import HdfsLocation
 
-# A NameNode names the Java exception in its answer, which is told by: nearly all of them come
-# with status 403, from a missing permission to a DataNode that is away. An answer without a name
-# is not a NameNode's, so that even its 404 says nothing about an object.
+# A NameNode names the Java exception in its answer, nearly always with status 403. An answer
+# without a name is not a NameNode's, so that even its 404 says nothing about an object.
 
 NOT_FOUND = frozenset(
     {
@@ -227,10 +224,10 @@ class KeyOrder:
 
 
 def list_after(start_after: str, name_start: str) -> str:
-    """After which name to list a folder, so that no entry with a key above is passed over.
+    """After which name to list a folder, so that no entry with a key above is passed over. A folder
+    `a` is wanted after `a-b` too, since its keys are `a/…`: hence from the shortest such name on.
 
-    `start_after` is relative to the folder; wanted names begin with `name_start`. A folder `a` is
-    wanted after `a-b` too, since its keys are `a/…`: hence from the shortest such name on.
+    `start_after` is relative to the folder; wanted names begin with `name_start`.
     """
     part = start_after.partition("/")[0]
     for length in range(1, len(part)):
@@ -240,11 +237,8 @@ def list_after(start_after: str, name_start: str) -> str:
     return max(part[:-1], name_start[:-1])
 
 
-# The client raises `RemoteFault` for what HDFS answers and aiohttp's errors for what it does not.
 # Every request is tried once, but for a NameNode that cannot have acted on it: nobody there, or a
 # standby. Back-off is the caller's.
-#
-# Bytes come from and go to DataNodes: a NameNode answers with an address, which is followed.
 #
 # A NameNode that wants Kerberos is asked for a delegation token by it, once. With a ticket or a
 # cookie for each request the NameNode would make, log and keep for a day a token of its own for
@@ -268,7 +262,10 @@ class LongerThanWanted(StorageUnavailable):
 
 
 class WebHdfsClient:
-    """Use it on one loop. Paths are relative to the location's folder, which is the path ""."""
+    """Use it on one loop. Paths are relative to the location's folder, which is the path "".
+
+    Raises `RemoteFault` for what HDFS answers and aiohttp's errors for what it does not.
+    """
 
     def __init__(self, location: HdfsLocation, config: StoreConfig) -> None:
         self._location = location
