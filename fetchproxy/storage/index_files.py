@@ -33,7 +33,6 @@ from fetchproxy.observability.metrics import (
     LOCAL_INDEX_READS,
     LOCAL_INDEX_REBUILDS,
 )
-from fetchproxy.runtime.folders import LOCK as LOCK
 from fetchproxy.runtime.folders import take_folder
 from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.segments.remote_log_index import (

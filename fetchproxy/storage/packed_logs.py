@@ -52,7 +52,6 @@ from fetchproxy.segments.packing import (
 from fetchproxy.storage.ciphers import KEY_BYTES, AesGcm, stream_at
 from fetchproxy.storage.key_rings import (
     SETTING,
-    KeyContext,
     KeyRing,
     key_context,
 )
@@ -197,8 +196,7 @@ class PackedLogs:
         described = Described.of(segment)
         data_key, cipher = await self._new_key(place, described)
         for file, content in data.small_objects():
-            stored = content if cipher is None else _sealed(cipher, place, file, content)
-            await self._store.put(self._object_key(segment, file), stored)
+            await self._put_small(segment, file, content, cipher)
         compress = self._at_rest.compress and data.log_compressible
         path = data.log.with_name(data.log.name + _PACKED_SUFFIX)
         stop = threading.Event()
@@ -230,9 +228,15 @@ class PackedLogs:
         return wrapped, AesGcm(data_key)
 
     async def put_file(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
-        cipher = (await self.opened(segment)).cipher
-        stored = content if cipher is None else _sealed(cipher, self._place(segment), file, content)
-        await self._store.put(self._object_key(segment, file), stored)
+        await self._put_small(segment, file, content, (await self.opened(segment)).cipher)
+
+    async def _put_small(
+        self, segment: StoredSegment, file: SegmentFile, content: bytes, cipher: Cipher | None
+    ) -> None:
+        if cipher is not None:
+            label, nonce = file_label(self._place(segment), file), os.urandom(NONCE_BYTES - 1)
+            content = sealed_file(cipher, label, content, nonce)
+        await self._store.put(self._object_key(segment, file), content)
 
     async def read_file(self, segment: StoredSegment, file: SegmentFile, bytes_max: int) -> bytes:
         cipher = (await self.opened(segment)).cipher
@@ -335,7 +339,7 @@ class PackedLogs:
                 raise SegmentLocked(
                     f"it is encrypted with the key {wrapped.key_id!r}, and {SETTING} is not set"
                 )
-            data_key = await keys.unwrap(wrapped, _context(packing))
+            data_key = await keys.unwrap(wrapped, key_context(packing.segment_id, packing.digest))
         except SegmentLocked as error:
             self._store.health.locked(wrapped.key_id, str(error))
             key = self._object_key(segment, SegmentFile.PACKING)
@@ -362,17 +366,16 @@ class PackedLogs:
             return Rewrapped(before.key_id, done=False)
         if not dry_run:
             data_key = await self._data_key(segment, packing, before)
-            wrapped = await keys.wrap(data_key, _context(packing))
+            wrapped = await keys.wrap(data_key, key_context(packing.segment_id, packing.digest))
             await self._put_packing(segment, replace(packing, key=wrapped))
         return Rewrapped(before.key_id, done=True)
 
     async def read_packing(self, segment: StoredSegment) -> Packing:
         """As it is in the store now. Raises as `opened`."""
         key = self._object_key(segment, SegmentFile.PACKING)
+        raw = await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
         try:
-            packing = decode_packing(await self._store.get(key, SMALL_OBJECT_BYTES_MAX), key)
-        except DamagedObject:
-            raise
+            packing = decode_packing(raw, key)
         except CorruptSegment as error:
             raise DamagedObject(str(error)) from None
         if packing.segment_id != self._place(segment):
@@ -390,10 +393,6 @@ class PackedLogs:
     async def close(self) -> None:
         if self._at_rest.keys is not None:
             await self._at_rest.keys.close()
-
-
-def _context(packing: Packing) -> KeyContext:
-    return key_context(packing.segment_id, packing.digest)
 
 
 def _pack(
@@ -422,7 +421,3 @@ def _parts(
     stream = None if stream_key is None else stream_at(stream_key, 0)
     while not stop.is_set() and (part := read(BLOCK_BYTES)):
         yield part if stream is None else stream.update(part)
-
-
-def _sealed(cipher: Cipher, place: RemoteLogSegmentId, file: SegmentFile, content: bytes) -> bytes:
-    return sealed_file(cipher, file_label(place, file), content, os.urandom(NONCE_BYTES - 1))

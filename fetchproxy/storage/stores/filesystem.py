@@ -27,6 +27,7 @@ from fetchproxy.errors import (
     too_large,
 )
 from fetchproxy.model import ByteRange
+from fetchproxy.runtime.folders import OWNER_ONLY
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
@@ -173,7 +174,6 @@ T = TypeVar("T")
 OWN_MARK = "~"
 MARKER_NAME = "~fetchproxy-store"
 TEMPORARY_START = "~put-"
-OWNER_ONLY = 0o700  # of a root that is made here
 
 _FOLDER_RACES_MAX = 8
 
@@ -326,9 +326,12 @@ class FileTree:
             for folder, _, names in os.walk(start):
                 for name in names:
                     path = Path(folder, name)
-                    if name.startswith(TEMPORARY_START) and _older(path, older_than_epoch_ms):
-                        path.unlink(missing_ok=True)
-                        removed += 1
+                    if not name.startswith(TEMPORARY_START):
+                        continue
+                    with suppress(FileNotFoundError):
+                        if path.stat().st_mtime_ns < older_than_epoch_ms * 1_000_000:
+                            path.unlink()
+                            removed += 1
         return removed
 
     def check_present(self) -> None:
@@ -485,13 +488,6 @@ def storage_error(
     if error.errno in (ENAMETOOLONG, EISDIR):
         return RemoteStorageError(text)  # no retry makes a name shorter
     return StorageUnavailable(text)
-
-
-def _older(path: Path, epoch_ms: int) -> bool:
-    try:
-        return path.stat().st_mtime_ns < epoch_ms * 1_000_000
-    except FileNotFoundError:
-        return False
 
 
 _LIST_PAGE_OBJECTS = 1000

@@ -58,7 +58,7 @@ Statuses = list[FileStatus]
 
 _SEND_BYTES = 1024 * 1024  # of an object in memory, at once
 _CLEAN_UP_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
-_LATE_FILE_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # what comes later, abort_stale_uploads finds
+_LATE_FILE_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)  # what comes later, abort_stale_uploads finds
 _FOLDERS_AT_ONCE = 16
 # A folder with more entries than this is believed to hold an object: HDFS would list a page of a
 # thousand of them to say so, and what killed uploads leave behind is never so much.
@@ -80,7 +80,6 @@ class HdfsObjectStore(ObjectStore):
         self._folder = location.folder
         self._client = WebHdfsClient(location, config or StoreConfig())
         self._create = create
-        self._closed = False
 
     async def put(self, key: str, content: bytes) -> None:
         await self._put(key, len(content), _slices(content))
@@ -166,7 +165,6 @@ class HdfsObjectStore(ObjectStore):
         return http_date_ms(self._client.date)
 
     async def close(self) -> None:
-        self._closed = True
         await self._client.close()
 
     async def _put(
@@ -206,15 +204,13 @@ class HdfsObjectStore(ObjectStore):
         try:
             async with asyncio.timeout(_CLEAN_UP_MAX_S):
                 for pause_s in _LATE_FILE_PAUSES_S:
+                    await asyncio.sleep(pause_s)
                     if await self._delete(temporary):
                         return
-                    await asyncio.sleep(pause_s)
-                await self._delete(temporary)
         except (RemoteStorageError, TimeoutError) as error:
             log.warning("temporary_not_removed", key=temporary, error=str(error))
 
     async def _read(self, key: str, what: str, bytes_max: int, **span: str) -> bytes:
-        self._check_open()
         try:
             with translated(what, may_be_absent=True):
                 content = await self._client.read(key, bytes_max, **span)
@@ -230,7 +226,6 @@ class HdfsObjectStore(ObjectStore):
 
     async def _delete(self, path: str) -> bool:
         """A file, and the folders that it leaves empty. False: it was not there."""
-        self._check_open()
         with translated(f"delete {path}"):
             if not await self._delete_one(path):
                 return False
@@ -250,7 +245,6 @@ class HdfsObjectStore(ObjectStore):
         return answer.get("boolean") is True
 
     async def _check_present(self) -> None:
-        self._check_open()
         what = f"look for {self._folder}"
         may_be_absent = self._create  # before the look: another put may be making it
         try:
@@ -311,7 +305,6 @@ class HdfsObjectStore(ObjectStore):
             yield ready
 
     async def _page(self, folder: str, after: str) -> tuple[Statuses, bool]:
-        self._check_open()
         what = f"list {folder}"
         try:
             with translated(what, may_be_absent=True):
@@ -342,10 +335,6 @@ class HdfsObjectStore(ObjectStore):
         parts = file_parts(path, self._part_bytes, size_bytes)
         while part := await asyncio.to_thread(next, parts, b""):
             yield part
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RemoteStorageError("the store is closed")
 
 
 async def _slices(content: bytes) -> AsyncIterator[bytes]:

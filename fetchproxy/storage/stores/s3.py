@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
@@ -106,7 +106,7 @@ def _shown(element: ElementTree.Element) -> dict[str, str]:
 log = structlog.get_logger(__name__)
 
 _ABORT_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
-_ABORT_PAUSES_S = (0.1, 0.5)
+_ABORT_PAUSES_S = (0.0, 0.1, 0.5)
 
 
 # Two clients, made at the first call or by `async with`, neither of which needs the server to be
@@ -130,20 +130,16 @@ _BAD_CHECKSUM = ("BadDigest", "XAmzContentChecksumMismatch")
 T = TypeVar("T")
 
 
-class S3Address(NamedTuple):
-    endpoint: str  # with the bucket, where that is a part of the host's name
-    virtual_host: bool
-    region: str
-
-
-def s3_address(signed_url: str, bucket: str, region: str | None) -> S3Address:
-    """`signed_url` is of the object `k`; `region` as the client names it. Pure."""
+def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, bool, str]:
+    """Of a server: its endpoint, with the bucket where that is a part of the host's name, whether
+    that is so, and its region. `signed_url` is of the object `k`; `region` as the client names it.
+    """
     parts = urlsplit(signed_url)
     virtual = parts.path == "/k"
     base = "" if virtual else parts.path.removesuffix(f"/{bucket}/k")
     if region is None or region == "aws-global":
         region = _REGION_OF_ALL
-    return S3Address(f"{parts.scheme}://{parts.netloc}{base}", virtual, region)
+    return f"{parts.scheme}://{parts.netloc}{base}", virtual, region
 
 
 # How long credentials count that boto has just handed out: it renews them earlier than that.
@@ -431,11 +427,13 @@ class S3ObjectStore(ObjectStore):
                     "get_object", {"Bucket": self._bucket, "Key": "k"}, ExpiresIn=1
                 )
                 region = self._bucket_region or client.meta.region_name
-                self._native = await self._open_native(s3_address(url, self._bucket, region))
+                self._native = await self._open_native(*s3_address(url, self._bucket, region))
         return self._native
 
-    async def _open_native(self, address: S3Address) -> NativeObjectStore:
-        plain_http = address.endpoint.startswith("http:")
+    async def _open_native(
+        self, endpoint: str, virtual_host: bool, region: str
+    ) -> NativeObjectStore:
+        plain_http = endpoint.startswith("http:")
         options: dict[str, Any] = {
             "checksum_algorithm": "CRC64NVME" if self._checks_crc64 else None,
             "server_side_encryption": self._location.sse,
@@ -448,9 +446,9 @@ class S3ObjectStore(ObjectStore):
             # The SHA-256 of a signed payload takes a fifth of an archiver's CPU.
             unsigned_payload=not plain_http or bool(self._checks_crc64),
             # That key, because a variable of its name would go before `endpoint`.
-            aws_endpoint_url_s3=address.endpoint,
-            region=address.region,
-            virtual_hosted_style_request=address.virtual_host,
+            aws_endpoint_url_s3=endpoint,
+            region=region,
+            virtual_hosted_style_request=virtual_host,
             credential_provider=self._told_credentials,
             **{name: value for name, value in options.items() if value is not None},
         )
@@ -502,10 +500,10 @@ class S3ObjectStore(ObjectStore):
         """
         try:
             async with asyncio.timeout(_ABORT_MAX_S):
-                for pause_s in (*_ABORT_PAUSES_S, None):
-                    if not await self._abort_each_upload_to(key) or pause_s is None:
-                        return
+                for pause_s in _ABORT_PAUSES_S:
                     await asyncio.sleep(pause_s)
+                    if not await self._abort_each_upload_to(key):
+                        return
         except (RemoteStorageError, TimeoutError) as error:
             log.warning("multipart_abort_failed", key=key, error=str(error))
 

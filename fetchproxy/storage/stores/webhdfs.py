@@ -271,6 +271,7 @@ class WebHdfsClient:
         self._location = location
         self._config = config
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
         self._sockets = ClientSockets(config.write_max_ms)
         self._active = 0  # the NameNode that answered last
         self.date: str | None = None  # as that one's last answer says, of HTTP
@@ -280,6 +281,7 @@ class WebHdfsClient:
         self._new_tokens: SingleFlight[str | None] = SingleFlight()
 
     async def close(self) -> None:
+        self._closed = True
         self._kerberos.close()
         if self._session is None:
             return
@@ -350,6 +352,8 @@ class WebHdfsClient:
         bytes_max: int = _ANSWER_BYTES_MAX,
     ) -> tuple[URL | None, bytes]:
         """(the DataNode's address, b"") or (None, the answer's body)."""
+        if self._closed:
+            raise RemoteStorageError("the store is closed")
         tries_left = len(self._location.addresses)
         token_is_fresh = False
         while True:
