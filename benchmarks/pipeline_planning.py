@@ -81,7 +81,7 @@ async def _collect(folder: Path) -> None:
     ):
         for _, topic_id in await rsm.list_topics():
             await rlmm.refresh_topic(topic_id, asyncio.get_running_loop().time())
-            while await rsm.collected.get_collected_metadata(topic_id) is None:  # noqa: ASYNC110
+            while await rsm.objects.get_collected_metadata(topic_id) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)  # it is collected in the background
 
 

@@ -47,13 +47,13 @@ class CompletenessCheck:
             return [*lost, *((s.start_offset, s.end_offset) for s in there)]
 
         look = await look_at_offsets(
-            self.rsm.records, self.stored, tip, lambda: refreshed(self.stored, tip), told
+            self.rsm.objects, self.stored, tip, lambda: refreshed(self.stored, tip), told
         )
         stated = look.stated
         if look.damaged is not None:
-            key = self.rsm.records.finished_offsets_key(tip)
+            key = self.rsm.objects.finished_offsets_key(tip)
             found.faults.append(Fault.of(tip, key, look.damaged))
-        folder = self.rsm.records.folder(tip)
+        folder = self.rsm.objects.folder(tip)
         for first, last in look.found.missing:
             found.faults.append(Fault.of(tip, folder, in_no_segment(first, last), first))
         if stated is not None and stated.log_start_offset > _log_start(self.stored, tip):
@@ -108,7 +108,7 @@ class CompletenessCheck:
         except RemoteStorageError as error:
             if error.retriable:
                 raise
-            folder = self.rsm.records.folder(tip)
+            folder = self.rsm.objects.folder(tip)
             found.faults.append(Fault.of(tip, folder, str(error)))
             return None
         return self.topic.list_remote_log_segments(tip)

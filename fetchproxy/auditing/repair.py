@@ -30,7 +30,8 @@ from fetchproxy.segments.description import FinishedOffsets, encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import epoch_at
 from fetchproxy.segments.side_files import decode_aborted, encode_aborted, encode_epochs
-from fetchproxy.storage.remote_storage_manager import ListedSegment, RemoteStorageManager
+from fetchproxy.storage.packed_logs import ListedSegment
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import DerivedSegment, derive_segment
 from fetchproxy.writing.published import read_finished_offsets
 
@@ -187,7 +188,7 @@ class _PartitionRepair:
         """Read every log of the partition, in order. Raises RemoteStorageError."""
         await self.rlmm.refresh(self.tip, asyncio.get_running_loop().time())
         try:
-            self._stated = await read_finished_offsets(self.rsm.records, self.tip)
+            self._stated = await read_finished_offsets(self.rsm.objects, self.tip)
         except CorruptSegment as error:
             self.refusals.append(str(error))
         stated = [s for s in self.rlmm.list_remote_log_segments(self.tip) if s.is_finished]
@@ -279,7 +280,7 @@ class _PartitionRepair:
                     state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
                     has_aborted_txns=True,  # so that the index is looked at
                 )
-                lost.append(replace(stub, packed=await self.rsm.is_packed(stub)))
+                lost.append(replace(stub, packed=await self.rsm.packed.is_packed(stub)))
         return lost
 
     async def _derive(
@@ -369,7 +370,7 @@ class _PartitionRepair:
 
     async def _as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
         try:
-            return await self.rsm.as_copied(metadata)
+            return await self.rsm.packed.as_copied(metadata)
         except (ObjectNotFound, DamagedObject):
             return metadata
 

@@ -154,14 +154,14 @@ async def resolve(
         again = plan_showing_again(view, segments) if answer is Answer.KEEP else None
         if again is None:
             if not dry_run:
-                await rsm.concerns.delete_concern(tip, Kind.PARTITION_STOPPED)
+                await rsm.objects.delete_concern(tip, Kind.PARTITION_STOPPED)
             raise ResolutionRefused(f"{tip}: the leader's log is the archive's; nothing waits")
         plan = again
     if dry_run:
         return plan
     if answer is not Answer.KEEP or not waits:
         # Before the archive is another one than it is on record to be (`published`).
-        await rsm.records.forget_records(tip)
+        await rsm.objects.forget_records(tip)
     if plan.drop:
         truncation = LogTruncation(leader, rsm, rlmm, wall_clock_ms=wall_clock_ms)
         await truncation.drop(tip, plan.drop)
@@ -169,7 +169,7 @@ async def resolve(
         await rlmm.put_log_history(tip, plan.history)
     if plan.log_start is not None:
         await rlmm.raise_log_start_offset(tip, plan.log_start)
-    await rsm.concerns.delete_concern(tip, Kind.PARTITION_STOPPED)
+    await rsm.objects.delete_concern(tip, Kind.PARTITION_STOPPED)
     return plan
 
 

@@ -35,7 +35,7 @@ async def rewrap_archive(
     async def rewrap(tip: TopicIdPartition) -> None:
         async for segment in rsm.list_packed(tip):
             try:
-                found = await rsm.rewrap(segment, dry_run=dry_run)
+                found = await rsm.packed.rewrap(segment, dry_run=dry_run)
             except ObjectNotFound:
                 continue  # deleted since it was listed
             except DamagedObject as error:

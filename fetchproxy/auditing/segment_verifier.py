@@ -130,7 +130,7 @@ class SegmentVerifier:
     async def _metadata_are_its_own(self) -> bool:
         """False: nothing else can be held against them."""
         try:
-            self.is_encrypted = await self.rsm.check_metadata(self.metadata)
+            self.is_encrypted = await self.rsm.packed.check_metadata(self.metadata)
         except MetadataChanged as error:
             self._fault(SegmentFile.METADATA, str(error))
             return False

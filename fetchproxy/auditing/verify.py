@@ -137,7 +137,7 @@ class _PartitionCheck:
             if segment.faults and await is_gone(self.rsm, metadata):
                 self.report.segments -= 1
                 segment.faults.clear()
-            elif self.rsm.encrypts and not segment.is_encrypted:
+            elif self.rsm.packed.encrypts and not segment.is_encrypted:
                 self.report.segments_not_encrypted += 1
             self.report.faults += segment.faults
             if segment.lineage is not None:

@@ -17,8 +17,8 @@ from fetchproxy.cli.jobs import count
 from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
+from fetchproxy.storage.ciphers import KEY_BYTES
 from fetchproxy.storage.key_rings import (
-    KEY_BYTES,
     NO_KEYS,
     SETTING,
     changing,
@@ -104,7 +104,7 @@ def rewrap(
 
 async def _rewrap(config: Config, topics: re.Pattern[str] | None, dry_run: bool) -> RewrapReport:
     async with open_store(store_url(config), config.store) as rsm:
-        if not rsm.encrypts:
+        if not rsm.packed.encrypts:
             raise ConfigError(f"{SETTING}: the key ring has no active key")
         return await rewrap_archive(rsm, topics=topics, dry_run=dry_run)
 

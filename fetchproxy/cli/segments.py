@@ -92,11 +92,11 @@ async def read_archive(
     async with stored_archive(config) as (rsm, rlmm):
         for tip in await rlmm.list_partitions():
             if topic is None or tip.topic == topic:
-                findings += await partition_health(rsm.records, rlmm, tip)
+                findings += await partition_health(rsm.objects, rlmm, tip)
                 view = await rlmm.refresh(tip, float("-inf"))  # as it was just read
                 segments = rlmm.list_remote_log_segments(tip)
                 rows += (_row(segment, view) for segment in segments)
-        stored = await read_concerns(rsm.concerns)
+        stored = await read_concerns(rsm.objects)
     rows.sort(key=lambda row: (row["topic"], row["topic_id"], row["partition"], row["base_offset"]))
     return rows, with_stored(findings, stored, topic)
 

@@ -156,7 +156,7 @@ class StatusCollector:
         self._probed: TopicIdPartition | None = None  # the smallest: listed soonest
         self._shown: dict[TopicIdPartition, _Shown] = {}
         self._stored: list[StoredConcern] = []
-        self._partitions = PartitionsHealth(rsm.records, rlmm)
+        self._partitions = PartitionsHealth(rsm.objects, rlmm)
         self._archive_up: bool | None = None
         self._health = surroundings.health
         self._health.watch(self._of_the_archive)
@@ -233,7 +233,7 @@ class StatusCollector:
     async def _look_at_archive(self, not_older_than: float) -> None:
         try:
             self._archived = tuple(await self._rlmm.list_partitions())
-            self._stored = await read_concerns(self._rsm.concerns, self._stored)
+            self._stored = await read_concerns(self._rsm.objects, self._stored)
             in_order = await asyncio.to_thread(sorted, self._archived)
             for _, tips in groupby(in_order, lambda tip: tip.topic_id):
                 await self._refresh(list(tips), not_older_than)

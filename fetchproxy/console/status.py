@@ -25,7 +25,7 @@ from fetchproxy.observability.health import (
 from fetchproxy.observability.logs import RecentEvent
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.appetite import ClientStatus, Consumer
-from fetchproxy.storage.archive_objects import PartitionRecords
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.archive_health import partition_health
 from fetchproxy.writing.published import read_finished_offsets
 from fetchproxy.writing.status import PartitionArchiveStatus
@@ -387,7 +387,7 @@ _PARTITIONS_AT_ONCE = 20
 
 
 class PartitionsHealth:
-    def __init__(self, records: PartitionRecords, rlmm: RemoteLogMetadataManager) -> None:
+    def __init__(self, records: ArchiveObjects, rlmm: RemoteLogMetadataManager) -> None:
         self._records = records
         self._rlmm = rlmm
         self._looked: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}

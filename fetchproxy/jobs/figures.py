@@ -98,7 +98,7 @@ async def measure_partition(
     rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
 ) -> PartitionFigures:
     """Raises RemoteStorageError."""
-    look = await look_at_offsets(rsm.records, rlmm, tip)
+    look = await look_at_offsets(rsm.objects, rlmm, tip)
     view = await rlmm.refresh(tip, float("-inf"))
     codecs, unreadable = await _sampled(rsm, view)
     return PartitionFigures(

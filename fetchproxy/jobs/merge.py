@@ -86,7 +86,7 @@ async def _to_merge(config: Config) -> AsyncIterator[ToMerge]:
     opened = stored_archive(config, writes=True) if by_store else managed_archive(config)
     async with (
         opened as archive,
-        Spool(config.archive.spool_dir, encrypted=archive.rsm.encrypts) as spool,
+        Spool(config.archive.spool_dir, encrypted=archive.rsm.packed.encrypts) as spool,
     ):
         yield archive, spool
 

@@ -127,7 +127,7 @@ async def _with_stored(
 ) -> tuple[VerifyReport, str | None]:
     """The report with what archivers keep on record in the store; and `Verified.not_asked`."""
     async with stored_archive(config) as archive:
-        stored = await read_concerns(archive.rsm.concerns)
+        stored = await read_concerns(archive.rsm.objects)
         said = await archive.rsm.identity.look()
     report.concerns = list(with_stored(report.concerns, stored, topic))
     not_asked = said is not None and said.manager not in (None, config.metadata.ruling)

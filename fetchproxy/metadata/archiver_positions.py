@@ -238,7 +238,7 @@ class ArchiverPositions:
             self._tell(began_at)
 
     async def _read_all(self, began_at: float) -> dict[str, _Said]:
-        listed = [stored async for stored in self._rsm.archivers.list()]
+        listed = [stored async for stored in self._rsm.objects.list_archiver_positions()]
         said: dict[str, _Said] = {}
         apart_s = began_at - self._looked_at
         for stored in listed:
@@ -249,7 +249,7 @@ class ArchiverPositions:
             positions: Positions = {}
             for_people = ForPeople()
             try:
-                raw = await self._rsm.archivers.get_archiver_positions(stored.key)
+                raw = await self._rsm.objects.get_archiver_positions(stored.key)
                 positions, for_people = decode_positions(raw, stored.key)
             except ObjectNotFound:
                 continue  # its archiver has ended since

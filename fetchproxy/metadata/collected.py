@@ -146,7 +146,7 @@ def collected_segment(
 
 async def read_collected(rsm: RemoteStorageManager, topic_id: UUID) -> Collected:
     try:
-        raw = await rsm.collected.get_collected_metadata(topic_id)
+        raw = await rsm.objects.get_collected_metadata(topic_id)
         return NOTHING if raw is None else await decode_collected(raw)
     except (RemoteStorageError, CorruptSegment) as error:
         # A store that is away is reported by whoever reads the objects themselves.
@@ -218,7 +218,7 @@ class Collecting:
         first = [read for _, read in zip(range(COLLECTED_MAX), every, strict=False)]
         try:
             content = await encode_collected(first)
-            await self._rsm.collected.put_collected_metadata(topic_id, content)
+            await self._rsm.objects.put_collected_metadata(topic_id, content)
         except RemoteStorageError as error:
             if isinstance(error, StorageDenied):
                 self._denied = True

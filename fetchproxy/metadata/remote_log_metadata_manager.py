@@ -178,7 +178,7 @@ async def delete_log_starts(
     """They say nothing any more, as there is a higher one; one that stays does no harm."""
     try:
         for one in lower:
-            await rsm.delete_log_start_offset(one)
+            await rsm.delete_log_start_offset(tip, one)
     except RemoteStorageError as error:
         log.warning(
             "old_log_start_not_deleted",

@@ -59,7 +59,8 @@ from fetchproxy.segments.records import (
     decode_message,
     encode_message,
 )
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, SegmentMetadataObject
+from fetchproxy.storage.listings import LogStartObject, SegmentMetadataObject
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 _INT32_MASK = 0xFFFFFFFF
 _INT64_MASK = 0xFFFFFFFFFFFFFFFF
@@ -556,8 +557,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._rsm.put_log_start_offset(tip, offset, content, after_epoch)
             await self._append(LogStartOffset(tip, offset, self._wall_clock_ms(), after_epoch))
             if before:
-                lower = self._rsm.log_start_object(tip, before, after_epoch)
-                await delete_log_starts(self._rsm, tip, [lower])
+                await delete_log_starts(self._rsm, tip, [LogStartObject(before, after_epoch)])
         return self._show(tip)
 
     async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:

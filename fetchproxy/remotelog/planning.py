@@ -92,7 +92,7 @@ def _has_all(view: PartitionView, asked: Offsets) -> bool:
 
 async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool) -> NotHeld:
     try:
-        stated = await read_finished_offsets(rsm.records, view.tip)
+        stated = await read_finished_offsets(rsm.objects, view.tip)
     except CorruptSegment:
         stated = None  # `verify` names it
     held = Held(
@@ -105,13 +105,12 @@ async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool)
     if found == NotHeld():
         return found
     if not of_store:
-        recorded = rsm.records.list_archive_gaps(view.tip)
-        gaps = [(gap.first_offset, gap.last_offset) async for gap in recorded]
+        gaps = [gap async for gap in rsm.objects.list_archive_gaps(view.tip)]
         end = view.log_end_offset or 0
         return _clipped(not_held(held, stated, gaps), (0, end - 1))
     # What is read now was stated before: a copy or a truncation that was under way is no hole.
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-        return (await look_at_offsets(rsm.records, rlmm, view.tip)).found
+        return (await look_at_offsets(rsm.objects, rlmm, view.tip)).found
 
 
 def _clipped(found: NotHeld, asked: Offsets) -> NotHeld:

@@ -6,14 +6,14 @@
     metadata-manager topic __remote_log_metadata
 
 The first line is the layout's version. `generation` is made anew with each archive, so that one
-that was replaced is told from one that was changed. A line that is missing is not known, and the
-next archiver adds it. The object is the sign that there is an archive at all: where it is missing,
-there is a wrong prefix, a missing mount or an emptied bucket, and never an empty archive.
+that was replaced is told from one that was changed. The next archiver adds a line that is missing.
+Where the object is missing, there is a wrong prefix, a missing mount or an emptied bucket, and
+never an empty archive.
 
-Of an archive that moves (docs/adr/0057) two places have objects. `metadata-manager mirror` says
-that `fetchproxy mirror` writes there and the archive is elsewhere; `metadata-manager moved`, with
-the lines `moved-…`, that it was here. Both are no manager that a process can be set to: whoever
-follows the brokers refuses such a place, also programs that do not know these words.
+Of an archive that moves (docs/adr/0057) two places have objects. `metadata-manager mirror`:
+`fetchproxy mirror` writes there, and the archive is elsewhere; `metadata-manager moved`, with the
+lines `moved-…`: it was here. No process can be set to either manager, so whoever follows the
+brokers refuses such a place, also programs that do not know these words.
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ def parse_identity(content: bytes) -> ArchiveIdentity:
 
 
 async def read_identity(store: ObjectStore, prefix: str) -> ArchiveIdentity | None:
-    """None: there is no archive below `prefix`. Raises RemoteStorageError if it is of another
-    layout, or cannot be read.
-    """
+    """None: there is no archive below `prefix`. Raises RemoteStorageError."""
     try:
         return parse_identity(await store.get(prefix + LAYOUT_OBJECT, SMALL_OBJECT_BYTES_MAX))
     except ObjectNotFound:
@@ -186,9 +184,7 @@ class OwnIdentity:
             await self.look()
 
     async def look(self) -> ArchiveIdentity | None:
-        """What the archive says now; None: there is none. Raises ArchiveMismatch,
-        RemoteStorageError.
-        """
+        """What the archive says now; None: there is none. Raises as `check`."""
         began_at = asyncio.get_running_loop().time()
         self._seen = None
         said = await read_identity(self._store, self._prefix)
@@ -199,9 +195,7 @@ class OwnIdentity:
         return said
 
     async def create(self, identity: ArchiveIdentity) -> ArchiveIdentity:
-        """Make the archive; what it says is another's where that one was faster. Raises as
-        `check`.
-        """
+        """Make the archive; it says what another has said who was faster. Raises as `check`."""
         await self._store.put_new(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
         await self._settle()
         if self._seen is None:

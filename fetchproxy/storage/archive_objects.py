@@ -1,4 +1,7 @@
-"""The objects of an archive besides segments: bytes and their names, no meaning."""
+"""The objects of an archive besides segments: bytes and their names, no meaning.
+
+What each of them is for, `segments.object_keys` says.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,7 @@ from uuid import UUID
 
 from fetchproxy.errors import ObjectNotFound
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.segments.object_keys import (
-    archive_gap_key,
-    archiver_positions_key,
-    archivers_folder,
-    cluster_topics_key,
-    collected_metadata_key,
-    concern_key,
-    concerns_folder,
-    finished_offsets_key,
-    is_archiver_positions_key,
-    parse_archive_gap_key,
-    parse_concern_key,
-    partition_folder,
-    retention_step_key,
-    topic_cluster_key,
-)
+from fetchproxy.segments import object_keys as keys
 from fetchproxy.storage.store_health import measured
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
@@ -33,7 +21,17 @@ from fetchproxy.storage.stores.object_store import (
 )
 
 
-class _Objects:
+@dataclass(frozen=True, slots=True)
+class ConcernObject:
+    """`tip` None: it is of the archive as a whole. `name`: one of `health.Kind`, or newer."""
+
+    tip: TopicIdPartition | None
+    name: str
+    key: str
+    version: str  # changes with the content
+
+
+class ArchiveObjects:
     """`prefix` is one of `object_keys.normal_prefix`. Raises RemoteStorageError and subclasses.
 
     A put creates or replaces, atomically. Absent is no error where something is deleted.
@@ -49,65 +47,47 @@ class _Objects:
         except ObjectNotFound:
             return None
 
+    # --- in which running archivers say what they are gathering -----------------------------------
 
-class ArchiverObjects(_Objects):
-    """In which running archivers say what they are gathering."""
-
-    def key(self, archiver: UUID) -> str:
-        return archiver_positions_key(self._prefix, archiver)
+    def archiver_positions_key(self, archiver: UUID) -> str:
+        return keys.archiver_positions_key(self._prefix, archiver)
 
     @measured
     async def put_archiver_positions(self, archiver: UUID, content: bytes) -> None:
-        await self._store.put(self.key(archiver), content)
+        await self._store.put(self.archiver_positions_key(archiver), content)
 
-    async def list(self) -> AsyncIterator[StoredObject]:
+    async def list_archiver_positions(self) -> AsyncIterator[StoredObject]:
         """Of every archiver that has not taken back what it said."""
-        async for found in self._store.list(archivers_folder(self._prefix)):
-            if is_archiver_positions_key(self._prefix, found.key):
+        async for found in self._store.list(keys.archivers_folder(self._prefix)):
+            if keys.is_archiver_positions_key(self._prefix, found.key):
                 yield found
 
     @measured
     async def get_archiver_positions(self, key: str) -> bytes:
-        """`key` is one of `list`. ObjectNotFound: deleted since."""
+        """`key` is one that was listed. ObjectNotFound: deleted since."""
         return await self._store.get(key)
 
     @measured
     async def delete_archiver_positions(self, key: str) -> None:
         await self._store.delete(key)
 
-
-class CollectedObjects(_Objects):
-    """Which repeat the metadata of a topic's segments."""
+    # --- which repeat the metadata of a topic's segments ------------------------------------------
 
     @measured
     async def put_collected_metadata(self, topic_id: UUID, content: bytes) -> None:
-        await self._store.put(collected_metadata_key(self._prefix, topic_id), content)
+        await self._store.put(keys.collected_metadata_key(self._prefix, topic_id), content)
 
     @measured
     async def get_collected_metadata(self, topic_id: UUID) -> bytes | None:
-        return await self._get(collected_metadata_key(self._prefix, topic_id), OBJECT_BYTES_MAX)
+        return await self._get(
+            keys.collected_metadata_key(self._prefix, topic_id), OBJECT_BYTES_MAX
+        )
 
-
-@dataclass(frozen=True, slots=True)
-class ConcernObject:
-    """`tip` None: it is of the archive as a whole. `name`: one of `health.Kind`, or newer."""
-
-    tip: TopicIdPartition | None
-    name: str
-    key: str
-    version: str  # changes with the content
-
-
-class ConcernObjects(_Objects):
-    """In which archivers say what they want seen to.
-
-    They lie in a folder of their own: one listing tells of the whole archive, and mostly it is
-    empty.
-    """
+    # --- in which archivers say what they want seen to: a folder that mostly is empty -------------
 
     @measured
     async def put_concern(self, tip: TopicIdPartition | None, name: str, content: bytes) -> None:
-        await self._store.put(concern_key(self._prefix, tip, name), content)
+        await self._store.put(keys.concern_key(self._prefix, tip, name), content)
 
     @measured
     async def get_concern(self, found: ConcernObject) -> bytes | None:
@@ -115,117 +95,105 @@ class ConcernObjects(_Objects):
 
     @measured
     async def delete_concern(self, tip: TopicIdPartition | None, name: str) -> None:
-        await self._store.delete(concern_key(self._prefix, tip, name))
+        await self._store.delete(keys.concern_key(self._prefix, tip, name))
 
     @measured
     async def list_concerns(self) -> list[ConcernObject]:
-        return await self._listed(concerns_folder(self._prefix))
+        return await self._concerns(keys.concerns_folder(self._prefix))
 
     @measured
     async def forget_concerns(self, tip: TopicIdPartition) -> None:
         """All of a partition; may be repeated after a failure."""
-        for found in await self._listed(partition_folder(concerns_folder(self._prefix), tip)):
+        for found in await self._concerns(
+            keys.partition_folder(keys.concerns_folder(self._prefix), tip)
+        ):
             await self._store.delete(found.key)
 
-    async def _listed(self, folder: str) -> list[ConcernObject]:
+    async def _concerns(self, folder: str) -> list[ConcernObject]:
         return [
             ConcernObject(*parsed, stored.key, stored.version)
             async for stored in self._store.list(folder)
-            if (parsed := parse_concern_key(self._prefix, stored.key)) is not None
+            if (parsed := keys.parse_concern_key(self._prefix, stored.key)) is not None
         ]
 
-
-@dataclass(frozen=True, slots=True, order=True)
-class GapObject:
-    """Offsets that were lost before they could be copied, both inclusive."""
-
-    first_offset: int
-    last_offset: int
-    key: str
-
-
-class PartitionRecords(_Objects):
-    """In which archivers say what a partition's archive has to hold."""
+    # --- in which archivers say what a partition's archive has to hold ----------------------------
 
     def folder(self, tip: TopicIdPartition) -> str:
-        return partition_folder(self._prefix, tip)
+        return keys.partition_folder(self._prefix, tip)
 
     def finished_offsets_key(self, tip: TopicIdPartition) -> str:
-        return finished_offsets_key(self._prefix, tip)
+        return keys.finished_offsets_key(self._prefix, tip)
 
     @measured
     async def put_archive_gap(
         self, tip: TopicIdPartition, first: int, last: int, content: bytes
     ) -> None:
         """`content` is for people: the key alone counts. May be repeated."""
-        await self._store.put(archive_gap_key(self._prefix, tip, first, last), content)
+        await self._store.put(keys.archive_gap_key(self._prefix, tip, first, last), content)
 
-    async def list_archive_gaps(self, tip: TopicIdPartition) -> AsyncIterator[GapObject]:
-        async for found in self._store.list(partition_folder(self._prefix, tip)):
-            gap = parse_archive_gap_key(self._prefix, found.key)
+    async def list_archive_gaps(self, tip: TopicIdPartition) -> AsyncIterator[tuple[int, int]]:
+        """Offsets that were lost before they could be copied, both inclusive."""
+        async for found in self._store.list(keys.partition_folder(self._prefix, tip)):
+            gap = keys.parse_archive_gap_key(self._prefix, found.key)
             if gap is not None:
-                yield GapObject(*gap, found.key)
+                yield gap
 
     @measured
     async def put_finished_offsets(self, tip: TopicIdPartition, content: bytes) -> None:
-        await self._store.put(finished_offsets_key(self._prefix, tip), content)
+        await self._store.put(keys.finished_offsets_key(self._prefix, tip), content)
 
     @measured
     async def get_finished_offsets(self, tip: TopicIdPartition) -> bytes | None:
-        return await self._get(finished_offsets_key(self._prefix, tip))
+        return await self._get(keys.finished_offsets_key(self._prefix, tip))
 
     @measured
     async def forget_records(self, tip: TopicIdPartition) -> None:
         """Of a partition without segments; may be repeated after a failure."""
         gaps = [gap async for gap in self.list_archive_gaps(tip)]
         for gap in gaps:
-            await self._store.delete(gap.key)
-        await self._store.delete(finished_offsets_key(self._prefix, tip))
+            await self._store.delete(keys.archive_gap_key(self._prefix, tip, *gap))
+        await self._store.delete(keys.finished_offsets_key(self._prefix, tip))
 
-
-class RetentionObjects(_Objects):
-    """Whoever deletes says there what it is about to do, so that it is known after a restart and to
-    other archivers.
-    """
+    # --- in which whoever deletes says what it is about to do: a restart and others see that ------
 
     @measured
     async def put_retention_step(self, tip: TopicIdPartition, content: bytes) -> None:
-        await self._store.put(retention_step_key(self._prefix, tip), content)
+        await self._store.put(keys.retention_step_key(self._prefix, tip), content)
 
     @measured
     async def get_retention_step(self, tip: TopicIdPartition) -> bytes | None:
-        return await self._get(retention_step_key(self._prefix, tip))
+        return await self._get(keys.retention_step_key(self._prefix, tip))
 
     @measured
     async def delete_retention_step(self, tip: TopicIdPartition) -> None:
-        await self._store.delete(retention_step_key(self._prefix, tip))
+        await self._store.delete(keys.retention_step_key(self._prefix, tip))
 
     @measured
     async def put_cluster_topics(self, cluster_id: str, content: bytes) -> None:
-        await self._store.put(cluster_topics_key(self._prefix, cluster_id), content)
+        await self._store.put(keys.cluster_topics_key(self._prefix, cluster_id), content)
 
     @measured
     async def get_cluster_topics(self, cluster_id: str) -> bytes | None:
-        return await self._get(cluster_topics_key(self._prefix, cluster_id), OBJECT_BYTES_MAX)
+        return await self._get(keys.cluster_topics_key(self._prefix, cluster_id), OBJECT_BYTES_MAX)
 
     @measured
     async def put_topic_cluster(self, topic: str, topic_id: UUID, cluster_id: str) -> None:
         """The cluster in which the topic is alive."""
         content = cluster_id.encode() + b"\n"
-        await self._store.put(topic_cluster_key(self._prefix, topic, topic_id), content)
+        await self._store.put(keys.topic_cluster_key(self._prefix, topic, topic_id), content)
 
     @measured
     async def get_topic_cluster(self, topic: str, topic_id: UUID) -> str | None:
         """None: no archiver has seen the topic alive, or it is forgotten."""
-        key = topic_cluster_key(self._prefix, topic, topic_id)
+        key = keys.topic_cluster_key(self._prefix, topic, topic_id)
         content = await self._get(key)
         return None if content is None else content.decode(errors="replace").strip()
 
     @measured
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
         """Remove what is left of a topic without partitions; may be repeated."""
-        await self._store.delete(collected_metadata_key(self._prefix, topic_id))
-        await self._store.delete(topic_cluster_key(self._prefix, topic, topic_id))
+        await self._store.delete(keys.collected_metadata_key(self._prefix, topic_id))
+        await self._store.delete(keys.topic_cluster_key(self._prefix, topic, topic_id))
 
     async def store_clock_ms(self) -> int | None:
         """Epoch ms by the store's own clock; None: it has none that it tells."""

@@ -1,8 +1,8 @@
 """Topics of other archives among one's own, under other names: an ObjectStore over several.
 
-To everything above it an attached topic is one of the archive: it lies in a folder of its own, and
-its metadata name it so. It has an id of its own too, so that an archive may be attached beside
-itself. Nothing is ever written there: every put and delete is refused.
+To everything above it an attached topic is one of the archive: its metadata name it so, and it has
+an id of its own, so that an archive may be attached beside itself. Every put and delete there is
+refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
-from uuid import uuid5
+from uuid import UUID, uuid5
 
 import structlog
 
@@ -20,15 +20,9 @@ from fetchproxy.config.schema import Config
 from fetchproxy.config.values import parse_attachments
 from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound, StorageDenied
 from fetchproxy.model import ByteRange, RemoteLogSegmentId, TopicIdPartition
+from fetchproxy.segments import object_keys as keys
 from fetchproxy.segments.description import decode_segment, encode_segment
-from fetchproxy.segments.object_keys import (
-    SegmentFile,
-    parse_segment_key,
-    parse_topic_folder,
-    partition_folder,
-    topic_cluster_key,
-    topic_folder,
-)
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.archive_identity import read_identity
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_rest_of
 from fetchproxy.storage.stores.object_store import (
@@ -54,9 +48,12 @@ class AttachedTopic:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """`here` and `there` are topic folders; `hidden` is an object that is not shown."""
+    """`here` and `there` are topic folders; `hidden` is an object that is not shown. `topic_id`: in
+    the other archive.
+    """
 
     attached: AttachedTopic
+    topic_id: UUID
     here: str
     there: str
     hidden: str
@@ -114,13 +111,10 @@ class AttachedObjectStore(ObjectStore):
         return await mount.attached.store.get_range(mount.key_there(key), byte_range)
 
     def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
-        mount = self._mount(partition_folder(self._prefix, tip))
+        mount = self._mount(keys.partition_folder(self._prefix, tip))
         if mount is None:
             return tip
-        there = parse_topic_folder(mount.there[len(mount.attached.prefix) : -1])
-        if there is None:
-            return tip
-        return TopicIdPartition(there[1], there[0], tip.partition)
+        return TopicIdPartition(mount.topic_id, mount.attached.topic, tip.partition)
 
     @property
     def page_objects(self) -> int | None:
@@ -153,7 +147,7 @@ class AttachedObjectStore(ObjectStore):
         names = [name async for name in self._own.list_folders(prefix)]
         if prefix == self._prefix:
             taken = {attached.name for attached in self._attached}
-            topics = {name: parse_topic_folder(name) for name in names}
+            topics = {name: keys.parse_topic_folder(name) for name in names}
             names = [name for name, topic in topics.items() if not topic or topic[0] not in taken]
             for attached in self._attached:
                 names += [mount.here[len(prefix) : -1] for mount in await self._look(attached)]
@@ -170,17 +164,18 @@ class AttachedObjectStore(ObjectStore):
         await read_identity(attached.store, attached.prefix)  # its layout, first of all
         found = []
         async for name in attached.store.list_folders(attached.prefix):
-            topic = parse_topic_folder(name)
+            topic = keys.parse_topic_folder(name)
             if topic is not None and topic[0] == attached.topic:
                 own_id = uuid5(topic[1], attached.name)
-                here = topic_folder(self._prefix, attached.name, own_id)
+                here = keys.topic_folder(self._prefix, attached.name, own_id)
                 found.append(
                     _Mount(
                         attached,
+                        topic[1],
                         here,
                         there=f"{attached.prefix}{name}/",
                         # Of that cluster it says something, of ours it would say what is not so.
-                        hidden=topic_cluster_key(self._prefix, attached.name, own_id),
+                        hidden=keys.topic_cluster_key(self._prefix, attached.name, own_id),
                     )
                 )
         self._mounts.update((mount.here, mount) for mount in found)
@@ -203,14 +198,14 @@ class AttachedObjectStore(ObjectStore):
 
     def _renamed(self, key: str, mount: _Mount, content: bytes) -> bytes:
         """Metadata with the name that the segment has here; what cannot be read is left so."""
-        parsed = parse_segment_key(self._prefix, key)
+        parsed = keys.parse_segment_key(self._prefix, key)
         if parsed is None or parsed.file is not SegmentFile.METADATA:
             return content
         try:
             metadata = decode_segment(content, key)
         except CorruptSegment:
             return content
-        there = parse_segment_key(mount.attached.prefix, mount.key_there(key))
+        there = keys.parse_segment_key(mount.attached.prefix, mount.key_there(key))
         if there is None or metadata.segment_id != there.segment_id:
             return content  # the metadata of something else: it must not pass for this segment's
         tip = parsed.segment_id.topic_id_partition

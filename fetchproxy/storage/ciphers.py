@@ -1,15 +1,20 @@
-"""AES-256, of the package `cryptography`: the only module that needs the extra `encryption`."""
+"""AES-256, of the package `cryptography` of the extra `encryption`: its 5 MiB are loaded here
+alone, and only where somebody encrypts.
+"""
 
 from __future__ import annotations
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from typing import TYPE_CHECKING
+
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.errors import CorruptSegment
+from fetchproxy.errors import ConfigError, CorruptSegment
 
-_AES_BLOCK_BYTES = 16
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
+
+KEY_BYTES = 32
+_BLOCK_BYTES = 16
 _CHANGED = "it was changed, or is of another place: its authentication fails"
 
 
@@ -17,7 +22,17 @@ class AesGcm:
     """A `segments.packing.Cipher`."""
 
     def __init__(self, key: bytes) -> None:
+        """Raises ConfigError where the package is missing."""
+        try:
+            from cryptography.exceptions import InvalidTag
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError:
+            raise ConfigError(
+                "store.encryption_keys: the package cryptography is not installed: "
+                "pip install 'fetchproxy[encryption]'"
+            ) from None
         self._aead = AESGCM(key)
+        self._refusals = (InvalidTag, ValueError)  # ValueError: shorter than a tag
 
     def seal(self, nonce: bytes, content: Buffer, label: bytes) -> bytes:
         return self._aead.encrypt(nonce, content, label)
@@ -25,14 +40,19 @@ class AesGcm:
     def open(self, nonce: bytes, sealed: Buffer, label: bytes) -> bytes:
         try:
             return self._aead.decrypt(nonce, sealed, label)
-        except (InvalidTag, ValueError):  # ValueError: shorter than a tag
+        except self._refusals:
             raise CorruptSegment(_CHANGED) from None
 
     def open_into(self, nonce: bytes, sealed: Buffer, label: bytes, out: memoryview) -> None:
         try:
             self._aead.decrypt_into(nonce, sealed, label, out)
-        except (InvalidTag, ValueError):
+        except self._refusals:
             raise CorruptSegment(_CHANGED) from None
+
+
+def check_aes() -> None:
+    """At the start, and not at the first read. Raises ConfigError."""
+    AesGcm(bytes(KEY_BYTES))
 
 
 def stream_at(key: bytes, position: int) -> CipherContext:
@@ -40,7 +60,9 @@ def stream_at(key: bytes, position: int) -> CipherContext:
 
     A file is as long as before; only one file may ever have the key.
     """
-    counter = (position // _AES_BLOCK_BYTES).to_bytes(_AES_BLOCK_BYTES, "big")
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    counter = (position // _BLOCK_BYTES).to_bytes(_BLOCK_BYTES, "big")
     stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
-    stream.update(bytes(position % _AES_BLOCK_BYTES))
+    stream.update(bytes(position % _BLOCK_BYTES))
     return stream

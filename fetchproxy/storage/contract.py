@@ -40,10 +40,8 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
-from fetchproxy.storage.remote_storage_manager import (
-    LogSegmentData,
-    RemoteStorageManager,
-)
+from fetchproxy.storage.packed_logs import LogSegmentData
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
 
 MiB = 1024 * 1024

@@ -33,7 +33,6 @@ from fetchproxy.observability.metrics import (
     LOCAL_INDEX_READS,
     LOCAL_INDEX_REBUILDS,
 )
-from fetchproxy.runtime.folders import LOCK as LOCK
 from fetchproxy.runtime.folders import take_folder
 from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.segments.remote_log_index import (
@@ -49,8 +48,8 @@ from fetchproxy.segments.remote_log_index import (
 #     <20-digit base offset>.remoteOffsetIndex   where in it each entry begins
 #     <20-digit base offset>.remoteTimeIndex     which of its entries are later than all before them
 #
-# A set only grows. A segment that overlaps one of the set begins another set. Everything can be
-# fetched again, so a damaged set is removed, and nothing is mended.
+# A set only grows. A segment that overlaps one of the set begins another set. A damaged set is
+# removed: everything can be fetched again.
 
 LOG_INDEX = "remoteLogIndex"
 OFFSET_INDEX = "remoteOffsetIndex"
@@ -112,9 +111,7 @@ class LocalIndexFiles:
         )
 
     def read(self, number: int) -> bytes:
-        """The entries of one of `segments`. Raises CorruptSegment where the file is gone or too
-        short, OSError.
-        """
+        """The entries of one of `segments`. Raises CorruptSegment, OSError."""
         path, end = self._paths[LOG_INDEX], self._ends[number]
         begin = self._ends[number - 1] if number else 0
         try:
@@ -128,10 +125,8 @@ class LocalIndexFiles:
         return raw
 
     def append(self, index: RemoteLogIndex, raw: bytes) -> None:
-        """The entries of one more segment: `raw`, and the same parsed.
-
-        Raises ValueError where they do not fit: then nothing was written. CorruptSegment where the
-        files are damaged, OSError: then the set may be broken.
+        """The entries of one more segment: `raw`, and the same parsed. Raises ValueError where they
+        do not fit; CorruptSegment, OSError: then the set may be broken.
         """
         if not self.has_room(index, len(raw)):
             first = index.first_offsets[0]
@@ -151,8 +146,7 @@ class LocalIndexFiles:
             for suffix, content in more.items():
                 self._write_end(suffix, content)
         except OSError:
-            # A full disk costs no more than this segment. Where that fails too, `check` will see
-            # it.
+            # A full disk costs no more than this segment. Where that fails too, `check` sees it.
             for suffix, size in self._sizes.items():
                 with suppress(OSError):
                     os.truncate(self._paths[suffix], size)
@@ -171,9 +165,8 @@ class LocalIndexFiles:
             file.write(content)
 
     def check(self) -> bool:
-        """Is it as it was left? Fast: sizes, where segments begin, and the end.
-
-        The rest is checked when it is used. Raises OSError.
+        """Is it as it was left? Sizes, where segments begin, and the end; the rest is checked when
+        it is used. Raises OSError.
         """
         try:
             offsets, times = (self._paths[s].read_bytes() for s in (OFFSET_INDEX, TIME_INDEX))
@@ -246,9 +239,9 @@ class LocalRemoteLogIndex:
     """A partition's: sets of files, each behind the one before it, and rolled like a log.
 
     Holds the `.index` objects of the partition's segments in their order. It is a cache: whatever
-    is doubtful is dropped, a whole set at a time, and fetched again. Whether an offset still counts
-    is the metadata's matter. The folder is made with the first segment, and goes with the last.
-    All methods block, may be called by any thread, and exclude each other.
+    is doubtful is dropped, a whole set at a time, and fetched again. The folder is made with the
+    first segment, and goes with the last. All methods block, may be called by any thread, and
+    exclude each other.
     """
 
     def __init__(self, folder: Path, *, file_bytes_max: int, file_age_max_ms: int) -> None:
@@ -265,10 +258,8 @@ class LocalRemoteLogIndex:
     # --- the writer: one at a time, `keep` before `append` ----------------------------------------
 
     def keep(self, wanted: Sequence[IndexedSegment]) -> int:
-        """Drop whatever is not the beginning of `wanted`; how many of them are there.
-
-        Files that only hold segments before `wanted` go: the log start has passed them. Raises
-        OSError.
+        """Drop whatever is not the beginning of `wanted`, and files of segments before it: the log
+        start has passed them. How many of `wanted` are there. Raises OSError.
         """
         marks = [segment_mark(segment.object_key) for segment in wanted]
         with self._lock:
@@ -290,8 +281,7 @@ class LocalRemoteLogIndex:
     def append(self, segment: IndexedSegment, raw: bytes) -> None:
         """`raw`: the content of its `.index`. It must follow the last one in `keep`'s order.
 
-        Raises CorruptSegment where it is not that, and ValueError where it cannot be indexed here;
-        OSError. Nothing has changed then.
+        Raises CorruptSegment, OSError, and ValueError where it cannot be indexed here.
         """
         index = RemoteLogIndex.parse(raw)
         if (index.object_key, index.size_bytes) != (segment.object_key, segment.size_bytes):
@@ -337,9 +327,7 @@ class LocalRemoteLogIndex:
     # --- readers ----------------------------------------------------------------------------------
 
     def segment_index(self, segment: IndexedSegment) -> RemoteLogIndex | None:
-        """All entries of a segment, in the bytes of its `.index`; None: they are not here. Raises
-        CorruptSegment where they are, but damaged; OSError.
-        """
+        """All entries of a segment; None: they are not here. Raises CorruptSegment, OSError."""
         mark = segment_mark(segment.object_key)
         with self._lock:
             self._open()
@@ -435,8 +423,7 @@ class LocalIndexes:
     """Of all partitions. `async with`: locks the folder and gives it back.
 
     The event loop never waits for a disk here, and a read never waits for long: who does not get an
-    answer asks the store.
-    `log_key`: the key of a segment's `.log`.
+    answer asks the store. `log_key`: the key of a segment's `.log`.
     """
 
     def __init__(
@@ -489,9 +476,8 @@ class LocalIndexes:
         return await loop.run_in_executor(self._threads, partial(call, *args, **kwargs))
 
     async def read(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogIndex | None:
-        """A segment's index as its `.index` object has it; None: ask the store.
-
-        What is damaged is dropped, for `LocalIndexRefresher` to fetch again. Raises nothing.
+        """As the segment's `.index` object has it; None: ask the store. What is damaged is dropped,
+        for `LocalIndexRefresher` to fetch again. Raises nothing.
         """
         tip = metadata.topic_id_partition
         index = self.partition(tip)

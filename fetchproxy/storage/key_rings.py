@@ -21,19 +21,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fetchproxy.errors import ConfigError, CorruptSegment, SegmentLocked
 from fetchproxy.model import RemoteLogSegmentId
+from fetchproxy.runtime.folders import stamp_of
 from fetchproxy.segments.object_keys import uuid_text
-from fetchproxy.segments.packing import NONCE_BYTES, Cipher, WrappedKey
+from fetchproxy.segments.packing import NONCE_BYTES, WrappedKey
+from fetchproxy.storage.ciphers import KEY_BYTES, AesGcm, check_aes
 from fetchproxy.storage.stores.filesystem import sync
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers import CipherContext
-
 SETTING = "store.encryption_keys"
-KEY_BYTES = 32  # of AES-256
 RING_BYTES_MAX = 1024 * 1024  # some 10,000 keys
 _RING_VERSION = 1
 _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -51,30 +48,6 @@ def key_context(segment_id: RemoteLogSegmentId, digest: str) -> KeyContext:
         "partition": str(tip.partition),
         "segment_id": uuid_text(segment_id.id),
     }
-
-
-def cipher_of(key: bytes) -> Cipher:
-    """Raises ConfigError where the package for it is missing."""
-    try:
-        from fetchproxy.storage.ciphers import AesGcm  # 5 MiB, of those alone who encrypt
-    except ImportError:
-        raise ConfigError(
-            f"{SETTING}: the package cryptography is not installed: "
-            "pip install 'fetchproxy[encryption]'"
-        ) from None
-    return AesGcm(key)
-
-
-def check_cipher() -> None:
-    """At the start, and not at the first read. Raises ConfigError."""
-    cipher_of(bytes(KEY_BYTES))
-
-
-def stream_at(key: bytes, position: int) -> CipherContext:
-    """As `ciphers.stream_at`, which is loaded where somebody encrypts."""
-    from fetchproxy.storage.ciphers import stream_at as of_cryptography
-
-    return of_cryptography(key, position)
 
 
 class KeyRing(ABC):
@@ -104,9 +77,7 @@ class KeyRing(ABC):
 
 
 class KeyRings(KeyRing):
-    """Several: the first one encrypts, all open. So an archive moves from one to another, and those
-    who read it have both meanwhile.
-    """
+    """Several: the first one encrypts, all open. So an archive moves from one to another."""
 
     def __init__(self, rings: Sequence[KeyRing]) -> None:
         self._rings = rings
@@ -219,9 +190,7 @@ def read_keys(path: Path) -> Keys:
 
 @contextmanager
 def changing(path: Path) -> Iterator[None]:
-    """Of two who change a key ring at once, each sees what the other has done. Raises
-    ConfigError.
-    """
+    """Two who change a key ring at once do so one after the other. Raises ConfigError."""
     try:
         folder = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
@@ -234,9 +203,7 @@ def changing(path: Path) -> Iterator[None]:
 
 
 def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
-    """Whole or not at all, and readable by its owner alone; `new`: there must be none yet. Raises
-    ConfigError.
-    """
+    """Whole or not at all, for its owner alone; `new`: there must be none. Raises ConfigError."""
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
         try:
@@ -265,20 +232,20 @@ class FileKeyRing(KeyRing):
     def __init__(self, path: Path) -> None:
         """Raises ConfigError."""
         self._path = path
-        self._seen = self._version()
+        self._seen = stamp_of(self._path)
         self._keys = read_keys(path)
-        check_cipher()
+        check_aes()
 
     @property
     def keys(self) -> Keys:
         """As the file last was; one that cannot be read now changes nothing."""
-        version = self._version()
-        if version != self._seen and version is not None:
+        seen = stamp_of(self._path)
+        if seen != self._seen and seen is not None:
             try:
                 self._keys = read_keys(self._path)
             except ConfigError:
                 return self._keys
-            self._seen = version
+            self._seen = seen
         return self._keys
 
     @property
@@ -296,7 +263,7 @@ class FileKeyRing(KeyRing):
         assert keys.active is not None
         nonce = os.urandom(NONCE_BYTES)
         label = _label(keys.active, context)
-        sealed = cipher_of(keys.keys[keys.active]).seal(nonce, data_key, label)
+        sealed = AesGcm(keys.keys[keys.active]).seal(nonce, data_key, label)
         return WrappedKey(keys.active, nonce + sealed)
 
     async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
@@ -308,19 +275,12 @@ class FileKeyRing(KeyRing):
             )
         nonce, sealed = wrapped.wrapped[:NONCE_BYTES], wrapped.wrapped[NONCE_BYTES:]
         try:
-            return cipher_of(key).open(nonce, sealed, _label(wrapped.key_id, context))
+            return AesGcm(key).open(nonce, sealed, _label(wrapped.key_id, context))
         except CorruptSegment:
             raise SegmentLocked(
                 f"the key {wrapped.key_id!r} of the key ring {self._path} does not open it: it is "
                 "another key of that id, or the wrapped key or what stands beside it was changed"
             ) from None
-
-    def _version(self) -> tuple[int, int, int] | None:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _label(key_id: str, context: KeyContext) -> bytes:

@@ -23,7 +23,8 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.segments.packing import WrappedKey
-from fetchproxy.storage.key_rings import KEY_BYTES, KeyContext, KeyRing, check_cipher
+from fetchproxy.storage.ciphers import KEY_BYTES, check_aes
+from fetchproxy.storage.key_rings import KeyContext, KeyRing
 
 CONNECT_MAX_S = 3
 ANSWER_MAX_S = 10
@@ -56,7 +57,7 @@ class KmsKeyRing(KeyRing):
 
     def __init__(self, place: KeyRingPlace) -> None:
         """Raises ConfigError where the package for AES is missing."""
-        check_cipher()
+        check_aes()
         self._place = place
         self._opened = AsyncExitStack()
         self._client: Any = None  # aiobotocore has no types

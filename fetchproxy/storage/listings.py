@@ -9,18 +9,9 @@ from uuid import UUID
 
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.runtime.loop import for_each
-from fetchproxy.segments.object_keys import (
-    SegmentFile,
-    is_log_history_key,
-    parse_log_start_key,
-    parse_partition_folder,
-    parse_segment_key,
-    parse_topic_folder,
-    topic_folder,
-)
+from fetchproxy.segments import object_keys as keys
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
-
-# Names, not contents: these are `segments.description`.
 
 _METADATA_SUFFIX = f".{SegmentFile.METADATA.value}"
 _OTHER_SUFFIXES = tuple(f".{file.value}" for file in SegmentFile)
@@ -31,7 +22,6 @@ class LogStartObject:
     """Everything below `offset` was deleted (DeleteRecords), of the history after that epoch."""
 
     offset: int
-    key: str
     after_epoch: int = -1
 
 
@@ -56,14 +46,14 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
     """What an object says of how its partition stands; None: nothing."""
     # Of four or more objects a segment one is of interest: the others are not parsed.
     if found.key.endswith(_METADATA_SUFFIX):
-        parsed = parse_segment_key(prefix, found.key)
+        parsed = keys.parse_segment_key(prefix, found.key)
         if parsed is not None:
             return SegmentMetadataObject(parsed.segment_id, parsed.base_offset, found)
     elif found.key.endswith(_OTHER_SUFFIXES):
         return None
-    elif (log_start := parse_log_start_key(prefix, found.key)) is not None:
-        return LogStartObject(log_start[0], found.key, log_start[1])
-    elif is_log_history_key(prefix, found.key):
+    elif (log_start := keys.parse_log_start_key(prefix, found.key)) is not None:
+        return LogStartObject(*log_start)
+    elif keys.is_log_history_key(prefix, found.key):
         return LogHistoryObject(found)
     return None
 
@@ -81,15 +71,15 @@ async def listed_partitions(
     topics = [
         topic
         async for name in store.list_folders(prefix)
-        if (topic := parse_topic_folder(name)) is not None and topic_id in (None, topic[1])
+        if (topic := keys.parse_topic_folder(name)) is not None and topic_id in (None, topic[1])
     ]
     found: list[TopicIdPartition] = []
 
     async def list_one(topic: tuple[str, UUID]) -> None:
-        folder = topic_folder(prefix, *topic)
+        folder = keys.topic_folder(prefix, *topic)
         try:
             async for name in store.list_folders(folder):
-                tip = parse_partition_folder(prefix, f"{folder}{name}/")
+                tip = keys.parse_partition_folder(prefix, f"{folder}{name}/")
                 if tip is not None:
                     found.append(tip)
         finally:
@@ -99,9 +89,9 @@ async def listed_partitions(
     return sorted(found)
 
 
-# A page of a listing says where the next one begins, so that pages of one listing come one after
-# the other: 40 trips for 10,000 partitions. But partitions' folders are numbers. Behind each page
-# what is left is divided by the next digit, and each part is a listing of its own.
+# Pages of one listing come one after the other: 40 trips for 10,000 partitions. But partitions'
+# folders are numbers. Behind each page what is left is divided by the next digit, and each part is
+# a listing of its own.
 
 PAGES_AT_ONCE = 32
 # Objects between two breaths of the event loop: each is taken apart, below 1 ms for all.
@@ -120,13 +110,13 @@ async def take_topic_objects(
     Those of one partition come in their order, partitions in any. False: the topic has no object
     at all. Raises RemoteStorageError.
     """
-    folder, page, seen = topic_folder(prefix, topic, topic_id), store.page_objects, False
+    folder, page, seen = keys.topic_folder(prefix, topic, topic_id), store.page_objects, False
     at_once = asyncio.Semaphore(PAGES_AT_ONCE)
 
     def take_found(found: StoredObject) -> None:
         said = standing(prefix, found)
         if said is not None:
-            tip = parse_partition_folder(prefix, found.key[: found.key.rindex("/") + 1])
+            tip = keys.parse_partition_folder(prefix, found.key[: found.key.rindex("/") + 1])
             if tip is not None:
                 take(tip, said)
 

@@ -1,5 +1,5 @@
-"""Segments whose log is packed: compressed, encrypted or both. The part of the
-RemoteStorageManager below its verbs; who reads segments asks for ranges of the log as ever.
+"""Segments whose log is packed: compressed, encrypted or both. Readers ask for ranges of the log as
+ever.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from typing import NamedTuple
 from cachetools import LRUCache
 from fastcrc.crc32 import iscsi as crc32c
 
-from fetchproxy.errors import CorruptSegment, DamagedObject, MetadataChanged, SegmentLocked
+from fetchproxy.errors import (
+    CorruptSegment,
+    DamagedObject,
+    MetadataChanged,
+    ObjectNotFound,
+    SegmentLocked,
+)
 from fetchproxy.model import (
     ByteRange,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     StoredSegment,
-    TopicIdPartition,
 )
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.segments.contents import file_crc
@@ -44,20 +49,16 @@ from fetchproxy.segments.packing import (
     sealed_file,
     unpacked,
 )
+from fetchproxy.storage.ciphers import KEY_BYTES, AesGcm, stream_at
 from fetchproxy.storage.key_rings import (
-    KEY_BYTES,
     SETTING,
-    KeyContext,
     KeyRing,
-    cipher_of,
     key_context,
-    stream_at,
 )
-from fetchproxy.storage.store_health import StoreHealth
+from fetchproxy.storage.store_health import WatchedObjectStore, measured
 from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
     Content,
-    ObjectStore,
     StoredObject,
 )
 
@@ -78,17 +79,13 @@ class AtRest:
     keys: KeyRing | None = None
     required: bool = False
 
-    @property
-    def encrypts(self) -> bool:
-        return self.keys is not None and self.keys.writes
-
 
 AS_THEY_ARE = AtRest()
 
 
 class ListedSegment(NamedTuple):
-    """A StoredSegment of which only the objects are known; its size is that of the `.log`. What
-    is said of it is not held against what it was encrypted with.
+    """A StoredSegment of which only the objects are known; its size is that of the `.log`. Nothing
+    of it is held against what the segment was encrypted with.
     """
 
     segment_id: RemoteLogSegmentId
@@ -162,34 +159,34 @@ class OpenedLog:
 
 
 class PackedLogs:
-    """`origin`: what a partition was called where it was archived. `health` hears of each key that
-    is needed, and of metadata that were changed.
-    """
+    """The store's health hears of each key that is needed, and of metadata that were changed."""
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: WatchedObjectStore,
         object_key: Callable[[StoredSegment, SegmentFile], str],
         at_rest: AtRest,
-        origin: Callable[[TopicIdPartition], TopicIdPartition],
-        health: StoreHealth,
     ) -> None:
         self._store = store
         self._object_key = object_key
         self._at_rest = at_rest
-        self._origin = origin
-        self._locked = health.locked
-        self._changed = health.changed
         self._opening: SingleFlight[OpenedLog] = SingleFlight()
         self._opened: LRUCache[int, OpenedLog] = LRUCache(
             PACKINGS_BYTES_MAX, getsizeof=lambda opened: opened.packing.memory_bytes
         )
 
-    def packs(self, *, compressible: bool) -> bool:
-        """Whether a segment that is copied now is to be `packed`; `compressible`: most of its
-        batches are not compressed.
+    @property
+    def encrypts(self) -> bool:
+        """Whether segments that are copied now are encrypted: then nothing of them may lie on a
+        local disk in the clear.
         """
-        return self._at_rest.encrypts or (self._at_rest.compress and compressible)
+        return self._at_rest.keys is not None and self._at_rest.keys.writes
+
+    def packs(self, *, compressible: bool) -> bool:
+        """Whether a segment that is copied now is to be `packed`. `compressible`: as of
+        `LogSegmentData.log_compressible`.
+        """
+        return self.encrypts or (self._at_rest.compress and compressible)
 
     async def put(self, segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> None:
         """The files beside the log, the `.packing`, and the `.log` last. Raises OSError of the
@@ -199,8 +196,7 @@ class PackedLogs:
         described = Described.of(segment)
         data_key, cipher = await self._new_key(place, described)
         for file, content in data.small_objects():
-            stored = content if cipher is None else _sealed(cipher, place, file, content)
-            await self._store.put(self._object_key(segment, file), stored)
+            await self._put_small(segment, file, content, cipher)
         compress = self._at_rest.compress and data.log_compressible
         path = data.log.with_name(data.log.name + _PACKED_SUFFIX)
         stop = threading.Event()
@@ -224,17 +220,23 @@ class PackedLogs:
         self, place: RemoteLogSegmentId, described: Described
     ) -> tuple[WrappedKey | None, Cipher | None]:
         """Of one copy of one segment: each attempt has a new id, and so a new key."""
-        if self._at_rest.keys is None or not self._at_rest.encrypts:
+        if self._at_rest.keys is None or not self._at_rest.keys.writes:
             return None, None
         data_key = os.urandom(KEY_BYTES)
         context = key_context(place, described.digest(place.topic_id_partition.topic))
         wrapped = await self._at_rest.keys.wrap(data_key, context)
-        return wrapped, cipher_of(data_key)
+        return wrapped, AesGcm(data_key)
 
     async def put_file(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
-        cipher = (await self.opened(segment)).cipher
-        stored = content if cipher is None else _sealed(cipher, self._place(segment), file, content)
-        await self._store.put(self._object_key(segment, file), stored)
+        await self._put_small(segment, file, content, (await self.opened(segment)).cipher)
+
+    async def _put_small(
+        self, segment: StoredSegment, file: SegmentFile, content: bytes, cipher: Cipher | None
+    ) -> None:
+        if cipher is not None:
+            label, nonce = file_label(self._place(segment), file), os.urandom(NONCE_BYTES - 1)
+            content = sealed_file(cipher, label, content, nonce)
+        await self._store.put(self._object_key(segment, file), content)
 
     async def read_file(self, segment: StoredSegment, file: SegmentFile, bytes_max: int) -> bytes:
         cipher = (await self.opened(segment)).cipher
@@ -288,23 +290,41 @@ class PackedLogs:
         if fault := described.fault(segment):
             key = self._object_key(segment, SegmentFile.METADATA)
             what = f"{key}: it is not what the segment was encrypted with: {fault}"
-            self._changed(segment, what)
+            self._store.health.changed(segment, what)
             raise MetadataChanged(what)
-        self._changed(segment, None)
+        self._store.health.changed(segment, None)
 
     async def as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        """As they should be, where the segment says so; clipped as they are. Raises as `opened`."""
+        """What the metadata have to be, believed only in state and end: an encrypted segment says
+        what it was copied with. Others as they are. Raises as `opened`.
+        """
+        if not metadata.packed:
+            return metadata
         described = (await self.opened(ListedSegment.like(metadata))).packing.described
         if described is None or described.start_offset != metadata.start_offset:
             return metadata
         return described.clipped_as(metadata)
+
+    async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        """Whether the segment is encrypted: others' metadata are believed. Raises as `opened`."""
+        return metadata.packed and (await self.opened(metadata)).cipher is not None
+
+    async def is_packed(self, segment: StoredSegment) -> bool:
+        """As the store has it, where metadata say nothing. Raises RemoteStorageError."""
+        try:
+            await self.read_packing(segment)
+        except ObjectNotFound:
+            return False
+        except DamagedObject:
+            pass
+        return True
 
     async def _open(self, segment: StoredSegment) -> OpenedLog:
         packing, cipher = await self.read_packing(segment), None
         if packing.key is None:
             self.check_may_be_plain(segment)
         else:
-            cipher = cipher_of(await self._data_key(segment, packing, packing.key))
+            cipher = AesGcm(await self._data_key(segment, packing, packing.key))
         opened = OpenedLog(packing, cipher)
         if packing.memory_bytes <= self._opened.maxsize:
             self._opened[segment.segment_id.id.int] = opened
@@ -319,19 +339,21 @@ class PackedLogs:
                 raise SegmentLocked(
                     f"it is encrypted with the key {wrapped.key_id!r}, and {SETTING} is not set"
                 )
-            data_key = await keys.unwrap(wrapped, _context(packing))
+            data_key = await keys.unwrap(wrapped, key_context(packing.segment_id, packing.digest))
         except SegmentLocked as error:
-            self._locked(wrapped.key_id, str(error))
+            self._store.health.locked(wrapped.key_id, str(error))
             key = self._object_key(segment, SegmentFile.PACKING)
             raise SegmentLocked(f"{key}: {error}") from None
-        self._locked(wrapped.key_id, None)
+        self._store.health.locked(wrapped.key_id, None)
         return data_key
 
+    @measured
     async def rewrap(self, segment: StoredSegment, *, dry_run: bool = False) -> Rewrapped:
         """Have the data key of an encrypted segment encrypted by the active key.
 
         One object is replaced, whole or not at all; whoever reads either of the two has the same
-        data key. Raises as `opened`; ObjectNotFound: deleted since.
+        data key; so it may be ended at any step and repeated. Raises as `opened`; ObjectNotFound:
+        deleted since.
         """
         keys = self._at_rest.keys
         packing = await self.read_packing(segment)
@@ -344,17 +366,16 @@ class PackedLogs:
             return Rewrapped(before.key_id, done=False)
         if not dry_run:
             data_key = await self._data_key(segment, packing, before)
-            wrapped = await keys.wrap(data_key, _context(packing))
+            wrapped = await keys.wrap(data_key, key_context(packing.segment_id, packing.digest))
             await self._put_packing(segment, replace(packing, key=wrapped))
         return Rewrapped(before.key_id, done=True)
 
     async def read_packing(self, segment: StoredSegment) -> Packing:
         """As it is in the store now. Raises as `opened`."""
         key = self._object_key(segment, SegmentFile.PACKING)
+        raw = await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
         try:
-            packing = decode_packing(await self._store.get(key, SMALL_OBJECT_BYTES_MAX), key)
-        except DamagedObject:
-            raise
+            packing = decode_packing(raw, key)
         except CorruptSegment as error:
             raise DamagedObject(str(error)) from None
         if packing.segment_id != self._place(segment):
@@ -367,11 +388,11 @@ class PackedLogs:
 
     def _place(self, segment: StoredSegment) -> RemoteLogSegmentId:
         segment_id = segment.segment_id
-        return RemoteLogSegmentId(self._origin(segment_id.topic_id_partition), segment_id.id)
+        return RemoteLogSegmentId(self._store.origin(segment_id.topic_id_partition), segment_id.id)
 
-
-def _context(packing: Packing) -> KeyContext:
-    return key_context(packing.segment_id, packing.digest)
+    async def close(self) -> None:
+        if self._at_rest.keys is not None:
+            await self._at_rest.keys.close()
 
 
 def _pack(
@@ -400,7 +421,3 @@ def _parts(
     stream = None if stream_key is None else stream_at(stream_key, 0)
     while not stop.is_set() and (part := read(BLOCK_BYTES)):
         yield part if stream is None else stream.update(part)
-
-
-def _sealed(cipher: Cipher, place: RemoteLogSegmentId, file: SegmentFile, content: bytes) -> bytes:
-    return sealed_file(cipher, file_label(place, file), content, os.urandom(NONCE_BYTES - 1))

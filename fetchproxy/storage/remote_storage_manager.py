@@ -1,8 +1,7 @@
 """RemoteStorageManager: the KIP's verbs over any `ObjectStore`.
 
-Moves the objects of segments and lists them. Knows neither what a record batch nor what a metadata
-record looks like, and keeps no state of the archive: which segments count is the metadata
-manager's matter.
+Moves the objects of segments and lists them. It knows no record batches and no metadata records,
+and keeps no state of the archive: the metadata manager knows which segments count.
 """
 
 from __future__ import annotations
@@ -21,31 +20,14 @@ from fetchproxy.model import (
     StoredSegment,
     TopicIdPartition,
 )
-from fetchproxy.segments.object_keys import (
-    SegmentFile,
-    SegmentKey,
-    log_history_key,
-    log_start_key,
-    normal_prefix,
-    parse_segment_key,
-    parse_topic_folder,
-    partition_deletion_key,
-    partition_folder,
-    segment_key,
-)
+from fetchproxy.segments import object_keys as keys
+from fetchproxy.segments.object_keys import SegmentFile, SegmentKey
 from fetchproxy.storage.archive_identity import OwnIdentity
-from fetchproxy.storage.archive_objects import (
-    ArchiverObjects,
-    CollectedObjects,
-    ConcernObjects,
-    PartitionRecords,
-    RetentionObjects,
-)
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.key_rings import FileKeyRing, KeyRing, KeyRings
 from fetchproxy.storage.listings import (
     LogHistoryObject,
     LogStartObject,
-    SegmentMetadataObject,
     Standing,
     listed_partitions,
     standing,
@@ -57,7 +39,6 @@ from fetchproxy.storage.packed_logs import (
     ListedSegment,
     LogSegmentData,
     PackedLogs,
-    Rewrapped,
 )
 from fetchproxy.storage.store_health import WatchedObjectStore, measured
 from fetchproxy.storage.stores.object_store import (
@@ -69,17 +50,6 @@ from fetchproxy.storage.stores.object_store import (
 )
 from fetchproxy.storage.stores.registry import open_object_store
 
-__all__ = [
-    "ListedSegment",
-    "LogHistoryObject",
-    "LogSegmentData",
-    "LogStartObject",
-    "RemoteStorageManager",
-    "SegmentMetadataObject",
-    "Standing",
-    "open_store",
-]
-
 T = TypeVar("T")
 
 LISTED_AT_ONCE = 100  # objects between two breaths of the event loop: below 1 ms
@@ -90,9 +60,8 @@ class RemoteStorageManager:
 
     Each put creates or replaces, atomically; absent is no error where something is deleted.
 
-    Before the first listing the archive's identity is checked: one of a later layout, of another
-    metadata manager, or that is not there, raises, since to this program it would look empty.
-    `manager`, `must_exist`: as of `OwnIdentity`.
+    The archive's identity is checked before the first listing: an archive of a later layout or of
+    another metadata manager would look empty. `manager`, `must_exist`: as of `OwnIdentity`.
     """
 
     def __init__(
@@ -106,15 +75,10 @@ class RemoteStorageManager:
     ) -> None:
         self._store = watched = WatchedObjectStore(store)
         self.health = watched.health
-        self._prefix = normal_prefix(prefix)
-        self.archivers = ArchiverObjects(watched, self._prefix)
-        self.collected = CollectedObjects(watched, self._prefix)
-        self.records = PartitionRecords(watched, self._prefix)
-        self.retention = RetentionObjects(watched, self._prefix)
+        self._prefix = keys.normal_prefix(prefix)
         self.identity = OwnIdentity(watched, self._prefix, manager, must_exist=must_exist)
-        self.concerns = ConcernObjects(watched, self._prefix)
-        self._packed = PackedLogs(watched, self.object_key, at_rest, store.origin, self.health)
-        self._at_rest = at_rest
+        self.objects = ArchiveObjects(watched, self._prefix)
+        self.packed = PackedLogs(watched, self.object_key, at_rest)
 
     async def __aenter__(self) -> Self:
         await self._store.__aenter__()
@@ -124,25 +88,14 @@ class RemoteStorageManager:
         await self.close()
 
     def object_key(self, segment: StoredSegment, file: SegmentFile) -> str:
-        return segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
-
-    def packs(self, *, compressible: bool) -> bool:
-        """As `PackedLogs.packs`."""
-        return self._packed.packs(compressible=compressible)
-
-    @property
-    def encrypts(self) -> bool:
-        """Whether segments that are copied now are encrypted: then nothing of them may lie on a
-        local disk in the clear.
-        """
-        return self._at_rest.encrypts
+        return keys.segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
 
     @measured
     async def copy_log_segment_data(
         self, segment: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> None:
-        """Upload everything but the metadata; the log last, as it is the longest. Raises ValueError
-        if data and metadata disagree about aborted transactions.
+        """Everything but the metadata; the log last, as it is the longest. Raises ValueError where
+        data and metadata disagree.
         """
         if segment.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
@@ -150,7 +103,7 @@ class RemoteStorageManager:
             raise ValueError("an encrypted file cannot be the log object itself")
         await self.identity.check_to_put()
         if segment.packed:
-            await self._packed.put(segment, data)
+            await self.packed.put(segment, data)
             return
         for file, content in data.small_objects():
             await self._store.put(self.object_key(segment, file), content)
@@ -161,12 +114,12 @@ class RemoteStorageManager:
     async def fetch_log_segment(self, segment: StoredSegment, byte_range: ByteRange) -> Content:
         """Fewer bytes where the log ends inside the range; RangeNotSatisfiable past its end.
 
-        Of the log, however it is stored. DamagedObject: it is packed, and a block of it is not
-        what was stored; MetadataChanged: `segment` is not what it was when it was encrypted.
+        DamagedObject: the log is packed, and a block of it is not what was stored; MetadataChanged:
+        `segment` is not what it was when it was encrypted.
         """
         if segment.packed:
-            return await self._packed.read(segment, byte_range)
-        self._packed.check_may_be_plain(segment)
+            return await self.packed.read(segment, byte_range)
+        self.packed.check_may_be_plain(segment)
         return await self._store.get_range(self.object_key(segment, SegmentFile.LOG), byte_range)
 
     @measured
@@ -183,9 +136,9 @@ class RemoteStorageManager:
         key = self.object_key(segment, file)
         size_max = segment_file_bytes_max(file, key, segment.segment_size_bytes)
         if not segment.packed:
-            self._packed.check_may_be_plain(segment)
+            self.packed.check_may_be_plain(segment)
         elif file is not SegmentFile.PACKING:
-            return await self._packed.read_file(segment, file, size_max)
+            return await self.packed.read_file(segment, file, size_max)
         return await self._store.get(key, size_max)
 
     @measured
@@ -194,7 +147,7 @@ class RemoteStorageManager:
         if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
             raise ValueError(f"{file.value} is not derived")
         if segment.packed:
-            return await self._packed.put_file(segment, file, content)
+            return await self.packed.put_file(segment, file, content)
         await self._store.put(self.object_key(segment, file), content)
 
     @measured
@@ -203,7 +156,7 @@ class RemoteStorageManager:
 
     def parse_key(self, key: str) -> SegmentKey | None:
         """Which object of which segment it is; None: it is none of this archive."""
-        return parse_segment_key(self._prefix, key)
+        return keys.parse_segment_key(self._prefix, key)
 
     @measured
     async def delete_log_segment_data(self, segment: StoredSegment) -> None:
@@ -225,15 +178,13 @@ class RemoteStorageManager:
 
     @measured
     async def get_segment_metadata(self, key: str) -> bytes:
-        """`key` is one of `list_partition`. ObjectNotFound: deleted since; DamagedObject:
-        nobody has written it as such.
-        """
+        """`key` is one of `list_partition`. ObjectNotFound: deleted since; DamagedObject."""
         return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
 
     async def list_partition(self, tip: TopicIdPartition) -> AsyncIterator[Standing]:
         """What says how the partition stands, by offset, in one listing."""
         await self.identity.check()
-        async for found in self._listed(partition_folder(self._prefix, tip)):
+        async for found in self._listed(keys.partition_folder(self._prefix, tip)):
             said = standing(self._prefix, found)
             if said is not None:
                 yield said
@@ -244,64 +195,57 @@ class RemoteStorageManager:
     ) -> None:
         """`content` is for people: the key alone counts. Lower ones are left as they are."""
         await self.identity.check_to_put()
-        await self._store.put(log_start_key(self._prefix, tip, offset, after_epoch), content)
+        await self._store.put(keys.log_start_key(self._prefix, tip, offset, after_epoch), content)
 
     @measured
     async def put_partition_note(self, tip: TopicIdPartition, content: bytes) -> None:
         """What a person has said of a log that began again."""
-        await self._store.put(log_history_key(self._prefix, tip), content)
-
-    def log_start_object(
-        self, tip: TopicIdPartition, offset: int, after_epoch: int = -1
-    ) -> LogStartObject:
-        key = log_start_key(self._prefix, tip, offset, after_epoch)
-        return LogStartObject(offset, key, after_epoch)
+        await self._store.put(keys.log_history_key(self._prefix, tip), content)
 
     @measured
-    async def delete_log_start_offset(self, lower: LogStartObject) -> None:
+    async def delete_log_start_offset(self, tip: TopicIdPartition, lower: LogStartObject) -> None:
         """One that a higher one has made meaningless."""
-        await self._store.delete(lower.key)
+        await self._store.delete(
+            keys.log_start_key(self._prefix, tip, lower.offset, lower.after_epoch)
+        )
 
     @measured
     async def put_partition_deletion(self, tip: TopicIdPartition, content: bytes) -> None:
         """What says how far the partition's deletion is."""
         await self.identity.check_to_put()
-        await self._store.put(partition_deletion_key(self._prefix, tip), content)
+        await self._store.put(keys.partition_deletion_key(self._prefix, tip), content)
 
     @measured
     async def get_partition_deletion(self, tip: TopicIdPartition) -> bytes | None:
         await self.identity.check()
         try:
-            key = partition_deletion_key(self._prefix, tip)
+            key = keys.partition_deletion_key(self._prefix, tip)
             return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
         except ObjectNotFound:
             return None
 
     @measured
     async def forget_partition(self, tip: TopicIdPartition) -> None:
-        """Remove what is left of a partition without segments; may be repeated after a failure.
-
-        What says that it is being deleted goes last.
+        """What is left of a partition without segments; may be repeated after a failure. What says
+        that it is being deleted goes last.
         """
         async for found in self.list_partition(tip):
             if isinstance(found, LogStartObject):
-                await self._store.delete(found.key)
+                await self.delete_log_start_offset(tip, found)
             elif isinstance(found, LogHistoryObject):
                 await self._store.delete(found.stored.key)
-        await self.records.forget_records(tip)
-        await self.retention.delete_retention_step(tip)
-        await self.concerns.forget_concerns(tip)
-        await self._store.delete(partition_deletion_key(self._prefix, tip))
+        await self.objects.forget_records(tip)
+        await self.objects.delete_retention_step(tip)
+        await self.objects.forget_concerns(tip)
+        await self._store.delete(keys.partition_deletion_key(self._prefix, tip))
 
     async def list_segment_objects(
         self, tip: TopicIdPartition
     ) -> AsyncIterator[tuple[SegmentKey, StoredObject]]:
-        """Every object of a segment that lies in the partition's folder, whether or not metadata
-        name it; those of one segment follow each other.
-        """
+        """Whether or not metadata name it; those of one segment follow each other."""
         await self.identity.check()
-        async for found in self._listed(partition_folder(self._prefix, tip)):
-            parsed = parse_segment_key(self._prefix, found.key)
+        async for found in self._listed(keys.partition_folder(self._prefix, tip)):
+            parsed = keys.parse_segment_key(self._prefix, found.key)
             if parsed is not None:
                 yield parsed, found
 
@@ -334,7 +278,7 @@ class RemoteStorageManager:
         raw = await self.fetch_index(listed, SegmentFile.INDEX)
         if not listed.packed:
             return raw, listed.segment_size_bytes
-        packing = (await self._packed.opened(listed)).packing
+        packing = (await self.packed.opened(listed)).packing
         if packing.stored_bytes != listed.segment_size_bytes:
             raise DamagedObject(
                 f"{objects[SegmentFile.LOG].key} has {listed.segment_size_bytes} bytes, "
@@ -349,33 +293,6 @@ class RemoteStorageManager:
                 yield ListedSegment(key.segment_id, key.base_offset, 0, False, True)
 
     @measured
-    async def rewrap(self, segment: StoredSegment, *, dry_run: bool = False) -> Rewrapped:
-        """As `PackedLogs.rewrap`; may be ended at any step and repeated."""
-        return await self._packed.rewrap(segment, dry_run=dry_run)
-
-    async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Whether the segment is encrypted: others' metadata are believed. Raises MetadataChanged,
-        and RemoteStorageError where nobody can tell.
-        """
-        return metadata.packed and (await self._packed.opened(metadata)).cipher is not None
-
-    async def as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        """What the metadata have to be, believed only in state and end: an encrypted segment says
-        what it was copied with. Others as they are. Raises RemoteStorageError.
-        """
-        return await self._packed.as_copied(metadata) if metadata.packed else metadata
-
-    async def is_packed(self, segment: StoredSegment) -> bool:
-        """As the store has it, where metadata say nothing. Raises RemoteStorageError."""
-        try:
-            await self._packed.read_packing(segment)
-        except ObjectNotFound:
-            return False
-        except DamagedObject:
-            return True
-        return True
-
-    @measured
     async def delete_segment_object(self, stored: StoredObject) -> None:
         """One of `list_segment_objects` that nothing refers to."""
         await self._store.delete(stored.key)
@@ -384,9 +301,8 @@ class RemoteStorageManager:
     async def list_partitions(
         self, it_came: Callable[[], None] = lambda: None
     ) -> list[TopicIdPartition]:
-        """Every partition that has an object in the store, sorted.
-
-        `it_came` is called whenever the store has answered: it may take long.
+        """Every one that has an object in the store, sorted. It may take long: `it_came` is called
+        whenever the store has answered.
         """
         await self.identity.check()
         return await self._or_missing(
@@ -406,7 +322,7 @@ class RemoteStorageManager:
         await self.identity.check()
         folders = [name async for name in self._store.list_folders(self._prefix)]
         return await self._or_missing(
-            [topic for name in folders if (topic := parse_topic_folder(name)) is not None]
+            [topic for name in folders if (topic := keys.parse_topic_folder(name)) is not None]
         )
 
     async def take_topic_objects(
@@ -425,17 +341,15 @@ class RemoteStorageManager:
 
     async def close(self) -> None:
         """Idempotent."""
-        if self._at_rest.keys is not None:
-            await self._at_rest.keys.close()
+        await self.packed.close()
         await self._store.close()
 
 
 def open_store(url: str, config: StoreConfig, *, create: bool = False) -> RemoteStorageManager:
-    """A manager for the archive at `url`; nothing is read or opened yet (`async with` does).
+    """A manager for the archive at `url`, not opened yet. Raises ConfigError.
 
-    It has to be there when it is used: a mistyped place is an error and no empty archive. `create`:
-    what makes one there (`OwnIdentity.state`) makes the folder of a `file:` or HDFS store as well.
-    Raises ConfigError.
+    A mistyped place is an error and no empty archive. `create`: what makes an archive there
+    (`OwnIdentity.state`) makes the folder of a `file:` or HDFS store as well.
     """
     store, prefix = open_object_store(url, config, create=create)
     return RemoteStorageManager(store, prefix, must_exist=True, at_rest=at_rest_of(config))
@@ -448,8 +362,8 @@ def at_rest_of(config: StoreConfig) -> AtRest:
         return AtRest(compress)
     places = parse_key_rings(config.encryption_keys)
     rings = [_opened_ring(place) for place in places]
-    keys = rings[0] if len(rings) == 1 else KeyRings(rings)
-    return AtRest(compress, keys, any(place.required for place in places))
+    ring = rings[0] if len(rings) == 1 else KeyRings(rings)
+    return AtRest(compress, ring, any(place.required for place in places))
 
 
 def _opened_ring(place: KeyRingPlace) -> KeyRing:

@@ -56,12 +56,9 @@ def measured(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 
 
 # They fail apart: a bucket that is full or read-only is read well, and a key that may not delete
-# writes well. It drives the error after a long outage, the log, the metrics and the console.
-#
-# Pure but for log and gauges: loop times (s) are arguments. "Failing" means that no request of
-# the kind has succeeded since the first failed one began; a store that says "no such object" is a
-# working one. A request that is not answered at all fails when it has been silent for
-# SILENT_AFTER_S.
+# writes well. "Failing" means that no request of the kind has succeeded since the first failed one
+# began; a store that says "no such object" is a working one. A request that is not answered at all
+# fails when it has been silent for SILENT_AFTER_S. Loop times (s) are arguments.
 
 # Shorter troubles show in the metrics alone: one throttled request is no news.
 REPORTED_AFTER_S = 1.0
@@ -71,15 +68,12 @@ SILENT_AFTER_S = 8.0
 LOOK_INTERVAL_S = 1.0
 
 
-# How many requests a second a store gets that refuses some of them as too many. Pure.
-#
 # S3 answers `503 SlowDown` above some thousand requests a second and prefix, Cloud Storage 429,
-# Azure `503 ServerBusy`. Where only the caller of the refused request waits, all others go on as
-# before. So the process as a whole asks less: half of what it had asked in the second before, then
-# a tenth more each second, and as much as it likes once the store has refused nothing for a minute.
+# Azure `503 ServerBusy`. Then the process as a whole asks less: half of what it had asked in the
+# second before, then a tenth more each second, and as much as it likes once the store has refused
+# nothing for a minute.
 
-# Stores refuse some thousand requests a second, not so few: that is another trouble of theirs, and
-# to ask less would only make readers wait.
+# A store that refuses fewer has another trouble; to ask less would only make readers wait.
 PER_S_MIN = 50.0
 GROWTH_PER_S = 1.1
 FORGOTTEN_AFTER_S = 60.0
@@ -88,9 +82,9 @@ _SAME_REFUSAL_S = 1.0
 
 
 class RequestBudget:
-    """Of one kind of requests. Times are loop times (s), never falling."""
-
-    __slots__ = ("_before", "_in_second", "_next_at", "_per_s", "_second", "refused_at")
+    """How many requests of one kind a store gets that refuses some of them as too many. Pure; times
+    are loop times (s), never falling.
+    """
 
     def __init__(self) -> None:
         self._second, self._in_second, self._before = 0, 0, 0
@@ -131,7 +125,7 @@ class RequestBudget:
 
 
 class StoreOperation(StrEnum):
-    """The value is the name everywhere: in the log, as the metrics' label, in `/api/status`."""
+    """The value is the name in the log, the metrics' label and `/api/status`."""
 
     LIST = "list"
     READ = "read"
@@ -145,9 +139,7 @@ class StoreOperation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OperationStatus:
-    """`up` is None before the first answer. `last_error` is kept after recovery, for the operator
-    who asks what happened.
-    """
+    """`up` is None before the first answer. `last_error` is kept after recovery."""
 
     up: bool | None
     failing_for_s: float
@@ -175,9 +167,7 @@ class OperationHealth:
             STORE_FAILING_SECONDS.labels(self.operation).set(0)
 
     def failed(self, now: float, began_at: float, error: Exception) -> None:
-        """A request that began at `began_at` is known to have failed at `now`.
-
-        The outage counts from the beginning of that request, as a store that hangs tells nobody
+        """The outage counts from the beginning of that request, as a store that hangs tells nobody
         before the time-out; but not from before the last success.
         """
         self.last_failure_at = now
@@ -227,9 +217,8 @@ class OperationHealth:
 
     @asynccontextmanager
     async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Callable[[], None]]:
-        """Around one request, which waits for its turn where the store has refused requests as too
-        many; gives what is called where it is answered before it ends. `may_take_long`: its silence
-        tells nothing.
+        """Around one request, which waits for its turn where the store has refused some; gives what
+        is called where it is answered before it ends. `may_take_long`: its silence tells nothing.
         """
         loop = asyncio.get_running_loop()
         if self._budget.wait_s(loop.time()):

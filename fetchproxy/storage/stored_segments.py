@@ -1,7 +1,6 @@
 """What a segment's `.log` object says by itself: everything that the other objects repeat of it.
 
-Reads only. The log is believed where each batch passes its own CRC and follows the one before it;
-nothing is derived from one that does not.
+The log is believed where each batch passes its own CRC and follows the one before it.
 """
 
 from __future__ import annotations
@@ -64,10 +63,8 @@ async def derive_segment(
 
 
 def _check_follows(header: BatchHeader, summary: SegmentSummary) -> None:
-    """Neither base offset nor leader epoch is covered by the batch's CRC: of the one the batch
-    before it tells, of the other that it is none or a number from 0 on.
-
-    The first batch may begin below the segment, as DeleteRecords can trim a log inside a batch.
+    """The batch's CRC covers neither base offset nor leader epoch. The first batch may begin below
+    the segment, as DeleteRecords can trim a log inside a batch.
     """
     base, expected = header.base_offset, summary.position
     is_first = summary.first_timestamp_ms is None
@@ -83,7 +80,7 @@ async def checked_batches(
     rsm: RemoteStorageManager, segment: StoredSegment, chunk_bytes: int
 ) -> AsyncIterator[tuple[bytes, list[BatchHeader]]]:
     """The log's bytes in order, each time some whole batches from byte 0 of `data` on. Raises
-    CorruptSegment at a batch that fails its CRC, or at bytes that are none.
+    CorruptSegment.
     """
     data, position = b"", 0  # the bytes at hand, and where they begin
     while more := await _range(rsm, segment, position + len(data), max(chunk_bytes, len(data))):

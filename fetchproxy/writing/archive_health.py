@@ -15,7 +15,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
 from fetchproxy.model import FIRST_HISTORY, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind, Offsets, in_order, of_partition
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
-from fetchproxy.storage.archive_objects import PartitionRecords
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.concerns import StoredConcern
 from fetchproxy.writing.published import read_finished_offsets
 
@@ -118,7 +118,7 @@ class OffsetsLook:
 
 
 async def look_at_offsets(
-    records: PartitionRecords,
+    records: ArchiveObjects,
     rlmm: RemoteLogMetadataManager,
     tip: TopicIdPartition,
     refresh: Callable[[], Awaitable[PartitionView]] | None = None,
@@ -145,7 +145,7 @@ async def look_at_offsets(
             log_start_offset=view.raised_log_start,
             newest_epoch=max((s.last_epoch for s in done), default=-1),
         )
-        gaps = [(gap.first_offset, gap.last_offset) async for gap in records.list_archive_gaps(tip)]
+        gaps = [gap async for gap in records.list_archive_gaps(tip)]
         return OffsetsLook(stated, damaged, not_held(held, stated, gaps))
 
     found = await look()
@@ -213,7 +213,7 @@ def with_stored(
 
 
 async def partition_health(
-    records: PartitionRecords, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
+    records: ArchiveObjects, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
 ) -> list[Condition]:
     """All that the store tells of a partition. Raises RemoteStorageError."""
     look = await look_at_offsets(records, rlmm, tip)

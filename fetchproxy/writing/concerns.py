@@ -24,7 +24,7 @@ from fetchproxy.observability.health import (
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
-from fetchproxy.storage.archive_objects import ConcernObject, ConcernObjects
+from fetchproxy.storage.archive_objects import ArchiveObjects, ConcernObject
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +40,7 @@ class ArchiverConcerns:
     `objects` None: nothing is kept in a store.
     """
 
-    def __init__(self, objects: ConcernObjects | None = None) -> None:
+    def __init__(self, objects: ArchiveObjects | None = None) -> None:
         self._objects = objects
         self.health = Health()
         self._decided: defaultdict[str, set[Subject]] = defaultdict(set)
@@ -93,7 +93,7 @@ class ArchiverConcerns:
         async with within(PUBLISH_MAX_S, "put of concerns"):
             await self._publish(self._objects)
 
-    async def _publish(self, objects: ConcernObjects) -> None:
+    async def _publish(self, objects: ArchiveObjects) -> None:
         self._stored = await read_concerns(objects, self._stored)
         stored = {(s.name, s.subject): s for s in self._stored}
         for kind, subject in list(self._unsaid):
@@ -132,7 +132,7 @@ class StoredConcern:
 
 
 async def read_concerns(
-    objects: ConcernObjects, known: Iterable[StoredConcern] = ()
+    objects: ArchiveObjects, known: Iterable[StoredConcern] = ()
 ) -> list[StoredConcern]:
     """Of the whole archive; `known` ones are not read again. Raises RemoteStorageError."""
     before = {(one.name, one.subject, one.version): one for one in known}

@@ -35,7 +35,8 @@ from fetchproxy.observability import metrics
 from fetchproxy.segments.contents import GatheredSegment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
-from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
+from fetchproxy.storage.packed_logs import LogSegmentData
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
@@ -220,7 +221,7 @@ class SegmentCopier:
             segment_size_bytes=segment.size_bytes,
             state=State.COPY_SEGMENT_STARTED,
             has_aborted_txns=bool(segment.aborted),
-            packed=self.rsm.packs(compressible=segment.compressible),
+            packed=self.rsm.packed.packs(compressible=segment.compressible),
         )
 
     def _data(

@@ -29,7 +29,7 @@ from fetchproxy.segments.description import (
     encode_archive_gap,
     encode_finished_offsets,
 )
-from fetchproxy.storage.archive_objects import PartitionRecords
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 # From which offset on this archiver is gathering (`metadata.archiver_positions`). A store that does
@@ -62,7 +62,7 @@ class PublishedPositions:
     for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople()
 
     def __post_init__(self) -> None:
-        self.key = self.rsm.archivers.key(self.instance)  # of its object
+        self.key = self.rsm.objects.archiver_positions_key(self.instance)  # of its object
         self._beat = 0
         self._failing = False
         self._seen: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
@@ -85,7 +85,7 @@ class PublishedPositions:
         finally:
             try:
                 async with asyncio.timeout(_WITHDRAW_MAX_S):
-                    await self.rsm.archivers.delete_archiver_positions(self.key)
+                    await self.rsm.objects.delete_archiver_positions(self.key)
             except (RemoteStorageError, TimeoutError) as error:
                 log.info("archiver_positions_not_deleted", error=str(error) or "time-out")
 
@@ -104,7 +104,7 @@ class PublishedPositions:
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
                 content = await encode_positions(positions, self._beat, for_people)
-                await self.rsm.archivers.put_archiver_positions(self.instance, content)
+                await self.rsm.objects.put_archiver_positions(self.instance, content)
         except (RemoteStorageError, TimeoutError) as error:
             if not self._failing:  # once per outage
                 log.warning("archiver_positions_not_written", error=str(error) or "time-out")
@@ -119,13 +119,13 @@ class PublishedPositions:
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
                 seen: dict[str, tuple[str, float]] = {}
-                async for stored in self.rsm.archivers.list():
+                async for stored in self.rsm.objects.list_archiver_positions():
                     version, since = self._seen.get(stored.key, ("", now))
                     seen[stored.key] = (stored.version, since if version == stored.version else now)
                 self._seen = seen
                 for key, (_, since) in seen.items():
                     if key != self.key and now - since >= _ABANDONED_AFTER_S:
-                        await self.rsm.archivers.delete_archiver_positions(key)
+                        await self.rsm.objects.delete_archiver_positions(key)
         except (RemoteStorageError, TimeoutError) as error:
             log.info("abandoned_positions_not_deleted", error=str(error) or "time-out")
 
@@ -140,7 +140,7 @@ class ArchiveRecords:
     """One partition's, of the archiver that copies it. Raises RemoteStorageError."""
 
     def __init__(self, rsm: RemoteStorageManager, tip: TopicIdPartition) -> None:
-        self._records = rsm.records
+        self._records = rsm.objects
         self._tip = tip
         self._stated: FinishedOffsets | None = None  # as last read or written
         self._log_start_offset = 0
@@ -199,7 +199,7 @@ class ArchiveRecords:
 
 
 async def read_finished_offsets(
-    records: PartitionRecords, tip: TopicIdPartition
+    records: ArchiveObjects, tip: TopicIdPartition
 ) -> FinishedOffsets | None:
     """None: nobody has stated any. Raises CorruptSegment, RemoteStorageError."""
     raw = await records.get_finished_offsets(tip)

@@ -117,7 +117,7 @@ class _Archiver:
         clock, limits = self.wall_clock_ms, self.limits
         if config.topics is None:
             raise ValueError("archive.topics is not set")
-        self.concerns = ArchiverConcerns(rsm.concerns)  # for whoever shows it
+        self.concerns = ArchiverConcerns(rsm.objects)  # for whoever shows it
         self.discovery = TopicDiscovery(
             cluster, config.topics, limits.discovery_interval_ms, self.concerns.health
         )
@@ -155,7 +155,7 @@ class _Archiver:
         return self.discovery.topic_config(topic_id)
 
     def opened_spool(self) -> Spool:
-        return Spool(self.config.spool_dir, encrypted=self.rsm.encrypts)
+        return Spool(self.config.spool_dir, encrypted=self.rsm.packed.encrypts)
 
     def archiver(
         self, tip: TopicIdPartition, spool: Spool, may_go_on: Callable[[], bool] = lambda: True

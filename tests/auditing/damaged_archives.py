@@ -267,7 +267,7 @@ class Damager:
 
     async def other_object(self) -> None:
         """What is on record of the partition."""
-        folder = self.archive.rsm.records.folder(TIP)
+        folder = self.archive.rsm.objects.folder(TIP)
         every = [key for key in await contents(self.archive) if key.startswith(folder)]
         keys = [key for key in every if self.archive.rsm.parse_key(key) is None]
         if keys:

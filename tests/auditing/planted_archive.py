@@ -133,13 +133,13 @@ class PlantedArchive:
             end_offset=last.end_offset,
             leader_epoch=max((e.epoch for s in own for e in s.segment_leader_epochs), default=-1),
         )
-        await self.rsm.records.put_finished_offsets(
+        await self.rsm.objects.put_finished_offsets(
             tip, encode_finished_offsets(replace(stated, **changes))
         )
 
     async def record_gap(self, first: int, last: int, tip: TopicIdPartition = TIP) -> None:
         content = encode_archive_gap(tip, first, last)
-        await self.rsm.records.put_archive_gap(tip, first, last, content)
+        await self.rsm.objects.put_archive_gap(tip, first, last, content)
 
     def key(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> str:
         return self.rsm.object_key(metadata, file)

@@ -229,7 +229,7 @@ async def test_a_restore_that_was_killed_is_not_half_an_archive(killed_at: int) 
         with pytest.raises(RemoteStorageError):
             await rlmm.refresh_topic(TIP.topic_id, now)
         report = await archive.verify(metadata_topic=rlmm)
-        assert [fault.object_key for fault in report.faults] == [archive.rsm.records.folder(TIP)]
+        assert [fault.object_key for fault in report.faults] == [archive.rsm.objects.folder(TIP)]
         await restore(archive, log)
         assert await known_to(rlmm) == 3
         assert (await archive.verify(metadata_topic=rlmm)).clean
@@ -271,7 +271,7 @@ async def test_verify_asks_the_metadata_topic_what_there_should_be() -> None:
     first, last = archive.segments
     for file in SegmentFile:
         await archive.store.delete(archive.key(last, file))
-    await archive.store.delete(archive.rsm.records.finished_offsets_key(TIP))
+    await archive.store.delete(archive.rsm.objects.finished_offsets_key(TIP))
     async with topic_based(archive, log) as rlmm:
         [fault] = (await archive.verify(metadata_topic=rlmm)).faults
         assert (fault.object_key, fault.offset) == (archive.key(last, METADATA), last.start_offset)

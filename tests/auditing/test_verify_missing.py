@@ -52,7 +52,7 @@ async def test_segments_that_are_gone_are_a_fault(
     assert (await archive.verify()).not_known == []
     await lose(archive, numbers)
     report = await archive.verify()
-    folder = archive.rsm.records.folder(TIP)
+    folder = archive.rsm.objects.folder(TIP)
     what = f"offsets {first} to {last} were archived and are in no segment"
     assert told(report) == [(folder, first, what)]
     assert gaps_of(report) == []
@@ -137,7 +137,7 @@ async def test_an_end_of_a_log_that_is_no_more_is_not_missed() -> None:
 
 async def test_a_statement_that_cannot_be_read_is_a_fault() -> None:
     archive = await four_segments()
-    key = archive.rsm.records.finished_offsets_key(TIP)
+    key = archive.rsm.objects.finished_offsets_key(TIP)
     await archive.store.put(key, b"damaged")
     assert [found[0] for found in told(await archive.verify())] == [key]
     other = TIP._replace(partition=1)
@@ -150,7 +150,7 @@ async def test_a_partition_that_is_forgotten_leaves_no_record() -> None:
     await archive.record_gap(500, 509)
     await lose(archive, range(4))
     await archive.rsm.forget_partition(TIP)
-    folder = archive.rsm.records.folder(TIP)
+    folder = archive.rsm.objects.folder(TIP)
     assert [found.key async for found in archive.store.list(folder)] == []
 
 

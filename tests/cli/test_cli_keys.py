@@ -17,8 +17,8 @@ from fetchproxy.errors import ConfigError, StorageUnavailable
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.key_rings import FileKeyRing, read_keys, write_keys
-from fetchproxy.storage.packed_logs import AtRest
-from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
+from fetchproxy.storage.packed_logs import AtRest, LogSegmentData
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from tests.metadata.segment_values import segment as of
 

@@ -50,7 +50,7 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
         own = OwnArchive(CONFIG, planted.rsm, rlmm, cluster, uuid4, archives=False)
         rng = random.Random(1)
         parts = Parts(CONFIG, Limits(), planted.rsm, rlmm, cluster, own, Health(), rng, serves=True)
-        concerns = ArchiverConcerns(planted.rsm.concerns)
+        concerns = ArchiverConcerns(planted.rsm.objects)
         concerns.hold(Kind.PARTITION_STOPPED, TIP, f"{TIP}: it begins again")
         around = Surroundings(parts.mode, parts.health, concerns=lambda: concerns)
         collector = StatusCollector(CONFIG, planted.rsm, rlmm, cluster, around)

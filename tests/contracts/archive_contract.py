@@ -15,13 +15,9 @@ from fetchproxy.storage.contract import (
     RemoteStorageManagerContract,
     segment,
 )
-from fetchproxy.storage.remote_storage_manager import (
-    LogSegmentData,
-    LogStartObject,
-    RemoteStorageManager,
-    SegmentMetadataObject,
-    Standing,
-)
+from fetchproxy.storage.listings import LogStartObject, SegmentMetadataObject, Standing
+from fetchproxy.storage.packed_logs import LogSegmentData
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import ObjectStore
 
 
@@ -116,16 +112,16 @@ class ArchiveContract(RemoteStorageManagerContract):
     async def test_a_topics_cluster(self, manager: RemoteStorageManager) -> None:
         """Beside its partitions, and no partition itself."""
         tip = segment().topic_id_partition
-        assert await manager.retention.get_topic_cluster(tip.topic, tip.topic_id) is None
-        await manager.retention.put_topic_cluster(tip.topic, tip.topic_id, "one")
-        await manager.retention.put_topic_cluster(tip.topic, tip.topic_id, "two")
-        assert await manager.retention.get_topic_cluster(tip.topic, tip.topic_id) == "two"
+        assert await manager.objects.get_topic_cluster(tip.topic, tip.topic_id) is None
+        await manager.objects.put_topic_cluster(tip.topic, tip.topic_id, "one")
+        await manager.objects.put_topic_cluster(tip.topic, tip.topic_id, "two")
+        assert await manager.objects.get_topic_cluster(tip.topic, tip.topic_id) == "two"
         assert await manager.list_partitions() == []
         await manager.put_segment_metadata(segment(), b"{}")
         assert await manager.list_topic(tip.topic_id) == [tip]
-        await manager.retention.forget_topic(tip.topic, tip.topic_id)
-        await manager.retention.forget_topic(tip.topic, tip.topic_id)
-        assert await manager.retention.get_topic_cluster(tip.topic, tip.topic_id) is None
+        await manager.objects.forget_topic(tip.topic, tip.topic_id)
+        await manager.objects.forget_topic(tip.topic, tip.topic_id)
+        assert await manager.objects.get_topic_cluster(tip.topic, tip.topic_id) is None
 
     async def test_topics_and_all_that_says_how_one_stands(
         self, manager: RemoteStorageManager, store: ObjectStore

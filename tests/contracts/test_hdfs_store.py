@@ -122,7 +122,7 @@ class TestHdfsObjectStore(ObjectStoreContract):
     ) -> None:
         path = tmp_path / "segment"
         path.write_bytes(b"0123456789")
-        with pytest.raises(RemoteStorageError, match="changed while") as caught:
+        with pytest.raises(RemoteStorageError, match="became shorter") as caught:
             await store._put("k", 20, store._file_content(path, 20))
         assert not caught.value.retriable
         assert await keys_of(store.list("")) == []

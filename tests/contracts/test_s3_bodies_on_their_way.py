@@ -13,6 +13,7 @@ import pytest
 
 from fetchproxy.errors import ObjectNotFound, StorageUnavailable
 from fetchproxy.storage.contract import PART_BYTES
+from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import RcloneServer, S3Server
 
@@ -52,9 +53,7 @@ async def changing(port: int) -> AsyncIterator[int]:
 
 def open_store(server: S3Server, port: int) -> S3ObjectStore:
     return S3ObjectStore(
-        "changed",
-        endpoint_url=f"http://127.0.0.1:{port}",
-        region=server.region,
+        S3Location("changed", endpoint_url=f"http://127.0.0.1:{port}", region=server.region),
         part_bytes=PART_BYTES,
     )
 

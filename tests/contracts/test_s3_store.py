@@ -25,6 +25,7 @@ from fetchproxy.storage.contract import (
     segment,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import S3Server
 
@@ -37,9 +38,7 @@ LATER_MS = 2**52  # after every upload
 
 def open_bucket(server: S3Server, bucket: str, config: StoreConfig = CONFIG) -> S3ObjectStore:
     return S3ObjectStore(
-        bucket,
-        endpoint_url=server.endpoint_url,
-        region=server.region,
+        S3Location(bucket, endpoint_url=server.endpoint_url, region=server.region),
         config=config,
         part_bytes=PART_BYTES,
     )

@@ -13,7 +13,7 @@ from fetchproxy.storage.contract import (
     PART_BYTES,
     ObjectStoreContract,
 )
-from fetchproxy.storage.stores.locations import S3Options
+from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import MotoServer
 
@@ -34,9 +34,7 @@ async def store(
         monkeypatch.setenv(name, value)
     bucket = f"contract-{next(_numbers)}"
     async with S3ObjectStore(
-        bucket,
-        endpoint_url=moto_server.endpoint_url,
-        region=moto_server.region,
+        S3Location(bucket, endpoint_url=moto_server.endpoint_url, region=moto_server.region),
         part_bytes=PART_BYTES,
     ) as store:
         await (await store._opened()).create_bucket(Bucket=bucket)
@@ -49,12 +47,15 @@ async def test_the_server_is_told_how_to_keep_an_object(
 ) -> None:
     path = tmp_path / "segment"
     path.write_bytes(bytes(size_bytes))
-    options = S3Options(storage_class="STANDARD_IA", sse="aws:kms", sse_kms_key_id="a-key")
     async with S3ObjectStore(
-        store._bucket,
-        endpoint_url=moto_server.endpoint_url,
-        region=moto_server.region,
-        options=options,
+        S3Location(
+            store._bucket,
+            endpoint_url=moto_server.endpoint_url,
+            region=moto_server.region,
+            storage_class="STANDARD_IA",
+            sse="aws:kms",
+            sse_kms_key_id="a-key",
+        ),
         part_bytes=PART_BYTES,
     ) as choosy:
         await choosy.put_file("log", path)

@@ -13,6 +13,7 @@ from fetchproxy.storage.contract import (
     PART_BYTES,
     ObjectStoreContract,
 )
+from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import RcloneServer
 
@@ -29,9 +30,7 @@ async def store(
         monkeypatch.setenv(name, value)
     bucket = rclone_server.create_bucket(f"contract-{next(_numbers)}")
     async with S3ObjectStore(
-        bucket,
-        endpoint_url=rclone_server.endpoint_url,
-        region=rclone_server.region,
+        S3Location(bucket, endpoint_url=rclone_server.endpoint_url, region=rclone_server.region),
         part_bytes=PART_BYTES,
     ) as store:
         yield store
@@ -59,7 +58,9 @@ async def test_a_wrong_secret_is_denied(
     await store.put("k", b"x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     async with S3ObjectStore(
-        store._bucket, endpoint_url=rclone_server.endpoint_url, region=rclone_server.region
+        S3Location(
+            store._bucket, endpoint_url=rclone_server.endpoint_url, region=rclone_server.region
+        )
     ) as stranger:
         with pytest.raises(StorageDenied):
             await stranger.get("k")

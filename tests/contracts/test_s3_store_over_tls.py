@@ -13,6 +13,7 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.contract import PART_BYTES, ObjectStoreContract, noise
+from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import S3Server, versitygw_executable
 
@@ -48,9 +49,9 @@ async def store(
 
 def open_bucket(server: S3Server) -> S3ObjectStore:
     return S3ObjectStore(
-        f"contract-{next(_numbers)}",
-        endpoint_url=server.endpoint_url,
-        region=server.region,
+        S3Location(
+            f"contract-{next(_numbers)}", endpoint_url=server.endpoint_url, region=server.region
+        ),
         config=StoreConfig(),
         part_bytes=PART_BYTES,
     )

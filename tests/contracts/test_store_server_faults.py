@@ -22,7 +22,8 @@ from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.contract import noise, segment
-from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
+from fetchproxy.storage.packed_logs import LogSegmentData
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.registry import open_object_store
 from lab.clouds import AzureServer, GcsServer
 from lab.hdfs import HdfsServer

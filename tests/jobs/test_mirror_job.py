@@ -76,9 +76,9 @@ async def delete(archive: PlantedArchive, number: int) -> None:
 async def test_a_mirror_has_the_same_objects_and_a_second_run_copies_what_is_new(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
-    await archive.rsm.retention.put_topic_cluster(TIP.topic, TIP.topic_id, "one")
-    await archive.rsm.retention.put_cluster_topics("one", b"topics")
-    await archive.rsm.concerns.put_concern(TIP, "partition_stopped", b"{}")
+    await archive.rsm.objects.put_topic_cluster(TIP.topic, TIP.topic_id, "one")
+    await archive.rsm.objects.put_cluster_topics("one", b"topics")
+    await archive.rsm.objects.put_concern(TIP, "partition_stopped", b"{}")
     await archive.add([batch(0)], tip=partition(TIP, 1))
     first = mirrored(a, b)
     assert [p.copied for p in first.partitions] == [3, 1]
@@ -86,14 +86,14 @@ async def test_a_mirror_has_the_same_objects_and_a_second_run_copies_what_is_new
     again = mirrored(a, b)
     assert [(p.copied, p.bytes_copied) for p in again.partitions] == [(0, 0), (0, 0)]
     await archive.add([batch(60)])
-    await archive.rsm.concerns.delete_concern(TIP, "partition_stopped")
+    await archive.rsm.objects.delete_concern(TIP, "partition_stopped")
     assert [p.copied for p in mirrored(a, b).partitions] == [1, 0]
     assert objects(b) == objects(a)
 
 
 async def test_what_is_of_the_place_stays_there(archive: PlantedArchive, a: Path, b: Path) -> None:
-    await archive.rsm.archivers.put_archiver_positions(TIP.topic_id, b"{}")
-    await archive.rsm.collected.put_collected_metadata(TIP.topic_id, b"{}")
+    await archive.rsm.objects.put_archiver_positions(TIP.topic_id, b"{}")
+    await archive.rsm.objects.put_collected_metadata(TIP.topic_id, b"{}")
     (a / PREFIX / "strangers").mkdir()
     (a / PREFIX / "strangers" / "file").write_bytes(b"x")
     mirrored(a, b)
@@ -371,7 +371,7 @@ async def test_after_a_cut_over_the_archive_is_at_the_other_place(
 async def test_an_archiver_that_is_heard_refuses_the_cut_over(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
-    path = a / archive.rsm.archivers.key(TIP.topic_id)
+    path = a / archive.rsm.objects.archiver_positions_key(TIP.topic_id)
     path.parent.mkdir()
     ended = threading.Event()
 
@@ -400,7 +400,7 @@ async def test_the_old_place_is_emptied_after_the_grace(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
     (a / PREFIX / "stranger.txt").write_bytes(b"x")
-    await archive.rsm.retention.put_topic_cluster(TIP.topic, TIP.topic_id, "one")
+    await archive.rsm.objects.put_topic_cluster(TIP.topic, TIP.topic_id, "one")
     with pytest.raises(ArchiveMismatch, match="has not moved"):
         deleted(a, b)
     before = objects(a)
@@ -567,7 +567,7 @@ async def test_the_archive_changes_while_it_is_mirrored(
             await more(archive)
             if number % 2:
                 await delete(archive, number // 2)
-            await archive.rsm.concerns.put_concern(TIP, "partition_stopped", b"%d" % number)
+            await archive.rsm.objects.put_concern(TIP, "partition_stopped", b"%d" % number)
         done.set()
 
     async def mirror() -> None:

@@ -27,7 +27,7 @@ async def other_archive() -> PlantedArchive:
     await archive.add(
         [batch(20, txn=7), batch(30)], aborted=(AbortedTxn(20, 39, 7, 40),), tip=SECOND
     )
-    await archive.rsm.retention.put_topic_cluster(TIP.topic, TIP.topic_id, "elsewhere")
+    await archive.rsm.objects.put_topic_cluster(TIP.topic, TIP.topic_id, "elsewhere")
     await archive.rsm.put_log_start_offset(TIP, 10, b"")
     return archive
 
@@ -96,8 +96,8 @@ async def test_what_the_other_cluster_said_of_its_topic_does_not_count_here() ->
     other, rsm = await one_attached()
     async with rsm:
         [tip, _] = await attached_tips(rsm)
-        assert await rsm.retention.get_topic_cluster(tip.topic, tip.topic_id) is None
-        assert await other.rsm.retention.get_topic_cluster(TIP.topic, TIP.topic_id) == "elsewhere"
+        assert await rsm.objects.get_topic_cluster(tip.topic, tip.topic_id) is None
+        assert await other.rsm.objects.get_topic_cluster(TIP.topic, TIP.topic_id) == "elsewhere"
 
 
 async def test_an_own_topic_of_that_name_is_not_shown() -> None:

@@ -306,7 +306,7 @@ async def test_a_store_that_takes_no_object_harms_nothing(
 
 async def test_it_goes_with_its_topic(archive: Archive) -> None:
     await archive.collected()
-    await archive.rsm.retention.forget_topic("orders", TOPIC_ID)
+    await archive.rsm.objects.forget_topic("orders", TOPIC_ID)
     assert [one async for one in archive.store.inner.list(KEY)] == []
 
 

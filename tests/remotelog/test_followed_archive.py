@@ -227,7 +227,7 @@ def test_what_was_deleted_before_it_was_read_is_a_loss(archive: WrittenArchive) 
 async def state(archive: WrittenArchive, end: int) -> None:
     async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
         stated = FinishedOffsets(TIP, 0, end, 0)
-        await rsm.records.put_finished_offsets(TIP, encode_finished_offsets(stated))
+        await rsm.objects.put_finished_offsets(TIP, encode_finished_offsets(stated))
 
 
 def forget(archive: WrittenArchive, number: int) -> None:

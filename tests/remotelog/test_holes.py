@@ -35,9 +35,9 @@ def archive(tmp_path: Path) -> WrittenArchive:
 async def state(archive: WrittenArchive, end: int, gap: Offsets | None = None) -> None:
     async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
         stated = FinishedOffsets(TIP, 0, end, 0)
-        await rsm.records.put_finished_offsets(TIP, encode_finished_offsets(stated))
+        await rsm.objects.put_finished_offsets(TIP, encode_finished_offsets(stated))
         if gap is not None:
-            await rsm.records.put_archive_gap(TIP, *gap, encode_archive_gap(TIP, *gap))
+            await rsm.objects.put_archive_gap(TIP, *gap, encode_archive_gap(TIP, *gap))
 
 
 async def holes(

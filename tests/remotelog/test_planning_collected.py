@@ -93,5 +93,5 @@ async def collect(rsm: RemoteStorageManager) -> None:
     """As a proxy leaves it."""
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig(), collects=True) as rlmm:
         await rlmm.refresh_topic(TIP.topic_id, asyncio.get_running_loop().time())
-        while await rsm.collected.get_collected_metadata(TIP.topic_id) is None:  # noqa: ASYNC110
+        while await rsm.objects.get_collected_metadata(TIP.topic_id) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -21,8 +21,8 @@ from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
-from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
-from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
+from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest, LogSegmentData
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 0)

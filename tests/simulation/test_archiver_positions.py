@@ -73,7 +73,7 @@ class World:
         """As SIGKILL: what it said stays."""
         kept = {
             stored.key: await self.store.inner.get(stored.key)
-            async for stored in self.rsm.archivers.list()
+            async for stored in self.rsm.objects.list_archiver_positions()
         }
         task.cancel()
         await asyncio.wait([task])
@@ -159,8 +159,8 @@ def test_one_that_was_killed_is_believed_for_a_while_and_its_word_is_removed() -
             assert reader.gathered_from(T0) is None
             async with world.archiver({T1: 5}, number=2):
                 await asyncio.sleep(30 * SILENT_MAX_S)
-                left = [stored.key async for stored in world.rsm.archivers.list()]
-                assert left == [world.rsm.archivers.key(UUID(int=2))]
+                left = [stored.key async for stored in world.rsm.objects.list_archiver_positions()]
+                assert left == [world.rsm.objects.archiver_positions_key(UUID(int=2))]
 
     run_virtual(main)
 
@@ -227,7 +227,9 @@ def test_what_cannot_be_read_says_nothing_and_hides_nobody_else() -> None:
     async def main() -> None:
         world = World()
         async with world.reader() as reader, world.archiver({T0: 100}):
-            await world.store.inner.put(world.rsm.archivers.key(UUID(int=9)), b"torn")
+            await world.store.inner.put(
+                world.rsm.objects.archiver_positions_key(UUID(int=9)), b"torn"
+            )
             await world.store.inner.put("archive/archivers/notes.txt", b"somebody's")
             await reader.refresh(await now())
             assert reader.gathered_from(T0) == 100

@@ -13,7 +13,7 @@ from yarl import URL
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.storage.stores.locations import HdfsLocation
+from fetchproxy.storage.stores.locations import HdfsLocation, S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from fetchproxy.storage.stores.webhdfs import WebHdfsClient
 
@@ -69,7 +69,7 @@ async def test_an_upload_to_hdfs_that_is_cancelled_ends_with_its_client() -> Non
 
 async def test_an_upload_to_s3_that_is_cancelled_keeps_no_socket(keys: None) -> None:
     async with frozen_store() as (address, sockets):
-        store = S3ObjectStore("b", endpoint_url=f"http://{address}", region="r")
+        store = S3ObjectStore(S3Location("b", endpoint_url=f"http://{address}", region="r"))
         upload = asyncio.create_task(store.put("k", bytes(SIZE_BYTES)))
         await sending(sockets)
         upload.cancel()
@@ -91,7 +91,9 @@ async def test_an_upload_to_hdfs_that_took_too_long_keeps_no_socket() -> None:
 async def test_an_upload_to_s3_that_took_too_long_keeps_no_socket(keys: None) -> None:
     async with frozen_store() as (address, sockets):
         url = f"http://{address}"
-        async with S3ObjectStore("b", endpoint_url=url, region="r", config=HASTY) as store:
+        async with S3ObjectStore(
+            S3Location("b", endpoint_url=url, region="r"), config=HASTY
+        ) as store:
             with pytest.raises(StorageUnavailable):
                 await store.put("k", bytes(SIZE_BYTES))
             await no_socket_is_left(sockets)

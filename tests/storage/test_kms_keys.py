@@ -19,11 +19,8 @@ from fetchproxy.model import ByteRange
 from fetchproxy.segments.packing import WrappedKey
 from fetchproxy.storage.key_rings import NO_KEYS, key_context, write_keys
 from fetchproxy.storage.kms_keys import KmsKeyRing, _translated
-from fetchproxy.storage.remote_storage_manager import (
-    LogSegmentData,
-    RemoteStorageManager,
-    at_rest_of,
-)
+from fetchproxy.storage.packed_logs import LogSegmentData
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_rest_of
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from lab.process import ServerProcess, free_port
 from tests.metadata.segment_values import segment
@@ -147,7 +144,7 @@ async def test_an_archive_moves_from_one_kind_of_key_ring_to_the_other(
     async with opened(old) as rsm:
         await rsm.copy_log_segment_data(segments[0], data)
     async with opened(new, old) as rsm:
-        assert rsm.encrypts
+        assert rsm.packed.encrypts
         await rsm.copy_log_segment_data(segments[1], data)
     for both in ((new, old), (old, new)):
         assert await reads(*both) == [LOG, LOG]
@@ -176,7 +173,8 @@ def test_one_key_ring_that_requires_does_so_for_all(tmp_path: Path) -> None:
     keys = f"{tmp_path / 'k'}, {tmp_path / 'l'}?required=true"
     at_rest = at_rest_of(StoreConfig(encryption_keys=keys))
     assert at_rest.required
-    assert at_rest.encrypts
+    assert at_rest.keys is not None
+    assert at_rest.keys.writes
 
 
 async def test_a_key_that_is_not_there_locks(ring: KmsKeyRing, key: str, endpoint: str) -> None:

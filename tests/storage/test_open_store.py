@@ -10,7 +10,7 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ArchiveMissing, ConfigError, StorageUnavailable
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.remote_storage_manager import open_store
-from fetchproxy.storage.stores.locations import CloudLocation, HdfsLocation, S3Options
+from fetchproxy.storage.stores.locations import CloudLocation, HdfsLocation
 from fetchproxy.storage.stores.registry import FileLocation, S3Location, parse_store_url
 
 
@@ -31,10 +31,15 @@ def test_s3_urls() -> None:
 
 def test_options_of_s3() -> None:
     url = "s3://bucket/p?storage_class=STANDARD_IA&sse=aws:kms&sse_kms_key_id=k&requester_pays=true"
-    location = parse_store_url(url + "&addressing=virtual")
-    assert isinstance(location, S3Location)
-    assert location.options == S3Options("STANDARD_IA", "aws:kms", "k", True, "virtual")
-    assert parse_store_url("s3://bucket") == S3Location("bucket", "", None, None, S3Options())
+    assert parse_store_url(url + "&addressing=virtual") == S3Location(
+        "bucket",
+        "p/",
+        storage_class="STANDARD_IA",
+        sse="aws:kms",
+        sse_kms_key_id="k",
+        requester_pays=True,
+        addressing="virtual",
+    )
 
 
 def test_cloud_urls() -> None:

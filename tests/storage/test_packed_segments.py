@@ -43,8 +43,8 @@ from fetchproxy.storage.key_rings import (
     read_keys,
     write_keys,
 )
-from fetchproxy.storage.packed_logs import AtRest
-from fetchproxy.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
+from fetchproxy.storage.packed_logs import AtRest, LogSegmentData
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 
 class MemoryObjectStore(ClosedWithItsManager):
@@ -157,7 +157,7 @@ async def test_every_object_that_was_changed_is_found(
 ) -> None:
     """Here in all objects at once; each bit of a block is in `test_packing`."""
     metadata = packed_segment()
-    for file in (SegmentFile.LOG, *(FILES if rsm.encrypts else ())):
+    for file in (SegmentFile.LOG, *(FILES if rsm.packed.encrypts else ())):
         key = rsm.object_key(metadata, file)
         sound = await store.get(key)
         for changed in (
@@ -218,8 +218,8 @@ async def test_objects_of_another_segment_do_not_pass(
     for file in moved:
         content = await store.get(rsm.object_key(other, file))
         await store.put(rsm.object_key(own, file), content)
-    async with RemoteStorageManager(store, "archive", at_rest=rsm._at_rest) as reader:
-        if moved == FILES and not rsm.encrypts:
+    async with RemoteStorageManager(store, "archive", at_rest=rsm.packed._at_rest) as reader:
+        if moved == FILES and not rsm.packed.encrypts:
             return  # as today: what is beside a log is held against it by others
         file = SegmentFile.INDEX if moved == FILES else SegmentFile.LOG
         with pytest.raises(DamagedObject):
@@ -279,7 +279,7 @@ async def test_metadata_that_somebody_has_changed_are_refused(
     own = packed_segment()
     async with manager(store, ring) as rsm:
         await rsm.copy_log_segment_data(own, data)
-        assert await rsm.as_copied(own) == own
+        assert await rsm.packed.as_copied(own) == own
         changed = replace(own, **forged)
         for file in ALL_FILES:  # of which the start offset is in the key
             content = await store.get(rsm.object_key(own, file))
@@ -288,7 +288,7 @@ async def test_metadata_that_somebody_has_changed_are_refused(
             for read in (
                 reader.fetch_log_segment(changed, ByteRange(0, 1)),
                 reader.fetch_index(changed, SegmentFile.INDEX),
-                reader.check_metadata(changed),
+                reader.packed.check_metadata(changed),
             ):
                 with pytest.raises(MetadataChanged, match=r"\.metadata: it is not what"):
                     await read
@@ -297,12 +297,12 @@ async def test_metadata_that_somebody_has_changed_are_refused(
                 Kind.SEGMENT_METADATA_CHANGED,
                 "weather-eu.v1_raw-0",
             )
-            await reader.check_metadata(own)
+            await reader.packed.check_metadata(own)
             assert [*reader.health.conditions(0.0)] == []
-        mended = await rsm.as_copied(changed)
+        mended = await rsm.packed.as_copied(changed)
         assert mended.has_aborted_txns
         if "start_offset" not in forged:  # of which the key of the object is made, too
-            await rsm.check_metadata(mended)
+            await rsm.packed.check_metadata(mended)
 
 
 async def test_a_segment_that_was_cut_is_still_its_own(
@@ -317,14 +317,14 @@ async def test_a_segment_that_was_cut_is_still_its_own(
         await rsm.copy_log_segment_data(own, data)
         for end in (0, 5, 6, 8):
             cut = replace(own.clipped(end), max_timestamp_ms=end)
-            await rsm.check_metadata(cut)
-            assert await rsm.as_copied(cut) == cut
-            await rsm.check_metadata(cut.clipped(0))
+            await rsm.packed.check_metadata(cut)
+            assert await rsm.packed.as_copied(cut) == cut
+            await rsm.packed.check_metadata(cut.clipped(0))
         without_epoch = replace(own.clipped(8), segment_leader_epochs=(EpochStart(0, 0),))
         with pytest.raises(MetadataChanged, match="leader_epochs"):
-            await rsm.check_metadata(without_epoch)
+            await rsm.packed.check_metadata(without_epoch)
         for state in RemoteLogSegmentState:
-            await rsm.check_metadata(own.with_state(state, 7))
+            await rsm.packed.check_metadata(own.with_state(state, 7))
 
 
 @pytest.mark.parametrize("change", ["base_offset", "end_offset", "has_aborted_txns", "left out"])
@@ -369,8 +369,10 @@ async def test_a_segment_that_was_encrypted_without_a_description_is_read(
     for _ in range(2):
         async with manager(store, ring) as rsm:
             assert await rsm.fetch_log_segment(own, ByteRange(0, len(LOG))) == LOG
-            assert await rsm.as_copied(replace(own, end_offset=8)) == replace(own, end_offset=8)
-            await rsm.rewrap(own)
+            assert await rsm.packed.as_copied(replace(own, end_offset=8)) == replace(
+                own, end_offset=8
+            )
+            await rsm.packed.rewrap(own)
     assert await key_of(rsm, store, 1) == "k2"
 
 
@@ -407,12 +409,12 @@ async def test_keys_are_rotated_and_rewrapped_while_segments_are_read(
         keys = [(await key_of(rsm, store, number)) for number in (1, 2)]
         assert keys == ["k1", "k2"]
         before = {key: await store.get(key) for key in await all_keys(store)}
-        found = await rsm.rewrap(packed_segment(1), dry_run=True)
+        found = await rsm.packed.rewrap(packed_segment(1), dry_run=True)
         assert (found.key_id, found.done) == ("k1", True)
         assert before == {key: await store.get(key) for key in await all_keys(store)}
-        assert (await rsm.rewrap(packed_segment(1))).done
-        assert not (await rsm.rewrap(packed_segment(1))).done
-        assert not (await rsm.rewrap(packed_segment(2))).done
+        assert (await rsm.packed.rewrap(packed_segment(1))).done
+        assert not (await rsm.packed.rewrap(packed_segment(1))).done
+        assert not (await rsm.packed.rewrap(packed_segment(2))).done
         after = {key: await store.get(key) for key in await all_keys(store)}
         changed = [key for key in after if after[key] != before[key]]
         assert changed == [rsm.object_key(packed_segment(1), SegmentFile.PACKING)]
@@ -444,7 +446,7 @@ async def test_what_lies_beside_a_log_can_be_made_anew(
     await rsm.put_index(packed_segment(), SegmentFile.INDEX, b"the index")
     assert await rsm.fetch_index(packed_segment(), SegmentFile.INDEX) == b"the index"
     # Never the same nonce with other bytes, so never the same bytes.
-    assert (await store.get(key) == before) is not rsm.encrypts
+    assert (await store.get(key) == before) is not rsm.packed.encrypts
 
 
 async def test_all_of_it_is_deleted(rsm: RemoteStorageManager, store: MemoryObjectStore) -> None:
@@ -454,11 +456,11 @@ async def test_all_of_it_is_deleted(rsm: RemoteStorageManager, store: MemoryObje
         packed_segment().topic_id_partition)]  # fmt: skip
     raw, log_bytes = await rsm.get_listed_index(dict(listed))
     assert (raw, log_bytes) == (b"the index", len(LOG))
-    assert await rsm.is_packed(packed_segment())
+    assert await rsm.packed.is_packed(packed_segment())
     await rsm.delete_log_segment_data(packed_segment())
     assert await all_keys(store) == []
-    assert not await rsm.is_packed(packed_segment())
-    async with RemoteStorageManager(store, "archive", at_rest=rsm._at_rest) as reader:
+    assert not await rsm.packed.is_packed(packed_segment())
+    async with RemoteStorageManager(store, "archive", at_rest=rsm.packed._at_rest) as reader:
         with pytest.raises(ObjectNotFound):
             await reader.fetch_log_segment(packed_segment(), ByteRange(0, 1))
 
@@ -502,7 +504,7 @@ def watched(store: MemoryObjectStore) -> list[str]:
 
 
 async def test_a_packing_is_read_once(rsm: RemoteStorageManager, store: MemoryObjectStore) -> None:
-    async with RemoteStorageManager(store, "archive", at_rest=rsm._at_rest) as reader:
+    async with RemoteStorageManager(store, "archive", at_rest=rsm.packed._at_rest) as reader:
         asked = watched(store)
         await reader.fetch_index(packed_segment(), SegmentFile.INDEX)
         for at in range(0, len(LOG), 100_000):
@@ -550,8 +552,8 @@ async def test_a_ring_without_an_active_key_reads_and_does_not_write(
         await rsm.copy_log_segment_data(packed_segment(), data)
     write_keys(ring, replace(read_keys(ring), active=None), new=False)
     async with manager(store, ring, compress=False) as reader:
-        assert not reader.encrypts
-        assert not reader.packs(compressible=True)
+        assert not reader.packed.encrypts
+        assert not reader.packed.packs(compressible=True)
         assert await reader.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
 
 
@@ -563,7 +565,7 @@ def test_which_segments_are_packed(store: MemoryObjectStore, ring: Path) -> None
         (AtRest(keys=FileKeyRing(ring)), False, True),
     ):
         rsm = RemoteStorageManager(store, at_rest=at_rest)
-        assert rsm.packs(compressible=compressible) is packs
+        assert rsm.packed.packs(compressible=compressible) is packs
 
 
 def test_segments_differ_by_their_ids_alone() -> None:

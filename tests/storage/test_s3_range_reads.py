@@ -17,6 +17,7 @@ from certificates import Authority
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound, StorageThrottled, StorageUnavailable
 from fetchproxy.model import ByteRange
+from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import SMALL_OBJECT, S3ObjectStore
 from fetchproxy.storage.stores.s3_ranges import NEEDLESS_MAX, open_range_reads
 
@@ -79,7 +80,9 @@ async def store(
     server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     url = f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        async with S3ObjectStore("bucket", endpoint_url=url, region="us-east-1") as opened:
+        async with S3ObjectStore(
+            S3Location("bucket", endpoint_url=url, region="us-east-1")
+        ) as opened:
             yield opened, asked
     finally:
         server.close()

@@ -21,7 +21,7 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.stores.locations import S3Options
+from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 
 MiB = 1024 * 1024
@@ -53,7 +53,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def answering(
-    answer: Answer, *, silent: bool = False, options: S3Options | None = None
+    answer: Answer, *, silent: bool = False, requester_pays: bool = False
 ) -> AsyncIterator[S3ObjectStore]:
     """A store whose server gives this answer; `silent`: and then keeps the connection open."""
 
@@ -80,10 +80,12 @@ async def answering(
     config = StoreConfig(timeout_ms=300 if silent else 60_000)
     try:
         async with S3ObjectStore(
-            "bucket",
-            endpoint_url=f"http://127.0.0.1:{port}",
-            region="us-east-1",
-            options=options,
+            S3Location(
+                "bucket",
+                endpoint_url=f"http://127.0.0.1:{port}",
+                region="us-east-1",
+                requester_pays=requester_pays,
+            ),
             config=config,
             part_bytes=5 * MiB,
         ) as store:
@@ -184,7 +186,8 @@ async def test_a_server_that_stops_taking_bytes() -> None:
     port = server.sockets[0].getsockname()[1]
     config = StoreConfig(timeout_ms=100)
     async with S3ObjectStore(
-        "bucket", endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1", config=config
+        S3Location("bucket", endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1"),
+        config=config,
     ) as store:
         async with asyncio.timeout(60):
             with pytest.raises(StorageUnavailable):
@@ -379,7 +382,7 @@ async def test_who_asks_pays_for_every_request() -> None:
             return listing()
         return http("200 OK", b"x", 'ETag: "x"') if "GET" in head else http("200 OK", b"")
 
-    async with answering(take, options=S3Options(requester_pays=True)) as store:
+    async with answering(take, requester_pays=True) as store:
         await store.get("k")
         await store.get_range("k", ByteRange(0, 1))
         await listed(store)

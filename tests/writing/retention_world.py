@@ -92,7 +92,7 @@ class World:
         **changes: Any,
     ) -> tuple[Expirer, RemoteLogMetadataManager]:
         rsm = RemoteStorageManager(store or self.store, "archive")
-        self.concerns = ArchiverConcerns(rsm.concerns)
+        self.concerns = ArchiverConcerns(rsm.objects)
         config = MetadataConfig()
         rlmm: RemoteLogMetadataManager
         if self.manager == "store":

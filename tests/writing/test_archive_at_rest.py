@@ -139,7 +139,7 @@ async def test_a_spool_has_nothing_in_the_clear(ring: Path, tmp_path: Path) -> N
     content = b"".join(map(batch, range(0, 200, 10)))
     async with (
         open_archive(tmp_path / "store", at_rest) as archive,
-        Spool(tmp_path / "spool", encrypted=archive.rsm.encrypts) as spool,
+        Spool(tmp_path / "spool", encrypted=archive.rsm.packed.encrypts) as spool,
     ):
         writer = SegmentWriter(TIP, 0, spool)
         for header in walk(content):
@@ -169,7 +169,7 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
     ):
         async with (
             open_archive(store, at_rest) as archive,
-            Spool(tmp_path / "spool", encrypted=archive.rsm.encrypts) as spool,
+            Spool(tmp_path / "spool", encrypted=archive.rsm.packed.encrypts) as spool,
         ):
             await Written(archive, spool).add(base)
     write_keys(ring, read_keys(ring).with_new("k2", bytes(32)), new=False)

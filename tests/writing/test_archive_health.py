@@ -107,7 +107,7 @@ async def aside(_: Path) -> MemoryObjectStore:
 async def at_risk(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    concerns = ArchiverConcerns(planted.rsm.concerns)
+    concerns = ArchiverConcerns(planted.rsm.objects)
     watch = PartitionWatch(ArchiveConfig(), concerns)
     status = replace(LAGGING, tip=TIP, archive_end=10, first_unarchived_ms=0)
     await watch.look([status], 0.0, 8 * HOUR_MS)
@@ -118,7 +118,7 @@ async def at_risk(_: Path) -> MemoryObjectStore:
 async def deleted_unarchived(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    concerns = ArchiverConcerns(planted.rsm.concerns)
+    concerns = ArchiverConcerns(planted.rsm.objects)
     watch = PartitionWatch(ArchiveConfig(), concerns)
     status = replace(LAGGING, tip=TIP, archive_end=10, log_start_offset=40)
     await watch.look([replace(status, broker_retention=UNLIMITED)], 0.0, 8 * HOUR_MS)
@@ -146,7 +146,7 @@ async def another_cluster(_: Path) -> MemoryObjectStore:
     async with life() as world:
         await world.look()
         world.broker.topics = WIPED
-        concerns = ArchiverConcerns(world.planted.rsm.concerns)
+        concerns = ArchiverConcerns(world.planted.rsm.objects)
         async with world.process(concerns=concerns) as deletion:
             await deletion.look()
         await concerns.publish()
@@ -333,7 +333,7 @@ async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
     for base in (0, 10, 20):
         await planted.add([batch(base)])
     async with StoreBackedRemoteLogMetadataManager(planted.rsm, Config().metadata) as rlmm:
-        health = PartitionsHealth(planted.rsm.records, rlmm)
+        health = PartitionsHealth(planted.rsm.objects, rlmm)
 
         async def look() -> list[Condition]:
             await rlmm.refresh(TIP, asyncio.get_running_loop().time())
@@ -383,7 +383,7 @@ def test_where_all_is_well_nothing_is_said(tmp_path: Path) -> None:
 async def test_what_is_over_leaves_the_store() -> None:
     """Also for an archiver that takes over, and knows of it by the store alone."""
     planted = PlantedArchive()
-    objects = planted.rsm.concerns
+    objects = planted.rsm.objects
     for began, went_on in ((True, False), (True, True)):
         first = ArchiverConcerns(objects)
         with capture_logs():
@@ -402,18 +402,18 @@ async def test_what_is_over_leaves_the_store() -> None:
 async def test_a_deleted_partition_has_no_concerns() -> None:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    concerns = ArchiverConcerns(planted.rsm.concerns)
+    concerns = ArchiverConcerns(planted.rsm.objects)
     with capture_logs():
         concerns.hold(Kind.PARTITION_STOPPED, TIP, "it stands")
         concerns.hold(Kind.TOPIC_DELETION_STOPPED, None, "of the archive")
     await concerns.publish()
     await planted.rsm.forget_partition(TIP)
-    assert [found.tip for found in await planted.rsm.concerns.list_concerns()] == [None]
+    assert [found.tip for found in await planted.rsm.objects.list_concerns()] == [None]
 
 
 async def test_what_is_known_is_not_read_again() -> None:
     planted = PlantedArchive()
-    objects = planted.rsm.concerns
+    objects = planted.rsm.objects
     tips = [TIP._replace(partition=number) for number in range(40)]
     concerns = ArchiverConcerns(objects)
     with capture_logs():

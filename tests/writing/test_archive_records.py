@@ -12,12 +12,11 @@ from fetchproxy.writing.published import ArchiveRecords, gap_before, read_finish
 
 
 async def stated(archive: PlantedArchive) -> FinishedOffsets | None:
-    return await read_finished_offsets(archive.rsm.records, TIP)
+    return await read_finished_offsets(archive.rsm.objects, TIP)
 
 
 async def gaps(archive: PlantedArchive) -> list[tuple[int, int]]:
-    found = archive.rsm.records.list_archive_gaps(TIP)
-    return [(gap.first_offset, gap.last_offset) async for gap in found]
+    return [gap async for gap in archive.rsm.objects.list_archive_gaps(TIP)]
 
 
 async def copy(archive: PlantedArchive, records: ArchiveRecords, start: int) -> None:
@@ -96,7 +95,7 @@ async def test_an_end_that_cannot_be_stated_does_not_fail_the_copy() -> None:
 async def test_a_statement_that_cannot_be_read_is_made_anew() -> None:
     archive = PlantedArchive()
     await archive.add([batch(0)])
-    await archive.rsm.records.put_finished_offsets(TIP, b"damaged")
+    await archive.rsm.objects.put_finished_offsets(TIP, b"damaged")
     archive.recorded = False
     records = ArchiveRecords(archive.rsm, TIP)
     await records.read()

@@ -24,8 +24,9 @@ from fetchproxy.observability.metrics import LOCAL_INDEX_BYTES, LOCAL_INDEX_FILE
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest, RemoteReadResult
+from fetchproxy.runtime.folders import LOCK
 from fetchproxy.segments.object_keys import SegmentFile, partition_folder
-from fetchproxy.storage.index_files import LOCK, LOG_INDEX, LocalIndexes
+from fetchproxy.storage.index_files import LOG_INDEX, LocalIndexes
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 from fetchproxy.writing.index_refresh import FETCHES_MAX, LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.limits import WritingLimits

@@ -119,7 +119,7 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
     """Three segments of ten offsets are archived, and local retention keeps none of it."""
     store, broker, topic_config = FailingStore(), TrimmedBroker(), dict(UNLIMITED)
     planted = PlantedArchive(store, recorded=False)
-    concerns = ArchiverConcerns(planted.rsm.concerns)
+    concerns = ArchiverConcerns(planted.rsm.objects)
     for base in (0, 10, 20):
         await planted.add([batch(base)], tip=TIP)
     config, limits = section_and_limits(

@@ -185,7 +185,7 @@ async def begun_again(
     replace_disk(here.cluster)
     here.cluster.produce(produced)
     here.cluster.hear()
-    concerns = ArchiverConcerns(here.rsm.concerns)
+    concerns = ArchiverConcerns(here.rsm.objects)
     with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain) as stopped:
         await process(archiver)
     concerns.hold(Kind.PARTITION_STOPPED, TIP, str(stopped.value))
@@ -218,7 +218,7 @@ async def audit(here: World, served: list[tuple[int, int]]) -> None:
         mine = here.rlmm.view(TIP)
         assert mine is not None
         assert list(seen.segments) == list(mine.segments)
-        assert await read_concerns(here.rsm.concerns) == []
+        assert await read_concerns(here.rsm.objects) == []
         report = await verify_archive(here.rsm, other)
     assert not report.faults, report.faults[:3]
 

@@ -21,7 +21,7 @@ from fetchproxy.errors import CompactedLog, CorruptSegment, LogDirUnusable
 from fetchproxy.model import AbortedTxn, EpochStart
 from fetchproxy.segments.contents import KafkaFiles
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
-from fetchproxy.storage.key_rings import stream_at
+from fetchproxy.storage.ciphers import stream_at
 from fetchproxy.writing.sources import log_dirs as rolled_segment
 from fetchproxy.writing.sources.log_dirs import SegmentGone, Stopped, Taken, rolled_at, take_segment
 

@@ -178,7 +178,7 @@ async def test_a_follower_takes_back_nothing_that_the_leader_says(
     produce(mock_cluster, 50)
     async with cluster_of(mock_cluster) as cluster, open_archive(tmp_path / "store") as archive:
         led, followed, *_ = await tips(cluster, TOPIC)
-        before = ArchiverConcerns(archive.rsm.concerns)
+        before = ArchiverConcerns(archive.rsm.objects)
         for tip in (led, followed):
             before.hold(Kind.PARTITION_STOPPED, tip, "as the one before has said")
         await before.publish()
@@ -186,7 +186,7 @@ async def test_a_follower_takes_back_nothing_that_the_leader_says(
             await until(manager, archived_up_to(TOPIC, {0: 50}))
             await until(manager, lambda found: all(s.last_success_ms for s in found))
             await manager.concerns.publish()
-        assert [found.tip for found in await archive.rsm.concerns.list_concerns()] == [followed]
+        assert [found.tip for found in await archive.rsm.objects.list_concerns()] == [followed]
 
 
 async def test_gauges_are_the_leaders(mock_cluster: MockCluster, tmp_path: Path) -> None:

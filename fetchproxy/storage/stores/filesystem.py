@@ -27,17 +27,19 @@ from fetchproxy.errors import (
     too_large,
 )
 from fetchproxy.model import ByteRange
+from fetchproxy.runtime.folders import OWNER_ONLY
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     ObjectStore,
     StoredObject,
+    file_parts,
 )
 
 # A FIFO or a device holds up whoever opens it, and a link leads out of the archive: to other
-# files of this host, or to a folder that is empty while something is not mounted. None is
-# followed or waited for; it is a DamagedObject, or an error of the whole listing where it stands
-# for a folder. The root itself may be a link: that is for its owner to say.
+# files of this host, or to a folder that is empty while something is not mounted. Each is a
+# DamagedObject, or an error of the whole listing where it stands for a folder. The root itself may
+# be a link: its owner says so.
 
 # Not waiting: opening a FIFO would last until somebody writes to it.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -112,8 +114,8 @@ def _kind_of(path: Path) -> str | None:
 
 
 def make_private(path: Path, permissions: int) -> None:
-    """Take from a file of our own what `permissions` do not give. Others' are left as they are:
-    with a second name it may be a broker's.
+    """Take from a file of our own what `permissions` do not give; with a second name it may be a
+    broker's.
     """
     status = os.lstat(path)
     mode = stat.S_IMODE(status.st_mode)
@@ -157,16 +159,6 @@ def read_exactly(fd: int, start: int, end: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def read_parts(path: Path, part_bytes: int) -> Iterator[bytes]:
-    """The content of a local file in parts. Raises RemoteStorageError if it cannot be read."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            while part := file.read(part_bytes):
-                yield part
-    except OSError as error:
-        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
-
-
 def sync(path: Path) -> None:
     """To disk: the content of a file, the names in a folder (a new one is there only then)."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -182,7 +174,6 @@ T = TypeVar("T")
 OWN_MARK = "~"
 MARKER_NAME = "~fetchproxy-store"
 TEMPORARY_START = "~put-"
-OWNER_ONLY = 0o700  # of a root that is made here
 
 _FOLDER_RACES_MAX = 8
 
@@ -335,9 +326,12 @@ class FileTree:
             for folder, _, names in os.walk(start):
                 for name in names:
                     path = Path(folder, name)
-                    if name.startswith(TEMPORARY_START) and _older(path, older_than_epoch_ms):
-                        path.unlink(missing_ok=True)
-                        removed += 1
+                    if not name.startswith(TEMPORARY_START):
+                        continue
+                    with suppress(FileNotFoundError):
+                        if path.stat().st_mtime_ns < older_than_epoch_ms * 1_000_000:
+                            path.unlink()
+                            removed += 1
         return removed
 
     def check_present(self) -> None:
@@ -496,24 +490,17 @@ def storage_error(
     return StorageUnavailable(text)
 
 
-def _older(path: Path, epoch_ms: int) -> bool:
-    try:
-        return path.stat().st_mtime_ns < epoch_ms * 1_000_000
-    except FileNotFoundError:
-        return False
-
-
 _LIST_PAGE_OBJECTS = 1000
 # For blocking file calls: a disk or NFS server that hangs holds these, never the loop.
 THREADS_MAX = 8
 
 
 class FilesystemObjectStore(ObjectStore):
-    """`create`: the first put makes `root`; without it a missing root is StorageUnavailable.
+    """`create`: the first put makes `root`. Without it a missing root is StorageUnavailable, as is
+    one that goes missing later.
 
-    In either case a root that goes missing later is StorageUnavailable, never an empty store.
-    Names longer than the file system takes (255 bytes; a topic of more than 232 characters)
-    are refused with RemoteStorageError.
+    Names longer than the file system takes (255 bytes; a topic of more than 232 characters) are
+    refused with RemoteStorageError.
     """
 
     def __init__(
@@ -542,7 +529,7 @@ class FilesystemObjectStore(ObjectStore):
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         if not (settled and await self._put(key, partial(self._tree.link, key, path))):
-            parts = read_parts(path, self._part_bytes)
+            parts = file_parts(path, self._part_bytes)
             await self._put(key, partial(self._tree.put, key, parts))
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:

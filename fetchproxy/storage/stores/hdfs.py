@@ -27,13 +27,14 @@ from fetchproxy.errors import (
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
-from fetchproxy.storage.stores.filesystem import OWN_MARK, TEMPORARY_START, read_parts
+from fetchproxy.storage.stores.filesystem import OWN_MARK, TEMPORARY_START
 from fetchproxy.storage.stores.locations import HdfsLocation
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     ObjectStore,
     StoredObject,
     file_bytes,
+    file_parts,
     http_date_ms,
 )
 from fetchproxy.storage.stores.webhdfs import (
@@ -57,7 +58,7 @@ Statuses = list[FileStatus]
 
 _SEND_BYTES = 1024 * 1024  # of an object in memory, at once
 _CLEAN_UP_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
-_LATE_FILE_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # what comes later, abort_stale_uploads finds
+_LATE_FILE_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)  # what comes later, abort_stale_uploads finds
 _FOLDERS_AT_ONCE = 16
 # A folder with more entries than this is believed to hold an object: HDFS would list a page of a
 # thousand of them to say so, and what killed uploads leave behind is never so much.
@@ -79,7 +80,6 @@ class HdfsObjectStore(ObjectStore):
         self._folder = location.folder
         self._client = WebHdfsClient(location, config or StoreConfig())
         self._create = create
-        self._closed = False
 
     async def put(self, key: str, content: bytes) -> None:
         await self._put(key, len(content), _slices(content))
@@ -110,8 +110,6 @@ class HdfsObjectStore(ObjectStore):
         what = f"get {check_key(key)} bytes {start} to {byte_range.end}"
         try:
             content = await self._read(key, what, length, offset=str(start), length=str(length))
-        except LongerThanWanted as longer:
-            raise StorageUnavailable(f"{what}: {longer.size_bytes} bytes came") from None
         except StorageUnavailable as error:
             # Past the end, HDFS answers with an exception of no particular kind.
             if not isinstance(error.__cause__, RemoteFault):
@@ -167,7 +165,6 @@ class HdfsObjectStore(ObjectStore):
         return http_date_ms(self._client.date)
 
     async def close(self) -> None:
-        self._closed = True
         await self._client.close()
 
     async def _put(
@@ -177,8 +174,8 @@ class HdfsObjectStore(ObjectStore):
         content: AsyncIterator[bytes],
         rename_options: str = "OVERWRITE",
     ) -> None:
-        """The rename is one step, also where the name is taken (FileContext.rename with OVERWRITE);
-        with NONE that is a RemoteFault of the name TAKEN.
+        """The rename is one step (FileContext.rename with OVERWRITE). With NONE a taken name is a
+        RemoteFault of the name TAKEN.
         """
         folder, slash, _ = check_key(key).rpartition("/")
         await self._check_writable()
@@ -207,15 +204,13 @@ class HdfsObjectStore(ObjectStore):
         try:
             async with asyncio.timeout(_CLEAN_UP_MAX_S):
                 for pause_s in _LATE_FILE_PAUSES_S:
+                    await asyncio.sleep(pause_s)
                     if await self._delete(temporary):
                         return
-                    await asyncio.sleep(pause_s)
-                await self._delete(temporary)
         except (RemoteStorageError, TimeoutError) as error:
             log.warning("temporary_not_removed", key=temporary, error=str(error))
 
     async def _read(self, key: str, what: str, bytes_max: int, **span: str) -> bytes:
-        self._check_open()
         try:
             with translated(what, may_be_absent=True):
                 content = await self._client.read(key, bytes_max, **span)
@@ -231,7 +226,6 @@ class HdfsObjectStore(ObjectStore):
 
     async def _delete(self, path: str) -> bool:
         """A file, and the folders that it leaves empty. False: it was not there."""
-        self._check_open()
         with translated(f"delete {path}"):
             if not await self._delete_one(path):
                 return False
@@ -251,7 +245,6 @@ class HdfsObjectStore(ObjectStore):
         return answer.get("boolean") is True
 
     async def _check_present(self) -> None:
-        self._check_open()
         what = f"look for {self._folder}"
         may_be_absent = self._create  # before the look: another put may be making it
         try:
@@ -312,7 +305,6 @@ class HdfsObjectStore(ObjectStore):
             yield ready
 
     async def _page(self, folder: str, after: str) -> tuple[Statuses, bool]:
-        self._check_open()
         what = f"list {folder}"
         try:
             with translated(what, may_be_absent=True):
@@ -340,17 +332,9 @@ class HdfsObjectStore(ObjectStore):
         return False
 
     async def _file_content(self, path: Path, size_bytes: int) -> AsyncIterator[bytes]:
-        parts = read_parts(path, self._part_bytes)
-        left = size_bytes
+        parts = file_parts(path, self._part_bytes, size_bytes)
         while part := await asyncio.to_thread(next, parts, b""):
-            left -= len(part)
             yield part
-        if left:
-            raise RemoteStorageError(f"{path} changed while it was stored")
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RemoteStorageError("the store is closed")
 
 
 async def _slices(content: bytes) -> AsyncIterator[bytes]:

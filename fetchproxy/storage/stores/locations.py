@@ -23,23 +23,18 @@ class CloudLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class S3Options:
+class S3Location:
     """None: as the bucket, or its server, has it."""
 
+    bucket: str
+    prefix: str = ""
+    endpoint_url: str | None = None
+    region: str | None = None
     storage_class: str | None = None  # of logs; what is small and often read has the bucket's
     sse: str | None = None  # how the server encrypts
     sse_kms_key_id: str | None = None
     requester_pays: bool = False
-    addressing: Literal["path", "virtual"] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class S3Location:
-    bucket: str
-    prefix: str
-    endpoint_url: str | None
-    region: str | None
-    options: S3Options = S3Options()
+    addressing: str | None = None  # "path" or "virtual"
     profile: str | None = field(default=None, compare=False)  # who asks; it is the same place
 
 

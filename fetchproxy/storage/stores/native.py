@@ -34,14 +34,14 @@ from fetchproxy.storage.stores.object_store import (
     Content,
     ObjectStore,
     StoredObject,
-    error_of_code,
-    error_of_status,
+    error_of,
     file_bytes,
+    file_parts,
     whole,
 )
 
-# The library tells kinds of failure apart by text alone, beside a few classes. The library is asked
-# not to retry, so that one back-off (the fetcher's, the archiver's) does.
+# The library tells kinds of failure apart by text alone, beside a few classes. It is asked not to
+# retry, so that one back-off (the fetcher's, the archiver's) does.
 
 _STATUS = re.compile(r"(?:status code: |\(code: )(\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -71,7 +71,7 @@ def native_error(error: Exception, what: str) -> RemoteStorageError:
         return RemoteStorageError(f"{what}: {short}")
     name = code[1] if code else ""
     message = _MESSAGE.search(said)
-    kind = error_of_code(name) or error_of_status(int(status[1]))
+    kind = error_of(int(status[1]), name)
     told = ": ".join(part for part in (name, message[1].strip() if message else "") if part)
     return kind(f"{what}: status {status[1]} {told}".rstrip())
 
@@ -149,21 +149,6 @@ def part_size(size_bytes: int, part_bytes: int) -> int:
     return max(part_bytes, -(-size_bytes // PARTS_MAX))
 
 
-def part_contents(path: Path, size_bytes: int, slice_bytes: int) -> Iterator[bytes]:
-    """`size_bytes` of the file, in slices. Raises RemoteStorageError. Blocks."""
-    left = size_bytes
-    try:
-        with path.open("rb", buffering=0) as file:
-            while left:
-                content = file.read(min(left, slice_bytes))
-                if not content:
-                    raise RemoteStorageError(f"{path} became shorter while it was stored")
-                left -= len(content)
-                yield content
-    except OSError as error:
-        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
-
-
 # The legal characters of a key in their order, without `/`.
 _ALPHABET = "!+-.0123456789=@ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 
@@ -212,7 +197,7 @@ class NativeObjectStore(ObjectStore):
         size_bytes = await asyncio.to_thread(file_bytes, path)
         part_bytes = part_size(size_bytes, self._part_bytes)
         # The library copies what it is given: small slices are free again at once.
-        contents = part_contents(path, size_bytes, min(part_bytes, _SLICE_BYTES))
+        contents = file_parts(path, min(part_bytes, _SLICE_BYTES), size_bytes)
         if size_bytes <= part_bytes:
             content = await asyncio.to_thread(b"".join, contents)
             await self._put(key, content, use_multipart=False, attributes=self._file_attributes)
@@ -250,9 +235,7 @@ class NativeObjectStore(ObjectStore):
         return self._page_objects
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        """The library lists whole folders: what comes before the prefix is passed over, and
-        behind it the listing ends.
-        """
+        """The library lists whole folders: what is outside of the prefix is passed over."""
         what = f"list {check_prefix(prefix)}"
         folder = prefix.rpartition("/")[0] or None
         last, seen, offset = "", 0, max(start_after, shortly_before(prefix)) or None

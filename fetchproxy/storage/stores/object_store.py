@@ -1,9 +1,10 @@
-"""What a store must do, and what some stores can do besides. An interface, and no store."""
+"""What a store must do, and what some stores can do besides; no store."""
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -45,6 +46,22 @@ def file_bytes(path: Path) -> int:
         raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
 
 
+def file_parts(path: Path, part_bytes: int, size_bytes: int | None = None) -> Iterator[bytes]:
+    """So many bytes of a local file; None: all of it. Raises RemoteStorageError where it cannot be
+    read, or became shorter. Blocks.
+    """
+    left = sys.maxsize if size_bytes is None else size_bytes
+    try:
+        with path.open("rb", buffering=0) as file:
+            while left and (part := file.read(min(left, part_bytes))):
+                left -= len(part)
+                yield part
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
+    if left and size_bytes is not None:
+        raise RemoteStorageError(f"{path} became shorter while it was stored")
+
+
 # What an HTTP answer with an error means. Pure.
 
 # Codes that say more than their status does (S3, Cloud Storage and Azure: API references).
@@ -81,12 +98,9 @@ _BY_CODE: dict[str, type[RemoteStorageError]] = {
 }
 
 
-def error_of_code(code: str) -> type[RemoteStorageError] | None:
-    """None: its status says as much."""
-    return _BY_CODE.get(code)
-
-
-def error_of_status(status: int) -> type[RemoteStorageError]:
+def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
+    if code in _BY_CODE:
+        return _BY_CODE[code]
     if status == 404:
         return ObjectNotFound
     if status == 416:
@@ -101,11 +115,9 @@ def error_of_status(status: int) -> type[RemoteStorageError]:
     return RemoteStorageError  # a request that this store does not understand
 
 
-# How large an object may be that is read whole. Pure.
-#
-# A store may hold anything under the archive's names. What is larger than all that was ever
-# written there is damaged, and refused before a byte of it is read (`errors.DamagedObject`). Logs
-# are read in ranges alone.
+# How large an object may be that is read whole. What is larger than all that was ever written under
+# the archive's names is damaged, and refused before a byte of it is read (`errors.DamagedObject`).
+# Logs are read in ranges alone.
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -147,9 +159,8 @@ def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
     return limits[file]
 
 
-# An `ObjectStore` moves bytes under keys; each backend is one. `RemoteStorageManager` (the KIP's
-# name and verbs) moves segments; it is one class over any of them, so every backend lays out the
-# same objects. `storage.contract` is the suite that every backend passes.
+# `RemoteStorageManager` (the KIP's name and verbs) moves segments over any `ObjectStore`, so every
+# backend lays out the same objects. `storage.contract` is the suite that every backend passes.
 #
 # All methods raise `fetchproxy.errors.RemoteStorageError` and its subclasses only (an illegal key
 # is a ValueError: a bug of the caller), may be cancelled at any await without leaving a readable
@@ -186,10 +197,8 @@ class ObjectStore(ABC):
 
     @abstractmethod
     async def put_new(self, key: str, content: bytes) -> bool:
-        """As `put`, where there is no such object yet; False: there is one, and it is as it was.
-
-        Of several at once one makes it. An S3 server that does not know conditions may let the
-        last one win: look again.
+        """As `put`, where there is no such object yet; False: there is one, and it is as it was. Of
+        several at once one makes it; but an S3 server without conditions may let the last one win.
         """
 
     @abstractmethod
@@ -243,8 +252,8 @@ class ObjectStore(ABC):
     async def abort_stale_uploads(
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
     ) -> int:
-        """Remove what killed processes left below `prefix`: temporary files or multipart uploads,
-        never visible, but stored. Returns how many.
+        """Remove what killed processes left below `prefix`: temporary files or multipart uploads.
+        Returns how many.
 
         Those to a key that is not ours stay: a bucket may be shared. Choose the time well below
         now: an upload that somebody is still at fails when it is removed.
@@ -252,8 +261,8 @@ class ObjectStore(ABC):
         return 0
 
     async def clock_ms(self, prefix: str) -> int | None:
-        """Epoch ms by the store's own clock, to about a second: another machine's, so a second
-        opinion on ours. None: it does not tell. `prefix`: below it we may list.
+        """Epoch ms by the store's own clock, to about a second; None: it does not tell. `prefix`:
+        below it we may list.
         """
         return None
 
@@ -320,6 +329,9 @@ class WrappedObjectStore(ObjectStore):
     @property
     def page_objects(self) -> int | None:
         return self.inner.page_objects
+
+    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
+        return self.inner.origin(tip)
 
     async def abort_stale_uploads(
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]

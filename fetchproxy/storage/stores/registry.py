@@ -21,7 +21,6 @@ from fetchproxy.storage.stores.locations import (
     Location,
     PluginLocation,
     S3Location,
-    S3Options,
 )
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.storage.stores.plugins import (
@@ -47,8 +46,8 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}")
 def parse_store_url(url: str) -> Location:
     """Raises ConfigError for anything but the scheme of an installed plug-in and
 
-    `file:///path`, `s3://bucket/prefix?endpoint_url=…&region=…&profile=…` (also `S3Options`),
-    `gs://bucket/prefix`, `az://container/prefix`,
+    `file:///path`, `s3://bucket/prefix?endpoint_url=…&region=…&profile=…` (and the others of
+    `S3Location`), `gs://bucket/prefix`, `az://container/prefix`,
     `webhdfs://host:port[,host:port]/path?user=…` (by TLS: `swebhdfs:`).
     """
     try:
@@ -60,22 +59,25 @@ def parse_store_url(url: str) -> Location:
         raise ConfigError(
             "store URL: credentials do not belong there; each store finds them in the environment"
         )
+    try:
+        return _location(url, parts)
+    except ValueError as error:
+        raise ConfigError(f"store URL {mask_text(repr(url))}: {error}") from error
+
+
+def _location(url: str, parts: SplitResult) -> Location:
+    """Raises ValueError, as all below; ConfigError of a plug-in."""
     if (point := plugin_of(parts.scheme, _BUILT_IN)) is not None:
         return PluginLocation(url, point)
     if (parse := _BUILT_IN.get(parts.scheme)) is not None:
-        return parse(url, parts)
+        return parse(parts)
     if parts.scheme == "hdfs":
-        raise _fault(
-            url,
+        raise ValueError(
             "use WebHDFS for HDFS: give the NameNode's HTTP address, as in "
-            "webhdfs://namenode:9870/path",
+            "webhdfs://namenode:9870/path"
         )
     known = ", ".join([*_BUILT_IN, *plugin_schemes()])
-    raise _fault(url, f"unknown scheme {parts.scheme!r}; known: {known}")
-
-
-def _fault(url: str, what: object) -> ConfigError:
-    return ConfigError(f"store URL {mask_text(repr(url))}: {what}")
+    raise ValueError(f"unknown scheme {parts.scheme!r}; known: {known}")
 
 
 def same_place(url: str, other: str) -> bool:
@@ -107,83 +109,54 @@ def open_object_store(
         return HdfsObjectStore(location, create=create, config=config), ""
     from fetchproxy.storage.stores.s3 import S3ObjectStore
 
-    store = S3ObjectStore(
-        location.bucket,
-        endpoint_url=location.endpoint_url,
-        region=location.region,
-        options=location.options,
-        profile=location.profile,
-        config=config,
-    )
-    return store, location.prefix
+    return S3ObjectStore(location, config=config), location.prefix
 
 
-def _file_location(url: str, parts: SplitResult) -> FileLocation:
-    _query(url, parts, ())
+def _file_location(parts: SplitResult) -> FileLocation:
+    _query(parts, ())
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
-        raise _fault(url, "expected file:///absolute/path")
+        raise ValueError("expected file:///absolute/path")
     return FileLocation(Path(path))
 
 
-def _s3_location(url: str, parts: SplitResult) -> S3Location:
-    query = _query(url, parts, _S3_PARAMETERS)
-    bucket, prefix = _named(url, parts, _BUCKET), _prefix(url, parts)
+def _s3_location(parts: SplitResult) -> S3Location:
+    query = _query(parts, _S3_PARAMETERS)
+    place = _named(parts, _BUCKET), normal_prefix(unquote(parts.path))
     endpoint_url = query.get("endpoint_url")
     if endpoint_url is not None and not re.match(r"https?://[^/]", endpoint_url):
-        raise _fault(url, "endpoint_url has to start with http:// or https://")
-    options = _s3_options(url, query)
-    region, profile = query.get("region"), query.get("profile")
-    return S3Location(bucket, prefix, endpoint_url, region, options, profile)
+        raise ValueError("endpoint_url has to start with http:// or https://")
+    if query.get("storage_class") in _COLD:
+        raise ValueError(f"storage_class {query['storage_class']} cannot be read from at once")
+    if query.get("sse") not in (None, *_SSE):
+        raise ValueError(f"sse has to be one of {', '.join(_SSE)}")
+    if "sse_kms_key_id" in query and not query.get("sse", "").startswith("aws:kms"):
+        raise ValueError("sse_kms_key_id needs sse=aws:kms")
+    pays = query.pop("requester_pays", "false")
+    if pays not in ("true", "false"):
+        raise ValueError("requester_pays has to be true or false")
+    if query.get("addressing") not in (None, "path", "virtual"):
+        raise ValueError("addressing has to be path or virtual")
+    return S3Location(*place, **query, requester_pays=pays == "true")
 
 
-def _s3_options(url: str, query: dict[str, str]) -> S3Options:
-    storage_class, sse, key = (query.get(n) for n in ("storage_class", "sse", "sse_kms_key_id"))
-    pays, addressing = query.get("requester_pays", "false"), query.get("addressing")
-    fault = None
-    if storage_class in _COLD:
-        fault = f"storage_class {storage_class} cannot be read from at once"
-    elif sse is not None and sse not in _SSE:
-        fault = f"sse has to be one of {', '.join(_SSE)}"
-    elif key is not None and (sse is None or not sse.startswith("aws:kms")):
-        fault = "sse_kms_key_id needs sse=aws:kms"
-    elif pays not in ("true", "false"):
-        fault = "requester_pays has to be true or false"
-    elif addressing not in (None, "path", "virtual"):
-        fault = "addressing has to be path or virtual"
-    if fault is not None:
-        raise _fault(url, fault)
-    styles: dict[str | None, Literal["path", "virtual"]] = {"path": "path", "virtual": "virtual"}
-    return S3Options(storage_class, sse, key, pays == "true", styles.get(addressing))
-
-
-def _cloud_location(url: str, parts: SplitResult) -> CloudLocation:
+def _cloud_location(parts: SplitResult) -> CloudLocation:
     scheme: Literal["gs", "az"] = "gs" if parts.scheme == "gs" else "az"
-    _query(url, parts, ())
-    bucket = _named(url, parts, _CLOUD_BUCKETS[scheme])
-    return CloudLocation(scheme, bucket, _prefix(url, parts))
+    _query(parts, ())
+    bucket = _named(parts, _CLOUD_BUCKETS[scheme])
+    return CloudLocation(scheme, bucket, normal_prefix(unquote(parts.path)))
 
 
-def _named(url: str, parts: SplitResult, bucket: re.Pattern[str]) -> str:
+def _named(parts: SplitResult, bucket: re.Pattern[str]) -> str:
     if not bucket.fullmatch(parts.netloc):
-        raise _fault(url, f"{parts.netloc!r} is no bucket name")
+        raise ValueError(f"{parts.netloc!r} is no bucket name")
     return parts.netloc
 
 
-def _prefix(url: str, parts: SplitResult) -> str:
-    try:
-        return normal_prefix(unquote(parts.path))
-    except ValueError as error:
-        raise _fault(url, error) from error
-
-
-def _hdfs_location(url: str, parts: SplitResult) -> HdfsLocation:
-    query = _query(url, parts, _HDFS_PARAMETERS)
-    try:
-        addresses = parse_bootstrap(parts.netloc)
-        folder = normal_prefix(unquote(parts.path)).rstrip("/")
-    except ValueError as error:
-        raise _fault(url, error) from error
+def _hdfs_location(parts: SplitResult) -> HdfsLocation:
+    query = _query(parts, _HDFS_PARAMETERS)
+    addresses = parse_bootstrap(parts.netloc)
+    folder = normal_prefix(unquote(parts.path)).rstrip("/")
     return HdfsLocation(
         addresses=tuple(str(address) for address in addresses),
         folder=f"/{folder}" if folder else "",
@@ -192,21 +165,21 @@ def _hdfs_location(url: str, parts: SplitResult) -> HdfsLocation:
     )
 
 
-def _query(url: str, parts: SplitResult, allowed: tuple[str, ...]) -> dict[str, str]:
+def _query(parts: SplitResult, allowed: tuple[str, ...]) -> dict[str, str]:
     if parts.fragment:
-        raise _fault(url, "no '#' there")
+        raise ValueError("no '#' there")
     known = ", ".join(allowed) or "none"
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in allowed:
-            raise _fault(url, f"unknown parameter {name!r}; known: {known}")
+            raise ValueError(f"unknown parameter {name!r}; known: {known}")
         if not value or name in found:
-            raise _fault(url, f"{name} is empty or given twice")
+            raise ValueError(f"{name} is empty or given twice")
         found[name] = value
     return found
 
 
-_BUILT_IN: Mapping[str, Callable[[str, SplitResult], Location]] = {
+_BUILT_IN: Mapping[str, Callable[[SplitResult], Location]] = {
     "file": _file_location,
     "s3": _s3_location,
     "gs": _cloud_location,

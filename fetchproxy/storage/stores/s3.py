@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
@@ -26,7 +26,7 @@ from fetchproxy.model import ByteRange
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.client_sockets import ClientSockets
-from fetchproxy.storage.stores.locations import S3Options
+from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.native import NativeObjectStore, make_clients, native_code
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
@@ -70,45 +70,29 @@ async def _take_objects(
     body: bytes = response_dict["body"]
     objects: list[dict[str, str]] = []
     parser: ElementTree.XMLPullParser[Any] = ElementTree.XMLPullParser(("start", "end"))
-    page = _Page(objects)
+    root: ElementTree.Element | None = None
+
+    def take(events: Iterator[Any]) -> None:
+        nonlocal root
+        for event, element in events:
+            if root is None:
+                root = element
+            elif event == "end" and element.tag.rpartition("}")[2] == "Contents":
+                objects.append(_shown(element))
+                root.remove(element)  # near its beginning, as all before it are gone
+
     try:
         for at in range(0, len(body), PARSED_AT_ONCE_BYTES):
             parser.feed(body[at : at + PARSED_AT_ONCE_BYTES])
-            page.take(parser.read_events())
+            take(parser.read_events())
             await asyncio.sleep(0)
         parser.close()
-        page.take(parser.read_events())
-    except ElementTree.ParseError:
+        take(parser.read_events())
+    except (ElementTree.ParseError, ValueError):  # ValueError: objects are elsewhere in the page
         return
-    if page.rest is not None and page.rest.tag.endswith("ListBucketResult"):
-        response_dict["body"] = ElementTree.tostring(page.rest)
+    if root is not None and root.tag.endswith("ListBucketResult"):
+        response_dict["body"] = ElementTree.tostring(root)
         customized_response_dict["Contents"] = objects
-
-
-class _Page:
-    """`rest` is the page without its objects, which are added to `objects`."""
-
-    def __init__(self, objects: list[dict[str, str]]) -> None:
-        self._objects = objects
-        self._depth = 0
-        self._root: ElementTree.Element | None = None
-        self.rest: ElementTree.Element | None = None
-
-    def take(self, events: Iterator[Any]) -> None:
-        for event, element in events:
-            if event == "start":
-                self._depth += 1
-                if self._root is None:
-                    self._root = element
-                    self.rest = ElementTree.Element(element.tag)
-                continue
-            self._depth -= 1
-            if self._depth == 1 and self._root is not None and self.rest is not None:
-                self._root.remove(element)  # the first one, as all before it are gone
-                if element.tag.rpartition("}")[2] == "Contents":
-                    self._objects.append(_shown(element))
-                else:
-                    self.rest.append(element)
 
 
 def _shown(element: ElementTree.Element) -> dict[str, str]:
@@ -122,7 +106,7 @@ def _shown(element: ElementTree.Element) -> dict[str, str]:
 log = structlog.get_logger(__name__)
 
 _ABORT_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
-_ABORT_PAUSES_S = (0.1, 0.5)
+_ABORT_PAUSES_S = (0.0, 0.1, 0.5)
 
 
 # Two clients, made at the first call or by `async with`, neither of which needs the server to be
@@ -146,20 +130,16 @@ _BAD_CHECKSUM = ("BadDigest", "XAmzContentChecksumMismatch")
 T = TypeVar("T")
 
 
-class S3Address(NamedTuple):
-    endpoint: str  # with the bucket, where that is a part of the host's name
-    virtual_host: bool
-    region: str
-
-
-def s3_address(signed_url: str, bucket: str, region: str | None) -> S3Address:
-    """`signed_url` is of the object `k`; `region` as the client names it. Pure."""
+def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, bool, str]:
+    """Of a server: its endpoint, with the bucket where that is a part of the host's name, whether
+    that is so, and its region. `signed_url` is of the object `k`; `region` as the client names it.
+    """
     parts = urlsplit(signed_url)
     virtual = parts.path == "/k"
     base = "" if virtual else parts.path.removesuffix(f"/{bucket}/k")
     if region is None or region == "aws-global":
         region = _REGION_OF_ALL
-    return S3Address(f"{parts.scheme}://{parts.netloc}{base}", virtual, region)
+    return f"{parts.scheme}://{parts.netloc}{base}", virtual, region
 
 
 # How long credentials count that boto has just handed out: it renews them earlier than that.
@@ -167,7 +147,7 @@ _CREDENTIALS_GOOD_FOR = timedelta(minutes=10)
 
 
 class S3ObjectStore(ObjectStore):
-    """`endpoint_url` set: path-style addresses, as most servers other than AWS want them.
+    """`endpoint_url` given: path-style addresses, as most servers other than AWS want them.
 
     Credentials, and the region where none is given, are found as boto3 finds them: with a `profile`
     in that one, and not in the environment.
@@ -175,21 +155,14 @@ class S3ObjectStore(ObjectStore):
 
     def __init__(
         self,
-        bucket: str,
+        location: S3Location,
         *,
-        endpoint_url: str | None = None,
-        region: str | None = None,
-        profile: str | None = None,
-        options: S3Options | None = None,
         config: StoreConfig | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._part_bytes = part_bytes
-        self._bucket = bucket
-        self._endpoint_url = endpoint_url
-        self._region = region
-        self._profile = profile
-        self._options = options or S3Options()
+        self._location = location
+        self._bucket = location.bucket
         self._config = config or StoreConfig()
         self._client: Any = None  # aiobotocore makes its methods at run time
         self._ranges: S3RangeReads | None = None
@@ -347,14 +320,14 @@ class S3ObjectStore(ObjectStore):
             raise RemoteStorageError("the store is closed")
         async with self._opening:
             if self._client is None:
-                self._session = session = AioSession(profile=self._profile)
+                self._session = session = AioSession(profile=self._location.profile)
                 session.register_component("data_loader", _service_descriptions())
                 with translated(f"open bucket {self._bucket}"):
                     client = await self._resources.enter_async_context(
                         session.create_client(
                             "s3",
-                            endpoint_url=self._endpoint_url,
-                            region_name=self._region,
+                            endpoint_url=self._location.endpoint_url,
+                            region_name=self._location.region,
                             config=self._client_config(),
                         )
                     )
@@ -362,14 +335,14 @@ class S3ObjectStore(ObjectStore):
                 # end: no time-out of the HTTP client covers it.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
                 client.meta.events.register("before-parse.s3.ListObjectsV2", _take_objects)
-                if self._options.requester_pays:
+                if self._location.requester_pays:
+                    # A signed URL would not say so.
                     client.meta.events.register("before-parameter-build.s3", _requester_pays)
-                    self._client = client
-                    return client  # a signed URL would not say so
-                with translated(f"open bucket {self._bucket}"):
-                    self._ranges = await open_range_reads(
-                        self._resources, session, client, self._bucket, self._config
-                    )
+                else:
+                    with translated(f"open bucket {self._bucket}"):
+                        self._ranges = await open_range_reads(
+                            self._resources, session, client, self._bucket, self._config
+                        )
                 self._client = client
             return self._client
 
@@ -384,8 +357,8 @@ class S3ObjectStore(ObjectStore):
             response_checksum_validation="when_required",
             warm_up_loader_caches=True,  # the service description is read on a thread
             s3={
-                "addressing_style": self._options.addressing
-                or ("path" if self._endpoint_url else "auto"),
+                "addressing_style": self._location.addressing
+                or ("path" if self._location.endpoint_url else "auto"),
             },
         )
 
@@ -454,16 +427,18 @@ class S3ObjectStore(ObjectStore):
                     "get_object", {"Bucket": self._bucket, "Key": "k"}, ExpiresIn=1
                 )
                 region = self._bucket_region or client.meta.region_name
-                self._native = await self._open_native(s3_address(url, self._bucket, region))
+                self._native = await self._open_native(*s3_address(url, self._bucket, region))
         return self._native
 
-    async def _open_native(self, address: S3Address) -> NativeObjectStore:
-        plain_http = address.endpoint.startswith("http:")
+    async def _open_native(
+        self, endpoint: str, virtual_host: bool, region: str
+    ) -> NativeObjectStore:
+        plain_http = endpoint.startswith("http:")
         options: dict[str, Any] = {
             "checksum_algorithm": "CRC64NVME" if self._checks_crc64 else None,
-            "server_side_encryption": self._options.sse,
-            "sse_kms_key_id": self._options.sse_kms_key_id,
-            "request_payer": self._options.requester_pays or None,
+            "server_side_encryption": self._location.sse,
+            "sse_kms_key_id": self._location.sse_kms_key_id,
+            "request_payer": self._location.requester_pays or None,
         }
         make = partial(
             S3Store,
@@ -471,16 +446,16 @@ class S3ObjectStore(ObjectStore):
             # The SHA-256 of a signed payload takes a fifth of an archiver's CPU.
             unsigned_payload=not plain_http or bool(self._checks_crc64),
             # That key, because a variable of its name would go before `endpoint`.
-            aws_endpoint_url_s3=address.endpoint,
-            region=address.region,
-            virtual_hosted_style_request=address.virtual_host,
+            aws_endpoint_url_s3=endpoint,
+            region=region,
+            virtual_hosted_style_request=virtual_host,
             credential_provider=self._told_credentials,
             **{name: value for name, value in options.items() if value is not None},
         )
         bundle = self._session.get_config_variable("ca_bundle")
         trusted = await asyncio.to_thread(Path(bundle).read_bytes) if bundle else None
         clients = make_clients(make, self._config, plain_http=plain_http, trusted=trusted)
-        storage_class = self._options.storage_class
+        storage_class = self._location.storage_class
         return NativeObjectStore(
             clients,
             page_objects=PAGE_OBJECTS,
@@ -525,10 +500,10 @@ class S3ObjectStore(ObjectStore):
         """
         try:
             async with asyncio.timeout(_ABORT_MAX_S):
-                for pause_s in (*_ABORT_PAUSES_S, None):
-                    if not await self._abort_each_upload_to(key) or pause_s is None:
-                        return
+                for pause_s in _ABORT_PAUSES_S:
                     await asyncio.sleep(pause_s)
+                    if not await self._abort_each_upload_to(key):
+                        return
         except (RemoteStorageError, TimeoutError) as error:
             log.warning("multipart_abort_failed", key=key, error=str(error))
 

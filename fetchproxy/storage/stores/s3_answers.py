@@ -1,6 +1,4 @@
-"""What an S3 server says: is it the answer that was asked for, and if not, what is it in the
-domain's words?
-"""
+"""Is what an S3 server says the answer that was asked for, and if not, which error is it?"""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ from fetchproxy.errors import (
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.object_store import (
     StoredObject,
-    error_of_code,
-    error_of_status,
+    error_of,
 )
 
 # Servers, proxies and caches in between get these wrong in practice: a range that is ignored, a
@@ -122,9 +119,8 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
     try:
         yield
     except boto.ClientError as error:
-        # By the answer's code where that is telling, else by its status.
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        kind = error_of_code(error_code(error)) or error_of_status(status)
+        kind = error_of(status, error_code(error))
         if kind is ObjectNotFound and not may_be_absent:
             kind = StorageUnavailable
         raise kind(f"{what}: {error}") from error

@@ -1,6 +1,4 @@
-"""Ranges of S3 objects by plain HTTP/1.1, received where they are to lie: the S3 client only
-signs.
-"""
+"""Ranges of S3 objects by plain HTTP/1.1, received where they are to lie. The S3 client signs."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from ssl import SSLContext, SSLError
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import structlog
@@ -23,13 +21,12 @@ from fetchproxy import __version__
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.loop import uninitialised
-from fetchproxy.storage.stores.object_store import error_of_status
+from fetchproxy.storage.stores.object_store import error_of
 
 # An HTTP library hands a body over in pieces, to be joined by one more copy, and an S3 library
 # makes and takes apart each request in two milliseconds of Python: for a replay, more than half
-# of what a byte cost (ADR 0031). This client knows one kind of exchange, the one that every byte
-# of a replay comes by. Any other answer is OtherAnswer; what it means is for the store's own
-# client to find out.
+# of what a byte cost (ADR 0031). This client knows one kind of exchange. Any other answer is
+# OtherAnswer; the store's own client finds out what it means.
 
 # An S3 server's head has half a KiB; what comes of the body with it is copied once more.
 HEAD_BYTES_MAX = 16 * 1024
@@ -68,14 +65,9 @@ class Wanted:
         return b"%d" % end == total if self.to_end else end == self.byte_range.end
 
 
-class Part(NamedTuple):
-    length: int
-    kept: bool  # the connection may be used again
-
-
-def part_of(head: bytes, wanted: Wanted) -> Part:
-    """`head` is that of an answer with just what is wanted. Raises OtherAnswer where it is not,
-    beyond doubt, that one part, as long as it must be.
+def part_of(head: bytes, wanted: Wanted) -> tuple[int, bool]:
+    """Of an answer's head: the length of its body, and whether the connection may be used again.
+    Raises OtherAnswer where the body is not, beyond doubt, that one part, as long as it must be.
     """
     match = _STATUS.match(head)
     status = int(match[1]) if match else 0
@@ -94,7 +86,7 @@ def part_of(head: bytes, wanted: Wanted) -> Part:
             and headers.get(b"content-length") == b"%d" % (end - first)
             and not any(name in headers for name in _RECODED)
         ):
-            return Part(end - first, headers.get(b"connection", b"").lower() != b"close")
+            return end - first, headers.get(b"connection", b"").lower() != b"close"
     raise OtherAnswer(f"answered {head[:40]!r}", status)
 
 
@@ -133,8 +125,8 @@ class _Connection(asyncio.BufferedProtocol):
         self.kept = False  # ready for another exchange
 
     def begin(self, request: bytes, wanted: Wanted) -> asyncio.Future[bytearray]:
-        """Send `request`. The future raises OtherAnswer, or ConnectionError where it is lost.
-        Raises ConnectionResetError where it was lost before.
+        """The future raises OtherAnswer, or ConnectionError where it is lost. Raises
+        ConnectionResetError where it was lost before.
         """
         self._wanted, self._head_bytes = wanted, 0
         self.heard = self.kept = False
@@ -342,9 +334,9 @@ class RangeRequests:
             connection.shut()
 
 
-# The S3 client signs once for all reads of an object. Whatever is not just the part that was asked
-# for is asked for again through the client: it knows redirects, regions, and what an error means.
-# Where a store takes no signed URLs (a bucket policy may say so), they are not tried any more.
+# The S3 client signs once for all reads of an object. Any other answer is asked for again through
+# the client: it knows redirects, regions, and what an error means. Where a store takes no signed
+# URLs (a bucket policy may say so), they are not tried any more.
 
 log = structlog.get_logger(__name__)
 
@@ -376,7 +368,7 @@ class S3RangeReads:
             content = await self._requests.get(await self.signed_url(key), wanted)
         except OtherAnswer as error:
             if error.status == 429 or error.status >= 500:
-                raise error_of_status(error.status)(f"{what}: {error}") from error
+                raise error_of(error.status)(f"{what}: {error}") from error
             return None
         self._needless = 0
         return content

@@ -1,6 +1,4 @@
-"""WebHDFS: the requests of one HDFS, what its answers say, and its errors in the domain's
-words.
-"""
+"""WebHDFS: the requests of one HDFS, its answers, and its errors in the domain's words."""
 
 from __future__ import annotations
 
@@ -33,9 +31,8 @@ from fetchproxy.storage.stores.client_sockets import ClientSockets
 from fetchproxy.storage.stores.kerberos import Kerberos, Negotiation, offered
 from fetchproxy.storage.stores.locations import HdfsLocation
 
-# A NameNode names the Java exception in its answer, which is told by: nearly all of them come
-# with status 403, from a missing permission to a DataNode that is away. An answer without a name
-# is not a NameNode's, so that even its 404 says nothing about an object.
+# A NameNode names the Java exception in its answer, nearly always with status 403. An answer
+# without a name is not a NameNode's, so that even its 404 says nothing about an object.
 
 NOT_FOUND = frozenset(
     {
@@ -227,10 +224,10 @@ class KeyOrder:
 
 
 def list_after(start_after: str, name_start: str) -> str:
-    """After which name to list a folder, so that no entry with a key above is passed over.
+    """After which name to list a folder, so that no entry with a key above is passed over. A folder
+    `a` is wanted after `a-b` too, since its keys are `a/…`: hence from the shortest such name on.
 
-    `start_after` is relative to the folder; wanted names begin with `name_start`. A folder `a` is
-    wanted after `a-b` too, since its keys are `a/…`: hence from the shortest such name on.
+    `start_after` is relative to the folder; wanted names begin with `name_start`.
     """
     part = start_after.partition("/")[0]
     for length in range(1, len(part)):
@@ -240,11 +237,8 @@ def list_after(start_after: str, name_start: str) -> str:
     return max(part[:-1], name_start[:-1])
 
 
-# The client raises `RemoteFault` for what HDFS answers and aiohttp's errors for what it does not.
 # Every request is tried once, but for a NameNode that cannot have acted on it: nobody there, or a
 # standby. Back-off is the caller's.
-#
-# Bytes come from and go to DataNodes: a NameNode answers with an address, which is followed.
 #
 # A NameNode that wants Kerberos is asked for a delegation token by it, once. With a ticket or a
 # cookie for each request the NameNode would make, log and keep for a day a token of its own for
@@ -259,21 +253,25 @@ _ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _FAULT_BYTES_MAX = 64 * 1024
 
 
-class LongerThanWanted(Exception):
+class LongerThanWanted(StorageUnavailable):
     """`size_bytes` would come, or did until it was enough."""
 
-    def __init__(self, size_bytes: int) -> None:
-        super().__init__(f"{size_bytes} bytes")
+    def __init__(self, what: str, size_bytes: int) -> None:
+        super().__init__(f"{what}: {size_bytes} bytes came")
         self.size_bytes = size_bytes
 
 
 class WebHdfsClient:
-    """Use it on one loop. Paths are relative to the location's folder, which is the path ""."""
+    """Use it on one loop. Paths are relative to the location's folder, which is the path "".
+
+    Raises `RemoteFault` for what HDFS answers and aiohttp's errors for what it does not.
+    """
 
     def __init__(self, location: HdfsLocation, config: StoreConfig) -> None:
         self._location = location
         self._config = config
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
         self._sockets = ClientSockets(config.write_max_ms)
         self._active = 0  # the NameNode that answered last
         self.date: str | None = None  # as that one's last answer says, of HTTP
@@ -283,6 +281,7 @@ class WebHdfsClient:
         self._new_tokens: SingleFlight[str | None] = SingleFlight()
 
     async def close(self) -> None:
+        self._closed = True
         self._kerberos.close()
         if self._session is None:
             return
@@ -291,10 +290,7 @@ class WebHdfsClient:
 
     async def ask(self, method: str, op: str, path: str, **parameters: str) -> Mapping[str, Any]:
         """The answer of a request that moves no data."""
-        try:
-            _, body = await self._ask_namenode(method, op, path, parameters)
-        except LongerThanWanted as longer:
-            raise StorageUnavailable(f"{op}: an answer of {longer}") from None
+        _, body = await self._ask_namenode(method, op, path, parameters)
         return decoded(body, op) if body else {}
 
     async def read(self, path: str, bytes_max: int, **parameters: str) -> bytes:
@@ -310,7 +306,7 @@ class WebHdfsClient:
                 await _check(answer, 200)
                 if answer.content_length is None:
                     raise StorageUnavailable(f"OPEN {path}: the DataNode states no length")
-                return await _body(answer, bytes_max)
+                return await _body(answer, bytes_max, f"OPEN {path}")
 
     async def place_for(self, path: str) -> URL:
         """Where a DataNode awaits a new file's content. Nothing is made yet."""
@@ -356,6 +352,8 @@ class WebHdfsClient:
         bytes_max: int = _ANSWER_BYTES_MAX,
     ) -> tuple[URL | None, bytes]:
         """(the DataNode's address, b"") or (None, the answer's body)."""
+        if self._closed:
+            raise RemoteStorageError("the store is closed")
         tries_left = len(self._location.addresses)
         token_is_fresh = False
         while True:
@@ -398,7 +396,7 @@ class WebHdfsClient:
             if answer.status in _REDIRECTS and "Location" in answer.headers:
                 return _place(answer.headers["Location"], op), b""
             await _check(answer, 200)
-            return None, await _body(answer, bytes_max)
+            return None, await _body(answer, bytes_max, op)
 
     @property
     def _needs_token(self) -> bool:
@@ -489,14 +487,14 @@ def _is_refused(fault: RemoteFault, token: str | None) -> bool:
     return fault.exception in _NO_SUCH_TOKEN or fault.status == 401
 
 
-async def _body(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+async def _body(answer: aiohttp.ClientResponse, bytes_max: int, what: str) -> bytes:
     """Raises LongerThanWanted: before anything is read, where the answer states its length."""
     stated = answer.content_length
     if stated is not None and stated > bytes_max:
-        raise LongerThanWanted(stated)
+        raise LongerThanWanted(what, stated)
     body = await _received(answer, bytes_max)
     if len(body) > bytes_max:
-        raise LongerThanWanted(len(body))
+        raise LongerThanWanted(what, len(body))
     return body
 
 

@@ -34,7 +34,7 @@ from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
-from fetchproxy.storage.archive_objects import RetentionObjects
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.orphans import (
@@ -119,7 +119,7 @@ def plan_step(
 class RetentionBrake:
     """One for all partitions. Each method raises RemoteStorageError."""
 
-    objects: RetentionObjects
+    objects: ArchiveObjects
     concerns: ArchiverConcerns
     grace_ms: int
 
@@ -356,7 +356,7 @@ class Expirer:
     def __post_init__(self) -> None:
         self._looks = SegmentLooks(self.rsm)
         self._brake = RetentionBrake(
-            self.rsm.retention, self.concerns, self.config.retention_step_grace_ms
+            self.rsm.objects, self.concerns, self.config.retention_step_grace_ms
         )
         self._witness = ClockWitness()
         self._clock = SteadyClock(self.wall_clock_ms, self.limits.retention_clock_settle_ms)
@@ -414,7 +414,7 @@ class Expirer:
         by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)
         doubt = None
         if start != by_bytes and self.config.retention_step_grace_ms > 0:
-            doubt = self._witness.doubt(now_ms, await self.rsm.retention.store_clock_ms())
+            doubt = self._witness.doubt(now_ms, await self.rsm.objects.store_clock_ms())
         if doubt is None or not doubt.sure:
             self.concerns.release(Kind.RETENTION_CLOCK_DOUBTED, view.tip)
             return start, doubt is not None

@@ -215,7 +215,7 @@ class PartitionDeletion:
         return after.gone & denied
 
     async def _noted(self, cluster_id: str) -> ClusterTopics:
-        raw = await self.rsm.retention.get_cluster_topics(cluster_id)
+        raw = await self.rsm.objects.get_cluster_topics(cluster_id)
         try:
             return ClusterTopics() if raw is None else decode_cluster_topics(raw)
         except CorruptSegment as error:
@@ -224,13 +224,13 @@ class PartitionDeletion:
     async def _note(self, cluster_id: str, before: ClusterTopics, after: ClusterTopics) -> None:
         if after != before:
             content = encode_cluster_topics(cluster_id, after)
-            await self.rsm.retention.put_cluster_topics(cluster_id, content)
+            await self.rsm.objects.put_cluster_topics(cluster_id, content)
 
     # --- whose it is ---
     async def _own(self, topic_id: UUID, topic: str, cluster_id: str) -> None:
         if self._owned.get(topic_id) != cluster_id:
-            if await self.rsm.retention.get_topic_cluster(topic, topic_id) != cluster_id:
-                await self.rsm.retention.put_topic_cluster(topic, topic_id, cluster_id)
+            if await self.rsm.objects.get_topic_cluster(topic, topic_id) != cluster_id:
+                await self.rsm.objects.put_topic_cluster(topic, topic_id, cluster_id)
             self._owned[topic_id] = cluster_id
 
     async def _is_owned(
@@ -238,7 +238,7 @@ class PartitionDeletion:
     ) -> bool:
         """This cluster has had the topic."""
         if topic_id not in self._owned:
-            owner = await self.rsm.retention.get_topic_cluster(topic, topic_id)
+            owner = await self.rsm.objects.get_topic_cluster(topic, topic_id)
             if owner is None:
                 # Or this is the end of a deletion, from which the word has gone already.
                 return await self._is_any_started(partitions)
@@ -269,7 +269,7 @@ class PartitionDeletion:
         try:
             emptied = [tip for tip in partitions if await self._empty(tip, due)]
             if len(emptied) == len(partitions):
-                await self.rsm.retention.forget_topic(topic, topic_id)
+                await self.rsm.objects.forget_topic(topic, topic_id)
                 self._absent_since.pop(topic_id)
                 self._owned.pop(topic_id, None)
             for tip in emptied:

@@ -34,7 +34,7 @@ from fetchproxy.segments import side_files
 from fetchproxy.segments.check import TxnCheck, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import parse_uuid
-from fetchproxy.storage.key_rings import stream_at
+from fetchproxy.storage.ciphers import stream_at
 from fetchproxy.writing.sources.segment_source import (
     CopyPace,
     LogGap,

@@ -24,7 +24,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_THROTTLE_SECONDS
 from fetchproxy.runtime.fairness import TokenBucket
 from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
-from fetchproxy.storage.key_rings import KEY_BYTES, stream_at
+from fetchproxy.storage.ciphers import KEY_BYTES, stream_at
 
 # The folder where segments are gathered before they are copied. Nothing in it is ever trusted.
 #
