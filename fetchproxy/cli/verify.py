@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from fetchproxy.auditing.faults import Fault, VerifyReport
+from fetchproxy.auditing.faults import Fault, RepairReport, VerifyReport
 from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
@@ -119,7 +119,7 @@ def _repaired(
             config,
             found.report.faults,
             dry_run=dry_run,
-            on_result=lambda part: print_repaired(part.repairs, part.refusals, dry_run=dry_run),
+            on_result=lambda repaired: print_repaired(repaired, dry_run),
         ),
     )
     if uploads_removed:
@@ -132,10 +132,10 @@ def _repaired(
     return after
 
 
-def print_repaired(repairs: Iterable[str], refusals: Iterable[str], *, dry_run: bool) -> None:
-    for repair in repairs:
+def print_repaired(report: RepairReport, dry_run: bool) -> None:
+    for repair in report.repairs:
         typer.echo(f"{'would be repaired' if dry_run else 'repaired'}: {repair}")
-    for refusal in refusals:
+    for refusal in report.refusals:
         typer.echo(f"not repaired: {refusal}")
 
 
@@ -199,14 +199,14 @@ def reindex(
     done = run_job(
         context, config, lambda runner: job.reindex(runner, config, topic=topic, dry_run=dry_run)
     )
-    repairs = [repair for partition in done.results for repair in partition.repairs]
     for partition in done.results:
-        print_repaired(partition.repairs, partition.refusals, dry_run=dry_run)
+        print_repaired(partition.repaired, dry_run)
+    repaired = sum(len(partition.repaired.repairs) for partition in done.results)
     left = [fault for partition in done.results for fault in partition.left]
     for fault in left:
         print_fault(fault)
     typer.echo(
-        f"{count(len(done.results), 'partition')}: {count(len(repairs), 'object')} "
+        f"{count(len(done.results), 'partition')}: {count(repaired, 'object')} "
         f"{'to be ' if dry_run else ''}repaired, {count(len(left), 'fault')} left"
     )
     say_failures(done.failures)
@@ -236,7 +236,7 @@ def restore(
             config,
             topic=topic,
             dry_run=dry_run,
-            on_result=lambda part: print_repaired(part.repairs, part.refusals, dry_run=dry_run),
+            on_result=lambda group: print_repaired(group.repaired, dry_run),
         ),
         unit=lambda size: f"{size:.0f} segments",
     )

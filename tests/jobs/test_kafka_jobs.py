@@ -185,7 +185,7 @@ def test_a_lost_metadata_topic_is_written_again(
     groups = grouped(tips, by_topic.metadata.topic_partitions)
     assert in_loop(_metadata_topic(by_topic, create=False)) is False
     planned = list(map(restore_work(by_topic, True, False), groups))
-    assert sum(len(group.repairs) for group in planned) == 1
+    assert sum(len(group.repaired.repairs) for group in planned) == 1
     assert in_loop(_metadata_topic(by_topic, create=True)) is True
     done = list(map(restore_work(by_topic, False, True), groups))
     assert sum(p.restored for group in done for p in group.partitions) == len(metadata)
