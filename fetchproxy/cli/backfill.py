@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,17 +10,13 @@ from rich.filesize import decimal
 
 from fetchproxy.archive import store_url
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
+from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
 from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 
 if TYPE_CHECKING:
     from fetchproxy.jobs.backfill import Backfilled
-
-_OF_SOURCE = re.compile(
-    r"\b(failOnDataLoss=false|corruptBatches=skip|startingOffsetsByTimestampStrategy=latest)\b"
-)
 
 Parquet = Annotated[
     str | None,
@@ -121,10 +116,9 @@ def backfill(
                 compression=compression,
             ),
             unit=_records,
-            words=as_options,
         )
         _print_written(done)
-        say_failures(done.failures, as_options)
+        end_job(done.failures)
         return
     copied = run_job(
         context,
@@ -133,7 +127,6 @@ def backfill(
             runner, config, source, to_topic or "", append=append
         ),
         unit=_records,
-        words=as_options,
     )
     for partition in copied.results:
         left_out = passed_over({topics: (partition.passed_over, partition.faults)})
@@ -141,7 +134,7 @@ def backfill(
             f"{to_topic}-{partition.partition}: {partition.records:,} records, up to offset "
             f"{partition.source_end} of the source{left_out}"
         )
-    say_failures(copied.failures, as_options)
+    end_job(copied.failures)
 
 
 def _print_written(done: Backfilled) -> None:
@@ -163,11 +156,6 @@ def _print_written(done: Backfilled) -> None:
 
 def names_in(topics: str) -> list[str]:
     return [name.strip() for name in topics.split(",") if name.strip()]
-
-
-def as_options(text: str) -> str:
-    """The options of the data source that a message names, as they are given here."""
-    return _OF_SOURCE.sub(r"--option \g<0>", text)
 
 
 def passed_over(records: Mapping[str, tuple[int, int]]) -> str:

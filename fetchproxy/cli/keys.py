@@ -14,7 +14,7 @@ from fetchproxy.archive import store_url, wall_clock_ms
 from fetchproxy.auditing.rewrap import RewrapReport, rewrap_archive
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import count
-from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_errors
+from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.storage.key_rings import (
@@ -96,10 +96,7 @@ def rewrap(
         if config.store.encryption_keys is None:
             raise ConfigError(f"{SETTING} is not set")
         pattern = None if topic is None else re.compile(re.escape(topic))
-        report = run(_rewrap(config, pattern, dry_run))
-    if report is None:
-        raise typer.Exit(EXIT_INTERRUPTED)
-    _say(report, dry_run)
+    _say(run_to_end(_rewrap(config, pattern, dry_run)), dry_run)
 
 
 async def _rewrap(config: Config, topics: re.Pattern[str] | None, dry_run: bool) -> RewrapReport:

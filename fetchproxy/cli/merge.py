@@ -8,8 +8,7 @@ import typer
 from rich.filesize import decimal
 
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
-from fetchproxy.cli.running import EXIT_FAULTS
+from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
 from fetchproxy.jobs import merge as job
 from fetchproxy.writing.merging import MERGED_BYTES_MAX
 
@@ -53,6 +52,4 @@ def merge(
         f"{'to be merged' if dry_run else 'merged'}: {count(replaced, 'segment')} into {merged}, "
         f"{size}{f'; {overtaken} changed meanwhile' if overtaken else ''}"
     )
-    say_failures(done.failures)
-    if refused:
-        raise typer.Exit(EXIT_FAULTS)
+    end_job(done.failures, faults=bool(refused))

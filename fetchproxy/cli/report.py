@@ -9,7 +9,7 @@ import typer
 from rich.filesize import decimal
 
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
+from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
 from fetchproxy.jobs import report as job
 from fetchproxy.jobs.runner import Runner
 
@@ -54,4 +54,4 @@ def report(
     done = run_job(context, config, work)
     size = sum(one.size_bytes for one, _ in done.figures)
     typer.echo(f"{count(len(done.figures), 'partition')}, {decimal(size)}: {out / 'report.html'}")
-    say_failures(done.failures)
+    end_job(done.failures)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fetchproxy.archive import stored_archive
 from fetchproxy.cli import options
-from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
+from fetchproxy.cli.running import run_to_end, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata
@@ -68,10 +68,7 @@ def segments(
     """
     with users_errors():
         config = options.read_logged(context)
-    found = run(read_archive(config, topic))
-    if found is None:
-        raise typer.Exit(EXIT_INTERRUPTED)
-    rows, concerns = found
+    rows, concerns = run_to_end(read_archive(config, topic))
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     elif rows:

@@ -20,8 +20,8 @@ from rich.table import Table
 from fetchproxy.auditing.faults import Fault, RepairReport, VerifyReport
 from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
-from fetchproxy.cli.running import EXIT_FAULTS, users_errors
+from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
+from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs import restore as restore_job
@@ -81,9 +81,7 @@ def verify(
             raise options.nothing_there(config, topic)
     if repair:
         found = _repaired(context, config, topic, found, dry_run)
-    say_failures(found.failures)
-    if not found.report.clean:
-        raise typer.Exit(EXIT_FAULTS)
+    end_job(found.failures, faults=not found.report.clean)
 
 
 def _verified(
@@ -124,7 +122,7 @@ def _repaired(
     )
     if uploads_removed:
         typer.echo(f"removed: {count(uploads_removed, 'unfinished upload')}")
-    say_failures(done.failures)
+    end_job(done.failures)
     if dry_run or not any(partition.repairs for partition in done.results):
         return found
     after = _verified(context, config, topic, print_fault)
@@ -209,9 +207,7 @@ def reindex(
         f"{count(len(done.results), 'partition')}: {count(repaired, 'object')} "
         f"{'to be ' if dry_run else ''}repaired, {count(len(left), 'fault')} left"
     )
-    say_failures(done.failures)
-    if left:
-        raise typer.Exit(EXIT_FAULTS)
+    end_job(done.failures, faults=bool(left))
 
 
 @options.shares("bootstrap", "store", spark=True)
@@ -241,9 +237,7 @@ def restore(
         unit=lambda size: f"{size:.0f} segments",
     )
     _print_restored(done.results, dry_run)
-    say_failures(done.failures)
-    if any(partition.unreadable or partition.not_in_store for partition in done.results):
-        raise typer.Exit(EXIT_FAULTS)
+    end_job(done.failures, faults=any(p.unreadable or p.not_in_store for p in done.results))
 
 
 def _print_restored(restored: Sequence[RestoredPartition], dry_run: bool) -> None:
