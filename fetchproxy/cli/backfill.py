@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +16,7 @@ from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fetchproxy.jobs.backfill import Backfilled
+    from fetchproxy.jobs.backfill_files import Manifest
 
 Parquet = Annotated[
     str | None,
@@ -105,7 +105,7 @@ def backfill(
     from fetchproxy.jobs import backfill_topic as topic_job
 
     if parquet is not None:
-        done = run_job(
+        done, ranges_before = run_job(
             context,
             config,
             lambda runner: job.backfill(
@@ -117,7 +117,7 @@ def backfill(
             ),
             unit=_records,
         )
-        _print_written(done)
+        _print_written(done.results, ranges_before)
         end_job(done.failures)
         return
     copied = run_job(
@@ -137,18 +137,15 @@ def backfill(
     end_job(copied.failures)
 
 
-def _print_written(done: Backfilled) -> None:
-    rows = sum(manifest.rows for manifest in done.manifests)
-    size = decimal(sum(manifest.size_bytes for manifest in done.manifests))
-    ranges = count(len(done.manifests), "range")
-    there = f"{count(done.ranges_before, 'range')} there before"
+def _print_written(written: Sequence[Manifest], ranges_before: int) -> None:
+    rows = sum(manifest.rows for manifest in written)
+    size = decimal(sum(manifest.size_bytes for manifest in written))
+    ranges = count(len(written), "range")
+    there = f"{count(ranges_before, 'range')} there before"
     left_out: dict[str, tuple[int, int]] = {}
-    for manifest in done.manifests:
-        records, faults = left_out.get(manifest.range.topic, (0, 0))
-        left_out[manifest.range.topic] = (
-            records + manifest.passed_over,
-            faults + manifest.faults,
-        )
+    for one in written:
+        records, faults = left_out.get(one.range.topic, (0, 0))
+        left_out[one.range.topic] = records + one.passed_over, faults + one.faults
     typer.echo(
         f"{rows:,} records in {ranges} written, {size} of Parquet; {there}{passed_over(left_out)}"
     )

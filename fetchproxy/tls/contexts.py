@@ -445,19 +445,13 @@ async def keep_fresh(
         await asyncio.sleep(interval_ms / 1000)
 
 
-class UpstreamTls:
-    """`source` None: the brokers' listener has no TLS."""
+# Any: keywords of `create_connection`, which its own signature checks.
+def tls_to(host: str, upstream: ReloadingContext | None) -> dict[str, Any]:
+    """Keywords for `loop.create_connection`; none where the brokers' listener has no TLS.
 
-    def __init__(self, source: ReloadingContext | None) -> None:
-        self._source = source
-
-    # Any: keywords of `create_connection`, which its own signature checks.
-    def for_host(self, host: str) -> dict[str, Any]:
-        """Keywords for `loop.create_connection`.
-
-        The certificate has to be for `host`, which is the name that the cluster advertises or the
-        bootstrap list says; the same name is sent as server name, unless it is an IP address.
-        """
-        if self._source is None:
-            return {}
-        return {"ssl": self._source.context, "server_hostname": host.rstrip(".")}
+    The certificate has to be for `host`, which is the name that the cluster advertises or the
+    bootstrap list says; the same name is sent as server name, unless it is an IP address.
+    """
+    if upstream is None:
+        return {}
+    return {"ssl": upstream.context, "server_hostname": host.rstrip(".")}
