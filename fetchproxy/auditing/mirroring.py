@@ -336,8 +336,8 @@ class PartitionMirror:
         places = list(extra)
         if not places:
             return
-        check = CompletenessCheck(self.source.rsm, self.source.rlmm, None)
-        lost = (await check.check(self.tip)).faults
+        check = CompletenessCheck(self.source.rsm, self.source.rlmm, self.tip)
+        lost = (await check.check()).faults
         self._result.faults += [fault for fault in lost if fault not in self._result.faults]
         if self._result.faults:
             self._result.kept += places

@@ -52,6 +52,6 @@ def report(
         return done
 
     done = run_job(context, config, work)
-    size = sum(one.size_bytes for one, _ in done.figures)
+    size = sum(one.size_bytes for one in done.figures)
     typer.echo(f"{count(len(done.figures), 'partition')}, {decimal(size)}: {out / 'report.html'}")
     end_job(done.failures)
