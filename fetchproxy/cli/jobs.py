@@ -81,11 +81,15 @@ async def _look(config: Config, topics: Iterable[str]) -> bool:
     return True
 
 
+def in_bytes(size: float) -> str:
+    return decimal(int(size))
+
+
 def run_job(
     context: typer.Context,
     config: Config,
     job: Callable[[Runner], T],
-    unit: Callable[[float], str] = lambda size: decimal(int(size)),
+    unit: Callable[[float], str] = in_bytes,
 ) -> T:
     """What `job` returns; SIGINT and SIGTERM end it with exit code 130."""
     name, spark = context.command.name or "", None
@@ -102,6 +106,19 @@ def run_job(
             except KeyboardInterrupt:
                 spark.sparkContext.cancelAllJobs()
                 raise
+
+
+def run_over(
+    context: typer.Context,
+    topic: str | None,
+    job: Callable[..., T],
+    *needs: str,
+    unit: Callable[[float], str] = in_bytes,
+) -> T:
+    """What `job(runner, config, topic=topic)` returns: as `read_job`, `ask_store`, `run_job`."""
+    config = read_job(context, *needs)
+    ask_store(config, [topic])
+    return run_job(context, config, lambda runner: job(runner, config, topic=topic), unit)
 
 
 @contextmanager

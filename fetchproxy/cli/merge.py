@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
+from fetchproxy.cli.jobs import count, end_job, run_over
 from fetchproxy.jobs import merge as job
 from fetchproxy.writing.merging import MERGED_BYTES_MAX
 
@@ -35,12 +36,8 @@ def merge(
     Replaced segments are removed by the archiver, or by a later run, once they are old enough. Exit
     code 1 where segments could not be merged because something is wrong with them.
     """
-    config = read_job(context)
-    ask_store(config, [topic])
     merging = job.MergeOptions(bytes_max, dry_run)
-    done = run_job(
-        context, config, lambda runner: job.merge(runner, config, topic=topic, options=merging)
-    )
+    done = run_over(context, topic, partial(job.merge, options=merging))
     merged = sum(partition.merged for partition in done.results)
     replaced = sum(partition.replaced for partition in done.results)
     size = decimal(sum(partition.size_bytes for partition in done.results))

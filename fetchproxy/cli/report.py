@@ -9,7 +9,8 @@ import typer
 from rich.filesize import decimal
 
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
+from fetchproxy.cli.jobs import count, end_job, run_over
+from fetchproxy.config.schema import Config
 from fetchproxy.jobs import report as job
 from fetchproxy.jobs.runner import Runner
 
@@ -43,15 +44,13 @@ def report(
 
     Exit code 2 where a partition could not be read; the report has the others.
     """
-    config = read_job(context, "pyarrow")
-    ask_store(config, [topic])
 
-    def work(runner: Runner) -> job.Reported:
+    def work(runner: Runner, config: Config, topic: str | None) -> job.Reported:
         done = job.report(runner, config, topic=topic)
         done.write(out, parquet)
         return done
 
-    done = run_job(context, config, work)
+    done = run_over(context, topic, work, "pyarrow")
     size = sum(one.size_bytes for one in done.figures)
     typer.echo(f"{count(len(done.figures), 'partition')}, {decimal(size)}: {out / 'report.html'}")
     end_job(done.failures)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -20,7 +21,7 @@ from rich.table import Table
 from fetchproxy.auditing.faults import Fault, RepairReport, VerifyReport
 from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
+from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job, run_over
 from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
@@ -192,11 +193,7 @@ def reindex(
 
     No log is written. Exit code 1 where faults are left.
     """
-    config = read_job(context)
-    ask_store(config, [topic])
-    done = run_job(
-        context, config, lambda runner: job.reindex(runner, config, topic=topic, dry_run=dry_run)
-    )
+    done = run_over(context, topic, partial(job.reindex, dry_run=dry_run))
     for partition in done.results:
         print_repaired(partition.repaired, dry_run)
     repaired = sum(len(partition.repaired.repairs) for partition in done.results)
@@ -222,20 +219,12 @@ def restore(
     With --spark, local indexes are left to the archivers, which make them again. Exit code 1 where
     segments are left that nothing could be made of, 2 where a part could not be restored.
     """
-    config = read_job(context)
-    ask_store(config, [topic])
-    done = run_job(
-        context,
-        config,
-        lambda runner: restore_job.restore(
-            runner,
-            config,
-            topic=topic,
-            dry_run=dry_run,
-            on_result=lambda group: print_repaired(group.repaired, dry_run),
-        ),
-        unit=lambda size: f"{size:.0f} segments",
+    work = partial(
+        restore_job.restore,
+        dry_run=dry_run,
+        on_result=lambda group: print_repaired(group.repaired, dry_run),
     )
+    done = run_over(context, topic, work, unit=lambda size: f"{size:.0f} segments")
     _print_restored(done.results, dry_run)
     end_job(done.failures, faults=any(p.unreadable or p.not_in_store for p in done.results))
 

@@ -56,20 +56,22 @@ class Bar:
     ahead: bool = False  # a forecast
 
 
-def bar_chart(title: str, bars: Sequence[Bar], ticks: Sequence[tuple[float, str]]) -> str:
-    """Bars side by side; `ticks` are (value, text) of the scale, the last one at its top."""
-    top = max([value for value, _ in ticks] + [bar.value for bar in bars] + [1e-9])
+def bar_chart(title: str, bars: Sequence[Bar]) -> str:
+    """Bars side by side, of bytes."""
+    ticks = round_ticks(max((bar.value for bar in bars), default=0.0))
+    top = ticks[-1]
     inner_width, inner_height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
     step = inner_width / max(len(bars), 1)
     parts = [
         f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}" xmlns="http://www.w3.org/2000/svg">',
         f"<title>{escape(title)}</title>",
     ]
-    for value, text in ticks:
+    for value in ticks:
         y = _TOP + inner_height * (1 - value / top)
+        text = escape(decimal(round(value)))
         ends = f'x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"'
         parts.append(f'<line class="grid" {ends}/>')
-        parts.append(f'<text class="scale" x="{_LEFT - 6}" y="{y + 4:.1f}">{escape(text)}</text>')
+        parts.append(f'<text class="scale" x="{_LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
     named_every = max(1, -(-len(bars) // 8))
     for i, bar in enumerate(bars):
         height = inner_height * bar.value / top
@@ -244,18 +246,14 @@ def _days_chart(topic: str, held: Iterable[Held]) -> str:
         )
         for day in fewer(by_day(held))
     ]
-    return bar_chart(f"{topic}: bytes by day", bars, _byte_ticks(bar.value for bar in bars))
+    return bar_chart(f"{topic}: bytes by day", bars)
 
 
 def _size_chart(topic: str, now: int, ahead: Sequence[int]) -> str:
     bars = [Bar("now", now, f"now: {decimal(now)}")]
     for days, size in zip(HORIZON_DAYS, ahead, strict=False):
         bars.append(Bar(f"+{days} days", size, f"in {days} days: {decimal(size)}", ahead=True))
-    return bar_chart(f"{topic}: size ahead", bars, _byte_ticks(bar.value for bar in bars))
-
-
-def _byte_ticks(values: Iterable[float]) -> list[tuple[float, str]]:
-    return [(tick, decimal(round(tick))) for tick in round_ticks(max(values, default=0.0))]
+    return bar_chart(f"{topic}: size ahead", bars)
 
 
 def fewer(days: Sequence[Day]) -> list[Day]:
