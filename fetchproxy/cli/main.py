@@ -16,7 +16,7 @@ COMMANDS = (
     *("report", "backfill", "resolve", "index", "user", "keys", "config"),
 )
 # The module of a command has the same name, but for these.
-_MODULES = {"reindex": "verify", "restore": "verify"}
+_MODULES = {"merge": "verify", "reindex": "verify", "report": "segments", "restore": "verify"}
 
 
 class _Commands(TyperGroup):

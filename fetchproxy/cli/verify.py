@@ -1,8 +1,8 @@
-"""`fetchproxy verify`, `reindex` and `restore`: every fault of the archive, and what mends it.
+"""`fetchproxy verify`, `reindex`, `restore`, `merge`: faults of the archive, and what mends it.
 
 What is mended is made again: index, epochs, transactions and metadata of segments from their logs
 (`verify --repair`, `reindex`); the metadata topic, caches and local indexes from the store
-(`restore`).
+(`restore`); large segments from small ones (`merge`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job, ru
 from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
+from fetchproxy.jobs import merge as merge_job
 from fetchproxy.jobs import restore as restore_job
 from fetchproxy.jobs import verify as job
 from fetchproxy.jobs.runner import Failure
+from fetchproxy.writing.merging import MERGED_BYTES_MAX
 
 Repair = Annotated[
     bool,
@@ -44,6 +46,15 @@ AsJson = Annotated[
         "--json",
         envvar="FETCHPROXY_JSON",
         help="The report as one JSON object, for programs; without --repair.",
+    ),
+]
+BytesMax = Annotated[
+    int,
+    typer.Option(
+        envvar="FETCHPROXY_MERGE_BYTES_MAX",
+        min=1024,
+        help="A merged segment has at most so many bytes; small is what has at most half of that. "
+        "Each task needs as much room in archive.spool_dir.",
     ),
 ]
 
@@ -243,3 +254,31 @@ def _print_restored(restored: Sequence[RestoredPartition], dry_run: bool) -> Non
     segments = sum(partition.restored for partition in restored)
     what = "segments that would be restored" if dry_run else "segments restored"
     typer.echo(f"{what}: {segments}; partitions: {len(restored)}")
+
+
+@options.shares("store", "bootstrap", spark=True)
+def merge(
+    context: typer.Context,
+    topic: options.Topic = None,
+    bytes_max: BytesMax = MERGED_BYTES_MAX,
+    dry_run: options.DryRun = False,
+) -> None:
+    """Merge adjacent small segments; offsets and batches stay as they are, readers notice nothing.
+
+    Replaced segments are removed by the archiver, or by a later run, once they are old enough. Exit
+    code 1 where segments could not be merged because something is wrong with them.
+    """
+    merging = merge_job.MergeOptions(bytes_max, dry_run)
+    done = run_over(context, topic, partial(merge_job.merge, options=merging))
+    merged = sum(partition.merged for partition in done.results)
+    replaced = sum(partition.replaced for partition in done.results)
+    size = decimal(sum(partition.size_bytes for partition in done.results))
+    refused = [reason for partition in done.results for reason in partition.refused]
+    overtaken = sum(partition.overtaken for partition in done.results)
+    for reason in refused:
+        typer.echo(f"not merged: {reason}")
+    typer.echo(
+        f"{'to be merged' if dry_run else 'merged'}: {count(replaced, 'segment')} into {merged}, "
+        f"{size}{f'; {overtaken} changed meanwhile' if overtaken else ''}"
+    )
+    end_job(done.failures, faults=bool(refused))

@@ -45,7 +45,7 @@ class RecentEvent:
     details: dict[str, str]
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class RecentEvents:
     clock: Callable[[], str] = _wall_clock
     _ring: deque[RecentEvent] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS_MAX))

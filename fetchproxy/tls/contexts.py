@@ -334,6 +334,7 @@ log = structlog.get_logger(__name__)
 EXPIRY_WARNING_INTERVAL_S = 86_400.0
 
 
+@dataclass(eq=False, repr=False)
 class ReloadingContext:
     """Follows its files: what is new is used for new connections.
 
@@ -341,15 +342,14 @@ class ReloadingContext:
     metric. `place` is "listener" or "upstream". Raises ConfigError where the first load fails.
     """
 
-    def __init__(
-        self, place: str, load: Callable[[], LoadedContext], files: Sequence[Path]
-    ) -> None:
-        self.place = place
-        self._load = load
-        self._files = files
+    place: str
+    load: Callable[[], LoadedContext]
+    files: Sequence[Path]
+
+    def __post_init__(self) -> None:
         self._seen = self._stamps()
         self._fault: str | None = None
-        self._loaded = load()
+        self._loaded = self.load()
         self._warned_at: float | None = None
         self.health = Health()
         self._show()
@@ -365,7 +365,7 @@ class ReloadingContext:
         if stamps == self._seen and self._fault is None:
             return
         try:
-            loaded = await asyncio.to_thread(self._load)
+            loaded = await asyncio.to_thread(self.load)
         except ConfigError as error:
             TLS_FILES_UNUSABLE.labels(self.place).set(1)
             if str(error) != self._fault:  # said again
@@ -407,7 +407,7 @@ class ReloadingContext:
             TLS_CERTIFICATE_EXPIRY.labels(self.place).set(self._loaded.not_after)
 
     def _stamps(self) -> list[Stamp]:
-        return [stamp_of(file) for file in self._files]
+        return [stamp_of(file) for file in self.files]
 
 
 def listener_context(config: GatewayConfig, tls: TlsConfig) -> ReloadingContext | None:
