@@ -85,7 +85,6 @@ class Done(Generic[R]):
 OnProgress = Callable[[Progress], None]
 # From within the work on an item: how much of its size is done, and how much there is.
 Tell = Callable[[int, int], None]
-Outcome = tuple[R | None, Failure | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +231,7 @@ async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
             opened = await stack.enter_async_context(work.opened())
         for failure in failures:  # as an executor would have it, for each item
             for number, item in left:
-                doing.add(number, (None, replace(failure, what=work.name(item))))
+                doing.add(number, replace(failure, what=work.name(item)))
             return
         async with asyncio.TaskGroup() as workers:
             for _ in range(min(AT_ONCE_HERE, len(doing.items))):
@@ -248,22 +247,22 @@ class _Doing(Generic[T, R]):
     size: Callable[[R], int]
     on_result: Callable[[R], None]
     sizes: dict[int, int] = field(default_factory=dict)
-    _outcomes: dict[int, Outcome[R]] = field(default_factory=dict)
+    _outcomes: dict[int, R | Failure] = field(default_factory=dict)
     _told: dict[int, tuple[int, int]] = field(default_factory=dict)
     _handed_on: int = 0
 
     def tell(self, number: int, done: int, total: int) -> None:
         self._told[number] = (done, total)
 
-    def add(self, number: int, outcome: Outcome[R]) -> None:
-        result, _ = self._outcomes[number] = outcome
+    def add(self, number: int, outcome: R | Failure) -> None:
+        self._outcomes[number] = outcome
         self._told.pop(number, None)
-        self.sizes[number] = 0 if result is None else self.size(result)
+        self.sizes[number] = 0 if isinstance(outcome, Failure) else self.size(outcome)
         while self._handed_on in self._outcomes:
-            result, _ = self._outcomes[self._handed_on]
+            outcome = self._outcomes[self._handed_on]
             self._handed_on += 1
-            if result is not None:
-                self.on_result(result)
+            if not isinstance(outcome, Failure):
+                self.on_result(outcome)
 
     def progress(self) -> Progress:
         sizes, told = dict(self.sizes), dict(self._told).values()
@@ -279,10 +278,10 @@ class _Doing(Generic[T, R]):
         return named([self.name(item) for i, item in enumerate(self.items) if i not in self.sizes])
 
     def done(self) -> Done[R]:
-        every = [outcome for _, outcome in sorted(self._outcomes.items())]
+        every = [self._outcomes[number] for number in sorted(self._outcomes)]
         return Done(
-            results=tuple(result for result, _ in every if result is not None),
-            failures=tuple(failure for _, failure in every if failure is not None),
+            results=tuple(one for one in every if not isinstance(one, Failure)),
+            failures=tuple(one for one in every if isinstance(one, Failure)),
         )
 
 
@@ -299,26 +298,26 @@ class _Sizes:
 
 def _on_executor(
     work: AnyWork[T, R], done: Any, log: LogConfig, numbered: Iterable[tuple[int, T]]
-) -> Iterator[tuple[int, Outcome[R]]]:
+) -> Iterator[tuple[int, R | Failure]]:
     configure_logging(log, sys.stderr)  # a worker's own, which Spark keeps
     for number, item in numbered:
         outcome = attempt(work, item, work.name(item))
-        done.add({number: 0 if outcome[0] is None else work.size(outcome[0])})
+        done.add({number: 0 if isinstance(outcome, Failure) else work.size(outcome)})
         yield number, outcome
     keep_what_is_loaded()
 
 
-def attempt(work: Callable[[T], R], item: T, name: str) -> Outcome[R]:
-    """One of both; defects of the program are raised."""
+def attempt(work: Callable[[T], R], item: T, name: str) -> R | Failure:
+    """Defects of the program are raised."""
     with _domain_errors(name) as failures:
-        return work(item), None
-    return None, failures[0]
+        return work(item)
+    return failures[0]
 
 
-async def _attempted(work: Coroutine[Any, Any, R], name: str) -> Outcome[R]:
+async def _attempted(work: Coroutine[Any, Any, R], name: str) -> R | Failure:
     with _domain_errors(name) as failures:
-        return await work, None
-    return None, failures[0]
+        return await work
+    return failures[0]
 
 
 @contextmanager

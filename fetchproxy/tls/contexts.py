@@ -228,7 +228,7 @@ def server_context(config: GatewayConfig, tls: TlsConfig) -> LoadedContext:
     """For the listeners. Raises ConfigError."""
     context = ServerSideContext(ssl.PROTOCOL_TLS_SERVER)
     context.sni_callback = on_server_name
-    _set_minimum(context, tls)
+    context.minimum_version = ssl.TLSVersion[tls.protocol_min.replace(".", "_")]
     ends = _load_own(context, "gateway", config)
     _load_authorities(context, "gateway.tls_client_ca_file", config.tls_client_ca_file)
     context.verify_mode = _CLIENT_AUTH[config.tls_client_auth]
@@ -238,7 +238,7 @@ def server_context(config: GatewayConfig, tls: TlsConfig) -> LoadedContext:
 def client_context(config: ClusterConfig, tls: TlsConfig) -> LoadedContext:
     """For connections to brokers. Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _set_minimum(context, tls)
+    context.minimum_version = ssl.TLSVersion[tls.protocol_min.replace(".", "_")]
     context.check_hostname = config.tls_verify_hostname
     if config.tls_ca_file is None:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
@@ -255,11 +255,6 @@ def files_of(config: GatewayConfig | ClusterConfig) -> list[Path]:
     )
     own = (config.tls_certificate_file, config.tls_key_file, secret_file(config.tls_key_password))
     return [file for file in (*own, authorities) if file is not None]
-
-
-def _set_minimum(context: ssl.SSLContext, tls: TlsConfig) -> None:
-    older = tls.protocol_min == "TLSv1.2"
-    context.minimum_version = ssl.TLSVersion.TLSv1_2 if older else ssl.TLSVersion.TLSv1_3
 
 
 def _load_own(context: ssl.SSLContext, section: str, config: GatewayConfig | ClusterConfig) -> int:

@@ -64,7 +64,7 @@ def config_for(bootstrap: str, topics: str, folder: Path, **changes: str) -> Con
 def archived(config: Config) -> list[ArchivedPartition]:
     """As the job does it, one task after another."""
     config = for_executors(config)
-    begin_archive(config)
+    in_loop(begin_archive(config))
     return list(map(archive_work(config), plan_archive(config).partitions))
 
 
@@ -110,7 +110,7 @@ def test_transactions_are_archived_up_to_the_last_stable_offset(
 
 
 def test_two_passes_at_once(config: Config, data: TopicData, kafka_server: KafkaServer) -> None:
-    begin_archive(config)
+    in_loop(begin_archive(config))
     plan = plan_archive(config).partitions
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(archive_work(config), [*plan, *plan]))
