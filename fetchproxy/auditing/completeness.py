@@ -31,117 +31,114 @@ from fetchproxy.writing.archive_health import (
 
 @dataclass(eq=False, repr=False)
 class CompletenessCheck:
-    """Of any partition. `topic`: the metadata topic's manager; None: there is no such topic."""
+    """Of a partition. `topic`: the metadata topic's manager; None: there is no such topic."""
 
     rsm: RemoteStorageManager
     stored: StoreBackedRemoteLogMetadataManager
-    topic: RemoteLogMetadataManager | None
+    tip: TopicIdPartition
+    topic: RemoteLogMetadataManager | None = None
 
-    async def check(self, tip: TopicIdPartition, lost: Sequence[Offsets] = ()) -> VerifyReport:
+    async def check(self, lost: Sequence[Offsets] = ()) -> VerifyReport:
         """`lost`: of segments of which only the metadata are missing. Raises RemoteStorageError."""
-        found = VerifyReport()
-        in_topic = await self._in_topic(tip, found)
+        found, tip, records = VerifyReport(), self.tip, self.rsm.objects
+        in_topic = await self._in_topic(found)
 
         def told() -> list[Offsets]:
-            there = self._not_in_store(tip, in_topic)
+            there = self._not_in_store(in_topic or ())
             return [*lost, *((s.start_offset, s.end_offset) for s in there)]
 
         look = await look_at_offsets(
-            self.rsm.objects, self.stored, tip, lambda: refreshed(self.stored, tip), told
+            records, self.stored, tip, lambda: refreshed(self.stored, tip), told
         )
         stated = look.stated
         if look.damaged is not None:
-            key = self.rsm.objects.finished_offsets_key(tip)
-            found.faults.append(Fault.of(tip, key, look.damaged))
-        folder = self.rsm.objects.folder(tip)
+            found.faults.append(Fault.of(tip, records.finished_offsets_key(tip), look.damaged))
+        folder = records.folder(tip)
         for first, last in look.found.missing:
             found.faults.append(Fault.of(tip, folder, in_no_segment(first, last), first))
-        if stated is not None and stated.log_start_offset > _log_start(self.stored, tip):
+        if stated is not None and stated.log_start_offset > self._log_start(self.stored):
             what = f"the log start was raised to {stated.log_start_offset}, and is not any more"
             found.faults.append(Fault.of(tip, folder, what))
-        found.faults += self._older_end(tip, stated)
-        found.not_known += self._unknown(tip, look)
+        found.faults += self._older_end(stated)
+        found.not_known += self._unknown(look)
         found.concerns += offsets_in_words(tip, look.found)
         if (view := self.stored.view(tip)) is not None:
             found.concerns += metadata_in_words(
                 view, self.stored.problems(tip), lambda: self.stored.list_remote_log_segments(tip)
             )
         if in_topic is not None:
-            found.faults += await self._against_topic(tip, in_topic)
+            found.faults += await self._against_topic(in_topic)
         return found
 
+    def _log_start(self, manager: RemoteLogMetadataManager | None) -> int:
+        view = None if manager is None else manager.view(self.tip)
+        return 0 if view is None else view.raised_log_start
+
     # --- the records in the store ---
-    def _older_end(self, tip: TopicIdPartition, stated: FinishedOffsets | None) -> list[Fault]:
+    def _older_end(self, stated: FinishedOffsets | None) -> list[Fault]:
         """What lies at the end that was stated is of an older leader's log, which was cut there."""
-        if stated is None or stated.end_offset < _log_start(self.stored, tip):
+        if stated is None or stated.end_offset < self._log_start(self.stored):
             return []
-        segments = finished(self.stored.list_remote_log_segments(tip))
+        segments = finished(self.stored.list_remote_log_segments(self.tip))
         epochs = [e.epoch for s in segments for e in s.segment_leader_epochs]
         at_end = [s for s in segments if s.start_offset <= stated.end_offset <= s.end_offset]
         if not at_end or max(epochs, default=-1) >= stated.leader_epoch:
             return []
         key = self.rsm.object_key(at_end[-1], SegmentFile.METADATA)
         what = f"offset {stated.end_offset} was archived in leader epoch {stated.leader_epoch}"
-        return [Fault.of(tip, key, f"{what}, not in this", stated.end_offset)]
+        return [Fault.of(self.tip, key, f"{what}, not in this", stated.end_offset)]
 
-    def _unknown(self, tip: TopicIdPartition, look: OffsetsLook) -> list[NotKnown]:
+    def _unknown(self, look: OffsetsLook) -> list[NotKnown]:
         whats = [
             f"whether offsets {first} to {last}, which are in no segment, were archived"
             for first, last in look.found.not_known
         ]
-        segments = finished(self.stored.list_remote_log_segments(tip))
+        segments = finished(self.stored.list_remote_log_segments(self.tip))
         if look.stated is None:
             whats.append("where the archive began and up to where it was finished")
         elif any(s.start_offset < look.stated.recorded_from for s in segments):
             whats.append(f"whether the archive began below offset {segments[0].start_offset}")
-        return [NotKnown(tip.topic, tip.partition, what) for what in whats]
+        return [NotKnown(self.tip.topic, self.tip.partition, what) for what in whats]
 
     # --- the metadata topic ---
-    async def _in_topic(
-        self, tip: TopicIdPartition, found: VerifyReport
-    ) -> Sequence[RemoteLogSegmentMetadata] | None:
+    async def _in_topic(self, found: VerifyReport) -> Sequence[RemoteLogSegmentMetadata] | None:
         """What it has of the partition now; None: it is not asked, or does not know it."""
         if self.topic is None:
             return None
         try:
-            await self.topic.refresh(tip, asyncio.get_running_loop().time())
+            await self.topic.refresh(self.tip, asyncio.get_running_loop().time())
         except RemoteStorageError as error:
             if error.retriable:
                 raise
-            folder = self.rsm.objects.folder(tip)
-            found.faults.append(Fault.of(tip, folder, str(error)))
+            folder = self.rsm.objects.folder(self.tip)
+            found.faults.append(Fault.of(self.tip, folder, str(error)))
             return None
-        return self.topic.list_remote_log_segments(tip)
+        return self.topic.list_remote_log_segments(self.tip)
 
     def _not_in_store(
-        self, tip: TopicIdPartition, in_topic: Sequence[RemoteLogSegmentMetadata] | None
+        self, in_topic: Iterable[RemoteLogSegmentMetadata]
     ) -> list[RemoteLogSegmentMetadata]:
         """Finished ones that the topic has and the store has no metadata of."""
-        ids = {s.segment_id for s in self.stored.list_remote_log_segments(tip)}
-        log_start = _log_start(self.topic, tip)
-        return [
-            s
-            for s in finished(in_topic or ())
-            if s.segment_id not in ids and s.end_offset >= log_start
-        ]
+        ids = {s.segment_id for s in self.stored.list_remote_log_segments(self.tip)}
+        lost = [s for s in finished(in_topic) if s.segment_id not in ids]
+        log_start = self._log_start(self.topic)
+        return [s for s in lost if s.end_offset >= log_start]
 
-    async def _against_topic(
-        self, tip: TopicIdPartition, before: Sequence[RemoteLogSegmentMetadata]
-    ) -> list[Fault]:
+    async def _against_topic(self, before: Sequence[RemoteLogSegmentMetadata]) -> list[Fault]:
         """`before` was read before the store, and the topic is read again after it."""
-        now = await self._in_topic(tip, VerifyReport()) or ()
+        now = await self._in_topic(VerifyReport()) or ()
         known = {s.segment_id: s for s in now}
         unchanged = [s for s in before if known.get(s.segment_id) == s]
-        stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(tip)}
-        named = {problem.key for problem in self.stored.problems(tip)}
+        stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(self.tip)}
+        named = {problem.key for problem in self.stored.problems(self.tip)}
         faults: list[Fault] = []
 
         def fault(segment: RemoteLogSegmentMetadata, what: str) -> None:
             key = self.rsm.object_key(segment, SegmentFile.METADATA)
             if key not in named:
-                faults.append(Fault.of(tip, key, what, segment.start_offset))
+                faults.append(Fault.of(self.tip, key, what, segment.start_offset))
 
-        for segment in self._not_in_store(tip, unchanged):
+        for segment in self._not_in_store(unchanged):
             what = f"the metadata topic has offsets {segment.start_offset} to {segment.end_offset}"
             fault(segment, f"{what} here, the store has no metadata of it")
         for segment in finished(unchanged):
@@ -149,7 +146,7 @@ class CompletenessCheck:
             if other is not None and _says(other) != _says(segment):
                 fault(other, f"says {_says(other)}, the metadata topic {_says(segment)}")
         seen = [(s.start_offset, s.end_offset) for s in finished(now)]
-        log_start = _log_start(self.topic, tip)
+        log_start = self._log_start(self.topic)
         for segment in finished(stored.values()):
             first = max(segment.start_offset, log_start)
             if segment.segment_id not in known and not held_in(first, segment.end_offset, seen):
@@ -168,11 +165,6 @@ async def refreshed(
         except StorageUnavailable:
             if stored.objects_known(tip) == known:
                 raise
-
-
-def _log_start(manager: RemoteLogMetadataManager | None, tip: TopicIdPartition) -> int:
-    view = None if manager is None else manager.view(tip)
-    return 0 if view is None else view.raised_log_start
 
 
 def finished(segments: Iterable[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, in_order
-from fetchproxy.segments.object_keys import SegmentFile
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,25 +79,13 @@ class VerifyReport:
         return not self.faults
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """An object as the log says that it has to be; `content` None: it must not be there."""
-
-    object_key: str
-    metadata: RemoteLogSegmentMetadata
-    file: SegmentFile
-    content: bytes | None
-
-    def __str__(self) -> str:
-        what = "derived from the log" if self.content is not None else "removed, as the log says"
-        return f"{self.metadata.topic_id_partition}: {self.object_key}: {what}"
-
-
 @dataclass(slots=True)
 class RepairReport:
-    """`refusals`: what could not be mended, and why."""
+    """In words, a line each. `repairs`: what was made again (would be, in a dry run); `refusals`:
+    what could not be, and why.
+    """
 
-    repairs: list[Repair] = field(default_factory=list)
+    repairs: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
 
 

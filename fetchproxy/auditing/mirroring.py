@@ -18,7 +18,7 @@ from fetchproxy.auditing.completeness import CompletenessCheck, finished, refres
 from fetchproxy.auditing.faults import Fault
 from fetchproxy.auditing.segment_verifier import SegmentVerifier
 from fetchproxy.auditing.verify import is_gone, metadata_faults
-from fetchproxy.config.schema import MetadataConfig, StoreConfig
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import DamagedObject, ObjectNotFound, RangeNotSatisfiable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
@@ -70,15 +70,13 @@ class Place:
 
 
 @asynccontextmanager
-async def open_place(
-    url: str, store_config: StoreConfig, metadata: MetadataConfig, *, create: bool = False
-) -> AsyncIterator[Place]:
-    """Raises ConfigError, RemoteStorageError."""
-    store, prefix = open_object_store(url, store_config, create=create)
-    at_rest = partial(at_rest_of, store_config)
+async def open_place(url: str, config: Config, *, create: bool = False) -> AsyncIterator[Place]:
+    """`config`: but for `store.url`. Raises ConfigError, RemoteStorageError."""
+    store, prefix = open_object_store(url, config.store, create=create)
+    at_rest = partial(at_rest_of, config.store)
     rsm = RemoteStorageManager(store, prefix, must_exist=True, at_rest=at_rest())
     rlmm = StoreBackedRemoteLogMetadataManager(
-        rsm, metadata, read_max_ms=store_config.metadata_read_max_ms
+        rsm, config.metadata, read_max_ms=config.store.metadata_read_max_ms
     )
     async with rsm, rlmm:
         yield Place(store, prefix, rsm, rlmm, at_rest)
@@ -336,8 +334,8 @@ class PartitionMirror:
         places = list(extra)
         if not places:
             return
-        check = CompletenessCheck(self.source.rsm, self.source.rlmm, None)
-        lost = (await check.check(self.tip)).faults
+        check = CompletenessCheck(self.source.rsm, self.source.rlmm, self.tip)
+        lost = (await check.check()).faults
         self._result.faults += [fault for fault in lost if fault not in self._result.faults]
         if self._result.faults:
             self._result.kept += places

@@ -181,7 +181,7 @@ async def delete_moved_partition(
     """Of (the old place, the new one). May be repeated. Raises RemoteStorageError."""
     (source, target), result = places, DeletedPartition(tip)
     faults = await metadata_faults(target.rsm, target.rlmm, tip)
-    missing = (await CompletenessCheck(target.rsm, target.rlmm, None).check(tip)).faults
+    missing = (await CompletenessCheck(target.rsm, target.rlmm, tip).check()).faults
     result.faults += [*faults, *missing]
     here = await source.partition_objects(tip)
     if result.faults:

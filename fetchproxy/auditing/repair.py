@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fetchproxy.auditing.faults import Fault, Repair, RepairReport
+from fetchproxy.auditing.faults import Fault, RepairReport
 from fetchproxy.auditing.verify import CHUNK_BYTES
 from fetchproxy.errors import CompactedLog, CorruptSegment, DamagedObject, ObjectNotFound
 from fetchproxy.metadata.lineage import extend_lineage
@@ -152,8 +152,21 @@ async def repair_archive(
         for repair in partition.plan():
             if not dry_run:
                 await partition.apply(repair)
-            report.repairs.append(repair)
+            how = (
+                "derived from the log" if repair.content is not None else "removed, as the log says"
+            )
+            key = rsm.object_key(repair.metadata, repair.file)
+            report.repairs.append(f"{tip}: {key}: {how}")
     return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Repair:
+    """An object as the log says that it has to be; `content` None: it must not be there."""
+
+    metadata: RemoteLogSegmentMetadata
+    file: SegmentFile
+    content: bytes | None
 
 
 @dataclass(slots=True)
@@ -239,9 +252,9 @@ class _PartitionRepair:
         if metadata.end_offset > seen.end:
             seen.end, seen.last = metadata.end_offset, metadata
 
-    def plan(self) -> list[Repair]:
+    def plan(self) -> list[_Repair]:
         """What to write, the metadata of each segment last."""
-        repairs: list[Repair] = []
+        repairs: list[_Repair] = []
         for broken in self._broken:
             try:
                 repairs += self._plan(broken)
@@ -249,7 +262,7 @@ class _PartitionRepair:
                 self.refusals.append(f"{self._name(broken.metadata)}: {error}")
         return repairs
 
-    async def apply(self, repair: Repair) -> None:
+    async def apply(self, repair: _Repair) -> None:
         """Raises RemoteStorageError."""
         if repair.file is SegmentFile.METADATA and repair.content is not None:
             await self.rsm.put_segment_metadata(repair.metadata, repair.content)
@@ -381,7 +394,7 @@ class _PartitionRepair:
             return None
 
     # --- what it should be ---
-    def _plan(self, broken: _Broken) -> list[Repair]:
+    def _plan(self, broken: _Broken) -> list[_Repair]:
         metadata, segment = broken.metadata, broken.derived.segment
         keys = {file: self.rsm.object_key(metadata, file) for file in SegmentFile}
         if broken.known is not None:
@@ -400,14 +413,13 @@ class _PartitionRepair:
         elif broken.known is None:
             return []  # whether it has aborted transactions has to be in its metadata
         repairs = [
-            Repair(keys[file], metadata, file, content)
+            _Repair(metadata, file, content)
             for file, content in wanted.items()
             if (keys[file] in self.faulty or broken.known is None)
             and content != (broken.stored[file] or None)
         ]
         if metadata != broken.known:
-            file, content = SegmentFile.METADATA, encode_segment(metadata)
-            repairs.append(Repair(keys[file], metadata, file, content))
+            repairs.append(_Repair(metadata, SegmentFile.METADATA, encode_segment(metadata)))
         return repairs
 
     def _aborted(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes | None:

@@ -46,11 +46,11 @@ async def restore_archive(
     follower: TopicFollower | None,
     *,
     wall_clock_ms: Callable[[], int],
-    partitions: Iterable[TopicIdPartition] | None = None,
+    partitions: Iterable[TopicIdPartition],
     dry_run: bool = False,
 ) -> list[RestoredPartition]:
-    """`follower` None (only with `dry_run`): there is no metadata topic yet. `partitions` None: all
-    in the store. Raises RemoteStorageError; what was written until then stays.
+    """`follower` None (only with `dry_run`): there is no metadata topic yet. Raises
+    RemoteStorageError; what was written until then stays.
     """
     done: list[RestoredPartition] = []
 
@@ -65,8 +65,7 @@ async def restore_archive(
                 await follower.append(event)
         done.append(restored)
 
-    every = await stored.list_partitions() if partitions is None else partitions
-    await for_each(every, restore, PARTITIONS_AT_ONCE)
+    await for_each(partitions, restore, PARTITIONS_AT_ONCE)
     return sorted(done, key=lambda restored: restored.tip)
 
 

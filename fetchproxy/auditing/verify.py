@@ -61,7 +61,7 @@ async def verify_partition(
     check = _PartitionCheck(rsm, rlmm, tip, on_progress, chunk_bytes)
     lost = await check.catalog()
     check.progress(0)
-    check.report.add(await CompletenessCheck(rsm, rlmm, metadata_topic).check(tip, lost))
+    check.report.add(await CompletenessCheck(rsm, rlmm, tip, metadata_topic).check(lost))
     for segments in by_history(rlmm, tip):
         await check.verify_log(segments)
     check.report.sort()

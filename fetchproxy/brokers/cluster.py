@@ -38,7 +38,7 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition, is_topic_name
 from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.flights import SingleFlight
-from fetchproxy.tls.contexts import ReloadingContext, UpstreamTls, upstream_context
+from fetchproxy.tls.contexts import ReloadingContext, upstream_context
 
 __all__ = ["Cluster", "FetchedPartition", "TopicInfo"]
 
@@ -72,7 +72,7 @@ class Cluster:
         self._bootstrap = parse_bootstrap(config.bootstrap)
         self._rng = rng or random.Random()
         self._sasl = sasl_credentials(config)
-        upstream = UpstreamTls(tls or upstream_context(config, TlsConfig()))
+        upstream = tls or upstream_context(config, TlsConfig())
         self._connections = BrokerConnections(config, self._sasl, upstream)
         self._metadata = MetadataCache()
         self._same_answers = SameAnswers()

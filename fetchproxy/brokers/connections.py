@@ -29,7 +29,7 @@ from fetchproxy.config.values import HostPort
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.loop import uninitialised
-from fetchproxy.tls.contexts import UpstreamTls, in_words, looks_like_tls
+from fetchproxy.tls.contexts import ReloadingContext, in_words, looks_like_tls, tls_to
 
 # One TCP connection to a broker: framing, correlation ids, versions. No topics, no retries.
 #
@@ -280,7 +280,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 class BrokerConnections:
     _config: ClusterConfig
     _sasl: SaslCredentials | None = None
-    _tls: UpstreamTls | None = None
+    _tls: ReloadingContext | None = None
     _shared: dict[HostPort, BrokerConnection] = field(default_factory=dict)
     _connecting: SingleFlight[BrokerConnection] = field(default_factory=SingleFlight)
     _idle: dict[HostPort, list[BrokerConnection]] = field(default_factory=dict)
@@ -335,18 +335,16 @@ class BrokerConnections:
 
         Raises AuthenticationRefused where the broker does not take the proxy's credentials.
         """
-        loop, tls = asyncio.get_running_loop(), {}
+        loop = asyncio.get_running_loop()
         if self._sasl is not None:
             await self._sasl.prepare()
         try:
             async with asyncio.timeout(self._config.connect_max_ms / 1000):
-                if self._tls is not None:
-                    tls = self._tls.for_host(address.host)
                 _, connection = await loop.create_connection(
                     lambda: BrokerConnection(address, self._config),
                     address.host,
                     address.port,
-                    **tls,
+                    **tls_to(address.host, self._tls),
                 )
                 try:
                     await connection.negotiate()

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from fetchproxy.app import run_archiver
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import count, interruptible, read_job, run_job, say_failures
-from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, run, users_errors
+from fetchproxy.cli.jobs import count, end_job, interruptible, read_job, run_job
+from fetchproxy.cli.running import EXIT_USER_ERROR, run, run_to_end, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs import archive as job
@@ -56,10 +56,8 @@ def archive(
     elif context.params["spark"]:
         _archive_on_spark(context, config, create)
     else:
-        limits = options.limits(context)
-        finished = run(run_archiver(config, once=once, create=create, limits=limits))
-        if once and finished is None:
-            raise typer.Exit(EXIT_INTERRUPTED)
+        work = run_archiver(config, once=once, create=create, limits=options.limits(context))
+        (run_to_end if once else run)(work)
 
 
 def _archive_on_spark(context: typer.Context, config: Config, create: bool) -> None:
@@ -71,7 +69,7 @@ def _archive_on_spark(context: typer.Context, config: Config, create: bool) -> N
     )
     for topic, reason in plan.refused.items():
         typer.echo(f"not archived: {topic}: {reason}", err=True)
-    say_failures(done.failures)
+    end_job(done.failures)
     if plan.refused:
         raise typer.Exit(EXIT_USER_ERROR)
 

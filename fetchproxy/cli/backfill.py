@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,17 +10,13 @@ from rich.filesize import decimal
 
 from fetchproxy.archive import store_url
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
+from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
 from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fetchproxy.jobs.backfill import Backfilled
-
-_OF_SOURCE = re.compile(
-    r"\b(failOnDataLoss=false|corruptBatches=skip|startingOffsetsByTimestampStrategy=latest)\b"
-)
+    from fetchproxy.jobs.backfill_files import Manifest
 
 Parquet = Annotated[
     str | None,
@@ -110,7 +105,7 @@ def backfill(
     from fetchproxy.jobs import backfill_topic as topic_job
 
     if parquet is not None:
-        done = run_job(
+        done, ranges_before = run_job(
             context,
             config,
             lambda runner: job.backfill(
@@ -121,10 +116,9 @@ def backfill(
                 compression=compression,
             ),
             unit=_records,
-            words=as_options,
         )
-        _print_written(done)
-        say_failures(done.failures, as_options)
+        _print_written(done.results, ranges_before)
+        end_job(done.failures)
         return
     copied = run_job(
         context,
@@ -133,7 +127,6 @@ def backfill(
             runner, config, source, to_topic or "", append=append
         ),
         unit=_records,
-        words=as_options,
     )
     for partition in copied.results:
         left_out = passed_over({topics: (partition.passed_over, partition.faults)})
@@ -141,21 +134,18 @@ def backfill(
             f"{to_topic}-{partition.partition}: {partition.records:,} records, up to offset "
             f"{partition.source_end} of the source{left_out}"
         )
-    say_failures(copied.failures, as_options)
+    end_job(copied.failures)
 
 
-def _print_written(done: Backfilled) -> None:
-    rows = sum(manifest.rows for manifest in done.manifests)
-    size = decimal(sum(manifest.size_bytes for manifest in done.manifests))
-    ranges = count(len(done.manifests), "range")
-    there = f"{count(done.ranges_before, 'range')} there before"
+def _print_written(written: Sequence[Manifest], ranges_before: int) -> None:
+    rows = sum(manifest.rows for manifest in written)
+    size = decimal(sum(manifest.size_bytes for manifest in written))
+    ranges = count(len(written), "range")
+    there = f"{count(ranges_before, 'range')} there before"
     left_out: dict[str, tuple[int, int]] = {}
-    for manifest in done.manifests:
-        records, faults = left_out.get(manifest.range.topic, (0, 0))
-        left_out[manifest.range.topic] = (
-            records + manifest.passed_over,
-            faults + manifest.faults,
-        )
+    for one in written:
+        records, faults = left_out.get(one.range.topic, (0, 0))
+        left_out[one.range.topic] = records + one.passed_over, faults + one.faults
     typer.echo(
         f"{rows:,} records in {ranges} written, {size} of Parquet; {there}{passed_over(left_out)}"
     )
@@ -163,11 +153,6 @@ def _print_written(done: Backfilled) -> None:
 
 def names_in(topics: str) -> list[str]:
     return [name.strip() for name in topics.split(",") if name.strip()]
-
-
-def as_options(text: str) -> str:
-    """The options of the data source that a message names, as they are given here."""
-    return _OF_SOURCE.sub(r"--option \g<0>", text)
 
 
 def passed_over(records: Mapping[str, tuple[int, int]]) -> str:

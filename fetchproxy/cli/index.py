@@ -58,11 +58,24 @@ def show(file: File, limit: Limit = None, as_json: AsJson = False) -> None:
 
     A damaged entry ends it with exit code 1, named by its number and its byte.
     """
-    rows = islice(_reader(file)(file.read_bytes(), file), limit)
-    damage = _print_json(rows) if as_json else _print_table(rows)
-    if damage is not None:
-        typer.echo(f"fetchproxy: {file}: {damage}", err=True)
+    damage: list[CorruptSegment] = []
+    rows = islice(_sound(_reader(file)(file.read_bytes(), file), damage), limit)
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(row))
+    else:
+        _print_table(rows)
+    for error in damage:
+        typer.echo(f"fetchproxy: {file}: {error}", err=True)
         raise typer.Exit(EXIT_FAULTS)
+
+
+def _sound(rows: Iterator[Row], damage: list[CorruptSegment]) -> Iterator[Row]:
+    """Those up to a damaged one."""
+    try:
+        yield from rows
+    except CorruptSegment as error:
+        damage.append(error)
 
 
 def _reader(file: Path) -> Callable[[bytes, Path], Iterator[Row]]:
@@ -103,45 +116,43 @@ def _begins_segment(raw: bytes, at: int, before: RemoteLogIndex) -> bool:
 
 
 def _offset_rows(raw: bytes, file: Path) -> Iterator[Row]:
-    base, before = _base_offset(file), (-1, -1)
-    for i, (relative, position) in enumerate(_whole_entries(raw, OFFSET_ENTRY)):
-        byte = i * OFFSET_ENTRY.size
-        if not (relative > before[0] and position > before[1]):
-            raise CorruptSegment(
-                f"entry {i} at byte {byte}: offset {base + relative} at byte {position} of the "
-                "remoteLogIndex does not follow what is before it"
-            )
-        before = relative, position
+    base = _base_offset(file)
+
+    def told(relative: int, position: int) -> str:
+        return f"offset {base + relative} at byte {position} of the remoteLogIndex"
+
+    for i, byte, relative, position in _rising(raw, OFFSET_ENTRY, (-1, -1), told):
         yield {"entry": i, "byte": byte, "first_offset": base + relative, "position": position}
-    _check_whole(raw, OFFSET_ENTRY)
 
 
 def _time_rows(raw: bytes, file: Path) -> Iterator[Row]:
-    base, before = _base_offset(file), (-(2**63) - 1, -1)
-    for i, (timestamp_ms, relative) in enumerate(_whole_entries(raw, TIME_ENTRY)):
-        byte, offset = i * TIME_ENTRY.size, base + relative
-        if not (timestamp_ms > before[0] and relative > before[1]):
-            raise CorruptSegment(
-                f"entry {i} at byte {byte}: timestamp {timestamp_ms} at offset {offset} does not "
-                "follow what is before it"
-            )
-        before = timestamp_ms, relative
-        time = _time(timestamp_ms)
+    base = _base_offset(file)
+
+    def told(timestamp_ms: int, relative: int) -> str:
+        return f"timestamp {timestamp_ms} at offset {base + relative}"
+
+    for i, byte, timestamp_ms, relative in _rising(raw, TIME_ENTRY, (-(2**63) - 1, -1), told):
+        time, offset = _time(timestamp_ms), base + relative
         yield {"entry": i, "byte": byte, "timestamp": time, "first_offset": offset}
-    _check_whole(raw, TIME_ENTRY)
 
 
-def _whole_entries(raw: bytes, entry: Struct) -> Iterator[tuple[int, int]]:
-    return entry.iter_unpack(raw[: len(raw) - len(raw) % entry.size])
-
-
-def _check_whole(raw: bytes, entry: Struct) -> None:
-    left = len(raw) % entry.size
-    if left:
-        whole = len(raw) // entry.size
-        raise CorruptSegment(
-            f"entry {whole} at byte {whole * entry.size}: cut after {left} of {entry.size} bytes"
-        )
+def _rising(
+    raw: bytes, entry: Struct, before: tuple[int, int], told: Callable[[int, int], str]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Number, byte and the two values of each entry. Raises CorruptSegment."""
+    for at in range(0, len(raw), entry.size):
+        number, left = at // entry.size, len(raw) - at
+        if left < entry.size:
+            raise CorruptSegment(
+                f"entry {number} at byte {at}: cut after {left} of {entry.size} bytes"
+            )
+        one, other = entry.unpack_from(raw, at)
+        if not (one > before[0] and other > before[1]):
+            raise CorruptSegment(
+                f"entry {number} at byte {at}: {told(one, other)} does not follow what is before it"
+            )
+        before = one, other
+        yield number, at, one, other
 
 
 def _base_offset(file: Path) -> int:
@@ -162,28 +173,15 @@ def _time(timestamp_ms: int) -> str:
     return str(timestamp_ms) if timestamp_ms < 0 else moment.isoformat(timespec="milliseconds")
 
 
-def _print_json(rows: Iterator[Row]) -> CorruptSegment | None:
-    try:
-        for row in rows:
-            typer.echo(json.dumps(row))
-    except CorruptSegment as error:
-        return error
-    return None
-
-
-def _print_table(rows: Iterator[Row]) -> CorruptSegment | None:
-    table, damage = Table(box=None, pad_edge=False), None
-    try:
-        for row in rows:
-            if not table.columns:
-                for name, value in row.items():
-                    justify: JustifyMethod = "right" if isinstance(value, int) else "left"
-                    table.add_column(name.replace("_", " "), justify=justify, overflow="fold")
-            table.add_row(*(str(value) for value in row.values()))
-    except CorruptSegment as error:
-        damage = error
+def _print_table(rows: Iterator[Row]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for row in rows:
+        if not table.columns:
+            for name, value in row.items():
+                justify: JustifyMethod = "right" if isinstance(value, int) else "left"
+                table.add_column(name.replace("_", " "), justify=justify, overflow="fold")
+        table.add_row(*(str(value) for value in row.values()))
     console = Console()
     if not console.is_terminal:
         console = Console(width=_UNBROKEN)  # an entry stays on its line
     console.print(table if table.columns else "no entries")
-    return damage

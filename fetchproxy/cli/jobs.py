@@ -9,7 +9,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
@@ -28,17 +28,22 @@ from rich.progress import (
 
 from fetchproxy.archive import stored_archive
 from fetchproxy.cli import options
-from fetchproxy.cli.running import EXIT_INTERRUPTED, EXIT_USER_ERROR, run, users_errors
+from fetchproxy.cli.running import (
+    EXIT_FAULTS,
+    EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
+    for_people,
+    run_to_end,
+    users_errors,
+)
 from fetchproxy.config.schema import Config
-from fetchproxy.config.values import mask_text
-from fetchproxy.errors import FetchProxyError, StorageUnavailable
+from fetchproxy.errors import StorageUnavailable
 from fetchproxy.jobs.runner import Failure, Here, OnProgress, OnSpark, Runner
 from fetchproxy.jobs.runner import Progress as Done
 from fetchproxy.remotelog.session import open_session, require_extra
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
-Words = Callable[[str], str]
 
 _LOG_EVERY_S = 10.0  # where no terminal shows a bar
 
@@ -58,8 +63,7 @@ def ask_store(config: Config, topics: Iterable[str | None] = ()) -> None:
     """Before anything is started: Spark takes seconds. Exit code 2 where the store does not answer,
     or the archive has nothing of one of `topics` (None: of all, whatever there is).
     """
-    if run(_look(config, [topic for topic in topics if topic is not None])) is None:
-        raise typer.Exit(EXIT_INTERRUPTED)
+    run_to_end(_look(config, [topic for topic in topics if topic is not None]))
 
 
 async def _look(config: Config, topics: Iterable[str]) -> bool:
@@ -77,19 +81,19 @@ async def _look(config: Config, topics: Iterable[str]) -> bool:
     return True
 
 
+def in_bytes(size: float) -> str:
+    return decimal(int(size))
+
+
 def run_job(
     context: typer.Context,
     config: Config,
     job: Callable[[Runner], T],
-    unit: Callable[[float], str] = lambda size: decimal(int(size)),
-    words: Words = str,
+    unit: Callable[[float], str] = in_bytes,
 ) -> T:
-    """What `job` returns; SIGINT and SIGTERM end it with exit code 130.
-
-    `words`: of an error that the user can mend, as this command has them.
-    """
+    """What `job` returns; SIGINT and SIGTERM end it with exit code 130."""
     name, spark = context.command.name or "", None
-    with users_errors(), _said_as(words):
+    with users_errors():
         if context.params["spark"]:
             settings = options.spark_settings(context)
             spark = open_session(name, context.params["master"], settings)
@@ -102,6 +106,19 @@ def run_job(
             except KeyboardInterrupt:
                 spark.sparkContext.cancelAllJobs()
                 raise
+
+
+def run_over(
+    context: typer.Context,
+    topic: str | None,
+    job: Callable[..., T],
+    *needs: str,
+    unit: Callable[[float], str] = in_bytes,
+) -> T:
+    """What `job(runner, config, topic=topic)` returns: as `read_job`, `ask_store`, `run_job`."""
+    config = read_job(context, *needs)
+    ask_store(config, [topic])
+    return run_job(context, config, lambda runner: job(runner, config, topic=topic), unit)
 
 
 @contextmanager
@@ -126,22 +143,16 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _said_as(words: Words) -> Iterator[None]:
-    try:
-        yield
-    except FetchProxyError as error:
-        raise type(error)(words(str(error))) from error
-
-
-def say_failures(failures: Iterable[Failure], words: Words = str) -> None:
-    """One line each; exit code 2 where there are any: something else has to change first."""
-    failed = False
+def end_job(failures: Sequence[Failure], *, faults: bool = False) -> None:
+    """Exit code 2, with a line each, where there are failures: something else has to change first.
+    Else 1 where the archive has faults.
+    """
     for failure in failures:
-        failed = True
-        typer.echo(f"failed: {mask_text(words(str(failure)))}", err=True)
-    if failed:
+        typer.echo(f"failed: {for_people(str(failure))}", err=True)
+    if failures:
         raise typer.Exit(EXIT_USER_ERROR)
+    if faults:
+        raise typer.Exit(EXIT_FAULTS)
 
 
 def count(number: int, what: str) -> str:

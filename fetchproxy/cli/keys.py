@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
+from collections import Counter
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +12,13 @@ from typing import Annotated
 import typer
 
 from fetchproxy.archive import store_url, wall_clock_ms
-from fetchproxy.auditing.rewrap import RewrapReport, rewrap_archive
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import count
-from fetchproxy.cli.running import EXIT_FAULTS, EXIT_INTERRUPTED, run, users_errors
+from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, users_errors
 from fetchproxy.config.schema import Config
-from fetchproxy.errors import ConfigError
+from fetchproxy.errors import ConfigError, DamagedObject, ObjectNotFound
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.storage.ciphers import KEY_BYTES
 from fetchproxy.storage.key_rings import (
     NO_KEYS,
@@ -25,7 +27,9 @@ from fetchproxy.storage.key_rings import (
     read_keys,
     write_keys,
 )
-from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
+
+PARTITIONS_AT_ONCE = 4
 
 app = typer.Typer(
     help="Make and change key rings, and the keys that an archive uses.",
@@ -95,18 +99,49 @@ def rewrap(
         config = options.read_config(context)
         if config.store.encryption_keys is None:
             raise ConfigError(f"{SETTING} is not set")
-        pattern = None if topic is None else re.compile(re.escape(topic))
-        report = run(_rewrap(config, pattern, dry_run))
-    if report is None:
-        raise typer.Exit(EXIT_INTERRUPTED)
-    _say(report, dry_run)
+    _say(run_to_end(_rewrap(config, topic, dry_run)), dry_run)
 
 
-async def _rewrap(config: Config, topics: re.Pattern[str] | None, dry_run: bool) -> RewrapReport:
+async def _rewrap(config: Config, topic: str | None, dry_run: bool) -> RewrapReport:
     async with open_store(store_url(config), config.store) as rsm:
         if not rsm.packed.encrypts:
             raise ConfigError(f"{SETTING}: the key ring has no active key")
-        return await rewrap_archive(rsm, topics=topics, dry_run=dry_run)
+        return await rewrap_archive(rsm, topic=topic, dry_run=dry_run)
+
+
+@dataclass(slots=True)
+class RewrapReport:
+    rewrapped: int = 0
+    keys: Counter[str] = field(default_factory=Counter)  # of how many segments each was, before
+    faults: list[str] = field(default_factory=list)  # what could not be opened, and why
+
+
+# One small object of each segment is replaced, whole or not at all, and stays true with either key:
+# archivers and readers notice nothing, and a next run goes on where one ended. It looks at objects:
+# a segment whose metadata are lost keeps its key, too.
+async def rewrap_archive(
+    rsm: RemoteStorageManager, *, topic: str | None = None, dry_run: bool = False
+) -> RewrapReport:
+    """Raises RemoteStorageError."""
+    report = RewrapReport()
+
+    async def rewrap(tip: TopicIdPartition) -> None:
+        async for segment in rsm.list_packed(tip):
+            try:
+                found = await rsm.packed.rewrap(segment, dry_run=dry_run)
+            except ObjectNotFound:
+                continue  # deleted since it was listed
+            except DamagedObject as error:
+                report.faults.append(str(error))
+                continue
+            if found.key_id:
+                report.keys[found.key_id] += 1
+                report.rewrapped += found.done
+
+    tips = [tip for tip in await rsm.list_partitions() if topic is None or tip.topic == topic]
+    await for_each(tips, rewrap, PARTITIONS_AT_ONCE)
+    report.faults.sort()
+    return report
 
 
 def _say(report: RewrapReport, dry_run: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
@@ -17,39 +16,19 @@ COMMANDS = (
     *("report", "backfill", "resolve", "index", "user", "keys", "config"),
 )
 # The module of a command has the same name, but for these.
-_MODULES = {"reindex": "verify", "restore": "verify"}
-
-
-class _Loading(Mapping[str, Any]):
-    """`COMMANDS`, each loaded when it is asked for."""
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in COMMANDS:
-            raise KeyError(name)
-        return _loaded(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
+_MODULES = {"merge": "verify", "reindex": "verify", "report": "segments", "restore": "verify"}
 
 
 class _Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
-        super().__init__(**{**attributes, "commands": _Loading()})
+        super().__init__(**{**attributes, "commands": dict.fromkeys(COMMANDS)})
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`pipeline NAME …` is the old name of `NAME --spark …`."""
-        if args[:1] == ["pipeline"]:
-            args = args[1:]
-            if args and args[0] in COMMANDS:
-                args.insert(1, "--spark")
-        return super().parse_args(ctx, args)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return loaded(cmd_name) if cmd_name in COMMANDS else None
 
 
 @cache
-def _loaded(name: str) -> Any:
+def loaded(name: str) -> Any:
     """A module has the command itself, or `app`: a group of commands."""
     module = import_module(f"fetchproxy.cli.{_MODULES.get(name, name)}")
     group = getattr(module, "app", None)

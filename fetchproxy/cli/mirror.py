@@ -9,8 +9,8 @@ from rich.filesize import decimal
 
 from fetchproxy.auditing.mirroring import MirroredPartition, MirrorOptions
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
-from fetchproxy.cli.running import EXIT_FAULTS, EXIT_USER_ERROR, users_errors
+from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
+from fetchproxy.cli.running import EXIT_USER_ERROR, users_errors
 from fetchproxy.cli.verify import print_fault
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
@@ -102,9 +102,7 @@ def mirror(
     _print_mirrored(done)
     if done.refused is not None:
         typer.echo(f"fetchproxy: the archive stays at --from: {done.refused}", err=True)
-    say_failures(done.failures)
-    if done.has_faults:
-        raise typer.Exit(EXIT_FAULTS)
+    end_job(done.failures, faults=done.has_faults)
     if done.refused is not None:
         raise typer.Exit(EXIT_USER_ERROR)
     if move:
@@ -156,6 +154,4 @@ def _delete(context: typer.Context, config: Config, to: str) -> None:
     deleted = sum(partition.objects for partition in done.partitions)
     size = decimal(sum(partition.size_bytes for partition in done.partitions))
     typer.echo(f"deleted at --from: {count(deleted, 'object')}, {size}")
-    say_failures(done.failures)
-    if not done.whole:
-        raise typer.Exit(EXIT_FAULTS)
+    end_job(done.failures, faults=not done.whole)

@@ -188,7 +188,9 @@ def read_logged(context: typer.Context) -> Config:
 
 def read_settings(context: typer.Context, file: Path | None) -> Loaded:
     """As `read_config`, of `file`, with where each value is from."""
-    overrides = [_assignment(context, text) for text in context.params.get("assignments") or ()]
+    place = "FETCHPROXY_SET" if _source(context, "assignments") == "ENVIRONMENT" else "--set"
+    given = context.params.get("assignments") or ()
+    overrides = [parse_assignment(text, place) for text in given]
     for parameter, key in NAMED_KEYS.items():
         if parameter in context.params and is_given(context, parameter):
             option = "--from" if parameter == "source" else "--" + parameter.replace("_", "-")
@@ -204,7 +206,7 @@ def limits(context: typer.Context) -> Limits:
 def spark_settings(context: typer.Context) -> dict[str, str]:
     """Of `--conf`. Raises ConfigError, also where there are options of Spark's without Spark."""
     for parameter, option in (("master", "--master"), ("spark_settings", "--conf")):
-        if not context.params["spark"] and _source(context, parameter) == "COMMANDLINE":
+        if not context.params["spark"] and is_given(context, parameter):
             raise ConfigError(f"{option} is an option of Spark's; give --spark as well")
     found: dict[str, str] = {}
     for text in context.params["spark_settings"] or ():
@@ -219,11 +221,6 @@ def nothing_there(config: Config, topic: str | None) -> ConfigError:
     """A wrong prefix or topic must not pass for a sound archive."""
     of_topic = "" if topic is None else f" of topic {topic}"
     return ConfigError(f"there is nothing{of_topic} in the archive at {store_url(config)}")
-
-
-def _assignment(context: typer.Context, text: str) -> Setting:
-    from_variable = _source(context, "assignments") == "ENVIRONMENT"
-    return parse_assignment(text, "FETCHPROXY_SET" if from_variable else "--set")
 
 
 def is_given(context: typer.Context, parameter: str) -> bool:

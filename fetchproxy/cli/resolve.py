@@ -10,7 +10,7 @@ from fetchproxy.archive import managed_archive, wall_clock_ms
 from fetchproxy.auditing.resolve import Answer, ResolutionPlan
 from fetchproxy.auditing.resolve import resolve as resolve_partition
 from fetchproxy.cli import options
-from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
+from fetchproxy.cli.running import run_to_end, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.leader_views import LeaderLog
@@ -59,9 +59,7 @@ def resolve(
         chosen = [answer for answer, wanted in given.items() if wanted]
         if len(chosen) != 1:
             raise ConfigError("give one of --keep, --truncate and --new-history")
-    done = run(_resolve(config, partition, chosen[0], dry_run))
-    if done is None:
-        raise typer.Exit(EXIT_INTERRUPTED)
+    done = run_to_end(_resolve(config, partition, chosen[0], dry_run))
     typer.echo(f"{partition}: {'would be' if dry_run else 'was'} resolved by --{chosen[0].value}")
     for sentence in done.in_words:
         typer.echo(f"  {sentence}")

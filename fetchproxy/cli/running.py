@@ -8,6 +8,7 @@ keep their traceback.
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Coroutine, Iterator
@@ -32,6 +33,17 @@ EXIT_INTERRUPTED = 130
 T = TypeVar("T")
 
 
+# Options of the data source that messages name.
+_OF_SOURCE = re.compile(
+    r"\b(failOnDataLoss=false|corruptBatches=skip|startingOffsetsByTimestampStrategy=latest)\b"
+)
+
+
+def for_people(text: str) -> str:
+    """A message with its secrets covered, and options as the command line has them."""
+    return mask_text(_OF_SOURCE.sub(r"--option \g<0>", text))
+
+
 @contextmanager
 def users_errors() -> Iterator[None]:
     """Turns an error that the user can mend into one line on stderr and exit code 2."""
@@ -42,7 +54,7 @@ def users_errors() -> Iterator[None]:
         if not all(_is_users(leaf) for leaf in leaves(error)):
             raise
         line = " ".join("; ".join(dict.fromkeys(messages)).split())
-        typer.echo(f"fetchproxy: {mask_text(line)}", err=True)
+        typer.echo(f"fetchproxy: {for_people(line)}", err=True)
         raise typer.Exit(EXIT_USER_ERROR) from error
 
 
@@ -54,6 +66,14 @@ def run(work: Coroutine[None, None, T]) -> T | None:
 
     with users_errors(), asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_until_signal(work))
+
+
+def run_to_end(work: Coroutine[None, None, T]) -> T:
+    """As `run`; a signal ends the command with exit code 130."""
+    done = run(work)
+    if done is None:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    return done
 
 
 # asyncio's own clock stands still while a machine is suspended, and an archiver would go on with

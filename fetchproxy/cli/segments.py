@@ -1,12 +1,13 @@
-"""`fetchproxy segments`: what the archive holds, and what there is to know of it; a table or JSON.
+"""`fetchproxy segments` and `report`: what the archive holds, and what there is to know of it.
 
-Needs no broker.
+No broker is needed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, TypedDict
 
 import typer
@@ -16,8 +17,11 @@ from rich.table import Table
 
 from fetchproxy.archive import stored_archive
 from fetchproxy.cli import options
-from fetchproxy.cli.running import EXIT_INTERRUPTED, run, users_errors
+from fetchproxy.cli.jobs import count, end_job, run_over
+from fetchproxy.cli.running import run_to_end, users_errors
 from fetchproxy.config.schema import Config
+from fetchproxy.jobs import report as job
+from fetchproxy.jobs.runner import Runner
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.observability.health import Condition
@@ -31,6 +35,23 @@ AsJson = Annotated[
         "--json",
         envvar="FETCHPROXY_JSON",
         help="A JSON list of the segments, for programs; the rest goes to stderr.",
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        envvar="FETCHPROXY_REPORT_OUT",
+        metavar="FOLDER",
+        help="Where report.html goes, and the tables below it.",
+    ),
+]
+Parquet = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FETCHPROXY_REPORT_PARQUET",
+        metavar="URI",
+        help="Where the tables go instead: a path or URI. On Spark a URI of its own, of a place "
+        "that all executors reach.",
     ),
 ]
 
@@ -68,10 +89,7 @@ def segments(
     """
     with users_errors():
         config = options.read_logged(context)
-    found = run(read_archive(config, topic))
-    if found is None:
-        raise typer.Exit(EXIT_INTERRUPTED)
-    rows, concerns = found
+    rows, concerns = run_to_end(read_archive(config, topic))
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     elif rows:
@@ -135,5 +153,27 @@ def _print_table(rows: Iterable[SegmentRow], console: Console) -> None:
             state += ", below the log start"
         table.add_row(row["topic"], *offsets, decimal(row["size_bytes"]), state)
     console.print(table)
-    plural = "" if table.row_count == 1 else "s"
-    console.print(f"{table.row_count} segment{plural}, {decimal(size_bytes)}")
+    console.print(f"{count(table.row_count, 'segment')}, {decimal(size_bytes)}")
+
+
+@options.shares("store", spark=True)
+def report(
+    context: typer.Context,
+    out: Out = Path("archive-report"),
+    parquet: Parquet = None,
+    topic: options.Topic = None,
+) -> None:
+    """Bytes, records, segments, age and compression by topic and partition; growth and a forecast.
+
+    Exit code 2 where a partition could not be read; the report has the others.
+    """
+
+    def work(runner: Runner, config: Config, topic: str | None) -> job.Reported:
+        done = job.report(runner, config, topic=topic)
+        done.write(out, parquet)
+        return done
+
+    done = run_over(context, topic, work, "pyarrow")
+    size = sum(one.size_bytes for one in done.figures)
+    typer.echo(f"{count(len(done.figures), 'partition')}, {decimal(size)}: {out / 'report.html'}")
+    end_job(done.failures)

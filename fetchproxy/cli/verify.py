@@ -1,8 +1,8 @@
-"""`fetchproxy verify`, `reindex` and `restore`: every fault of the archive, and what mends it.
+"""`fetchproxy verify`, `reindex`, `restore`, `merge`: faults of the archive, and what mends it.
 
 What is mended is made again: index, epochs, transactions and metadata of segments from their logs
 (`verify --repair`, `reindex`); the metadata topic, caches and local indexes from the store
-(`restore`).
+(`restore`); large segments from small ones (`merge`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -17,16 +18,18 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from fetchproxy.auditing.faults import Fault, VerifyReport
+from fetchproxy.auditing.faults import Fault, RepairReport, VerifyReport
 from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, read_job, run_job, say_failures
-from fetchproxy.cli.running import EXIT_FAULTS, users_errors
+from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job, run_over
+from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
+from fetchproxy.jobs import merge as merge_job
 from fetchproxy.jobs import restore as restore_job
 from fetchproxy.jobs import verify as job
 from fetchproxy.jobs.runner import Failure
+from fetchproxy.writing.merging import MERGED_BYTES_MAX
 
 Repair = Annotated[
     bool,
@@ -43,6 +46,15 @@ AsJson = Annotated[
         "--json",
         envvar="FETCHPROXY_JSON",
         help="The report as one JSON object, for programs; without --repair.",
+    ),
+]
+BytesMax = Annotated[
+    int,
+    typer.Option(
+        envvar="FETCHPROXY_MERGE_BYTES_MAX",
+        min=1024,
+        help="A merged segment has at most so many bytes; small is what has at most half of that. "
+        "Each task needs as much room in archive.spool_dir.",
     ),
 ]
 
@@ -81,9 +93,7 @@ def verify(
             raise options.nothing_there(config, topic)
     if repair:
         found = _repaired(context, config, topic, found, dry_run)
-    say_failures(found.failures)
-    if not found.report.clean:
-        raise typer.Exit(EXIT_FAULTS)
+    end_job(found.failures, faults=not found.report.clean)
 
 
 def _verified(
@@ -119,12 +129,12 @@ def _repaired(
             config,
             found.report.faults,
             dry_run=dry_run,
-            on_result=lambda part: print_repaired(part.repairs, part.refusals, dry_run=dry_run),
+            on_result=lambda repaired: print_repaired(repaired, dry_run),
         ),
     )
     if uploads_removed:
         typer.echo(f"removed: {count(uploads_removed, 'unfinished upload')}")
-    say_failures(done.failures)
+    end_job(done.failures)
     if dry_run or not any(partition.repairs for partition in done.results):
         return found
     after = _verified(context, config, topic, print_fault)
@@ -132,10 +142,10 @@ def _repaired(
     return after
 
 
-def print_repaired(repairs: Iterable[str], refusals: Iterable[str], *, dry_run: bool) -> None:
-    for repair in repairs:
+def print_repaired(report: RepairReport, dry_run: bool) -> None:
+    for repair in report.repairs:
         typer.echo(f"{'would be repaired' if dry_run else 'repaired'}: {repair}")
-    for refusal in refusals:
+    for refusal in report.refusals:
         typer.echo(f"not repaired: {refusal}")
 
 
@@ -194,24 +204,18 @@ def reindex(
 
     No log is written. Exit code 1 where faults are left.
     """
-    config = read_job(context)
-    ask_store(config, [topic])
-    done = run_job(
-        context, config, lambda runner: job.reindex(runner, config, topic=topic, dry_run=dry_run)
-    )
-    repairs = [repair for partition in done.results for repair in partition.repairs]
+    done = run_over(context, topic, partial(job.reindex, dry_run=dry_run))
     for partition in done.results:
-        print_repaired(partition.repairs, partition.refusals, dry_run=dry_run)
+        print_repaired(partition.repaired, dry_run)
+    repaired = sum(len(partition.repaired.repairs) for partition in done.results)
     left = [fault for partition in done.results for fault in partition.left]
     for fault in left:
         print_fault(fault)
     typer.echo(
-        f"{count(len(done.results), 'partition')}: {count(len(repairs), 'object')} "
+        f"{count(len(done.results), 'partition')}: {count(repaired, 'object')} "
         f"{'to be ' if dry_run else ''}repaired, {count(len(left), 'fault')} left"
     )
-    say_failures(done.failures)
-    if left:
-        raise typer.Exit(EXIT_FAULTS)
+    end_job(done.failures, faults=bool(left))
 
 
 @options.shares("bootstrap", "store", spark=True)
@@ -226,24 +230,14 @@ def restore(
     With --spark, local indexes are left to the archivers, which make them again. Exit code 1 where
     segments are left that nothing could be made of, 2 where a part could not be restored.
     """
-    config = read_job(context)
-    ask_store(config, [topic])
-    done = run_job(
-        context,
-        config,
-        lambda runner: restore_job.restore(
-            runner,
-            config,
-            topic=topic,
-            dry_run=dry_run,
-            on_result=lambda part: print_repaired(part.repairs, part.refusals, dry_run=dry_run),
-        ),
-        unit=lambda size: f"{size:.0f} segments",
+    work = partial(
+        restore_job.restore,
+        dry_run=dry_run,
+        on_result=lambda group: print_repaired(group.repaired, dry_run),
     )
+    done = run_over(context, topic, work, unit=lambda size: f"{size:.0f} segments")
     _print_restored(done.results, dry_run)
-    say_failures(done.failures)
-    if any(partition.unreadable or partition.not_in_store for partition in done.results):
-        raise typer.Exit(EXIT_FAULTS)
+    end_job(done.failures, faults=any(p.unreadable or p.not_in_store for p in done.results))
 
 
 def _print_restored(restored: Sequence[RestoredPartition], dry_run: bool) -> None:
@@ -260,3 +254,31 @@ def _print_restored(restored: Sequence[RestoredPartition], dry_run: bool) -> Non
     segments = sum(partition.restored for partition in restored)
     what = "segments that would be restored" if dry_run else "segments restored"
     typer.echo(f"{what}: {segments}; partitions: {len(restored)}")
+
+
+@options.shares("store", "bootstrap", spark=True)
+def merge(
+    context: typer.Context,
+    topic: options.Topic = None,
+    bytes_max: BytesMax = MERGED_BYTES_MAX,
+    dry_run: options.DryRun = False,
+) -> None:
+    """Merge adjacent small segments; offsets and batches stay as they are, readers notice nothing.
+
+    Replaced segments are removed by the archiver, or by a later run, once they are old enough. Exit
+    code 1 where segments could not be merged because something is wrong with them.
+    """
+    merging = merge_job.MergeOptions(bytes_max, dry_run)
+    done = run_over(context, topic, partial(merge_job.merge, options=merging))
+    merged = sum(partition.merged for partition in done.results)
+    replaced = sum(partition.replaced for partition in done.results)
+    size = decimal(sum(partition.size_bytes for partition in done.results))
+    refused = [reason for partition in done.results for reason in partition.refused]
+    overtaken = sum(partition.overtaken for partition in done.results)
+    for reason in refused:
+        typer.echo(f"not merged: {reason}")
+    typer.echo(
+        f"{'to be merged' if dry_run else 'merged'}: {count(replaced, 'segment')} into {merged}, "
+        f"{size}{f'; {overtaken} changed meanwhile' if overtaken else ''}"
+    )
+    end_job(done.failures, faults=bool(refused))

@@ -79,17 +79,13 @@ class Key:
                 return form.show(value)
         return str(value)
 
-    @property
-    def optional(self) -> bool:
-        return NoneType in _alternatives(self.field.annotation)
+    def takes(self, kind: type) -> bool:
+        """Whether a value may be of it."""
+        return kind in _alternatives(self.field.annotation)
 
     @property
     def is_secret(self) -> bool:
-        return SecretFile in _alternatives(self.field.annotation)
-
-    @property
-    def is_bool(self) -> bool:
-        return bool in _alternatives(self.field.annotation)
+        return self.takes(SecretFile)
 
     @property
     def expected(self) -> str:
@@ -351,9 +347,9 @@ def _checked(setting: Setting, keys: Mapping[str, Key]) -> Setting:
         raise ConfigError(
             f"unknown {what} {setting.key} ({setting.place}){_nearest(setting.key, known)}"
         )
-    if isinstance(setting.value, bool) and not key.is_bool:
+    if isinstance(setting.value, bool) and not key.takes(bool):
         raise ConfigError(_invalid(setting, key))  # pydantic would read true as 1
-    if setting.value == "" and key.optional:
+    if setting.value == "" and key.takes(NoneType):
         return Setting(setting.key, None, setting.place)
     return setting
 

@@ -140,12 +140,8 @@ def _with_units(config: Config, units: Mapping[str, int]) -> Config:
 
 
 def _too_small(ceiling: int, parts: Mapping[str, int]) -> str:
-    told = ", ".join(f"{key} {_mib(size)}" for key, size in parts.items() if size)
+    told = ", ".join(f"{key} {size / MiB:.0f}" for key, size in parts.items() if size)
     return (
         f"process.memory_bytes_max = {ceiling}: expected at least {sum(parts.values())}, "
         f"as its parts take {told} MiB"
     )
-
-
-def _mib(size: int) -> str:
-    return f"{size / MiB:.0f}"

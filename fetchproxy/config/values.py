@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
@@ -41,9 +41,7 @@ class HostPort:
 def parse_host_port(text: str) -> HostPort:
     """`host:port` or `[IPv6]:port`; port 0 means any free one. Raises ValueError."""
     host, separator, port = text.strip().rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if bracketed:
-        host = host[1:-1]
+    host, bracketed = _without_brackets(host)
     if not separator or not host or any(c.isspace() or c in "[]/@" for c in host):
         raise ValueError("expected host:port")
     if ":" in host and not bracketed:
@@ -58,10 +56,7 @@ def parse_host(text: str) -> str:
 
     Raises ValueError, also for an address that stands for all of a machine's.
     """
-    host = text.strip()
-    bracketed = host.startswith("[") and host.endswith("]")
-    if bracketed:
-        host = host[1:-1]
+    host, bracketed = _without_brackets(text.strip())
     if not host or any(c.isspace() or c in "[]/@," for c in host):
         raise ValueError("expected a host")
     if ":" in host or bracketed:
@@ -74,6 +69,12 @@ def parse_host(text: str) -> str:
     if is_any_address(host):
         raise ValueError("expected a host that clients can dial")
     return host
+
+
+def _without_brackets(host: str) -> tuple[str, bool]:
+    """(host, whether there were any)."""
+    bracketed = host.startswith("[") and host.endswith("]")
+    return (host[1:-1] if bracketed else host), bracketed
 
 
 def _is_name(host: str) -> bool:
@@ -173,10 +174,6 @@ class KeyRingPlace:
     endpoint_url: str | None = None
     required: bool = False
 
-    @property
-    def without_options(self) -> KeyRingPlace:
-        return replace(self, required=False)
-
 
 def parse_key_ring(text: str) -> KeyRingPlace:
     """`/path`, `file:///path` or `aws-kms://REGION/KEY?endpoint_url=…`; all take `required=true`.
@@ -206,7 +203,7 @@ def parse_key_ring(text: str) -> KeyRingPlace:
 def parse_key_rings(text: str) -> tuple[KeyRingPlace, ...]:
     """One, or several separated by commas: the first one encrypts. Raises ValueError."""
     places = tuple(parse_key_ring(part.strip()) for part in text.split(","))
-    if len({place.without_options for place in places}) < len(places):
+    if len({replace(place, required=False) for place in places}) < len(places):
         raise ValueError("one key ring comes twice")
     return places
 
@@ -281,14 +278,6 @@ class UnitForm(TextForm):
     units: tuple[tuple[str, int], ...]
     name: str
 
-    def parse(self, text: str) -> int:
-        """Raises ValueError. A number alone is not read here."""
-        match = _WITH_UNIT.fullmatch(text)
-        size = None if match is None else dict(self.units).get(match["unit"])
-        if match is None or size is None:
-            raise ValueError(f"expected {self.expected}")
-        return int(match["number"]) * size
-
     def show(self, value: int) -> str:
         """In the largest unit that needs no fraction. 0 and -1 are words of their own (no limit,
         never), so they have no unit.
@@ -299,10 +288,15 @@ class UnitForm(TextForm):
         return str(value)
 
     def read(self, value: object) -> object:
-        """A text with a unit as a number; anything else is for the next to judge."""
-        if isinstance(value, str) and _WITH_UNIT.fullmatch(value.strip()):
-            return self.parse(value.strip())
-        return value
+        """A text with a unit as a number; anything else is for the next to judge. Raises
+        ValueError.
+        """
+        match = _WITH_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            return value
+        if (size := dict(self.units).get(match["unit"])) is None:
+            raise ValueError(f"expected {self.expected}")
+        return int(match["number"]) * size
 
 
 _WITH_UNIT = re.compile(r"(?P<number>[0-9]{1,18}) ?(?P<unit>[A-Za-z]+)")
@@ -325,13 +319,6 @@ Duration = Annotated[int, BeforeValidator(DURATION.read), DURATION]
 
 # `archive.retention_overrides`: retention by topic pattern. Text only; decides nothing.
 
-_KEYS = (
-    "remote_log_retention_ms",
-    "remote_log_retention_bytes",
-    "local_retention_ms",
-    "local_retention_bytes",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class RetentionOverride:
@@ -345,6 +332,9 @@ class RetentionOverride:
 
     def matches(self, topic: str) -> bool:
         return re.fullmatch(self.pattern, topic) is not None
+
+
+_KEYS = [field.name for field in fields(RetentionOverride)][1:]
 
 
 def overrides_text(value: object) -> object:
@@ -593,5 +583,5 @@ def is_secret_name(name: str) -> bool:
 
 def mask_text(text: str) -> str:
     """`text` with the user part of URLs and the values of `secret-like-name=value` covered."""
-    text = _USERINFO.sub(lambda match: f"{match['scheme']}{MASK}@", text)
-    return _ASSIGNED.sub(lambda match: f"{match['name']}{match['sign']}{MASK}", text)
+    text = _USERINFO.sub(rf"\g<scheme>{MASK}@", text)
+    return _ASSIGNED.sub(rf"\g<name>\g<sign>{MASK}", text)

@@ -126,29 +126,22 @@ class ConsoleLimits:
     archive_refresh_interval_ms: int = 30_000
 
 
+@dataclass(eq=False, repr=False)
 class StatusCollector:
     """A StatusSource; `cluster` is None where there is no broker to ask.
 
     While `run()` is not running, what it shows does not follow.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        rsm: RemoteStorageManager,
-        rlmm: RemoteLogMetadataManager,
-        cluster: Cluster | None,
-        surroundings: Surroundings,
-        events: RecentEvents = RECENT_EVENTS,
-        limits: ConsoleLimits = ConsoleLimits(),
-    ) -> None:
-        self._config = config
-        self._limits = limits
-        self._rsm = rsm
-        self._rlmm = rlmm
-        self._cluster = cluster
-        self._around = surroundings
-        self._events = events
+    config: Config
+    rsm: RemoteStorageManager
+    rlmm: RemoteLogMetadataManager
+    cluster: Cluster | None
+    around: Surroundings
+    events: RecentEvents = RECENT_EVENTS
+    limits: ConsoleLimits = ConsoleLimits()
+
+    def __post_init__(self) -> None:
         self._started_at = asyncio.get_running_loop().time()
         self._tips: list[TopicIdPartition] = []
         self._archived: tuple[TopicIdPartition, ...] = ()
@@ -156,9 +149,9 @@ class StatusCollector:
         self._probed: TopicIdPartition | None = None  # the smallest: listed soonest
         self._shown: dict[TopicIdPartition, _Shown] = {}
         self._stored: list[StoredConcern] = []
-        self._partitions = PartitionsHealth(rsm.objects, rlmm)
+        self._partitions = PartitionsHealth(self.rsm.objects, self.rlmm)
         self._archive_up: bool | None = None
-        self._health = surroundings.health
+        self._health = self.around.health
         self._health.watch(self._of_the_archive)
 
     async def __call__(self, asked: Asked = ALL_PARTITIONS) -> Status:
@@ -175,23 +168,23 @@ class StatusCollector:
         await asyncio.sleep(0)
         return Status(
             version=__version__,
-            mode=self._around.mode,
-            bootstrap="" if self._cluster is None else self._config.cluster.bootstrap,
+            mode=self.around.mode,
+            bootstrap="" if self.cluster is None else self.config.cluster.bootstrap,
             uptime_seconds=round(now - self._started_at, 1),
             missing=found.missing,
-            listeners=tuple(self._around.listeners()),
+            listeners=tuple(self.around.listeners()),
             store=self._store_status(),
-            relay=counters.relay(self._config.gateway.connections_max),
+            relay=counters.relay(self.config.gateway.connections_max),
             remote_reads=counters.remote_reads(),
-            cache=counters.cache(self._config.remote_fetch.chunk_cache_bytes_max),
+            cache=counters.cache(self.config.remote_fetch.chunk_cache_bytes_max),
             partitions=table.rows(),
             topics=table.topics(),
             partitions_total=table.total,
             partitions_matching=table.matching,
-            events=tuple(self._events.newest_first()),
+            events=tuple(self.events.newest_first()),
             archiver=self._archiver(),
             headlines=found.headlines,
-            brokers=self._around.brokers(),
+            brokers=self.around.brokers(),
             conditions=tuple([one.as_json_at(now) async for one in each_of(shown, LINES_AT_ONCE)]),
             condition_counts=found.counts,
             clients=clients,
@@ -202,14 +195,14 @@ class StatusCollector:
         """For ever: one look after the other."""
         while True:
             await self.look()
-            await asyncio.sleep(self._limits.refresh_interval_ms / 1000)
+            await asyncio.sleep(self.limits.refresh_interval_ms / 1000)
 
     async def look(self) -> None:
         """Bring the caches up to date, as far as store and brokers answer."""
         # Listing all costs money on S3, so that has an interval of its own while the store is well;
         # between, one small listing tells whether it still answers.
         now = asyncio.get_running_loop().time()
-        interval_s = self._limits.archive_refresh_interval_ms / 1000
+        interval_s = self.limits.archive_refresh_interval_ms / 1000
         all_of_it = not self._archive_up or now >= self._archive_looked_at + interval_s
         if all_of_it:
             await self._look_at_archive(now - interval_s)
@@ -222,9 +215,9 @@ class StatusCollector:
         if tips is not None:
             self._tips = tips
             self._shown = {tip: self._shown[tip] for tip in self._tips if tip in self._shown}
-        if self._cluster is not None:
-            edges_s = self._limits.refresh_interval_ms / 1000
-            await self._cluster.log_edges_of(self._tips, not_older_than=now - edges_s)
+        if self.cluster is not None:
+            edges_s = self.limits.refresh_interval_ms / 1000
+            await self.cluster.log_edges_of(self._tips, not_older_than=now - edges_s)
         async for tip in each_of(self._tips, LINES_AT_ONCE):
             self._partition_line(tip)  # for the gauges
         if all_of_it:
@@ -232,8 +225,8 @@ class StatusCollector:
 
     async def _look_at_archive(self, not_older_than: float) -> None:
         try:
-            self._archived = tuple(await self._rlmm.list_partitions())
-            self._stored = await read_concerns(self._rsm.objects, self._stored)
+            self._archived = tuple(await self.rlmm.list_partitions())
+            self._stored = await read_concerns(self.rsm.objects, self._stored)
             in_order = await asyncio.to_thread(sorted, self._archived)
             for _, tips in groupby(in_order, lambda tip: tip.topic_id):
                 await self._refresh(list(tips), not_older_than)
@@ -246,9 +239,9 @@ class StatusCollector:
     async def _refresh(self, tips: Sequence[TopicIdPartition], not_older_than: float) -> None:
         """All of one topic: of many partitions one listing is cheaper than one for each."""
         if len(tips) > PARTITIONS_ALONE_MAX:
-            await self._rlmm.refresh_topic(tips[0].topic_id, not_older_than)
+            await self.rlmm.refresh_topic(tips[0].topic_id, not_older_than)
         async for tip in each_of(tips):
-            await self._rlmm.refresh(tip, not_older_than)
+            await self.rlmm.refresh(tip, not_older_than)
 
     async def _look_at_partitions(self) -> None:
         try:
@@ -261,7 +254,7 @@ class StatusCollector:
         return tip in self._shown and bool(self._shown[tip].status.gaps)
 
     def _of_the_archive(self, now: float) -> Iterator[Condition]:
-        own = self._around.concerns() or ArchiverConcerns()
+        own = self.around.concerns() or ArchiverConcerns()
         yield from own.merged(self._stored, now)
         yield from self._partitions.conditions()
 
@@ -274,9 +267,9 @@ class StatusCollector:
     async def _probe_archive(self, now: float) -> None:
         try:
             if self._probed is not None:
-                await self._rlmm.refresh(self._probed, now)
+                await self.rlmm.refresh(self._probed, now)
             else:
-                self._archived = tuple(await self._rlmm.list_partitions())
+                self._archived = tuple(await self.rlmm.list_partitions())
         except RemoteStorageError as error:
             self._note_archive(error)
 
@@ -287,16 +280,16 @@ class StatusCollector:
                 self._probed, least = tip, count
 
     def _segment_count(self, tip: TopicIdPartition) -> int:
-        view = self._rlmm.view(tip)
+        view = self.rlmm.view(tip)
         return 0 if view is None else len(view.segments)
 
     async def _wanted(self) -> Iterable[TopicIdPartition]:
         """Partitions of the topics to be archived, also while nothing of them is."""
-        if self._config.archive.topics is None or self._cluster is None:
+        if self.config.archive.topics is None or self.cluster is None:
             return []
-        pattern = re.compile(self._config.archive.topics)
+        pattern = re.compile(self.config.archive.topics)
         try:
-            topics = await self._cluster.topics()
+            topics = await self.cluster.topics()
         except ClusterError:
             return self._tips
         return [
@@ -310,7 +303,7 @@ class StatusCollector:
         """Where the store itself fails, that says it all."""
         self._archive_up = error is None
         now = asyncio.get_running_loop().time()
-        store_fails = any(one.up is False for one in self._rsm.health.status(now).values())
+        store_fails = any(one.up is False for one in self.rsm.health.status(now).values())
         if error is None or store_fails:
             self._health.clear(Kind.ARCHIVE_LISTING_FAILING)
         else:
@@ -324,14 +317,14 @@ class StatusCollector:
             operation.value: OperationStatus(
                 status.up, round(status.failing_for_s, 1), _masked(status.last_error)
             )
-            for operation, status in self._rsm.health.status(now).items()
+            for operation, status in self.rsm.health.status(now).items()
         }
         failing = [status for status in operations.values() if status.up is False]
         listing = self._health.reported(Kind.ARCHIVE_LISTING_FAILING)
         if not failing and listing is not None:
             for_s = round(now - (listing.since or now), 1)
             failing = [OperationStatus(False, for_s, mask_text(listing.what))]
-        url = mask_text(self._config.store.url or "")
+        url = mask_text(self.config.store.url or "")
         if failing:
             worst = max(failing, key=lambda status: status.failing_seconds)
             seconds, error = worst.failing_seconds, worst.last_error
@@ -342,18 +335,18 @@ class StatusCollector:
     async def _fill(self, table: PartitionTable) -> None:
         async for tip in each_of(self._tips, LINES_AT_ONCE):
             now = asyncio.get_running_loop().time()
-            table.add(with_work(self._partition_line(tip), self._around.work(tip), now))
+            table.add(with_work(self._partition_line(tip), self.around.work(tip), now))
 
     async def _clients(self) -> tuple[tuple[ClientStatus, ...], int]:
         """Those that are shown, and how many there are."""
-        appetites = self._around.appetites()
+        appetites = self.around.appetites()
         if appetites is None:
             return (), 0
         consumers = appetites.consumers()
         return await largest_clients(consumers, appetites.clock()), len(consumers)
 
     def _archiver(self) -> ArchiverStatus | None:
-        found = self._around.archiver()
+        found = self.around.archiver()
         if found is None:
             return None
         leadership, leads_and_follows, refused = found
@@ -367,12 +360,12 @@ class StatusCollector:
         )
 
     def _partition_line(self, tip: TopicIdPartition) -> PartitionStatus:
-        view = self._rlmm.view(tip)
-        edges = None if self._cluster is None else self._cluster.cached_log_edges(tip)
+        view = self.rlmm.view(tip)
+        edges = None if self.cluster is None else self.cluster.cached_log_edges(tip)
         shown = self._shown.get(tip)
         if shown is None or not shown.is_of(view, edges):
             shown = self._shown[tip] = _Shown(view, edges, partition_status(tip, view, edges))
-            if self._around.work(tip) is None:
+            if self.around.work(tip) is None:
                 _set_gauges(shown.status)
         return shown.status
 

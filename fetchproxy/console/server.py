@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
 from importlib import resources
 from ipaddress import ip_address
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import structlog
@@ -130,7 +131,7 @@ class LimitedConnection(asyncio.Protocol):
         self, make_inner: Callable[[], asyncio.Protocol], connections: set[LimitedConnection]
     ) -> None:
         self._make_inner = make_inner
-        self._inner: asyncio.Protocol | None = None  # None: refused
+        self._inner = asyncio.Protocol()  # which does nothing: for those that are refused
         self._open = connections
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -149,8 +150,6 @@ class LimitedConnection(asyncio.Protocol):
         self._end_after(CONSOLE_HEADERS_MAX_S, "console_headers_max_s")
 
     def data_received(self, data: bytes) -> None:
-        if self._inner is None:
-            return
         if self._last_bytes is not None:
             seen = self._last_bytes + data
             self._last_bytes = seen[-len(_HEADERS_END) + 1 :]
@@ -160,22 +159,19 @@ class LimitedConnection(asyncio.Protocol):
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return None if self._inner is None else self._inner.eof_received()
+        return self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.pause_writing()
+        self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.resume_writing()
+        self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        if self._inner is not None:
-            self._inner.connection_lost(exc)
+        self._inner.connection_lost(exc)
 
     def _end_after(self, seconds: float, limit: str) -> None:
         if self._timer is not None:
@@ -225,23 +221,17 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-class _Some:
-    """A part of what a registry has, as encoders ask for it."""
-
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics
-
-
 async def _in_steps(registry: CollectorRegistry, encode: Callable[[Any], bytes]) -> bytes:
     """As `encode(registry)`: all metrics at once take 6 ms, for which the tail would wait."""
-    end = encode(_Some(()))  # of the whole text, in some formats
+
+    def encoded(some: list[Metric]) -> bytes:
+        return encode(SimpleNamespace(collect=lambda: some))
+
+    end = encoded([])  # of the whole text, in some formats
     metrics = iter(registry.collect())
     texts = []
     while some := list(islice(metrics, METRICS_A_STEP)):
-        texts.append(encode(_Some(some)).removesuffix(end))
+        texts.append(encoded(some).removesuffix(end))
         await asyncio.sleep(0)
     return b"".join([*texts, end])
 
@@ -286,7 +276,10 @@ class ConsoleServer:
         address = parse_host_port(self._listen)
         await self._runner.setup()
         try:
-            await self._listen_at(address)
+            assert self._runner.server is not None  # it is set up
+            connected = partial(LimitedConnection, self._runner.server, set())
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(connected, address.host, address.port)
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(
@@ -296,12 +289,6 @@ class ConsoleServer:
         if not is_loopback(address.host):
             log.warning("plaintext_beyond_loopback", listener="console", host=address.host)
         return self
-
-    async def _listen_at(self, address: HostPort) -> None:
-        assert self._runner.server is not None  # it is set up
-        connected = partial(LimitedConnection, self._runner.server, set())
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(connected, address.host, address.port)
 
     async def __aexit__(self, *_: object) -> None:
         if self._server is not None:

@@ -50,11 +50,10 @@ class PartitionStatus:
 
     `lag_offsets`: on the brokers below the last stable offset, and not archived yet.
     `margin_offsets`: archive end minus the broker's log start; below 0, the brokers have deleted
-    what is not archived. `role` in this
-    process: leader or follower, None where it archives nothing of it. `copy_seconds`: since when a
-    copy is under way. `retention_used`: the share of the brokers' retention that the oldest record
-    that is not archived has used up. `deleted_in_seconds`: when the brokers begin to delete what is
-    not archived, as things go; None: not under way, or not known.
+    what is not archived. `role` in this process: leader or follower, None where it archives nothing
+    of it. `copy_seconds`: since when a copy is under way. `retention_used`: the share of the
+    brokers' retention that the oldest record that is not archived has used up.
+    `deleted_in_seconds`: when the brokers begin to delete what is not archived, as things go.
     """
 
     topic: str
@@ -386,10 +385,12 @@ STATED_ENDS_READ_MAX = 200
 _PARTITIONS_AT_ONCE = 20
 
 
+@dataclass(eq=False, repr=False)
 class PartitionsHealth:
-    def __init__(self, records: ArchiveObjects, rlmm: RemoteLogMetadataManager) -> None:
-        self._records = records
-        self._rlmm = rlmm
+    records: ArchiveObjects
+    rlmm: RemoteLogMetadataManager
+
+    def __post_init__(self) -> None:
         self._looked: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
         self._health = Health()
         self._sound_ends: dict[TopicIdPartition, int] = {}
@@ -407,7 +408,7 @@ class PartitionsHealth:
         looked: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
         self._reads_left = STATED_ENDS_READ_MAX
         async for tip in each_of(tips, _PARTITIONS_AT_ONCE):
-            view, before = self._rlmm.view(tip), self._looked.get(tip)
+            view, before = self.rlmm.view(tip), self._looked.get(tip)
             if view is None:
                 continue
             if before is not None and is_same_archive(view, before[0]):
@@ -415,10 +416,10 @@ class PartitionsHealth:
             elif (
                 has_holes(tip)
                 or view.history != FIRST_HISTORY
-                or self._rlmm.problems(tip)
+                or self.rlmm.problems(tip)
                 or await self._may_end_early(tip, view)
             ):
-                looked[tip] = view, await partition_health(self._records, self._rlmm, tip)
+                looked[tip] = view, await partition_health(self.records, self.rlmm, tip)
         self._looked = looked
         self._note({one for _, found in looked.values() for one in found})
         if len(self._sound_ends) > len(tips):
@@ -444,7 +445,7 @@ class PartitionsHealth:
             return False
         self._reads_left -= 1
         try:
-            stated = await read_finished_offsets(self._records, tip)
+            stated = await read_finished_offsets(self.records, tip)
         except CorruptSegment:
             stated = None  # `verify` says it
         if stated is not None and stated.end_offset >= end:

@@ -86,7 +86,7 @@ def archive(
     """
     check_source(config)
     config = for_executors(config)
-    begin_archive(config, create=create)
+    in_loop(begin_archive(config, create=create))
     plan = plan_archive(config)
     done = runner.each(plan.partitions, archive_work(config))
     rows = [_row(partition) for partition in done.results]
@@ -102,14 +102,10 @@ def check_source(config: Config) -> None:
         )
 
 
-def begin_archive(config: Config, *, create: bool = False) -> None:
+async def begin_archive(config: Config, *, create: bool = False) -> None:
     """Runs on the driver, first of all: the archive is there and our own, or is made where it may.
     Raises as `OwnArchive.confirm`.
     """
-    in_loop(_confirm(config, create))
-
-
-async def _confirm(config: Config, create: bool) -> None:
     async with managed_archive(config, create=True) as opened:
         await OwnArchive(config, *opened, uuid4, archives=True, create=create).confirm()
 

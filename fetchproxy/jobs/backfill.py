@@ -17,7 +17,7 @@ from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_files import Manifest, OutputFolder, write_range
 from fetchproxy.jobs.backfill_plan import BackfillRange, backfill_input, next_plan
-from fetchproxy.jobs.runner import Failure, Runner, Work
+from fetchproxy.jobs.runner import Done, Failure, Runner, Work
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
@@ -58,20 +58,6 @@ class PlannedBackfill:
     left_out: tuple[Failure, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Backfilled:
-    """`manifests`: of what this run has written; `frame`: these, as a frame of MANIFEST_SCHEMA.
-
-    `ranges_before`: ranges that earlier runs have written. `failures`: includes partitions that
-    were left out because the archive lacks some of their offsets.
-    """
-
-    manifests: tuple[Manifest, ...]
-    ranges_before: int
-    frame: Any
-    failures: tuple[Failure, ...]
-
-
 def backfill(
     runner: Runner,
     source: Mapping[str, str],
@@ -79,9 +65,11 @@ def backfill(
     *,
     range_bytes_max: int = RANGE_BYTES_MAX,
     compression: str = CODECS[0],
-) -> Backfilled:
-    """`source`: the options of `format("remotelog")`; `output`: a path or URI all executors reach.
+) -> tuple[Done[Manifest], int]:
+    """(what this run has written, how many ranges earlier ones have). Partitions of which the
+    archive lacks some offsets are left out: failures, too.
 
+    `source`: the options of `format("remotelog")`; `output`: a path or URI all executors reach.
     One run at a time into one output. Raises ConfigError, RemoteStorageError, CorruptSegment,
     OSError where the output cannot be written, PipelineFailed.
     """
@@ -98,9 +86,8 @@ def backfill(
     done = runner.each(plan.tasks, work)
     if not done.failures:
         target.folder.remove_parts()
-    rows = [_row(manifest) for manifest in done.results]
-    frame = runner.frame(rows, MANIFEST_SCHEMA)
-    return Backfilled(done.results, plan.ranges_before, frame, (*plan.left_out, *done.failures))
+    frame = runner.frame([_row(manifest) for manifest in done.results], MANIFEST_SCHEMA)
+    return Done(done.results, (*plan.left_out, *done.failures), frame), plan.ranges_before
 
 
 def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:

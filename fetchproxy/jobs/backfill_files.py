@@ -268,15 +268,16 @@ def write_range(
     return manifest
 
 
+@dataclass(slots=True)
 class _DatedFiles:
-    def __init__(self, folder: OutputFolder, wanted: BackfillRange, compression: str) -> None:
-        self._folder = folder
-        self._wanted = wanted
-        self._compression = compression
-        self._open: dict[int, _Open] = {}  # by day, the one written to longest ago first
-        self._closed: list[_Open] = []
-        self._begun: dict[int, int] = {}  # files of each day
-        self._waiting_bytes = 0
+    folder: OutputFolder
+    wanted: BackfillRange
+    compression: str
+    # By day, the one written to longest ago first.
+    _open: dict[int, _Open] = field(default_factory=dict)
+    _closed: list[_Open] = field(default_factory=list)
+    _begun: dict[int, int] = field(default_factory=dict)  # files of each day
+    _waiting_bytes: int = 0
 
     def add(self, batch: Any) -> None:
         for day, rows in by_day(batch):
@@ -292,7 +293,7 @@ class _DatedFiles:
         for day in list(self._open):
             self._close(day)
         for file in self._closed:
-            self._folder.publish(file.part, file.name)
+            self.folder.publish(file.part, file.name)
         written = [WrittenFile(file.name, file.rows, file.size_bytes) for file in self._closed]
         return sorted(written, key=lambda file: file.path)
 
@@ -300,8 +301,8 @@ class _DatedFiles:
         for file in (*self._open.values(), *self._closed):
             if file.writer is not None:
                 file.writer.close()
-            if self._folder.renames:
-                self._folder.discard(file.part)
+            if self.folder.renames:
+                self.folder.discard(file.part)
 
     def _file(self, day: int, schema: Any) -> _Open:
         file = self._open.pop(day, None)
@@ -316,15 +317,13 @@ class _DatedFiles:
         number = self._begun.get(day, 0)
         self._begun[day] = number + 1
         suffix = f"-{number + 1}" if number else ""
-        name = (
-            f"topic={self._wanted.topic}/date={day_name(day)}/{self._wanted.name}{suffix}.parquet"
-        )
-        part = self._folder.part(name)
+        name = f"topic={self.wanted.topic}/date={day_name(day)}/{self.wanted.name}{suffix}.parquet"
+        part = self.folder.part(name)
         writer = pq.ParquetWriter(
             part,
             schema,
-            filesystem=self._folder.fs,
-            compression=self._compression,
+            filesystem=self.folder.fs,
+            compression=self.compression,
             use_dictionary=_REPEATING,
         )
         return _Open(name, part, writer)
@@ -342,7 +341,7 @@ class _DatedFiles:
         self._flush(file)
         writer, file.writer = file.writer, None
         writer.close()
-        file.size_bytes = self._folder.fs.get_file_info(file.part).size
+        file.size_bytes = self.folder.fs.get_file_info(file.part).size
         self._closed.append(file)
 
 

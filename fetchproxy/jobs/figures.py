@@ -60,6 +60,31 @@ class CodecFigures:
     unpacked_bytes: int
 
 
+# The forecast: records go on arriving at the mean rate of the last weeks; what is there goes when
+# it is older than retention by time allows; retention by bytes caps what is left.
+
+RATE_DAYS = 28  # four of each day of the week
+# What came within hours says nothing of a year: one import, or the night.
+HISTORY_DAYS_MIN = 2
+HORIZON_DAYS = (30, 90, 365)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`history_days`: of how many days the rate is the mean: RATE_DAYS, or the time since the first
+    records if that is shorter. Where they are fewer than HISTORY_DAYS_MIN, `bytes_per_day` and
+    `size_bytes`, which is at each of HORIZON_DAYS, are None.
+
+    `next_deletion_ms`: when (epoch ms) retention by time takes the oldest segment; None: not by
+    time, or there is none but the newest.
+    """
+
+    history_days: float
+    bytes_per_day: int | None
+    size_bytes: tuple[int, ...] | None
+    next_deletion_ms: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionFigures:
     """Records are counted as Kafka counts offsets: markers of transactions are among them.
@@ -76,6 +101,7 @@ class PartitionFigures:
     held: tuple[Held, ...]
     codecs: tuple[CodecFigures, ...]
     samples_unreadable: int
+    ahead: Forecast
 
     @property
     def size_bytes(self) -> int:
@@ -95,12 +121,17 @@ class PartitionFigures:
 
 
 async def measure_partition(
-    rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
+    rsm: RemoteStorageManager,
+    rlmm: RemoteLogMetadataManager,
+    tip: TopicIdPartition,
+    retention: Retention,
+    now_ms: int,
 ) -> PartitionFigures:
     """Raises RemoteStorageError."""
     look = await look_at_offsets(rsm.objects, rlmm, tip)
     view = await rlmm.refresh(tip, float("-inf"))
     codecs, unreadable = await _sampled(rsm, view)
+    held = held_by(view)
     return PartitionFigures(
         tip=tip,
         log_start_offset=view.log_start_offset,
@@ -108,9 +139,10 @@ async def measure_partition(
         gap_offsets=_count(look.found.gaps),
         missing_offsets=_count(look.found.missing),
         not_known_offsets=_count(look.found.not_known),
-        held=held_by(view),
+        held=held,
         codecs=codecs,
         samples_unreadable=unreadable,
+        ahead=forecast(held, retention, now_ms),
     )
 
 
@@ -184,54 +216,17 @@ async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadat
     return await rsm.fetch_log_segment(segment, ByteRange(0, end))
 
 
-# The forecast: records go on arriving at the mean rate of the last weeks; what is there goes when
-# it is older than retention by time allows; retention by bytes caps what is left.
-
-RATE_DAYS = 28  # four of each day of the week
-# What came within hours says nothing of a year: one import, or the night.
-HISTORY_DAYS_MIN = 2
-HORIZON_DAYS = (30, 90, 365)
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """`history_days`: of how many days the rate is the mean. Where they are fewer than
-    HISTORY_DAYS_MIN, `bytes_per_day` and `size_bytes`, which is at each of HORIZON_DAYS, are None.
-
-    `next_deletion_ms`: when (epoch ms) retention by time takes the oldest segment; None: not by
-    time, or there is none but the newest.
-    """
-
-    history_days: float
-    bytes_per_day: int | None
-    size_bytes: tuple[int, ...] | None
-    next_deletion_ms: int | None
-
-
 def forecast(held: Sequence[Held], retention: Retention, now_ms: int) -> Forecast:
     """Of one partition, by offset."""
-    days = history_days(held, now_ms)
+    since_ms = min((one.newest_ms for one in held), default=now_ms)
+    days = min(max(now_ms - since_ms, 0) / DAY_MS, float(RATE_DAYS))
     deletion = _next_deletion_ms(held, retention)
     if days < HISTORY_DAYS_MIN:
         return Forecast(days, None, None, deletion)
-    rate = bytes_per_day(held, now_ms)
+    recent = sum(one.size_bytes for one in held if one.newest_ms >= now_ms - days * DAY_MS)
+    rate = round(recent / days)
     sizes = [_size_after(held, retention, now_ms, rate, ahead) for ahead in HORIZON_DAYS]
     return Forecast(days, rate, tuple(sizes), deletion)
-
-
-def history_days(held: Sequence[Held], now_ms: int) -> float:
-    """RATE_DAYS, or the time since the first records if that is shorter."""
-    if not held:
-        return 0.0
-    since_ms = min(one.newest_ms for one in held)
-    return min(max(now_ms - since_ms, 0) / DAY_MS, float(RATE_DAYS))
-
-
-def bytes_per_day(held: Sequence[Held], now_ms: int) -> int:
-    """The mean of `history_days`, which are not 0."""
-    days = history_days(held, now_ms)
-    since_ms = now_ms - days * DAY_MS
-    return round(sum(one.size_bytes for one in held if one.newest_ms >= since_ms) / days)
 
 
 def _size_after(

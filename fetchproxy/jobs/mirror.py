@@ -43,8 +43,8 @@ class Places:
     async def opened(self) -> AsyncIterator[tuple[Place, Place]]:
         config = self.config
         async with (
-            open_place(store_url(config), config.store, config.metadata) as source,
-            open_place(self.to, config.store, config.metadata, create=True) as target,
+            open_place(store_url(config), config) as source,
+            open_place(self.to, config, create=True) as target,
         ):
             yield source, target
 

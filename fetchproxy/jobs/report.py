@@ -29,12 +29,10 @@ from fetchproxy.jobs.figures import (
     RATE_DAYS,
     CodecFigures,
     Day,
-    Forecast,
     Held,
     PartitionFigures,
     add_codecs,
     by_day,
-    forecast,
     measure_partition,
 )
 from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
@@ -58,20 +56,22 @@ class Bar:
     ahead: bool = False  # a forecast
 
 
-def bar_chart(title: str, bars: Sequence[Bar], ticks: Sequence[tuple[float, str]]) -> str:
-    """Bars side by side; `ticks` are (value, text) of the scale, the last one at its top."""
-    top = max([value for value, _ in ticks] + [bar.value for bar in bars] + [1e-9])
+def bar_chart(title: str, bars: Sequence[Bar]) -> str:
+    """Bars side by side, of bytes."""
+    ticks = round_ticks(max((bar.value for bar in bars), default=0.0))
+    top = ticks[-1]
     inner_width, inner_height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
     step = inner_width / max(len(bars), 1)
     parts = [
         f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}" xmlns="http://www.w3.org/2000/svg">',
         f"<title>{escape(title)}</title>",
     ]
-    for value, text in ticks:
+    for value in ticks:
         y = _TOP + inner_height * (1 - value / top)
+        text = escape(decimal(round(value)))
         ends = f'x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"'
         parts.append(f'<line class="grid" {ends}/>')
-        parts.append(f'<text class="scale" x="{_LEFT - 6}" y="{y + 4:.1f}">{escape(text)}</text>')
+        parts.append(f'<text class="scale" x="{_LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
     named_every = max(1, -(-len(bars) // 8))
     for i, bar in enumerate(bars):
         height = inner_height * bar.value / top
@@ -99,7 +99,7 @@ def round_ticks(top: float) -> list[float]:
     return [step * i for i in range(_TICKS + 1)]
 
 
-Figures = Sequence[tuple[PartitionFigures, Forecast]]
+Figures = Sequence[PartitionFigures]
 
 # Of one topic in a chart; before that, days are added up into months' worth.
 BARS_MAX = 60
@@ -124,7 +124,7 @@ def page(figures: Figures, now_ms: int) -> str:
         f"<h1>Archive report</h1><p class=note>{_moment(now_ms)} · {_total(figures)}</p>",
         _topics_table(figures),
     ]
-    for _, group in groupby(figures, key=lambda f: (f[0].tip.topic, f[0].tip.topic_id)):
+    for _, group in groupby(figures, key=lambda f: (f.tip.topic, f.tip.topic_id)):
         body.append(_topic(list(group)))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -134,15 +134,15 @@ def page(figures: Figures, now_ms: int) -> str:
 
 
 def _total(figures: Figures) -> str:
-    size = sum(one.size_bytes for one, _ in figures)
-    segments = sum(len(one.held) for one, _ in figures)
-    records = sum(one.records for one, _ in figures)
+    size = sum(one.size_bytes for one in figures)
+    segments = sum(len(one.held) for one in figures)
+    records = sum(one.records for one in figures)
     return f"{len(figures)} partitions, {segments:,} segments, {records:,} records, {decimal(size)}"
 
 
 def _topics_table(figures: Figures) -> str:
     rows = []
-    for topic, group in groupby(figures, key=lambda f: f[0].tip.topic):
+    for topic, group in groupby(figures, key=lambda f: f.tip.topic):
         of_topic = list(group)
         rows.append([topic, str(len(of_topic)), *_sums(of_topic)])
     return _table(["topic", "partitions", *_SUM_NAMES], rows)
@@ -152,15 +152,15 @@ _SUM_NAMES = ["segments", "records", "bytes", "packed to", "oldest", "newest", "
 
 
 def _sums(figures: Figures) -> list[str]:
-    held = [one for f, _ in figures for one in f.held]
-    oldest = [f.oldest_ms for f, _ in figures if f.oldest_ms is not None]
-    newest = [f.newest_ms for f, _ in figures if f.newest_ms is not None]
-    rates = [ahead.bytes_per_day for _, ahead in figures if ahead.bytes_per_day is not None]
+    held = [one for f in figures for one in f.held]
+    oldest = [f.oldest_ms for f in figures if f.oldest_ms is not None]
+    newest = [f.newest_ms for f in figures if f.newest_ms is not None]
+    rates = [f.ahead.bytes_per_day for f in figures if f.ahead.bytes_per_day is not None]
     return [
         f"{len(held):,}",
         f"{sum(one.records for one in held):,}",
         decimal(sum(one.size_bytes for one in held)),
-        _packed(add_codecs(codec for f, _ in figures for codec in f.codecs)),
+        _packed(add_codecs(codec for f in figures for codec in f.codecs)),
         _moment(min(oldest)) if oldest else "–",
         _moment(max(newest)) if newest else "–",
         decimal(sum(rates)) if rates else "–",
@@ -168,10 +168,10 @@ def _sums(figures: Figures) -> list[str]:
 
 
 def _topic(figures: Figures) -> str:
-    tip = figures[0][0].tip
-    held = [one for f, _ in figures for one in f.held]
+    tip = figures[0].tip
+    held = [one for f in figures for one in f.held]
     partitions = _table(
-        ["partition", *_SUM_NAMES], [[str(f.tip.partition), *_sums([(f, a)])] for f, a in figures]
+        ["partition", *_SUM_NAMES], [[str(f.tip.partition), *_sums([f])] for f in figures]
     )
     return "".join(
         [
@@ -182,7 +182,7 @@ def _topic(figures: Figures) -> str:
             f"<h3>Size now and ahead</h3><p class=note>{_stands_on(figures)}</p>",
             _size_chart(tip.topic, sum(one.size_bytes for one in held), _sizes_ahead(figures)),
             "<h3>Compression</h3>",
-            _codec_table(add_codecs(codec for f, _ in figures for codec in f.codecs)),
+            _codec_table(add_codecs(codec for f in figures for codec in f.codecs)),
             f"<details><summary>{len(figures)} partitions</summary>{partitions}</details>",
         ]
     )
@@ -190,9 +190,9 @@ def _topic(figures: Figures) -> str:
 
 def _stands_on(figures: Figures) -> str:
     """How much history the forecast has; none is made of hours."""
-    known = [ahead.history_days for _, ahead in figures if ahead.size_bytes is not None]
+    known = [f.ahead.history_days for f in figures if f.ahead.size_bytes is not None]
     if not known:
-        days = max((ahead.history_days for _, ahead in figures), default=0.0)
+        days = max((f.ahead.history_days for f in figures), default=0.0)
         span = f"{days * 24:.0f} hours" if days < HISTORY_DAYS_MIN else f"{days:.0f} days"
         return (
             f"No forecast: the archive has {span} of history, and fewer than "
@@ -211,27 +211,27 @@ def _stands_on(figures: Figures) -> str:
 
 def _sizes_ahead(figures: Figures) -> list[int]:
     """None at all where no partition has a forecast."""
-    if all(ahead.size_bytes is None for _, ahead in figures):
+    if all(f.ahead.size_bytes is None for f in figures):
         return []
-    sizes = [ahead.size_bytes or (f.size_bytes,) * len(HORIZON_DAYS) for f, ahead in figures]
+    sizes = [f.ahead.size_bytes or (f.size_bytes,) * len(HORIZON_DAYS) for f in figures]
     return [sum(at) for at in zip(*sizes, strict=True)]
 
 
+_NOTES = {
+    "{:,} offsets were archived and are in no segment: see verify.": "missing_offsets",
+    "{:,} offsets were lost before they could be copied.": "gap_offsets",
+    "{:,} offsets are in no segment, and nothing says if they ever were.": "not_known_offsets",
+    "{} sampled segments could not be read: verify says what it is.": "samples_unreadable",
+}
+
+
 def _notes(figures: Figures) -> str:
-    counts = {
-        "{:,} offsets were archived and are in no segment: see verify.": [
-            f.missing_offsets for f, _ in figures
-        ],
-        "{:,} offsets were lost before they could be copied.": [f.gap_offsets for f, _ in figures],
-        "{:,} offsets are in no segment, and nothing says if they ever were.": [
-            f.not_known_offsets for f, _ in figures
-        ],
-        "{} sampled segments could not be read: verify says what it is.": [
-            f.samples_unreadable for f, _ in figures
-        ],
-    }
-    notes = [text.format(sum(numbers)) for text, numbers in counts.items() if sum(numbers)]
-    deletions = [a.next_deletion_ms for _, a in figures if a.next_deletion_ms is not None]
+    notes = [
+        text.format(number)
+        for text, name in _NOTES.items()
+        if (number := sum(getattr(f, name) for f in figures))
+    ]
+    deletions = [d for f in figures if (d := f.ahead.next_deletion_ms) is not None]
     if deletions:
         notes.append(f"Retention takes the next segment at {_moment(min(deletions))}.")
     return "".join(f"<p>{escape(note)}</p>" for note in notes)
@@ -246,18 +246,14 @@ def _days_chart(topic: str, held: Iterable[Held]) -> str:
         )
         for day in fewer(by_day(held))
     ]
-    return bar_chart(f"{topic}: bytes by day", bars, _byte_ticks(bar.value for bar in bars))
+    return bar_chart(f"{topic}: bytes by day", bars)
 
 
 def _size_chart(topic: str, now: int, ahead: Sequence[int]) -> str:
     bars = [Bar("now", now, f"now: {decimal(now)}")]
     for days, size in zip(HORIZON_DAYS, ahead, strict=False):
         bars.append(Bar(f"+{days} days", size, f"in {days} days: {decimal(size)}", ahead=True))
-    return bar_chart(f"{topic}: size ahead", bars, _byte_ticks(bar.value for bar in bars))
-
-
-def _byte_ticks(values: Iterable[float]) -> list[tuple[float, str]]:
-    return [(tick, decimal(round(tick))) for tick in round_ticks(max(values, default=0.0))]
+    return bar_chart(f"{topic}: size ahead", bars)
 
 
 def fewer(days: Sequence[Day]) -> list[Day]:
@@ -319,7 +315,7 @@ SCHEMAS = {
 class Reported:
     """`frames`: by the names of SCHEMAS. `html`: the page."""
 
-    figures: tuple[tuple[PartitionFigures, Forecast], ...]
+    figures: tuple[PartitionFigures, ...]
     frames: dict[str, Any]
     html: str
     failures: tuple[Failure, ...]
@@ -344,22 +340,29 @@ def report(runner: Runner, config: Config, *, topic: str | None = None) -> Repor
     """Of `topic` (None: of all). Raises as `verify`."""
     tips = in_loop(stored_partitions(config, topic))
     now_ms = wall_clock_ms()
-    done = runner.each(tips, report_work(config))
+    done = runner.each(tips, report_work(config, now_ms))
     by_name = sorted(done.results, key=lambda f: (f.tip.topic, f.tip.topic_id, f.tip.partition))
-    figures = tuple((one, forecast_of(config, one, now_ms)) for one in by_name)
+    figures = tuple(by_name)
     rows = table_rows(figures)
     frames = {name: runner.frame(rows[name], SCHEMAS[name]) for name in SCHEMAS}
     return Reported(figures, frames, page(figures, now_ms), done.failures)
 
 
-def report_work(config: Config) -> StoreWork[StoredArchive, TopicIdPartition, PartitionFigures]:
+def report_work(
+    config: Config, now_ms: int
+) -> StoreWork[StoredArchive, TopicIdPartition, PartitionFigures]:
     """Fails with RemoteStorageError."""
-    opened = partial(stored_archive, for_executors(config))
-    return StoreWork("report", opened, _measure, size=lambda figures: figures.size_bytes)
+    config = for_executors(config)
+    measure, opened = partial(_measure, config, now_ms), partial(stored_archive, config)
+    return StoreWork("report", opened, measure, size=lambda figures: figures.size_bytes)
 
 
-async def _measure(archive: StoredArchive, tip: TopicIdPartition, tell: Tell) -> PartitionFigures:
-    return await measure_partition(archive.rsm, archive.rlmm, tip)
+async def _measure(
+    config: Config, now_ms: int, archive: StoredArchive, tip: TopicIdPartition, tell: Tell
+) -> PartitionFigures:
+    """With retention by `archive.*`; a topic's own settings are the brokers', who are not asked."""
+    retention = effective_retention(config.archive, tip.topic, None)
+    return await measure_partition(archive.rsm, archive.rlmm, tip, retention, now_ms)
 
 
 def _write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:
@@ -382,20 +385,12 @@ def _write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> No
     pq.write_table(table, folder.path("part-0.parquet"), filesystem=folder.fs)
 
 
-def forecast_of(config: Config, figures: PartitionFigures, now_ms: int) -> Forecast:
-    """By `archive.*`; a topic's own settings are the brokers', which are not asked."""
-    retention = effective_retention(config.archive, figures.tip.topic, None)
-    return forecast(figures.held, retention, now_ms)
-
-
-def table_rows(
-    figures: Iterable[tuple[PartitionFigures, Forecast]],
-) -> dict[str, list[tuple[Any, ...]]]:
+def table_rows(figures: Iterable[PartitionFigures]) -> dict[str, list[tuple[Any, ...]]]:
     """By the names of SCHEMAS."""
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in SCHEMAS}
     no_sizes = (None,) * len(HORIZON_DAYS)
-    for one, ahead in figures:
-        tip = one.tip
+    for one in figures:
+        tip, ahead = one.tip, one.ahead
         rows["partitions"].append(
             (
                 *(tip.topic, str(tip.topic_id), tip.partition, len(one.held), one.size_bytes),

@@ -22,7 +22,7 @@ from fetchproxy.archive import (
     stored_partitions,
     wall_clock_ms,
 )
-from fetchproxy.auditing.faults import Fault
+from fetchproxy.auditing.faults import Fault, RepairReport
 from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.restore import PARTITIONS_AT_ONCE, RestoredPartition, restore_archive
 from fetchproxy.auditing.verify import metadata_faults
@@ -47,8 +47,7 @@ RESTORED_SCHEMA = (
 @dataclass(frozen=True, slots=True)
 class RestoredGroup:
     partitions: tuple[RestoredPartition, ...]
-    repairs: tuple[str, ...]
-    refusals: tuple[str, ...]
+    repaired: RepairReport
 
 
 def restore(
@@ -128,7 +127,7 @@ async def _restore_group(dry_run: bool, opened: ToRestore, tips: Tips, tell: Tel
     done = await restore_archive(
         rlmm, follower, wall_clock_ms=wall_clock_ms, partitions=tips, dry_run=dry_run
     )
-    return RestoredGroup(tuple(done), tuple(map(str, repaired.repairs)), tuple(repaired.refusals))
+    return RestoredGroup(tuple(done), repaired)
 
 
 async def _refresh_local_indexes(config: Config, tips: Iterable[TopicIdPartition]) -> None:

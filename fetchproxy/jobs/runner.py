@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context, parent_process
 from typing import Any, Generic, TypeVar
@@ -85,11 +85,6 @@ class Done(Generic[R]):
 OnProgress = Callable[[Progress], None]
 # From within the work on an item: how much of its size is done, and how much there is.
 Tell = Callable[[int, int], None]
-Outcome = tuple[R | None, Failure | None]
-
-
-def quiet(progress: Progress) -> None:
-    """Nobody looks on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +128,12 @@ AnyWork = Work[T, R] | StoreWork[Any, T, R]
 class Runner(ABC):
     """`log`: for the processes that do the work."""
 
-    def __init__(self, on_progress: OnProgress = quiet, log: LogConfig | None = None) -> None:
+    def __init__(
+        self, on_progress: OnProgress = lambda progress: None, log: LogConfig | None = None
+    ) -> None:
         self._on_progress = on_progress
         self._log = log or LogConfig()
 
-    @abstractmethod
     def each(
         self,
         items: Sequence[T],
@@ -150,6 +146,15 @@ class Runner(ABC):
         Raises PipelineFailed where a worker process is lost (on Spark: too often,
         spark.task.maxFailures): what was finished until then stays, and a next run goes on.
         """
+        doing = _Doing(items, work.name, work.size, on_result)
+        if items:
+            with _watched(doing.progress, self._on_progress):
+                self._do(work, doing)
+        return doing.done()
+
+    @abstractmethod
+    def _do(self, work: AnyWork[T, R], doing: _Doing[T, R]) -> None:
+        """Add the outcome of every item. Raises PipelineFailed."""
 
     @abstractmethod
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
@@ -159,36 +164,21 @@ class Runner(ABC):
 class Here(Runner):
     """In this process, or for `Work` in worker processes, one for each core."""
 
-    def each(
-        self,
-        items: Sequence[T],
-        work: AnyWork[T, R],
-        on_result: Callable[[R], None] = lambda result: None,
-    ) -> Done[R]:
-        doing = _Doing(len(items), work.size, on_result)
-        if items:
-            with _watched(doing.progress, self._on_progress):
-                if isinstance(work, Work):
-                    self._in_processes(items, work, doing)
-                else:
-                    in_loop(_in_loop(items, work, doing))
-        return doing.done()
-
-    def _in_processes(self, items: Sequence[T], work: Work[T, R], doing: _Doing[R]) -> None:
-        at_once = min(len(items), os.cpu_count() or 1)
-        with _workers(at_once, self._log) as workers:
+    def _do(self, work: AnyWork[T, R], doing: _Doing[T, R]) -> None:
+        if isinstance(work, StoreWork):
+            in_loop(_in_loop(work, doing))
+            return
+        with _workers(min(len(doing.items), os.cpu_count() or 1), self._log) as workers:
             numbers = {
                 workers.submit(attempt, work.do, item, work.name(item)): number
-                for number, item in enumerate(items)
+                for number, item in enumerate(doing.items)
             }
             for future in as_completed(numbers):
                 try:
                     doing.add(numbers[future], future.result())
                 except BrokenProcessPool as error:
-                    left = [work.name(item) for i, item in enumerate(items) if i not in doing.sizes]
-                    raise PipelineFailed(
-                        f"a worker process was lost with its task; not finished: {named(left)}"
-                    ) from error
+                    lost = "a worker process was lost with its task"
+                    raise PipelineFailed(f"{lost}; not finished: {doing.left()}") from error
 
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
         return list(rows)
@@ -198,52 +188,38 @@ class OnSpark(Runner):
     """By the executors of `spark`, a task for each item."""
 
     def __init__(
-        self, spark: Any, on_progress: OnProgress = quiet, log: LogConfig | None = None
+        self,
+        spark: Any,
+        on_progress: OnProgress = lambda progress: None,
+        log: LogConfig | None = None,
     ) -> None:
         super().__init__(on_progress, log)
         self._spark = spark
 
-    def each(
-        self,
-        items: Sequence[T],
-        work: AnyWork[T, R],
-        on_result: Callable[[R], None] = lambda result: None,
-    ) -> Done[R]:
-        if not items:
-            return _done(())
-        context, label = self._spark.sparkContext, work.label
-        sizes = context.accumulator({}, _Sizes())
+    def _do(self, work: AnyWork[T, R], doing: _Doing[T, R]) -> None:
+        context, label, items = self._spark.sparkContext, work.label, doing.items
+        sizes = context.accumulator(doing.sizes, _Sizes())
         context.setJobGroup(f"fetchproxy-{label}", f"fetchproxy {label}", interruptOnCancel=True)
         tasks = context.parallelize(list(enumerate(items)), min(len(items), TASKS_MAX))
-        task = partial(_on_executor, work, sizes, self._log)
-
-        def look() -> Progress:
-            finished = dict(sizes.value)
-            return Progress(len(finished), len(items), sum(finished.values()))
-
-        with _watched(look, self._on_progress):
-            try:
-                rows = tasks.mapPartitions(task).collect()
-            except KeyboardInterrupt:
-                context.cancelJobGroup(f"fetchproxy-{label}")
+        try:
+            rows = tasks.mapPartitions(partial(_on_executor, work, sizes, self._log)).collect()
+        except KeyboardInterrupt:
+            context.cancelJobGroup(f"fetchproxy-{label}")
+            raise
+        except Exception as error:
+            lost = _loss(error)
+            if lost is None:
                 raise
-            except Exception as error:
-                lost = _loss(error)
-                if lost is None:
-                    raise
-                left = [work.name(item) for i, item in enumerate(items) if i not in sizes.value]
-                raise PipelineFailed(f"{lost}; not finished: {named(left)}") from error
-        done = _done(outcome for _, outcome in sorted(rows, key=lambda row: row[0]))
-        for result in done.results:
-            on_result(result)
-        return done
+            raise PipelineFailed(f"{lost}; not finished: {doing.left()}") from error
+        for number, outcome in rows:
+            doing.add(number, outcome)
 
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
         return self._spark.createDataFrame(rows, schema)
 
 
-async def _in_loop(items: Sequence[T], work: StoreWork[Opened, T, R], doing: _Doing[R]) -> None:
-    left = iter(enumerate(items))
+async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
+    left = iter(enumerate(doing.items))
 
     async def worker(opened: Opened) -> None:
         for number, item in left:
@@ -255,59 +231,58 @@ async def _in_loop(items: Sequence[T], work: StoreWork[Opened, T, R], doing: _Do
             opened = await stack.enter_async_context(work.opened())
         for failure in failures:  # as an executor would have it, for each item
             for number, item in left:
-                doing.add(number, (None, replace(failure, what=work.name(item))))
+                doing.add(number, replace(failure, what=work.name(item)))
             return
         async with asyncio.TaskGroup() as workers:
-            for _ in range(min(AT_ONCE_HERE, len(items))):
+            for _ in range(min(AT_ONCE_HERE, len(doing.items))):
                 workers.create_task(worker(opened))
 
 
-class _Doing(Generic[R]):
-    """What has become of every item here, by its number."""
+@dataclass(eq=False, slots=True)
+class _Doing(Generic[T, R]):
+    """What has become of every item, by its number."""
 
-    def __init__(
-        self, items: int, size: Callable[[R], int], on_result: Callable[[R], None]
-    ) -> None:
-        self.sizes: dict[int, int] = {}
-        self._items = items
-        self._size = size
-        self._on_result = on_result
-        self._outcomes: dict[int, Outcome[R]] = {}
-        self._told: dict[int, tuple[int, int]] = {}
-        self._handed_on = 0
+    items: Sequence[T]
+    name: Callable[[T], str]
+    size: Callable[[R], int]
+    on_result: Callable[[R], None]
+    sizes: dict[int, int] = field(default_factory=dict)
+    _outcomes: dict[int, R | Failure] = field(default_factory=dict)
+    _told: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _handed_on: int = 0
 
     def tell(self, number: int, done: int, total: int) -> None:
         self._told[number] = (done, total)
 
-    def add(self, number: int, outcome: Outcome[R]) -> None:
-        result, _ = self._outcomes[number] = outcome
+    def add(self, number: int, outcome: R | Failure) -> None:
+        self._outcomes[number] = outcome
         self._told.pop(number, None)
-        self.sizes[number] = 0 if result is None else self._size(result)
+        self.sizes[number] = 0 if isinstance(outcome, Failure) else self.size(outcome)
         while self._handed_on in self._outcomes:
-            result, _ = self._outcomes[self._handed_on]
+            outcome = self._outcomes[self._handed_on]
             self._handed_on += 1
-            if result is not None:
-                self._on_result(result)
+            if not isinstance(outcome, Failure):
+                self.on_result(outcome)
 
     def progress(self) -> Progress:
         sizes, told = dict(self.sizes), dict(self._told).values()
         return Progress(
             len(sizes),
-            self._items,
+            len(self.items),
             sum(sizes.values()) + sum(done for done, _ in told),
             sum(done / total for done, total in told if total),
         )
 
+    def left(self) -> str:
+        """The names of what is not finished."""
+        return named([self.name(item) for i, item in enumerate(self.items) if i not in self.sizes])
+
     def done(self) -> Done[R]:
-        return _done(outcome for _, outcome in sorted(self._outcomes.items()))
-
-
-def _done(outcomes: Iterable[Outcome[R]]) -> Done[R]:
-    every = list(outcomes)
-    return Done(
-        results=tuple(result for result, _ in every if result is not None),
-        failures=tuple(failure for _, failure in every if failure is not None),
-    )
+        every = [self._outcomes[number] for number in sorted(self._outcomes)]
+        return Done(
+            results=tuple(one for one in every if not isinstance(one, Failure)),
+            failures=tuple(one for one in every if isinstance(one, Failure)),
+        )
 
 
 class _Sizes:
@@ -323,26 +298,26 @@ class _Sizes:
 
 def _on_executor(
     work: AnyWork[T, R], done: Any, log: LogConfig, numbered: Iterable[tuple[int, T]]
-) -> Iterator[tuple[int, Outcome[R]]]:
+) -> Iterator[tuple[int, R | Failure]]:
     configure_logging(log, sys.stderr)  # a worker's own, which Spark keeps
     for number, item in numbered:
         outcome = attempt(work, item, work.name(item))
-        done.add({number: 0 if outcome[0] is None else work.size(outcome[0])})
+        done.add({number: 0 if isinstance(outcome, Failure) else work.size(outcome)})
         yield number, outcome
     keep_what_is_loaded()
 
 
-def attempt(work: Callable[[T], R], item: T, name: str) -> Outcome[R]:
-    """One of both; defects of the program are raised."""
+def attempt(work: Callable[[T], R], item: T, name: str) -> R | Failure:
+    """Defects of the program are raised."""
     with _domain_errors(name) as failures:
-        return work(item), None
-    return None, failures[0]
+        return work(item)
+    return failures[0]
 
 
-async def _attempted(work: Coroutine[Any, Any, R], name: str) -> Outcome[R]:
+async def _attempted(work: Coroutine[Any, Any, R], name: str) -> R | Failure:
     with _domain_errors(name) as failures:
-        return await work, None
-    return None, failures[0]
+        return await work
+    return failures[0]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from fetchproxy.archive import (
     stored_partitions,
     wall_clock_ms,
 )
-from fetchproxy.auditing.faults import Fault, VerifyReport
+from fetchproxy.auditing.faults import Fault, RepairReport, VerifyReport
 from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.verify import verify_partition
 from fetchproxy.config.schema import Config
@@ -147,22 +147,14 @@ def fault_rows(faults: Iterable[Fault]) -> list[tuple[str, int, str, int | None,
     return [(f.topic, f.partition, f.object_key, f.byte_position, f.offset, f.what) for f in faults]
 
 
-@dataclass(frozen=True, slots=True)
-class RepairedPartition:
-    """`repairs`: what was made again (would be, in a dry run)."""
-
-    repairs: tuple[str, ...]
-    refusals: tuple[str, ...]
-
-
 def repair(
     runner: Runner,
     config: Config,
     faults: Iterable[Fault],
     *,
     dry_run: bool = False,
-    on_result: Callable[[RepairedPartition], None] = lambda repaired: None,
-) -> tuple[Done[RepairedPartition], int]:
+    on_result: Callable[[RepairReport], None] = lambda repaired: None,
+) -> tuple[Done[RepairReport], int]:
     """(what was done, unfinished uploads that were removed, of nobody who still writes). `faults`
     are those that `verify` has just reported. Raises as it, and ArchiveMismatch.
     """
@@ -181,10 +173,9 @@ def repair(
 
 async def _repair_partition(
     dry_run: bool, archive: StoredArchive, faults: tuple[Fault, ...], tell: Tell
-) -> RepairedPartition:
+) -> RepairReport:
     rsm, rlmm = archive
-    done = await repair_archive(rsm, rlmm, faults, wall_clock_ms=wall_clock_ms, dry_run=dry_run)
-    return RepairedPartition(tuple(map(str, done.repairs)), tuple(done.refusals))
+    return await repair_archive(rsm, rlmm, faults, wall_clock_ms=wall_clock_ms, dry_run=dry_run)
 
 
 async def _uploads_removed(config: Config) -> int:
@@ -196,12 +187,11 @@ async def _uploads_removed(config: Config) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReindexedPartition:
-    """`repairs`: as of RepairedPartition; `left`: faults that remain."""
+    """`left`: faults that remain."""
 
     tip: TopicIdPartition
     size_bytes: int
-    repairs: tuple[str, ...]
-    refusals: tuple[str, ...]
+    repaired: RepairReport
     left: tuple[Fault, ...]
 
 
@@ -233,11 +223,11 @@ async def _reindex_partition(
     rsm, rlmm = archive
     found = await verify_partition(rsm, rlmm, tip, on_progress=tell)
     if found.clean:
-        return ReindexedPartition(tip, found.size_bytes, (), (), ())
+        return ReindexedPartition(tip, found.size_bytes, RepairReport(), ())
     done = await _repair_partition(dry_run, archive, tuple(found.faults), tell)
     left = found.faults
     if done.repairs and not dry_run:
         # The same checks say whether a repair was one, by a manager that has not read it before.
         async with stored_archive(config) as anew:
             left = (await verify_partition(anew.rsm, anew.rlmm, tip)).faults
-    return ReindexedPartition(tip, found.size_bytes, done.repairs, done.refusals, tuple(left))
+    return ReindexedPartition(tip, found.size_bytes, done, tuple(left))

@@ -45,7 +45,7 @@ class RecentEvent:
     details: dict[str, str]
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class RecentEvents:
     clock: Callable[[], str] = _wall_clock
     _ring: deque[RecentEvent] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS_MAX))
@@ -86,20 +86,13 @@ WARNING_INTERVAL_S = 60.0
 WARNINGS_KNOWN_MAX = 1_000  # beyond it the oldest is forgotten, and may be logged again
 
 
-class _Logged:
-    __slots__ = ("at", "suppressed")
-
-    def __init__(self, at: float) -> None:
-        self.at = at
-        self.suppressed = 0
-
-
 class SparingWarnings:
     """`clock` gives loop seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._logged: LRUCache[Hashable, _Logged] = LRUCache(WARNINGS_KNOWN_MAX)
+        # (when it was logged, how often it was not since then)
+        self._logged: LRUCache[Hashable, tuple[float, int]] = LRUCache(WARNINGS_KNOWN_MAX)
 
     def warn(self, event: str, about: Hashable, **context: object) -> None:
         """Log `event`, unless it was logged `about` the same thing a short while ago.
@@ -113,20 +106,16 @@ class SparingWarnings:
         self._say(log.info, event, about, context)
 
     def _say(
-        self,
-        say: Callable[..., object],
-        event: str,
-        about: Hashable,
-        context: dict[str, object],
+        self, say: Callable[..., object], event: str, about: Hashable, context: dict[str, object]
     ) -> None:
         now = self._clock()
-        known = self._logged.get((event, about))
-        if known is not None and now - known.at < WARNING_INTERVAL_S:
-            known.suppressed += 1
+        at, suppressed = self._logged.get((event, about), (float("-inf"), 0))
+        if now - at < WARNING_INTERVAL_S:
+            self._logged[event, about] = at, suppressed + 1
             return
-        if known is not None and known.suppressed:
-            context["suppressed"] = known.suppressed
-        self._logged[event, about] = _Logged(now)
+        if suppressed:
+            context["suppressed"] = suppressed
+        self._logged[event, about] = now, 0
         say(event, **context)
 
 

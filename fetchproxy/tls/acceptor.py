@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import cast
 
 import structlog
@@ -25,6 +26,7 @@ def ip_of(client: str) -> str:
     return client.rpartition(":")[0]
 
 
+@dataclass(eq=False, repr=False)
 class TlsAcceptor:
     """`protocol_factory(new_protocol)` is for `loop.create_server`, without its `ssl=`.
 
@@ -33,25 +35,14 @@ class TlsAcceptor:
     None takes every one.
     """
 
-    def __init__(
-        self,
-        source: ReloadingContext,
-        tasks: asyncio.TaskGroup,
-        handshake_max_ms: int,
-        *,
-        admit: Callable[[str], bool],
-        ended: Callable[[str], None],
-        warnings: SparingWarnings,
-        knows: Callable[[str | None], bool] | None = None,
-    ) -> None:
-        self._source = source
-        self._tasks = tasks
-        self._handshake_max_s = handshake_max_ms / 1000
-        self._admit = admit
-        self._ended = ended
-        self._warnings = warnings
-        self.knows = knows or (lambda _: True)
-        self._shaking: set[_Gate] = set()
+    source: ReloadingContext
+    tasks: asyncio.TaskGroup
+    handshake_max_ms: int
+    admit: Callable[[str], bool]
+    ended: Callable[[str], None]
+    warnings: SparingWarnings
+    knows: Callable[[str | None], bool] | None = None
+    _shaking: set[_Gate] = field(default_factory=set)
 
     def __len__(self) -> int:
         """Connections that still shake hands."""
@@ -66,11 +57,11 @@ class TlsAcceptor:
             gate.abort()
 
     def begin(self, gate: _Gate, raw: asyncio.Transport) -> None:
-        if not self._admit(gate.client):
+        if not self.admit(gate.client):
             raw.abort()
             return
         self._shaking.add(gate)
-        self._tasks.create_task(self._shake_hands(gate, raw), name=f"tls-handshake-{gate.client}")
+        self.tasks.create_task(self._shake_hands(gate, raw), name=f"tls-handshake-{gate.client}")
 
     async def _shake_hands(self, gate: _Gate, raw: asyncio.Transport) -> None:
         SHAKING.set(gate)
@@ -79,15 +70,15 @@ class TlsAcceptor:
             transport = await asyncio.get_running_loop().start_tls(
                 raw,
                 gate,
-                self._source.context,
+                self.source.context,
                 server_side=True,
-                ssl_handshake_timeout=self._handshake_max_s,
+                ssl_handshake_timeout=self.handshake_max_ms / 1000,
             )
         except OSError as error:
             self._failed(gate.client, gate.server_name, error)
         finally:
             self._shaking.discard(gate)
-            self._ended(gate.client)
+            self.ended(gate.client)
         if transport is not None and not transport.is_closing():
             gate.hand_over(transport)
 
@@ -99,7 +90,7 @@ class TlsAcceptor:
             return
         if reason == "timeout":
             LIMITS_REACHED.labels("tls_handshake_max_ms").inc()
-        self._warnings.warn(
+        self.warnings.warn(
             "tls_handshake_failed",
             (ip_of(client), reason),
             client=client,
@@ -114,7 +105,7 @@ class _Gate(asyncio.Protocol):
 
     def __init__(self, acceptor: TlsAcceptor, new_protocol: NewProtocol) -> None:
         self._acceptor = acceptor
-        self.knows = acceptor.knows
+        self.knows = acceptor.knows or (lambda name: True)
         self._new_protocol = new_protocol
         self._raw: asyncio.Transport | None = None
         self._early = bytearray()

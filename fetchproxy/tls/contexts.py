@@ -228,7 +228,7 @@ def server_context(config: GatewayConfig, tls: TlsConfig) -> LoadedContext:
     """For the listeners. Raises ConfigError."""
     context = ServerSideContext(ssl.PROTOCOL_TLS_SERVER)
     context.sni_callback = on_server_name
-    _set_minimum(context, tls)
+    context.minimum_version = ssl.TLSVersion[tls.protocol_min.replace(".", "_")]
     ends = _load_own(context, "gateway", config)
     _load_authorities(context, "gateway.tls_client_ca_file", config.tls_client_ca_file)
     context.verify_mode = _CLIENT_AUTH[config.tls_client_auth]
@@ -238,7 +238,7 @@ def server_context(config: GatewayConfig, tls: TlsConfig) -> LoadedContext:
 def client_context(config: ClusterConfig, tls: TlsConfig) -> LoadedContext:
     """For connections to brokers. Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _set_minimum(context, tls)
+    context.minimum_version = ssl.TLSVersion[tls.protocol_min.replace(".", "_")]
     context.check_hostname = config.tls_verify_hostname
     if config.tls_ca_file is None:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
@@ -255,11 +255,6 @@ def files_of(config: GatewayConfig | ClusterConfig) -> list[Path]:
     )
     own = (config.tls_certificate_file, config.tls_key_file, secret_file(config.tls_key_password))
     return [file for file in (*own, authorities) if file is not None]
-
-
-def _set_minimum(context: ssl.SSLContext, tls: TlsConfig) -> None:
-    older = tls.protocol_min == "TLSv1.2"
-    context.minimum_version = ssl.TLSVersion.TLSv1_2 if older else ssl.TLSVersion.TLSv1_3
 
 
 def _load_own(context: ssl.SSLContext, section: str, config: GatewayConfig | ClusterConfig) -> int:
@@ -334,6 +329,7 @@ log = structlog.get_logger(__name__)
 EXPIRY_WARNING_INTERVAL_S = 86_400.0
 
 
+@dataclass(eq=False, repr=False)
 class ReloadingContext:
     """Follows its files: what is new is used for new connections.
 
@@ -341,15 +337,14 @@ class ReloadingContext:
     metric. `place` is "listener" or "upstream". Raises ConfigError where the first load fails.
     """
 
-    def __init__(
-        self, place: str, load: Callable[[], LoadedContext], files: Sequence[Path]
-    ) -> None:
-        self.place = place
-        self._load = load
-        self._files = files
+    place: str
+    load: Callable[[], LoadedContext]
+    files: Sequence[Path]
+
+    def __post_init__(self) -> None:
         self._seen = self._stamps()
         self._fault: str | None = None
-        self._loaded = load()
+        self._loaded = self.load()
         self._warned_at: float | None = None
         self.health = Health()
         self._show()
@@ -365,7 +360,7 @@ class ReloadingContext:
         if stamps == self._seen and self._fault is None:
             return
         try:
-            loaded = await asyncio.to_thread(self._load)
+            loaded = await asyncio.to_thread(self.load)
         except ConfigError as error:
             TLS_FILES_UNUSABLE.labels(self.place).set(1)
             if str(error) != self._fault:  # said again
@@ -407,7 +402,7 @@ class ReloadingContext:
             TLS_CERTIFICATE_EXPIRY.labels(self.place).set(self._loaded.not_after)
 
     def _stamps(self) -> list[Stamp]:
-        return [stamp_of(file) for file in self._files]
+        return [stamp_of(file) for file in self.files]
 
 
 def listener_context(config: GatewayConfig, tls: TlsConfig) -> ReloadingContext | None:
@@ -445,19 +440,13 @@ async def keep_fresh(
         await asyncio.sleep(interval_ms / 1000)
 
 
-class UpstreamTls:
-    """`source` None: the brokers' listener has no TLS."""
+# Any: keywords of `create_connection`, which its own signature checks.
+def tls_to(host: str, upstream: ReloadingContext | None) -> dict[str, Any]:
+    """Keywords for `loop.create_connection`; none where the brokers' listener has no TLS.
 
-    def __init__(self, source: ReloadingContext | None) -> None:
-        self._source = source
-
-    # Any: keywords of `create_connection`, which its own signature checks.
-    def for_host(self, host: str) -> dict[str, Any]:
-        """Keywords for `loop.create_connection`.
-
-        The certificate has to be for `host`, which is the name that the cluster advertises or the
-        bootstrap list says; the same name is sent as server name, unless it is an IP address.
-        """
-        if self._source is None:
-            return {}
-        return {"ssl": self._source.context, "server_hostname": host.rstrip(".")}
+    The certificate has to be for `host`, which is the name that the cluster advertises or the
+    bootstrap list says; the same name is sent as server name, unless it is an IP address.
+    """
+    if upstream is None:
+        return {}
+    return {"ssl": upstream.context, "server_hostname": host.rstrip(".")}

@@ -53,7 +53,7 @@ class Trial:
         self.what = f"seed {self.seed}: {'; '.join(damager.done)}"
         self.damaged = await contents(self.archive)
         found, done = await repair(self.archive)
-        self.what += f"\n{[str(f) for f in found.faults]}\n{[str(r) for r in done.repairs]}"
+        self.what += f"\n{[str(f) for f in found.faults]}\n{done.repairs}"
         self.what += f"\n{done.refusals}"
         repaired = await contents(self.archive)
         self.check_repaired(repaired)

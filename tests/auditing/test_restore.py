@@ -62,7 +62,11 @@ async def restore(
         TopicFollower(log, CONFIG.cache_dir) as follower,
     ):
         return await restore_archive(
-            stored, follower if exists else None, wall_clock_ms=lambda: 1, dry_run=dry_run
+            stored,
+            follower if exists else None,
+            wall_clock_ms=lambda: 1,
+            partitions=await stored.list_partitions(),
+            dry_run=dry_run,
         )
 
 

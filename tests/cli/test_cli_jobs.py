@@ -27,18 +27,6 @@ def test_help_says_what_to_install(cli: CliRunner, job: str) -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_the_old_name_of_a_job_is_another_word_for_spark(cli: CliRunner, job: str) -> None:
-    topics = ["--topics", "orders"] if job == "backfill" else []
-    answers = [
-        cli.invoke(app, [*words, "--set", "store.url=ftp://x", "--conf", "x", *topics])
-        for words in (["pipeline", job], [job, "--spark"])
-    ]
-    assert answers[0].exit_code == answers[1].exit_code == 2
-    assert answers[0].output == answers[1].output
-    assert cli.invoke(app, ["pipeline", "--help"]).output == cli.invoke(app, ["--help"]).output
-
-
-@pytest.mark.parametrize("job", JOBS)
 def test_without_the_extra_it_is_named(
     cli: CliRunner, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from fetchproxy.auditing.rewrap import rewrap_archive
+from fetchproxy.cli.keys import rewrap_archive
 from fetchproxy.cli.main import app
 from fetchproxy.config.load import load_config
 from fetchproxy.errors import ConfigError, StorageUnavailable

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from fetchproxy import __version__
+from fetchproxy.cli import main
 from fetchproxy.cli.main import app
 from fetchproxy.cli.options import NAMED_KEYS, read_config
 from fetchproxy.config.load import OPTION_VARIABLES, all_keys
 from fetchproxy.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = {name: main.loaded(name) for name in main.COMMANDS}
 OPTIONS = [
     pytest.param(option, id=f"{name} {option.opts[0]}")
     for name, command in COMMANDS.items()

@@ -20,7 +20,7 @@ from fetchproxy.errors import ConfigError, ObjectNotFound
 from fetchproxy.jobs import backfill_files as parquet_range
 from fetchproxy.jobs.backfill import Target, backfill, backfill_range, plan_backfill
 from fetchproxy.jobs.backfill_files import OPEN_DATES_MAX, Manifest, OutputFolder, by_day, day_name
-from fetchproxy.jobs.runner import attempt
+from fetchproxy.jobs.runner import Failure, attempt
 from fetchproxy.model import AbortedTxn, TopicIdPartition
 from fetchproxy.remotelog.options import parse_options
 from fetchproxy.remotelog.task_reader import PassedOver
@@ -223,8 +223,9 @@ def test_a_corrupt_segment_is_named_and_its_range_has_nothing(
     path.write_bytes(log)
     to = target(archive, tmp_path / "out")
     tasks = plan_backfill(to, 1_500).tasks
-    failures = [attempt(partial(backfill_range, to), task, task.range.name) for task in tasks]
-    ((broken, failure),) = [(t, f) for t, (_, f) in zip(tasks, failures, strict=True) if f]
+    done = [attempt(partial(backfill_range, to), task, task.range.name) for task in tasks]
+    (failure,) = [one for one in done if isinstance(one, Failure)]
+    broken = tasks[done.index(failure)]
     assert failure.what == broken.range.name
     assert not failure.retriable
     assert path.name in failure.error
@@ -323,7 +324,7 @@ def test_an_index_that_is_gone_fails_the_ranges_of_its_segment(
     failed = [
         task.range.first
         for task in tasks
-        if attempt(partial(backfill_range, to), task, task.range.name)[1] is not None
+        if isinstance(attempt(partial(backfill_range, to), task, task.range.name), Failure)
     ]
     assert failed == [task.range.first for task in tasks if 100 <= task.range.first < 200]
     assert {row["offset"] for row in rows(tmp_path / "out")} == {*range(100), *range(200, 300)}

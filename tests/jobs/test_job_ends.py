@@ -12,7 +12,8 @@ import pytest
 from spark_commands import PROJECT, environment, small_segments
 from written_archive import WrittenArchive
 
-from fetchproxy.cli.backfill import as_options, passed_over
+from fetchproxy.cli.backfill import passed_over
+from fetchproxy.cli.running import for_people
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.session import check_master, master_places
 
@@ -126,10 +127,10 @@ def test_of_several_masters_one_has_to_answer() -> None:
 
 
 def test_hints_name_what_the_command_line_has() -> None:
-    assert as_options("a hole; with failOnDataLoss=false it is passed over") == (
+    assert for_people("a hole; with failOnDataLoss=false it is passed over") == (
         "a hole; with --option failOnDataLoss=false it is passed over"
     )
-    assert as_options("x (corruptBatches=skip leaves such batches out)") == (
+    assert for_people("x (corruptBatches=skip leaves such batches out)") == (
         "x (--option corruptBatches=skip leaves such batches out)"
     )
 

@@ -64,7 +64,7 @@ def config_for(bootstrap: str, topics: str, folder: Path, **changes: str) -> Con
 def archived(config: Config) -> list[ArchivedPartition]:
     """As the job does it, one task after another."""
     config = for_executors(config)
-    begin_archive(config)
+    in_loop(begin_archive(config))
     return list(map(archive_work(config), plan_archive(config).partitions))
 
 
@@ -110,7 +110,7 @@ def test_transactions_are_archived_up_to_the_last_stable_offset(
 
 
 def test_two_passes_at_once(config: Config, data: TopicData, kafka_server: KafkaServer) -> None:
-    begin_archive(config)
+    in_loop(begin_archive(config))
     plan = plan_archive(config).partitions
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(archive_work(config), [*plan, *plan]))
@@ -185,7 +185,7 @@ def test_a_lost_metadata_topic_is_written_again(
     groups = grouped(tips, by_topic.metadata.topic_partitions)
     assert in_loop(_metadata_topic(by_topic, create=False)) is False
     planned = list(map(restore_work(by_topic, True, False), groups))
-    assert sum(len(group.repairs) for group in planned) == 1
+    assert sum(len(group.repaired.repairs) for group in planned) == 1
     assert in_loop(_metadata_topic(by_topic, create=True)) is True
     done = list(map(restore_work(by_topic, False, True), groups))
     assert sum(p.restored for group in done for p in group.partitions) == len(metadata)

@@ -21,7 +21,7 @@ from written_archive import WrittenArchive
 from fetchproxy.archive import for_executors, wall_clock_ms
 from fetchproxy.auditing import moving
 from fetchproxy.auditing.mirroring import MirrorOptions, PartitionMirror, open_place
-from fetchproxy.config.schema import MetadataConfig, StoreConfig
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ConfigError, DamagedObject
 from fetchproxy.jobs.merge import MergeOptions, merge
 from fetchproxy.jobs.mirror import Places, mirror, mirror_work
@@ -272,8 +272,8 @@ async def test_what_is_read_back_otherwise_is_not_given_metadata(
     mirrored(a, b)
     await more(archive)
     async with (
-        open_place(url_of(a), StoreConfig(), MetadataConfig()) as source,
-        open_place(url_of(b), StoreConfig(), MetadataConfig()) as target,
+        open_place(url_of(a), Config()) as source,
+        open_place(url_of(b), Config()) as target,
         Spool(tmp_path / "spool") as spool,
     ):
         wrong = replace(target, store=Shortening(b / PREFIX))

@@ -10,6 +10,7 @@ import pytest
 from planted_archive import TIP, PlantedArchive, batch, flip
 from stored_archives import config_of, planted
 
+from fetchproxy.auditing.faults import RepairReport
 from fetchproxy.jobs.restore import grouped
 from fetchproxy.jobs.verify import reindex_work, verify_work
 from fetchproxy.model import TopicIdPartition
@@ -39,7 +40,7 @@ def test_indexes_and_metadata_come_back_from_the_logs(
     before = {s.start_offset: s for s in archive.segments}
     planned = reindex_work(config, True)(TIP)
     # The index beside the lost metadata comes along: it names its log below a prefix.
-    assert [text.rpartition(".")[2] for text in planned.repairs] == [
+    assert [text.rpartition(".")[2] for text in planned.repaired.repairs] == [
         "index: derived from the log",
         "index: derived from the log",
         "metadata: derived from the log",
@@ -47,7 +48,7 @@ def test_indexes_and_metadata_come_back_from_the_logs(
     assert len(planned.left) == 2
     assert not verify_work(config)(TIP).clean
     done = reindex_work(config, False)(TIP)
-    assert done.repairs == planned.repairs
+    assert done.repaired == planned.repaired
     assert done.left == ()
     report = verify_work(config)(TIP)
     assert report.clean
@@ -56,7 +57,7 @@ def test_indexes_and_metadata_come_back_from_the_logs(
         sum(s.segment_size_bytes for s in before.values()),
     )
     again = reindex_work(config, False)(TIP)
-    assert (again.repairs, again.left) == ((), ())
+    assert (again.repaired, again.left) == (RepairReport(), ())
 
 
 def test_a_corrupt_log_stays_a_fault_and_keeps_nothing_else_from_being_mended(
@@ -65,9 +66,9 @@ def test_a_corrupt_log_stays_a_fault_and_keeps_nothing_else_from_being_mended(
     broken = archive.segments[1]
     asyncio.run(archive.change(broken, SegmentFile.LOG, flip(100)))
     done = reindex_work(config_of(tmp_path), False)(TIP)
-    assert len(done.repairs) == 1
-    assert ".index" in done.repairs[0]
-    assert any("CRC-32C" in refusal for refusal in done.refusals)
+    assert len(done.repaired.repairs) == 1
+    assert ".index" in done.repaired.repairs[0]
+    assert any("CRC-32C" in refusal for refusal in done.repaired.refusals)
     assert done.left
 
 

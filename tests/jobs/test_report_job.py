@@ -23,7 +23,6 @@ from fetchproxy.jobs.figures import (
     Held,
     PartitionFigures,
     by_day,
-    bytes_per_day,
     forecast,
     held_by,
     sample_codecs,
@@ -35,7 +34,6 @@ from fetchproxy.jobs.report import (
     Bar,
     bar_chart,
     fewer,
-    forecast_of,
     page,
     report,
     report_work,
@@ -84,12 +82,15 @@ def test_batches_that_are_cut_at_the_samples_end_do_not_count() -> None:
 
 # --- ahead ---
 def test_growth_is_the_mean_of_four_weeks() -> None:
-    assert bytes_per_day(held(40, 35, 20, 10, 1), NOW_MS) == 280 * 3 / 28
-    assert bytes_per_day(held(40, 35), NOW_MS) == 0
+    rates = [
+        forecast(held(*days_ago), Retention(), NOW_MS).bytes_per_day
+        for days_ago in ((40, 35, 20, 10, 1), (40, 35))
+    ]
+    assert rates == [280 * 3 / 28, 0]
 
 
 def test_a_young_archive_grows_as_it_has_grown_so_far() -> None:
-    assert bytes_per_day(held(4, 2, 0), NOW_MS) == 280 * 3 / 4
+    assert forecast(held(4, 2, 0), Retention(), NOW_MS).bytes_per_day == 280 * 3 / 4
 
 
 @pytest.mark.parametrize("days_ago", [(0.1, 0.0), (1.9, 1.0, 0.0), (0.0,), ()])
@@ -109,7 +110,7 @@ def test_a_forecast_says_what_it_stands_on() -> None:
         ([0.5, 3], "Partitions with less history, taken as they are now: 1."),
     ):
         every = [figures("t", i, held(ago, 0)) for i, ago in enumerate(days)]
-        text = page([(f, forecast(f.held, Retention(), NOW_MS)) for f in every], NOW_MS)
+        text = page(every, NOW_MS)
         assert said in text
         assert ("+30 days" in text) == ("No forecast" not in said)
 
@@ -152,7 +153,7 @@ def archive(tmp_path: Path) -> PlantedArchive:
 
 
 def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> None:
-    found = report_work(config_of(tmp_path))(TIP)
+    found = report_work(config_of(tmp_path), NOW_MS)(TIP)
     assert found.records == 40
     assert found.size_bytes == sum(s.segment_size_bytes for s in archive.segments)
     assert (found.log_start_offset, found.log_end_offset, found.gap_offsets) == (0, 50, 0)
@@ -164,8 +165,8 @@ def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> N
 
 def test_rows_fit_their_schemas(archive: PlantedArchive, tmp_path: Path) -> None:
     config = config_of(tmp_path, archive__remote_log_retention_ms=str(DAY_MS))
-    found = report_work(config)(TIP)
-    rows = table_rows([(found, forecast_of(config, found, NOW_MS))])
+    found = report_work(config, NOW_MS)(TIP)
+    rows = table_rows([found])
     for name, schema in SCHEMAS.items():
         assert rows[name]
         assert {len(row) for row in rows[name]} == {len(schema.split(", "))}
@@ -201,13 +202,14 @@ def figures(topic: str, partition: int, found: list[Held]) -> PartitionFigures:
         tuple(found),
         (CodecFigures("zstd", 3, 100, 400),),
         1,
+        forecast(found, Retention(), NOW_MS),
     )
 
 
 def test_the_page_is_whole_and_needs_nothing_else() -> None:
     long, short = held(*range(100, 0, -1)), held(3, 2, 1)
     every = [figures("a<b>", 0, long), figures("a<b>", 1, short), figures("none", 0, [])]
-    text = page([(f, forecast(f.held, Retention(), NOW_MS)) for f in every], NOW_MS)
+    text = page(every, NOW_MS)
     links = Links()
     links.feed(text)
     assert links.found == []
@@ -223,7 +225,7 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
 
 
 def test_a_bar_is_as_high_as_its_value() -> None:
-    chart = bar_chart("t", [Bar("a", 50, "x"), Bar("b", 100, "y")], [(0, "0"), (200, "200")])
+    chart = bar_chart("t", [Bar("a", 50, "x"), Bar("b", 100, "y")])
     heights = [
         float(rect.attrib["height"])
         for rect in ElementTree.fromstring(chart).iter("{http://www.w3.org/2000/svg}rect")

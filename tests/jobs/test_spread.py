@@ -25,7 +25,6 @@ from fetchproxy.jobs.runner import (
     Work,
     attempt,
     named,
-    quiet,
 )
 
 
@@ -36,16 +35,11 @@ class Context:
         self.lost = lost
         self.slices = 0
         self.groups: list[str] = []
-        self.value: dict[int, int] = {}
 
     def accumulator(self, zero: dict[int, int], param: Any) -> Any:
-        outer = self
-
         class Accumulator:
-            value = outer.value
-
             def add(self, more: dict[int, int]) -> None:
-                param.addInPlace(outer.value, more)
+                param.addInPlace(zero, more)
 
         return Accumulator()
 
@@ -132,7 +126,7 @@ def test_what_cannot_be_opened_fails_each_item(
         raise StorageUnavailable("away")
         yield 2
 
-    done = runner(quiet).each([2, 4], StoreWork("divide", away, divided))
+    done = runner(lambda progress: None).each([2, 4], StoreWork("divide", away, divided))
     assert [str(failure) for failure in done.failures] == [
         "2: StorageUnavailable: away (may be tried again)",
         "4: StorageUnavailable: away (may be tried again)",

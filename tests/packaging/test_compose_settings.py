@@ -8,16 +8,15 @@ import subprocess
 from urllib.parse import urlsplit
 
 import pytest
-import typer
 from compose_file import ROOT, SERVICES, command, environment, image_environment, own_services
 
-from fetchproxy.cli.main import app
+from fetchproxy.cli import main
 from fetchproxy.config.load import load_config
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import parse_host_port
 from fetchproxy.storage.stores.registry import S3Location, parse_store_url
 
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = {name: main.loaded(name) for name in main.COMMANDS}
 
 
 def proxy_config() -> Config:

@@ -12,13 +12,13 @@ import pytest
 import typer
 from compose_file import ROOT
 
-from fetchproxy.cli.main import app
+from fetchproxy.cli import main
 from fetchproxy.config.load import VARIABLE_PREFIX, all_keys, parse_assignment
 from fetchproxy.config.schema import Config
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind
 
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = {name: main.loaded(name) for name in main.COMMANDS}
 GENERATED = {"configuration.md", "metrics.md"}
 DOCUMENTS = sorted(
     [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")],

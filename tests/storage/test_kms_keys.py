@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiobotocore.session import get_session
 
-from fetchproxy.auditing.rewrap import rewrap_archive
+from fetchproxy.cli.keys import rewrap_archive
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import KeyRingPlace, parse_key_ring, parse_key_rings
 from fetchproxy.errors import SegmentLocked, StorageUnavailable

@@ -19,7 +19,6 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.serving.relay.addresses import ServerNames
 from fetchproxy.tls.contexts import (
-    UpstreamTls,
     client_context,
     first_certificate,
     in_words,
@@ -28,6 +27,7 @@ from fetchproxy.tls.contexts import (
     not_after,
     reason_of,
     server_context,
+    tls_to,
     upstream_context,
 )
 
@@ -49,7 +49,7 @@ def test_defaults_speak_tls_nowhere_and_listen_on_loopback() -> None:
     config = Config()
     assert listener_context(config.gateway, config.tls) is None
     assert upstream_context(config.cluster, config.tls) is None
-    assert UpstreamTls(None).for_host("broker") == {}
+    assert tls_to("broker", None) == {}
     assert is_loopback(config.gateway.listen.rpartition(":")[0])
     assert config.console.listen is None
 
@@ -233,7 +233,7 @@ def test_towards_brokers(authority: Authority, tmp_path: Path) -> None:
     context = client_context(lax, TlsConfig()).context
     assert not context.check_hostname
     assert context.verify_mode == ssl.CERT_REQUIRED, "the chain is checked all the same"
-    options = UpstreamTls(upstream_context(config, TlsConfig())).for_host("broker-1.example.")
+    options = tls_to("broker-1.example.", upstream_context(config, TlsConfig()))
     assert options["server_hostname"] == "broker-1.example"
     with pytest.raises(ConfigError, match=r"cluster\.tls_ca_file"):
         client_context(
@@ -312,7 +312,7 @@ async def test_each_file_is_watched(authority: Authority, tmp_path: Path) -> Non
     await source.look()
     assert source.context is not before
     assert len(source.context.get_ca_certs()) == 2
-    assert UpstreamTls(source).for_host("b")["ssl"] is source.context
+    assert tls_to("b", source)["ssl"] is source.context
     before = source.context
     authority.issue("own")
     await source.look()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from struct import Struct
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import structlog
 
@@ -47,9 +47,9 @@ from fetchproxy.serving.session import Address
 from fetchproxy.serving.transport import open_record_pipe
 from fetchproxy.tls.contexts import (
     ReloadingContext,
-    UpstreamTls,
     in_words,
     listener_context,
+    tls_to,
     upstream_context,
 )
 
@@ -126,17 +126,17 @@ _API_VERSIONS = Struct(">ihhih").pack(10, 18, 0, 0, -1)
 
 
 class UpstreamDial:
-    """`tls_for_host(host)`: the arguments of `create_connection` for TLS; {}: plaintext."""
+    """`tls`: the context for TLS to brokers; None: plaintext."""
 
     def __init__(
         self,
         connect_max_ms: int,
-        tls_for_host: Callable[[str], Mapping[str, Any]] = lambda host: {},
+        tls: ReloadingContext | None = None,
         stagger_ms: int = ServingLimits.bootstrap_stagger_ms,
     ) -> None:
         self._connect_max_s = connect_max_ms / 1000
         self._stagger_s = stagger_ms / 1000
-        self._tls_for_host = tls_for_host
+        self._tls = tls
         self._races = SingleFlight[Address]()
         self._answered: Address | None = None
         self._answered_at = 0.0
@@ -153,8 +153,7 @@ class UpstreamDial:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_max_s):
-                tls = self._tls_for_host(host)
-                return await loop.create_connection(factory, host, port, **tls)
+                return await loop.create_connection(factory, host, port, **tls_to(host, self._tls))
         except TimeoutError:
             raise OSError(f"{host}:{port} did not answer in time") from None
         except OSError as error:
@@ -340,7 +339,7 @@ class _Nodes:
         self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
         self._dial = UpstreamDial(
             config.cluster.connect_max_ms,
-            UpstreamTls(upstream).for_host,
+            upstream,
             listener.limits.bootstrap_stagger_ms,
         )
         self.addresses = AddressMap(config.gateway, self._listen)
