@@ -30,7 +30,7 @@ from fetchproxy.model import EpochStart, LogEdges, TopicIdPartition
 from fetchproxy.observability.health import Condition, Health, Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS, ARCHIVER_DISK_FAILING
-from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -39,7 +39,7 @@ from fetchproxy.writing.index_refresh import LocalIndexRefresher
 from fetchproxy.writing.leadership import Leadership
 from fetchproxy.writing.log_truncation import LogTruncation
 from fetchproxy.writing.published import ArchiveRecords
-from fetchproxy.writing.sources.segment_source import LogGap, SegmentSource, Spool
+from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer
 from fetchproxy.writing.status import PartitionArchiveStatus, Step, broker_retention
 
 # Partitions that an archiver cannot archive for its own disk's sake: full, failing, read-only.
@@ -165,16 +165,14 @@ class PartitionArchiver:
 
     tip: TopicIdPartition
     _: KW_ONLY
-    source: SegmentSource
+    gatherer: SegmentGatherer
     rlmm: RemoteLogMetadataManager
     copier: SegmentCopier
     truncation: LogTruncation
     records: ArchiveRecords
-    spool: Spool
     may_go_on: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
-        self._gatherer = self.source.gatherer(self.tip, self.spool)
         self._resumed: _Resumed | None = None
         self._closed: GatheredSegment | None = None
         # Where, and under which leader, that was done; since the last copy.
@@ -191,10 +189,17 @@ class PartitionArchiver:
         resumed = self._resumed
         return NOT_KNOWN if resumed is None or resumed.position is None else resumed.position
 
+    @property
+    def _gathered(self) -> SegmentSummary | None:
+        """None: not a byte is."""
+        gathered = self.gatherer.gathered
+        return gathered if gathered and gathered.size_bytes > 0 else None
+
     def status(self) -> PartitionArchiveStatus:
         """What the last turns have learned. Never blocks."""
-        resumed, gatherer = self._resumed, self._gatherer
-        end, gathered_bytes = gatherer.gathered_end, gatherer.gathered_bytes
+        resumed, gatherer, gathered = self._resumed, self.gatherer, self._gathered
+        gathered_bytes = gathered.size_bytes if gathered else 0
+        end = gathered.position if gathered else None
         offsets = 0 if end is None or self.position == NOT_KNOWN else end - self.position
         return PartitionArchiveStatus(
             tip=self.tip,
@@ -207,7 +212,7 @@ class PartitionArchiver:
             bytes_per_offset=gathered_bytes / offsets if offsets > 0 else None,
             raised_log_start=resumed.raised_log_start if resumed else 0,
             closed_segments=1 if self._closed else 0,
-            first_unarchived_ms=gatherer.first_timestamp_ms,
+            first_unarchived_ms=gathered.first_timestamp_ms if gathered else None,
             copy=self.copier.running(self.tip),
         )
 
@@ -242,7 +247,7 @@ class PartitionArchiver:
         """Forget all that is local, give the disk space back. The next turn resumes anew."""
         self._resumed = None
         self._closed = None
-        await self._gatherer.discard()
+        await self.gatherer.discard()
 
     async def _turn(self, close_short: bool) -> bool:
         resumed = await self._resume()
@@ -317,7 +322,7 @@ class PartitionArchiver:
 
     async def _cut_short(self, resumed: _Resumed) -> bool:
         """The log ends below the position. Raises LogTruncated again where that has no remedy."""
-        gathered = self._gatherer.gathered_bytes > 0
+        gathered = self._gathered
         if await self._truncate_if_parted(resumed) or gathered:
             await self.release()  # what was gathered is of a log that is no more
             return True
@@ -334,7 +339,7 @@ class PartitionArchiver:
         Raises `error` where it does not continue the archive either, or not by itself.
         """
         place = (resumed.position, self.truncation.leader_epoch(self.tip))
-        if self._gatherer.gathered_bytes == 0 or self._gathered_anew_at == place:
+        if not self._gathered or self._gathered_anew_at == place:
             raise error
         self._gathered_anew_at = place
         self._note_dropped(resumed.position, error)
@@ -350,10 +355,10 @@ class PartitionArchiver:
     async def _gather(self, resumed: _Resumed, close_short: bool) -> GatheredSegment | None:
         """The next segment, if it can be closed already; gaps before it are recorded."""
         if resumed.position is None:
-            log_start = await self._gatherer.find_log_start()
+            log_start = await self.gatherer.find_log_start()
             resumed.position = max(log_start, resumed.raised_log_start)
         while True:
-            gathered = await self._gatherer.gather(resumed.position, close_short=close_short)
+            gathered = await self.gatherer.gather(resumed.position, close_short=close_short)
             if not isinstance(gathered, LogGap):
                 return gathered
             view = await self._fresh_view()
@@ -408,7 +413,7 @@ class PartitionArchiver:
             size_bytes=finished.segment_size_bytes,
         )
         self._closed = None
-        await self._gatherer.discard()
+        await self.gatherer.discard()
 
     async def _moved_on(self, resumed: _Resumed, view: PartitionView) -> None:
         """By another archiver, or by a copy of ours whose last answer was lost."""

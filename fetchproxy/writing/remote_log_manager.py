@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from uuid import UUID
 
 import structlog
@@ -52,19 +53,23 @@ from fetchproxy.writing.partition_archiver import ManagedPartition, PartitionArc
 from fetchproxy.writing.partition_watch import WATCH_INTERVAL_S, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords, PublishedPositions
 from fetchproxy.writing.schedule import ProcessingSchedule
-from fetchproxy.writing.sources.broker import BatchSegments, BrokerSource
-from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsSegments, open_log_dir
-from fetchproxy.writing.sources.segment_source import CopyPace, SegmentSource, Spool
+from fetchproxy.writing.sources.broker import BatchGatherer
+from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsGatherer, open_log_dir
+from fetchproxy.writing.sources.segment_source import CopyPace, SegmentGatherer, Spool
 from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
 
 
-def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -> SegmentSource:
+def open_source(
+    config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int
+) -> Callable[[TopicIdPartition, Spool], SegmentGatherer]:
     """Starts nothing; reads what log directories say. Raises ConfigError as `open_log_dirs`."""
+    pace = CopyPace(config.copy_bytes_per_s_max)
     if config.log_dirs is not None:
-        return LogDirsSegments(
-            open_log_dirs(config), cluster, CopyPace(config.copy_bytes_per_s_max)
-        )
-    return BatchSegments(BrokerSource(cluster), config, fetch_bytes_max)
+        log_dirs = open_log_dirs(config)
+        return partial(LogDirsGatherer, cluster=cluster, pace=pace, log_dirs=log_dirs)
+    return partial(
+        BatchGatherer, cluster=cluster, pace=pace, config=config, fetch_bytes_max=fetch_bytes_max
+    )
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
@@ -162,12 +167,11 @@ class _Archiver:
     ) -> PartitionArchiver:
         return PartitionArchiver(
             tip,
-            source=self.source,
+            gatherer=self.source(tip, spool),
             rlmm=self.rlmm,
             copier=self.copier,
             truncation=self.truncation,
             records=ArchiveRecords(self.rsm, tip),
-            spool=spool,
             may_go_on=may_go_on,
         )
 
