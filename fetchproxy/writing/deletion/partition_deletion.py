@@ -137,10 +137,7 @@ class PartitionDeletion:
         """Looks at an interval; what fails is logged once per outage and tried again."""
         while True:
             try:
-                if self.config.topic_deletion == "keep":
-                    await self.keep()
-                else:
-                    await self.look()
+                await self.look()
                 self._failing = False
             except (ClusterError, RemoteStorageError) as error:
                 if not self._failing:
@@ -149,7 +146,9 @@ class PartitionDeletion:
             await asyncio.sleep(self.limits.topic_deletion_check_interval_ms / 1000)
 
     async def look(self) -> None:
-        """And the deletions that it finds due. Raises ClusterError, RemoteStorageError."""
+        """And the deletions that it finds due; with `keep` topics that are gone by now keep their
+        archive for good. Raises ClusterError, RemoteStorageError.
+        """
         archived: dict[tuple[UUID, str], list[TopicIdPartition]] = {}
         for tip in await self.rlmm.list_partitions():
             archived.setdefault((tip.topic_id, tip.topic), []).append(tip)
@@ -158,6 +157,10 @@ class PartitionDeletion:
         alive = {topic.topic_id for topic in await self.cluster.topics(max_age_ms=0)}
         cluster_id = await self.cluster.cluster_id()
         if not cluster_id:
+            return
+        if self.config.topic_deletion == "keep":
+            noted = await self._noted(cluster_id)
+            await self._note(cluster_id, noted, ClusterTopics(frozenset(alive)))
             return
         denied: set[UUID] = set()
         for (topic_id, topic), partitions in archived.items():
@@ -176,17 +179,6 @@ class PartitionDeletion:
                 await self._delete_when_due(topic_id, topic, partitions)
             else:
                 self._absent_since.pop(topic_id, None)
-
-    async def keep(self) -> None:
-        """Topics that are gone by now keep their archive for good. Raises as `look`."""
-        if not list(await self.rlmm.list_partitions()):
-            return
-        alive = {topic.topic_id for topic in await self.cluster.topics(max_age_ms=0)}
-        cluster_id = await self.cluster.cluster_id()
-        if cluster_id:
-            await self._note(
-                cluster_id, await self._noted(cluster_id), ClusterTopics(frozenset(alive))
-            )
 
     # --- whether it is the same cluster ---
     async def _may_go(
