@@ -41,32 +41,27 @@ log = structlog.get_logger(__name__)
 _NAME_START = "fetchproxy-archive-seen-"
 
 
-class KnownPlaces:
+def _marker(spool_dir: Path | None, cluster_id: str | None, url: str) -> Path:
     """`spool_dir`: as of the archiver. `cluster_id`: the same place may serve another cluster."""
+    name = hashlib.sha256(f"{cluster_id or ''}\n{url}".encode()).hexdigest()[:32]
+    return (spool_dir or Path(tempfile.gettempdir())) / f"{_NAME_START}{name}"
 
-    def __init__(self, spool_dir: Path | None, cluster_id: str | None) -> None:
-        self._folder = spool_dir or Path(tempfile.gettempdir())
-        self._cluster_id = cluster_id or ""
 
-    def knows(self, url: str) -> bool:
-        """Whether an archiver of this user has seen an archive there."""
-        with suppress(OSError):
-            status = os.lstat(self._path(url))
-            return status.st_uid == os.geteuid()
-        return False
+def _was_seen(marker: Path) -> bool:
+    """By an archiver of this user."""
+    with suppress(OSError):
+        return os.lstat(marker).st_uid == os.geteuid()
+    return False
 
-    def remember(self, url: str) -> None:
-        """May fail: then the log says so, and a missing mount is not noticed."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self._path(url), flags, 0o600))
-        except OSError as error:
-            log.warning("archive_place_not_recorded", error=str(error))
 
-    def _path(self, url: str) -> Path:
-        name = hashlib.sha256(f"{self._cluster_id}\n{url}".encode()).hexdigest()[:32]
-        return self._folder / f"{_NAME_START}{name}"
+def _remember(marker: Path) -> None:
+    """May fail: then the log says so, and a missing mount is not noticed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(marker, flags, 0o600))
+    except OSError as error:
+        log.warning("archive_place_not_recorded", error=str(error))
 
 
 # A place without an archive may be a mistyped prefix or a missing mount, and readers would skip
@@ -118,9 +113,9 @@ class OwnArchive:
         by_cluster = not self.config.archive_only.enabled
         cluster_id = await self.cluster.cluster_id() if by_cluster else None
         own = ArchiveIdentity(self.uuid_factory(), cluster_id, self.config.metadata.ruling)
-        places = KnownPlaces(self.config.archive.spool_dir, cluster_id)
+        marker = _marker(self.config.archive.spool_dir, cluster_id, self._place)
         if said is None:
-            await self._check_none_expected(places)
+            await self._check_none_expected(marker)
             said = await self.rsm.identity.create(own)
             if said == own:
                 log.info("archive_created", cluster_id=cluster_id, metadata_manager=own.manager)
@@ -129,13 +124,13 @@ class OwnArchive:
                 f"cluster.bootstrap: the archive at store.url belongs to the cluster "
                 f"{said.cluster_id}, and the brokers are of the cluster {cluster_id}"
             )
-        if self.archives and not self.create and not places.knows(self._place):
+        if self.archives and not self.create and not _was_seen(marker):
             await self._check_has_what_was_trimmed()
         if self.archives and said.completed(own) != said:
             await self.rsm.identity.state(said.completed(own))
             log.info("archive_claimed", cluster_id=cluster_id, metadata_manager=own.manager)
         if self.archives:
-            places.remember(self._place)
+            _remember(marker)
         self.confirmed.set()
 
     async def at_start(self) -> None:
@@ -206,7 +201,7 @@ class OwnArchive:
         first = str(unknown[0])
         self.health.report(found, partitions=len(unknown), first=first, remedy=found.remedy)
 
-    async def _check_none_expected(self, places: KnownPlaces) -> None:
+    async def _check_none_expected(self, marker: Path) -> None:
         if self.config.metadata.manager == "topic" and list(await self.rlmm.list_partitions()):
             raise ConfigError(
                 f"store.url: there is no archive at {self._place}, and the metadata "
@@ -215,7 +210,7 @@ class OwnArchive:
             )
         if self.create:
             return
-        if places.knows(self._place):
+        if _was_seen(marker):
             raise ConfigError(
                 f"store.url: there is no archive at {self._place} any more. Is a mount missing, or "
                 "were its objects deleted? To begin a new archive there, give --create"
