@@ -64,14 +64,6 @@ class LogDir:
     node_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionListing:
-    """Base offsets, rising: of all segments (the last one is active) and of transaction indexes."""
-
-    segments: tuple[int, ...]
-    txn_indexes: tuple[int, ...]
-
-
 def open_log_dir(path: Path) -> LogDir:
     """Raises ConfigError where `path` is no broker's log directory or cannot be read."""
     file = path / "meta.properties"
@@ -111,14 +103,16 @@ def partition_folder(log_dirs: Iterable[LogDir], tip: TopicIdPartition) -> Path:
     raise LogDirUnusable(wrong or f"no folder {tip} in archive.log_dirs; are these all log.dirs?")
 
 
-def list_partition(folder: Path) -> PartitionListing:
-    """One listing: names that come or go meanwhile may be missing."""
+def list_partition(folder: Path) -> tuple[list[int], list[int]]:
+    """Base offsets, rising: of all segments (the last one is active) and of transaction indexes.
+    Names that come or go meanwhile may be missing.
+    """
     found: dict[str, list[int]] = {LOG: [], TXN_INDEX: []}
     for name in os.listdir(folder):
         match = _NUMBERED.fullmatch(name)
         if match is not None:
             found[match.group(2)].append(int(match.group(1)))
-    return PartitionListing(tuple(sorted(found[LOG])), tuple(sorted(found[TXN_INDEX])))
+    return sorted(found[LOG]), sorted(found[TXN_INDEX])
 
 
 def file_of(folder: Path, offset: int, suffix: str) -> Path:
@@ -174,12 +168,13 @@ class SegmentGone(Exception):
 @dataclass(frozen=True, slots=True)
 class RolledSegment:
     """Offsets `base_offset` up to but not including `next_base_offset`, all of them decided.
-    `position` is the first one that is wanted; `listing` was made after the LSO was asked for.
+    `position` is the first one that is wanted; `txn_indexes` are the partition's, by base offset,
+    listed after the LSO was asked for.
     """
 
     tip: TopicIdPartition
     folder: Path
-    listing: PartitionListing
+    txn_indexes: Sequence[int]
     base_offset: int
     next_base_offset: int
     position: int
@@ -351,7 +346,7 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
     """
     end_offset = rolled.next_base_offset - 1
     found: list[AbortedTxn] = []
-    for base_offset in rolled.listing.txn_indexes:
+    for base_offset in rolled.txn_indexes:
         if base_offset < rolled.base_offset:
             continue
         raw = read_file(rolled.folder, base_offset, TXN_INDEX)
@@ -475,13 +470,13 @@ class LogDirsGatherer(SegmentGatherer):
     ) -> RolledSegment | None:
         """The inactive segment that holds `position`, if it can be copied already."""
         folder = partition_folder(log_dirs, self.tip)
-        listing = list_partition(folder)
-        if listing.segments and position < listing.segments[0]:
-            raise LogDirUnusable(f"{folder} begins at {listing.segments[0]}, above {position}")
-        found = rolled_at(listing.segments, position)
+        segments, txn_indexes = list_partition(folder)
+        if segments and position < segments[0]:
+            raise LogDirUnusable(f"{folder} begins at {segments[0]}, above {position}")
+        found = rolled_at(segments, position)
         if found is None or found[1] > edges.last_stable_offset:
             return None
-        return RolledSegment(self.tip, folder, listing, *found, position)
+        return RolledSegment(self.tip, folder, txn_indexes, *found, position)
 
     async def _take(self, rolled: RolledSegment) -> None:
         """Nothing where the broker has just deleted it: the next look finds another log start."""

@@ -267,23 +267,23 @@ class CopyPace:
 
     def __init__(self, bytes_per_s_max: int) -> None:
         self._bytes_per_s_max = bytes_per_s_max
-        self._bucket: TokenBucket | None = None
+        self._bucket = TokenBucket(bytes_per_s_max, 0.0) if bytes_per_s_max else None
         self._turns = asyncio.Lock()
 
     def step(self, bytes_max: int) -> int:
         """A read's own limit: no more than a second's worth, so that one cannot owe for long."""
-        return min(bytes_max, self._bytes_per_s_max) if self._bytes_per_s_max else bytes_max
+        return min(bytes_max, self._bytes_per_s_max or bytes_max)
 
     async def turn(self, until: float | None) -> bool:
         """Wait until nothing is owed; False where it still is at `until` (loop time, s)."""
-        if not self._bytes_per_s_max:
+        if self._bucket is None:
             return True
         clock = asyncio.get_running_loop().time
         began_at = clock()
         try:
             async with asyncio.timeout_at(until), self._turns:
                 # What others' reads bring meanwhile is waited for by who comes next.
-                await asyncio.sleep(self._of(clock()).owed_s(clock()))
+                await asyncio.sleep(self._bucket.owed_s(clock()))
         except TimeoutError:
             return False
         finally:
@@ -292,14 +292,8 @@ class CopyPace:
 
     def spend(self, size_bytes: int) -> None:
         """What a read has brought."""
-        if self._bytes_per_s_max:
-            now = asyncio.get_running_loop().time()
-            self._of(now).spend(size_bytes, now)
-
-    def _of(self, now: float) -> TokenBucket:
-        if self._bucket is None:
-            self._bucket = TokenBucket(self._bytes_per_s_max, now)
-        return self._bucket
+        if self._bucket is not None:
+            self._bucket.spend(size_bytes, asyncio.get_running_loop().time())
 
 
 def gather_until() -> float:
