@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
 
 import structlog
 
@@ -22,14 +19,14 @@ from fetchproxy.errors import (
     LogTruncated,
     RemoteStorageError,
 )
-from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import EpochStart, LogEdges, TopicIdPartition
-from fetchproxy.observability.health import Condition, Health, Kind, of_partition
+from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.observability.health import Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.observability.metrics import ARCHIVE_GAPS, ARCHIVER_DISK_FAILING
+from fetchproxy.observability.metrics import ARCHIVE_GAPS
 from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import SegmentCopier
@@ -37,126 +34,17 @@ from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.index_refresh import LocalIndexRefresher
 from fetchproxy.writing.leadership import Leadership
-from fetchproxy.writing.log_truncation import LogTruncation
+from fetchproxy.writing.log_truncation import LogTruncation, Resumed
+from fetchproxy.writing.partition_watch import PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer
 from fetchproxy.writing.status import PartitionArchiveStatus, Step, broker_retention
 
-# Partitions that an archiver cannot archive for its own disk's sake: full, failing, read-only.
-
 log = structlog.get_logger(__name__)
-
-
-class DiskTroubles:
-    """`deleted_in_ms`: when the brokers delete what is not archived; None: not known."""
-
-    def __init__(
-        self,
-        spool_dir: Path | None,
-        deleted_in_ms: Callable[[TopicIdPartition], int | None],
-        health: Health,
-    ) -> None:
-        self._health = health
-        self._where = f"{socket.gethostname()}, {spool_dir or tempfile.gettempdir()}"
-        self._deleted_in_ms = deleted_in_ms
-        self._failing: dict[TopicIdPartition, str] = {}
-        ARCHIVER_DISK_FAILING.set(0)
-
-    def failed(self, tip: TopicIdPartition, error: OSError) -> None:
-        self._failing[tip] = error.strerror or str(error)
-        self.look()
-
-    def over(self, tip: TopicIdPartition) -> None:
-        """It was archived, or is archived here no more."""
-        if self._failing.pop(tip, None) is not None:
-            self.look()
-
-    def look(self) -> None:
-        """When the brokers begin to delete changes while nothing happens."""
-        kind = Kind.ARCHIVER_DISK_FAILING
-        ARCHIVER_DISK_FAILING.set(len(self._failing))
-        if not self._failing:
-            self._health.clear(kind, self._where)
-            return
-        first = next(iter(self._failing))
-        count = len(self._failing)
-        which = f"{first} is" if count == 1 else f"{first} and {count - 1} more partitions are"
-        known = [ms for ms in map(self._deleted_in_ms, self._failing) if ms is not None]
-        least_ms = min(known, default=None)
-        what = (
-            f"The archiver's disk fails ({self._where}: {self._failing[first]}): until it has "
-            f"room again {which} not archived; {until(least_ms)}"
-        )
-        self._health.report(Condition(kind, what, self._where, until=deleted_at(least_ms)))
-
-    def sentences(self) -> tuple[str, ...]:
-        """One, or none. Never blocks."""
-        said = self._health.reported(Kind.ARCHIVER_DISK_FAILING, self._where)
-        return () if said is None else (said.what,)
-
-
-def deleted_at(deleted_in_ms: int | None) -> float | None:
-    """Loop time (s)."""
-    if deleted_in_ms is None:
-        return None
-    return asyncio.get_running_loop().time() + deleted_in_ms / 1000
-
-
-def until(deleted_in_ms: int | None, what: str = "it") -> str:
-    """In whole minutes, so that it is not another sentence at each look."""
-    if deleted_in_ms is None:
-        return f"no time is known at which the brokers delete {what}"
-    minutes = -(-deleted_in_ms // 60_000)
-    if minutes <= 0:
-        return f"the brokers are deleting {what}"
-    span = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-    return f"the brokers begin to delete {what} in about {span}"
-
-
-def for_people(disk: DiskTroubles, configs: Iterable[Mapping[str, str] | None]) -> ForPeople:
-    """`configs`: of the topics that this archiver gathers."""
-    limits = [broker_retention(config or {}) for config in configs]
-    ages = [limit.ms for limit in limits if limit.ms is not None]
-    sizes = [limit.bytes for limit in limits if limit.bytes is not None]
-    return ForPeople(
-        disk.sentences(), retention_in_words(min(ages, default=None), min(sizes, default=None))
-    )
-
-
-def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
-    """What the brokers do with what nobody archives; None: unlimited."""
-    limits = []
-    if ms is not None:
-        hours, minutes = ms // 3_600_000, ms // 60_000
-        limits.append(f"what is older than {f'{hours} h' if hours > 1 else f'{minutes} min'}")
-    if size_bytes is not None:
-        limits.append(f"what is beyond {size_bytes} bytes of a partition")
-    return f"the brokers delete {' and '.join(limits) or 'nothing'}"
-
 
 # Where to go on is read from the archive itself, after a start, after every failure and before
 # every copy; nothing local counts. After an election, and before a copy counts, the archive is
 # held against the new leader's log (`log_truncation`).
-
-
-@dataclass(slots=True)
-class _Resumed:
-    """Where the archive ended when it was last looked at, and the leader epochs up to there."""
-
-    archive_start: int | None
-    archive_end: int | None
-    raised_log_start: int
-    kept_below: int
-    lineage: tuple[EpochStart, ...]
-    # Where the next segment begins: the archive's end, or above it where the log has a gap.
-    position: int | None  # None: not known yet
-    leader_epoch: int | None = None  # of the leader whose log this was found to be; None: not yet
-
-    @property
-    def archived(self) -> tuple[int, int] | None:
-        if self.archive_start is None or self.archive_end is None:
-            return None
-        return self.archive_start, self.archive_end
 
 
 @dataclass(eq=False, repr=False)
@@ -173,7 +61,7 @@ class PartitionArchiver:
     may_go_on: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
-        self._resumed: _Resumed | None = None
+        self._resumed: Resumed | None = None
         self._closed: GatheredSegment | None = None
         # Where, and under which leader, that was done; since the last copy.
         self._gathered_anew_at: tuple[int | None, int] | None = None
@@ -269,7 +157,7 @@ class PartitionArchiver:
         return True
 
     # --- resume ---
-    async def _resume(self) -> _Resumed:
+    async def _resume(self) -> Resumed:
         if self._resumed is None:
             await self.release()
             self._resumed = await self._look()
@@ -278,13 +166,13 @@ class PartitionArchiver:
     async def _fresh_view(self) -> PartitionView:
         return await self.rlmm.refresh(self.tip, asyncio.get_running_loop().time())
 
-    async def _look(self) -> _Resumed:
+    async def _look(self) -> Resumed:
         view = await self._fresh_view()
         if await self.truncation.remove_buried(self.tip, view):
             view = await self._fresh_view()
         await self.records.read()
         end = view.log_end_offset
-        return _Resumed(
+        return Resumed(
             view.log_start_offset,
             end,
             view.raised_log_start,
@@ -294,7 +182,7 @@ class PartitionArchiver:
         )
 
     # --- the leader's lineage ---
-    async def _has_parted(self, resumed: _Resumed) -> bool:
+    async def _has_parted(self, resumed: Resumed) -> bool:
         """The leader is new and its log is not what was archived: the archive has been truncated,
         and all that was known here is forgotten.
         """
@@ -302,25 +190,16 @@ class PartitionArchiver:
             return False
         return await self._truncate_if_parted(resumed)
 
-    async def _truncate_if_parted(self, resumed: _Resumed) -> bool:
-        archived = resumed.archived
-        if archived is None:
-            if resumed.raised_log_start > resumed.kept_below:
-                await self.truncation.check_log_start(self.tip, resumed.raised_log_start)
-            resumed.leader_epoch = self.truncation.leader_epoch(self.tip)
+    async def _truncate_if_parted(self, resumed: Resumed) -> bool:
+        resumed.leader_epoch = await self.truncation.agrees(self.tip, resumed)
+        if resumed.leader_epoch is not None:
             return False
-        epoch = await self.truncation.agrees(
-            self.tip, resumed.lineage, archived, resumed.kept_below
-        )
-        if epoch is None:
-            await self.release()
-            await self.records.withdraw_end()
-            await self.truncation.truncate(self.tip, await self._fresh_view())
-            return True
-        resumed.leader_epoch = epoch
-        return False
+        await self.release()
+        await self.records.withdraw_end()
+        await self.truncation.truncate(self.tip, await self._fresh_view())
+        return True
 
-    async def _cut_short(self, resumed: _Resumed) -> bool:
+    async def _cut_short(self, resumed: Resumed) -> bool:
         """The log ends below the position. Raises LogTruncated again where that has no remedy."""
         gathered = self._gathered
         if await self._truncate_if_parted(resumed) or gathered:
@@ -334,7 +213,7 @@ class PartitionArchiver:
             "has no leader epoch that says why"
         )
 
-    async def _gather_anew(self, resumed: _Resumed, error: CorruptSegment) -> bool:
+    async def _gather_anew(self, resumed: Resumed, error: CorruptSegment) -> bool:
         """What does not continue what was gathered may be sound: a new leader's log is another one.
         Raises `error` where it does not continue the archive either, or not by itself.
         """
@@ -352,7 +231,7 @@ class PartitionArchiver:
         )
 
     # --- gather ---
-    async def _gather(self, resumed: _Resumed, close_short: bool) -> GatheredSegment | None:
+    async def _gather(self, resumed: Resumed, close_short: bool) -> GatheredSegment | None:
         """The next segment, if it can be closed already; gaps before it are recorded."""
         if resumed.position is None:
             log_start = await self.gatherer.find_log_start()
@@ -368,7 +247,7 @@ class PartitionArchiver:
             self._note_gap(resumed, view, gathered)
             resumed.position = gathered.log_start_offset
 
-    def _note_gap(self, resumed: _Resumed, view: PartitionView, gap: LogGap) -> None:
+    def _note_gap(self, resumed: Resumed, view: PartitionView, gap: LogGap) -> None:
         """It is a gap only if something was archived before it."""
         deleted = gap.log_start_offset <= view.raised_log_start  # by DeleteRecords, on purpose
         if resumed.archive_end is None or deleted:
@@ -382,7 +261,7 @@ class PartitionArchiver:
         )
 
     # --- copy ---
-    async def _copy(self, resumed: _Resumed, segment: GatheredSegment) -> None:
+    async def _copy(self, resumed: Resumed, segment: GatheredSegment) -> None:
         """Copy the closed segment, if the archive still ends where it ended before it."""
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
@@ -415,7 +294,7 @@ class PartitionArchiver:
         self._closed = None
         await self.gatherer.discard()
 
-    async def _moved_on(self, resumed: _Resumed, view: PartitionView) -> None:
+    async def _moved_on(self, resumed: Resumed, view: PartitionView) -> None:
         """By another archiver, or by a copy of ours whose last answer was lost."""
         log.info(
             "archive_further_than_expected",
@@ -425,13 +304,11 @@ class PartitionArchiver:
         )
         await self.release()
 
-    async def _confirm(self, resumed: _Resumed, segment: GatheredSegment) -> None:
+    async def _confirm(self, resumed: Resumed, segment: GatheredSegment) -> None:
         """The last word before the copy counts. That nobody has gone on from the same end is asked
         within the copy's time limit: what retention takes for spare (`orphans`) rests on that.
         """
-        resumed.leader_epoch = await self.truncation.confirm(
-            segment, resumed.lineage, resumed.archived, resumed.kept_below
-        )
+        resumed.leader_epoch = await self.truncation.confirm(segment, resumed)
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
             raise CopyOvertaken(f"{self.tip} is archived up to {view.log_end_offset} by now")
@@ -455,7 +332,7 @@ class ManagedPartition:
     refresh_interval_ms: int
     concerns: ArchiverConcerns
     warnings: SparingWarnings
-    disk: DiskTroubles
+    watch: PartitionWatch
     step: Step | None = None  # what the turn under way is at; None: no turn
     view: PartitionView | None = None  # what step 3 has seen last
     last_error: str | None = None
@@ -533,15 +410,12 @@ class ManagedPartition:
 
     # --- how it stands ---
     def status(
-        self,
-        topic_config: Mapping[str, str] | None,
-        margin: tuple[float | None, int | None],
-        edges: LogEdges | None,
+        self, topic_config: Mapping[str, str] | None, edges: LogEdges | None
     ) -> PartitionArchiveStatus:
         """The range is what step 3 has seen; its end, of a leader, what its own copies made of it.
-        `margin`: as of PartitionWatch. `edges` of the brokers' log, as they said whether or not a
-        turn got as far as to read it.
+        `edges` of the brokers' log, as they said whether or not a turn got as far as to read it.
         """
+        retention_used, deleted_in_ms = self.watch.margin(self.tip)
         known, view = self.archiver.status(), self.view
         start, end = known.archive_start, known.archive_end
         bytes_per_offset = known.bytes_per_offset
@@ -567,8 +441,8 @@ class ManagedPartition:
             leads=self.leads,
             step=self.step,
             broker_retention=broker_retention(topic_config or {}),
-            retention_used=margin[0],
-            deleted_in_ms=margin[1],
+            retention_used=retention_used,
+            deleted_in_ms=deleted_in_ms,
         )
 
     async def stop(self, error: FetchProxyError) -> None:
@@ -584,7 +458,7 @@ class ManagedPartition:
     def note_failure(self, error: Exception) -> None:
         message = str(error) or type(error).__name__
         if isinstance(error, OSError):
-            self.disk.failed(self.tip, error)
+            self.watch.disk_failed(self.tip, error)
         if self.stopped:
             return  # that is what somebody must hear of, whatever keeps us from looking again
         # A store that fails does so for all: one line a minute, not one for each partition.
@@ -603,7 +477,7 @@ class ManagedPartition:
             self.warnings.info("partition_recovered", self.tip.topic, **self.tip.logged)
         self.stopped = False
         self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
-        self.disk.over(self.tip)
+        self.watch.disk_works(self.tip)
         if self.leads:
             self.concerns.release(Kind.PARTITION_STOPPED, self.tip)
         else:  # what its leader says of it stands
@@ -614,7 +488,8 @@ class ManagedPartition:
     async def drop(self) -> None:
         """Another archiver's from now on, or nobody's."""
         self.concerns.forget(self.tip, Kind.PARTITION_STOPPED, Kind.PARTITION_FAILING)
-        self.disk.over(self.tip)
+        self.watch.forget(self.tip)
+        self.watch.disk_works(self.tip)
         log.info("partition_unassigned", **self.tip.logged)
         await self.release()
 

@@ -49,7 +49,7 @@ from fetchproxy.writing.leadership import (
 )
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.log_truncation import LogTruncation
-from fetchproxy.writing.partition_archiver import ManagedPartition, PartitionArchiver, for_people
+from fetchproxy.writing.partition_archiver import ManagedPartition, PartitionArchiver
 from fetchproxy.writing.partition_watch import WATCH_INTERVAL_S, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords, PublishedPositions
 from fetchproxy.writing.schedule import ProcessingSchedule
@@ -261,7 +261,7 @@ class RemoteLogManager(_Archiver):
         return partition.archiver.position
 
     def _for_people(self, topics: Iterable[UUID]) -> ForPeople:
-        return for_people(self.watch.disk, map(self.topic_config, topics))
+        return self.watch.for_people(map(self.topic_config, topics))
 
     @property
     def leadership_state(self) -> LeadershipState:
@@ -329,7 +329,7 @@ class RemoteLogManager(_Archiver):
             refresh_interval_ms=self.limits.remote_refresh_interval_ms,
             concerns=self.concerns,
             warnings=self._warnings,
-            disk=self.watch.disk,
+            watch=self.watch,
         )
 
     def _leadership_changed(self) -> None:
@@ -347,7 +347,6 @@ class RemoteLogManager(_Archiver):
     async def _drop(self, tip: TopicIdPartition) -> None:
         partition = self._partitions.pop(tip)
         withdraw(tip)
-        self.watch.forget(tip)
         await partition.drop()
 
     async def _watch_forever(self) -> None:
@@ -446,9 +445,8 @@ class RemoteLogManager(_Archiver):
             withdraw(tip)
 
     def _status(self, tip: TopicIdPartition) -> PartitionArchiveStatus:
-        topic_config, margin = self.topic_config(tip.topic_id), self.watch.margin(tip)
-        edges = self.cluster.cached_log_edges(tip)
-        return self._partitions[tip].status(topic_config, margin, edges)
+        topic_config = self.topic_config(tip.topic_id)
+        return self._partitions[tip].status(topic_config, self.cluster.cached_log_edges(tip))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
