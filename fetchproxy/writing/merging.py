@@ -33,7 +33,7 @@ from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
 # To keep that settled nothing is merged that overlaps: a range whose replaced segments are still
 # there has its turn when they are gone.
 
-Segments = tuple[RemoteLogSegmentMetadata, ...]
+Segments = Sequence[RemoteLogSegmentMetadata]
 
 # Offsets within a segment fit an int32, as Kafka's own index files have them.
 MERGED_OFFSETS_MAX = 2**31 - 1
@@ -53,16 +53,16 @@ def plan_merges(
     group: list[RemoteLogSegmentMetadata] = []
     for segment in _alone(segments, view):
         if group and not (_continues(group[-1], segment) and _fits(group, segment, bytes_max)):
-            groups.append(tuple(group))
+            groups.append(group)
             group = []
         if segment.segment_size_bytes <= bytes_max // 2:
             group.append(segment)
-    groups.append(tuple(group))
+    groups.append(group)
     return [group for group in groups if _is_worth_it(group)]
 
 
 def still_stand(
-    sources: Sequence[RemoteLogSegmentMetadata],
+    sources: Segments,
     segments: Iterable[RemoteLogSegmentMetadata],
     view: PartitionView,
 ) -> bool:
@@ -124,9 +124,7 @@ def _continues(before: RemoteLogSegmentMetadata, segment: RemoteLogSegmentMetada
     return one[-1].epoch <= other[0].epoch
 
 
-def _fits(
-    group: Sequence[RemoteLogSegmentMetadata], segment: RemoteLogSegmentMetadata, bytes_max: int
-) -> bool:
+def _fits(group: Segments, segment: RemoteLogSegmentMetadata, bytes_max: int) -> bool:
     size = sum(s.segment_size_bytes for s in group) + segment.segment_size_bytes
     offsets = segment.end_offset - group[0].start_offset + 1
     return size <= bytes_max and offsets <= MERGED_OFFSETS_MAX
@@ -141,11 +139,9 @@ def _is_worth_it(group: Segments) -> bool:
 # they are and are checked on their way. What the segments' indexes say is put together, and held
 # against the log before anybody may rely on it.
 
-Sources = Sequence[RemoteLogSegmentMetadata]
-
 
 async def merged_log(
-    rsm: RemoteStorageManager, sources: Sources, writer: SegmentWriter, chunk_bytes: int
+    rsm: RemoteStorageManager, sources: Segments, writer: SegmentWriter, chunk_bytes: int
 ) -> tuple[GatheredSegment, tuple[EpochStart, ...]]:
     """And the log's epochs up to its end, also those that ended before it. `writer` is new and at
     the first one's start; it is the caller's to discard.
@@ -200,7 +196,7 @@ async def _append(
         )
 
 
-async def _kafka_files(rsm: RemoteStorageManager, sources: Sources) -> KafkaFiles:
+async def _kafka_files(rsm: RemoteStorageManager, sources: Segments) -> KafkaFiles:
     """A broker's own indexes, where every segment has them; the snapshot is that of the end."""
     snapshot = await _kafka_file(rsm, sources[-1], SegmentFile.PRODUCER_SNAPSHOT)
     offsets: list[tuple[bytes, int, int]] = []

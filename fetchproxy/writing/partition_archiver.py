@@ -358,7 +358,8 @@ class ManagedPartition:
             failure, more = None, False
             if self.leads:
                 failure = await self._compare() or await self._delete()
-                more = await self._copy()
+                self.step = Step.COPY
+                more = await self.archiver.process()
             else:
                 await self.release()
             more = await self._refresh() or more
@@ -394,10 +395,6 @@ class ManagedPartition:
             except (FetchProxyError, OSError) as error:
                 failure = failure or error
         return failure
-
-    async def _copy(self) -> bool:
-        self.step = Step.COPY
-        return await self.archiver.process()
 
     async def _refresh(self) -> bool:
         self.step = Step.REFRESH

@@ -303,6 +303,7 @@ class RemoteLogManager(_Archiver):
         wanted = partitions_of_all(found)
         for tip in wanted:
             self._assign(tip, spool)
+        self._wake.set()
         self._discovered = True
         for tip in self._partitions.keys() - set(wanted):
             await self._unassign(tip)
@@ -310,14 +311,11 @@ class RemoteLogManager(_Archiver):
             await self._refresher.keep_only(wanted)
 
     def _assign(self, tip: TopicIdPartition, spool: Spool) -> None:
-        if tip in self._partitions and tip in self._schedule:
-            return
         if tip not in self._partitions:
             self._partitions[tip] = self._managed(tip, spool)
             log.info("partition_assigned", **tip.logged)
         if not self._partitions[tip].given_up:
             self._schedule.assign(tip)
-            self._wake.set()
 
     def _managed(self, tip: TopicIdPartition, spool: Spool) -> ManagedPartition:
         return ManagedPartition(

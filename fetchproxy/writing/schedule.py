@@ -33,10 +33,6 @@ class ProcessingSchedule:
         self._heap: list[tuple[float, int, TopicIdPartition]] = []
         self._turns = 0
 
-    def __contains__(self, tip: TopicIdPartition) -> bool:
-        entry = self._entries.get(tip)
-        return entry is not None and not entry.deleted
-
     def assign(self, tip: TopicIdPartition) -> None:
         """New ones are due since ever. Known ones keep their time."""
         entry = self._entries.get(tip)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
@@ -305,8 +304,6 @@ class SegmentLooks:
 #   the store.
 
 State = RemoteLogSegmentState
-T = TypeVar("T")
-_Step = Callable[[RemoteLogSegmentMetadata], Coroutine[Any, Any, None]]
 
 # After this a turn leaves the rest to the next one: a slow store is shared with the copies.
 _TURN_ENOUGH_S = 5.0
@@ -371,7 +368,8 @@ class Expirer:
             return False
         wait_s = await self._turn(tip, now_ms)
         if loop.time() >= partition.orphans_due_at:
-            await self._within(self._sweep(tip, partition), f"search for orphans of {tip}")
+            async with within(self.config.copy_max_ms / 1000, f"search for orphans of {tip}"):
+                await self._sweep(tip, partition)
         partition.due_at = min(loop.time() + wait_s, partition.orphans_due_at)
         return wait_s <= 0
 
@@ -434,19 +432,15 @@ class Expirer:
             # The longest copy, twice: another archiver may be at it, by a clock of its own.
             attempt_age_max_ms=2 * self.config.copy_max_ms,
         )
-        to_do = [
-            *((self._hide, segment) for segment in removals.hide),
-            *((self._delete, segment) for segment in removals.delete),
-        ]
-        looked_at, done = await self._do(tip, to_do, removals)
+        looked_at, done = await self._do(tip, removals)
+        count = len(removals.hide) + len(removals.delete)
         known = self._partitions.get(tip)
-        if len(to_do) == looked_at == done and not (known and known.orphan_kept):
+        if count == looked_at == done and not (known and known.orphan_kept):
             # All that may go was looked at: what was wrong before is mended.
             self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
         undeleted = removals.delete[max(0, looked_at - len(removals.hide)) :]
-        to_go = (*removals.hide, *removals.waiting, *undeleted)
-        self._publish(tip, view, to_go)
-        if done and looked_at < len(to_do):
+        self._publish(tip, view, (*removals.hide, *removals.waiting, *undeleted))
+        if done and looked_at < count:
             return 0.0
         waits_ms = [self.limits.retention_check_interval_ms]
         if done and removals.hide:
@@ -455,23 +449,20 @@ class Expirer:
             waits_ms.append(removals.next_at_ms - now_ms)
         return min(waits_ms) / 1000
 
-    async def _do(
-        self,
-        tip: TopicIdPartition,
-        to_do: Sequence[tuple[_Step, RemoteLogSegmentMetadata]],
-        removals: Removals,
-    ) -> tuple[int, int]:
+    async def _do(self, tip: TopicIdPartition, removals: Removals) -> tuple[int, int]:
         """How many were looked at, and done: a part, where it takes long, as copying waits."""
         loop = asyncio.get_running_loop()
         enough_at = loop.time() + _TURN_ENOUGH_S
         looked_at = done = 0
-        for step, segment in to_do:
+        for segment in (*removals.hide, *removals.delete):
             if done >= self.limits.retention_deletes_per_turn_max or loop.time() > enough_at:
                 break
+            step = self._delete if segment.state is State.DELETE_SEGMENT_STARTED else self._hide
+            what = f"{step.__name__} of a segment of {tip}"
             try:
-                done += await self._within(
-                    self._do_one(step, segment, removals), f"{step.__name__} of a segment of {tip}"
-                )
+                # A store that hangs must not hold up the partition's copies for ever.
+                async with within(self.config.copy_max_ms / 1000, what):
+                    done += await self._do_one(step, segment, removals)
             except RemoteStorageError:
                 metrics.REMOTE_DELETE_ERRORS.labels(tip.topic).inc()
                 raise
@@ -479,7 +470,10 @@ class Expirer:
         return looked_at, done
 
     async def _do_one(
-        self, step: _Step, segment: RemoteLogSegmentMetadata, removals: Removals
+        self,
+        step: Callable[[RemoteLogSegmentMetadata], Awaitable[None]],
+        segment: RemoteLogSegmentMetadata,
+        removals: Removals,
     ) -> bool:
         """Unless it is the last that has its offsets; then it stays, and that is told."""
         stand_ins = removals.stand_ins.get(segment.segment_id.id, ())
@@ -513,11 +507,6 @@ class Expirer:
             return False
         others = held_by_others(segment, self.rlmm.list_remote_log_segments(tip), view)
         return others is not None and await self._looks.damage(others) is None
-
-    async def _within(self, work: Awaitable[T], what: str) -> T:
-        """A store that hangs must not hold up the partition's copies for ever."""
-        async with within(self.config.copy_max_ms / 1000, what):
-            return await work
 
     async def _hide(self, segment: RemoteLogSegmentMetadata) -> None:
         await self._put(segment, State.DELETE_SEGMENT_STARTED)

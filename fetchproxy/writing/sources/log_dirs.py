@@ -263,7 +263,8 @@ class _Reading:
                     continue
                 if taken_from is None:
                     taken_from = header.position
-                self._take(data, header)
+                self.summary.add(data, header)
+                self._txns.batch(header, control_type(data, header) if header.is_control else None)
         except WireError as error:
             raise self._refused(data, end, error) from None
         if taken_from is not None:
@@ -300,10 +301,6 @@ class _Reading:
                 f"{header.base_offset}, expected {self._next_offset}"
             )
         self._next_offset = header.last_offset + 1
-
-    def _take(self, data: bytes, header: BatchHeader) -> None:
-        self.summary.add(data, header)
-        self._txns.batch(header, control_type(data, header) if header.is_control else None)
 
     def _batch_bytes(self, data: bytes) -> int:
         """The size of the batch that does not fit into `data`."""
