@@ -61,12 +61,8 @@ class TopicDiscovery:
         self._pattern = pattern
         self._interval_ms = interval_ms
         self._configs: dict[UUID, dict[str, str]] = {}
-        self._refused: dict[str, str] = {}
-
-    @property
-    def refused(self) -> dict[str, str]:
-        """Topic -> why it is not archived although `archive.topics` matches it."""
-        return dict(self._refused)
+        # Topic -> why it is not archived although `archive.topics` matches it.
+        self.refused: dict[str, str] = {}
 
     def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
         """An archived topic's settings as the last look found them; None: they cannot be read."""
@@ -106,5 +102,5 @@ class TopicDiscovery:
         kind = Kind.TOPIC_REFUSED
         reasons = {name: f"{name} is not archived: {why}" for name, why in refused.items()}
         self._health.keep(kind, [of_topic(kind, name, what) for name, what in reasons.items()])
-        self._refused = refused
+        self.refused = refused
         ARCHIVE_REFUSED_TOPICS.set(len(refused))

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -215,22 +215,21 @@ class OwnArchive:
                 f"store.url: there is no archive at {self._place} any more. Is a mount missing, or "
                 "were its objects deleted? To begin a new archive there, give --create"
             )
-        topics = await self._topics_to_archive()
-        await self._check_nothing_trimmed(topics, f"there is no archive at {self._place}")
+        await self._check_nothing_trimmed(f"there is no archive at {self._place}", frozenset())
 
     async def _check_has_what_was_trimmed(self) -> None:
         """At a place that is new here: it may be another archive of the same cluster."""
-        topics = await self._topics_to_archive()
         known = {tip.topic_id for tip in await self.rlmm.list_partitions()}
-        if known.isdisjoint(topic.topic_id for topic in topics):
-            there = f"the archive at {self._place} has none of the topics of archive.topics"
-            await self._check_nothing_trimmed(topics, there)
+        there = f"the archive at {self._place} has none of the topics of archive.topics"
+        await self._check_nothing_trimmed(there, known)
 
-    async def _topics_to_archive(self) -> list[TopicInfo]:
-        return matching_topics(self.config.archive.topics or "", await self.cluster.topics(0))
-
-    async def _check_nothing_trimmed(self, topics: Sequence[TopicInfo], there: str) -> None:
-        """What archivers trim has no retention of its own, so an archive has what is gone."""
+    async def _check_nothing_trimmed(self, there: str, known: Set[UUID]) -> None:
+        """What archivers trim has no retention of its own, so an archive has what is gone. `known`:
+        the topics of this one.
+        """
+        topics = matching_topics(self.config.archive.topics or "", await self.cluster.topics(0))
+        if not known.isdisjoint(topic.topic_id for topic in topics):
+            return
         tips = [tip for topic in topics if await self._trims(topic) for tip in partitions_of(topic)]
         now = asyncio.get_running_loop().time()
         edges = await self.cluster.log_edges_of(tips, not_older_than=now)
