@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import zip_longest
 
 import structlog
@@ -244,7 +244,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's own default of a segment (log.segment.bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MergedPartition:
     """`replaced` segments became `merged` ones of `size_bytes` in all; with a dry run, would."""
 
@@ -253,7 +253,7 @@ class MergedPartition:
     replaced: int = 0
     size_bytes: int = 0
     overtaken: int = 0  # merges given up because somebody has changed what they were of
-    refused: tuple[str, ...] = ()  # what could not be merged, and why
+    refused: list[str] = field(default_factory=list)  # what could not be merged, and why
 
 
 @dataclass(eq=False, repr=False)
@@ -279,27 +279,26 @@ class PartitionMerger:
 
     async def merge(self, tip: TopicIdPartition) -> MergedPartition:
         """All of the plan; what was merged counts. Raises RemoteStorageError, OSError (disk)."""
-        merged = replaced = size_bytes = overtaken = 0
-        refused: list[str] = []
+        done = MergedPartition(tip)
         for sources in await self.plan(tip):
             try:
                 finished = await self._merge(sources)
             except CopyOvertaken as error:
-                overtaken += 1
+                done.overtaken += 1
                 self._note("merge_overtaken", sources, error)
                 continue
             except (CorruptSegment, CompactedLog, ObjectNotFound) as error:
                 if await self._stand(sources):
                     offsets = f"{sources[0].start_offset} to {sources[-1].end_offset}"
-                    refused.append(f"{tip}, offsets {offsets}: {error}")
+                    done.refused.append(f"{tip}, offsets {offsets}: {error}")
                     self._note("merge_refused", sources, error)
                 else:
-                    overtaken += 1  # deleted while it was read
+                    done.overtaken += 1  # deleted while it was read
                 continue
-            merged += 1
-            replaced += len(sources)
-            size_bytes += finished.segment_size_bytes
-        return MergedPartition(tip, merged, replaced, size_bytes, overtaken, tuple(refused))
+            done.merged += 1
+            done.replaced += len(sources)
+            done.size_bytes += finished.segment_size_bytes
+        return done
 
     async def _merge(self, sources: Segments) -> RemoteLogSegmentMetadata:
         tip = sources[0].topic_id_partition

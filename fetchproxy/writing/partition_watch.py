@@ -47,25 +47,6 @@ class _Watched:
     stalled: UUID | None = None  # the copy that was reported
 
 
-def margin_in_words(status: PartitionArchiveStatus, used: float) -> str:
-    """In steps, so that it is not another sentence at each look."""
-    percent = int(used * 20) * 5
-    first = status.log_start_offset if status.archive_end is None else status.archive_end
-    return (
-        f"{status.tip}: what is not archived, from offset {first} on, has used up {percent} % of "
-        "the brokers' retention; at 100 % they delete it"
-    )
-
-
-def loss_in_words(status: PartitionArchiveStatus) -> str:
-    """Without the last offset, which rises while the loss goes on."""
-    assert status.lost is not None  # looked at by the caller
-    return (
-        f"{status.tip}: the brokers have deleted records from offset {status.lost[0]} on before "
-        "they could be archived; the archive goes on behind them when copies succeed again"
-    )
-
-
 def deleted_at(deleted_in_ms: int | None) -> float | None:
     """Loop time (s)."""
     if deleted_in_ms is None:
@@ -267,10 +248,13 @@ class PartitionWatch:
         watched.deleted_in_ms = _deleted_in_ms(used, since, now_ms - at_ms)
         metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
         if used >= MARGIN_WARN_SHARE:
+            first = status.log_start_offset if status.archive_end is None else status.archive_end
+            percent = int(used * 20) * 5  # in steps, so that it is not another sentence each time
             self._concerns.hold(
                 small,
                 tip,
-                margin_in_words(status, used),
+                f"{tip}: what is not archived, from offset {first} on, has used up {percent} % of "
+                "the brokers' retention; at 100 % they delete it",
                 until=deleted_at(watched.deleted_in_ms),
                 retention_used=round(used, 3),
                 lag_offsets=status.lag_offsets,
@@ -280,11 +264,16 @@ class PartitionWatch:
             self._concerns.release(small, tip)
 
     def _look_at_losses(self, status: PartitionArchiveStatus) -> None:
-        deleted = Kind.UNARCHIVED_RECORDS_DELETED
-        if status.lost is None:
+        deleted, lost = Kind.UNARCHIVED_RECORDS_DELETED, status.lost
+        if lost is None:
             self._concerns.release(deleted, status.tip)
-        else:
-            self._concerns.hold(deleted, status.tip, loss_in_words(status), status.lost)
+            return
+        # Without the last offset, which rises while the loss goes on.
+        what = (
+            f"{status.tip}: the brokers have deleted records from offset {lost[0]} on before they "
+            "could be archived; the archive goes on behind them when copies succeed again"
+        )
+        self._concerns.hold(deleted, status.tip, what, lost)
 
     @staticmethod
     def _oldest_age_ms(

@@ -103,8 +103,7 @@ class LocalRetention:
 
     def refusal(self, topic: str) -> str | None:
         """Why nothing of the topic is trimmed although local retention is set, as a sentence."""
-        reason = self._refused.get(topic)
-        return None if reason is None else f"local retention of {topic} is refused: {reason}"
+        return self._refused.get(topic)
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
@@ -126,12 +125,12 @@ class LocalRetention:
         more = False
         if reason is not None:
             self._refuse(tip.topic, reason)
+        elif retention.trims_locally:
+            self._allow(tip.topic)
+            more = await self._trim(tip, retention, loop_s, now_ms)
         else:
             self._allow(tip.topic)
-            if retention.trims_locally:
-                more = await self._trim(tip, retention, loop_s, now_ms)
-            else:
-                self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
+            self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
         wait_ms = 0 if more else self.limits.retention_check_interval_ms
         self._due_at[tip] = loop_s + wait_ms / 1000
 
@@ -201,9 +200,8 @@ class LocalRetention:
         return end.epoch == epoch and end.end_offset >= target
 
     def _refuse(self, topic: str, reason: str) -> None:
-        self._refused[topic] = reason
-        refused = of_topic(Kind.LOCAL_RETENTION_REFUSED, topic, self.refusal(topic) or "")
-        self.concerns.health.report(refused)
+        self._refused[topic] = what = f"local retention of {topic} is refused: {reason}"
+        self.concerns.health.report(of_topic(Kind.LOCAL_RETENTION_REFUSED, topic, what))
         LOCAL_TRIMMING_REFUSED.set(len(self._refused))
 
     def _allow(self, topic: str) -> None:
