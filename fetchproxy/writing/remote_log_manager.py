@@ -45,7 +45,6 @@ from fetchproxy.writing.leadership import (
     Leadership,
     LeadershipState,
     LogDirsLeadership,
-    SoleLeadership,
 )
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.log_truncation import LogTruncation
@@ -88,7 +87,7 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
     if config.log_dirs is not None:
         return LogDirsLeadership({log_dir.node_id for log_dir in open_log_dirs(config)})
     if config.group_id is None:
-        return SoleLeadership()
+        return Leadership()
     settings = GroupSettings(
         config.group_id,
         config.group_instance_id,
