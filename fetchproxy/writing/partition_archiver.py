@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 
@@ -62,7 +62,6 @@ class PartitionArchiver:
 
     def __post_init__(self) -> None:
         self._resumed: Resumed | None = None
-        self._closed: GatheredSegment | None = None
         # Where, and under which leader, that was done; since the last copy.
         self._gathered_anew_at: tuple[int | None, int] | None = None
 
@@ -99,7 +98,7 @@ class PartitionArchiver:
             gathered_end=end,
             bytes_per_offset=gathered_bytes / offsets if offsets > 0 else None,
             raised_log_start=resumed.raised_log_start if resumed else 0,
-            closed_segments=1 if self._closed else 0,
+            closed_segments=1 if gatherer.closed else 0,
             first_unarchived_ms=gathered.first_timestamp_ms if gathered else None,
             copy=self.copier.running(self.tip),
         )
@@ -134,26 +133,25 @@ class PartitionArchiver:
     async def release(self) -> None:
         """Forget all that is local, give the disk space back. The next turn resumes anew."""
         self._resumed = None
-        self._closed = None
         await self.gatherer.discard()
 
     async def _turn(self, close_short: bool) -> bool:
         resumed = await self._resume()
         if await self._has_parted(resumed):
             return True
-        if self._closed is None:
+        if self.gatherer.closed is None:
             try:
-                self._closed = await self._gather(resumed, close_short)
+                await self._gather(resumed, close_short)
             except LogTruncated:
                 return await self._cut_short(resumed)
             except CorruptSegment as error:
                 return await self._gather_anew(resumed, error)
-        if self._closed is None:
+        if self.gatherer.closed is None:
             return self._resumed is None  # the archive has moved on: look at it again
         if not self.may_go_on():
             await self.release()
             return False
-        await self._copy(resumed, self._closed)
+        await self._copy(resumed, self.gatherer.closed)
         return True
 
     # --- resume ---
@@ -231,7 +229,7 @@ class PartitionArchiver:
         )
 
     # --- gather ---
-    async def _gather(self, resumed: Resumed, close_short: bool) -> GatheredSegment | None:
+    async def _gather(self, resumed: Resumed, close_short: bool) -> None:
         """The next segment, if it can be closed already; gaps before it are recorded."""
         if resumed.position is None:
             log_start = await self.gatherer.find_log_start()
@@ -239,11 +237,11 @@ class PartitionArchiver:
         while True:
             gathered = await self.gatherer.gather(resumed.position, close_short=close_short)
             if not isinstance(gathered, LogGap):
-                return gathered
+                return
             view = await self._fresh_view()
             if view.log_end_offset != resumed.archive_end:
                 await self._moved_on(resumed, view)
-                return None
+                return
             self._note_gap(resumed, view, gathered)
             resumed.position = gathered.log_start_offset
 
@@ -291,7 +289,6 @@ class PartitionArchiver:
             end_offset=finished.end_offset,
             size_bytes=finished.segment_size_bytes,
         )
-        self._closed = None
         await self.gatherer.discard()
 
     async def _moved_on(self, resumed: Resumed, view: PartitionView) -> None:
@@ -357,7 +354,11 @@ class ManagedPartition:
         try:
             failure, more = None, False
             if self.leads:
-                failure = await self._compare() or await self._delete()
+                failure = await self._attempt(Step.COPY, self.archiver.compare_with_leader())
+                if failure is None:
+                    failure = await self._attempt(Step.DELETE, self.expirer.expire(self.tip))
+                    trimmed = await self._attempt(Step.DELETE, self.local_retention.trim(self.tip))
+                    failure = failure or trimmed
                 self.step = Step.COPY
                 more = await self.archiver.process()
             else:
@@ -375,26 +376,16 @@ class ManagedPartition:
         self.local_retention.forget(self.tip)
         await self.archiver.release()
 
-    async def _compare(self) -> Exception | None:
-        """Raises LogTruncated; what kept it from being told is given back."""
-        self.step = Step.COPY
+    async def _attempt(self, step: Step, work: Awaitable[object]) -> Exception | None:
+        """What kept it from being done; raises LogTruncated."""
+        self.step = step
         try:
-            await self.archiver.compare_with_leader()
+            await work
         except LogTruncated:
             raise
         except (FetchProxyError, OSError) as error:
             return error
         return None
-
-    async def _delete(self) -> Exception | None:
-        self.step = Step.DELETE
-        failure: Exception | None = None
-        for delete in (self.expirer.expire, self.local_retention.trim):
-            try:
-                await delete(self.tip)
-            except (FetchProxyError, OSError) as error:
-                failure = failure or error
-        return failure
 
     async def _refresh(self) -> bool:
         self.step = Step.REFRESH

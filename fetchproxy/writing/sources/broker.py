@@ -58,7 +58,8 @@ class BatchGatherer(SegmentGatherer):
         return None if reason is None else self._close(writer, reason)
 
     async def discard(self) -> None:
-        writer, self._writer, self.gathered = self._writer, None, None
+        writer, self._writer = self._writer, None
+        self.gathered = self.closed = None
         if writer is not None:
             await writer.discard()
 
@@ -167,7 +168,7 @@ class BatchGatherer(SegmentGatherer):
                 return bool(headers), take.full
 
     def _close(self, writer: SegmentWriter, reason: CutReason) -> GatheredSegment:
-        segment = writer.close()
+        self.closed = segment = writer.close()
         log.debug(
             "segment_closed",
             **self.tip.logged,

@@ -419,9 +419,6 @@ class LogDirsGatherer(SegmentGatherer):
 
     log_dirs: Sequence[LogDir]
 
-    def __post_init__(self) -> None:
-        self._segment: GatheredSegment | None = None
-
     async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
         """None also where another host's broker leads the partition."""
         await self.discard()
@@ -439,10 +436,10 @@ class LogDirsGatherer(SegmentGatherer):
         rolled = await asyncio.to_thread(self._rolled, log_dirs, position, edges)
         if rolled is not None:
             await self._take(rolled)
-        return self._segment
+        return self.closed
 
     async def discard(self) -> None:
-        segment, self._segment, self.gathered = self._segment, None, None
+        segment, self.closed, self.gathered = self.closed, None, None
         if segment is not None:
             self.spool.size_bytes -= _copied_bytes(segment)
             await asyncio.to_thread(segment.log.unlink, missing_ok=True)
@@ -487,7 +484,7 @@ class LogDirsGatherer(SegmentGatherer):
             return
         finally:
             stop.set()  # a cancelled wait does not end the thread
-        self._segment, self.gathered = segment, summary
+        self.closed, self.gathered = segment, summary
         self.spool.size_bytes += _copied_bytes(segment)
         self.pace.spend(segment.size_bytes)
         log.debug(

@@ -124,10 +124,11 @@ class SegmentGatherer(ABC):
     last_stable_offset: int | None = None
     # What is being gathered or waits to be copied; None, or without a byte: nothing.
     gathered: SegmentSummary | None = None
+    closed: GatheredSegment | None = None  # waits to be copied
 
     @abstractmethod
     async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
-        """The segment that begins at `position`; None: it cannot be closed yet.
+        """The segment that begins at `position`, `closed`; None: it cannot be closed yet.
 
         What was gathered is kept over calls with the same position, and gone with another one. The
         segment's file stays until `discard`. `close_short`: nobody waits for more, so what is there
