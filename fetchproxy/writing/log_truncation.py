@@ -229,13 +229,13 @@ class LogTruncation:
                 f"until you run: fetchproxy resolve {tip}"
             )
 
-    async def truncate(self, tip: TopicIdPartition, view: PartitionView) -> None:
+    async def truncate(self, view: PartitionView) -> None:
         """Take out of the archive what is not in the leader's log. `view` must be the last one
         read. May be repeated; two archivers at it do the same. Raises LogBeginsAgain where that
         would be all, LogTruncated, ClusterError, RemoteStorageError.
         """
+        tip, end = view.tip, view.log_end_offset
         segments = self.rlmm.list_remote_log_segments(tip)  # as old as `view`: others may add
-        end = view.log_end_offset
         if end is None:
             return
         shared, compared = await self._compare(tip, compared_lineage(view), end)
@@ -272,14 +272,14 @@ class LogTruncation:
         )
         await self._carry_out(TruncationPlan(tuple(segments)))
 
-    async def remove_buried(self, tip: TopicIdPartition, view: PartitionView) -> bool:
+    async def remove_buried(self, view: PartitionView) -> bool:
         """Copies of a dead log that others lie over. False: none. Raises RemoteStorageError."""
-        plan = buried_copies(self.rlmm.list_remote_log_segments(tip), view)
+        plan = buried_copies(self.rlmm.list_remote_log_segments(view.tip), view)
         if not plan:
             return False
         log.warning(
             "dead_copies_removed",
-            **tip.logged,
+            **view.tip.logged,
             segments_dropped=len(plan.drop),
             segments_clipped=len(plan.clip),
         )

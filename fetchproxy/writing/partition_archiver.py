@@ -166,7 +166,7 @@ class PartitionArchiver:
 
     async def _look(self) -> Resumed:
         view = await self._fresh_view()
-        if await self.truncation.remove_buried(self.tip, view):
+        if await self.truncation.remove_buried(view):
             view = await self._fresh_view()
         await self.records.read()
         end = view.log_end_offset
@@ -194,7 +194,7 @@ class PartitionArchiver:
             return False
         await self.release()
         await self.records.withdraw_end()
-        await self.truncation.truncate(self.tip, await self._fresh_view())
+        await self.truncation.truncate(await self._fresh_view())
         return True
 
     async def _cut_short(self, resumed: Resumed) -> bool:

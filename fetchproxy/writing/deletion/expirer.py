@@ -38,6 +38,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.orphans import (
     Objects,
+    Segments,
     delete_orphans,
     find_orphans,
     held_by_others,
@@ -127,22 +128,16 @@ class RetentionBrake:
         self._known: dict[TopicIdPartition, Announcement | None] = {}
 
     async def released(
-        self,
-        tip: TopicIdPartition,
-        view: PartitionView,
-        start: int | None,
-        now_ms: int,
-        *,
-        doubtful: bool,
+        self, view: PartitionView, start: int | None, now_ms: int, *, doubtful: bool
     ) -> int | None:
         """As `plan_step`, None also while it waits. `done` has to follow."""
-        announced = await self._announced(tip)
+        announced = await self._announced(view.tip)
         step = plan_step(view, start, announced, now_ms, self.grace_ms, doubtful=doubtful)
         if isinstance(step, Announcement):
-            await self._announce(tip, view, step)
+            await self._announce(view, step)
             return None
         if step is None:
-            await self.done(tip)
+            await self.done(view.tip)
         return step
 
     async def done(self, tip: TopicIdPartition) -> None:
@@ -169,9 +164,8 @@ class RetentionBrake:
                 log.warning("announced_retention_unreadable", topic=tip.topic, error=str(error))
         return self._known[tip]
 
-    async def _announce(
-        self, tip: TopicIdPartition, view: PartitionView, announced: Announcement
-    ) -> None:
+    async def _announce(self, view: PartitionView, announced: Announcement) -> None:
+        tip = view.tip
         if self._known.get(tip) != announced:
             await self.objects.put_retention_step(tip, encode_announcement(tip, announced))
             self._known[tip] = announced
@@ -378,7 +372,7 @@ class Expirer:
         loop = asyncio.get_running_loop()
         while (now_ms := self._clock.now_ms(loop.time())) is not None:
             view = await self.rlmm.refresh(tip, loop.time())
-            if await self._remove(tip, view, now_ms) > 0:
+            if await self._remove(view, now_ms) > 0:
                 return
 
     def forget(self, tip: TopicIdPartition) -> None:
@@ -394,12 +388,12 @@ class Expirer:
         view = await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
         retention = effective_retention(self.config, tip.topic, self.topic_config(tip.topic_id))
         start, doubtful = await self._retained_from(view, retention, now_ms)
-        start = await self._brake.released(tip, view, start, now_ms, doubtful=doubtful)
+        start = await self._brake.released(view, start, now_ms, doubtful=doubtful)
         if start is not None:
             view = await self.rlmm.raise_log_start_offset(tip, start)
             log.info("log_start_raised", **tip.logged, log_start_offset=start)
             await self._brake.done(tip)
-        return await self._remove(tip, view, now_ms)
+        return await self._remove(view, now_ms)
 
     async def _retained_from(
         self, view: PartitionView, retention: Retention, now_ms: int
@@ -420,8 +414,9 @@ class Expirer:
         self.concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
         return by_bytes, False
 
-    async def _remove(self, tip: TopicIdPartition, view: PartitionView, now_ms: int) -> float:
+    async def _remove(self, view: PartitionView, now_ms: int) -> float:
         """Some of what may go. `view` was just read. How long until more may (s)."""
+        tip = view.tip
         segments = self.rlmm.list_remote_log_segments(tip)
         metrics.REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
         removals = plan_removals(
@@ -439,7 +434,7 @@ class Expirer:
             # All that may go was looked at: what was wrong before is mended.
             self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
         undeleted = removals.delete[max(0, looked_at - len(removals.hide)) :]
-        self._publish(tip, view, (*removals.hide, *removals.waiting, *undeleted))
+        self._publish(view, (*removals.hide, *removals.waiting, *undeleted))
         if done and looked_at < count:
             return 0.0
         waits_ms = [self.limits.retention_check_interval_ms]
@@ -581,10 +576,8 @@ class Expirer:
         return damage is None
 
     @staticmethod
-    def _publish(
-        tip: TopicIdPartition, view: PartitionView, to_go: tuple[RemoteLogSegmentMetadata, ...]
-    ) -> None:
-        place = (tip.topic, str(tip.partition))
+    def _publish(view: PartitionView, to_go: Segments) -> None:
+        place = (view.tip.topic, str(view.tip.partition))
         metrics.REMOTE_DELETE_LAG_SEGMENTS.labels(*place).set(len(to_go))
         metrics.REMOTE_DELETE_LAG_BYTES.labels(*place).set(sum(s.segment_size_bytes for s in to_go))
         metrics.REMOTE_LOG_SIZE_BYTES.labels(*place).set(

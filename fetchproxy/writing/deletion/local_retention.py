@@ -143,10 +143,10 @@ class LocalRetention:
         target = trim_target(view, edges, retention, now_ms)
         if target is None or target <= edges.log_start_offset:
             return False
-        whole_to = await self._whole_up_to(tip, view, edges.log_start_offset, target)
+        whole_to = await self._whole_up_to(view, edges.log_start_offset, target)
         if whole_to is None:
             return False
-        if not await self._is_same_log(tip, view, whole_to):
+        if not await self._is_same_log(view, whole_to):
             log.warning(
                 "local_log_not_trimmed",
                 **tip.logged,
@@ -164,9 +164,7 @@ class LocalRetention:
         )
         return whole_to < target
 
-    async def _whole_up_to(
-        self, tip: TopicIdPartition, view: PartitionView, start: int, target: int
-    ) -> int | None:
+    async def _whole_up_to(self, view: PartitionView, start: int, target: int) -> int | None:
         """Up to which offset, `target` at most, the archive's objects were seen; None: some are
         damaged or gone, and nobody knows what else is.
         """
@@ -177,23 +175,22 @@ class LocalRetention:
                 break
             damage = await self._looks.damage([segment])
             if damage is not None:
-                self.concerns.hold(
-                    Kind.LOCAL_TRIMMING_STOPPED,
-                    tip,
-                    f"the brokers keep their records of {tip}: the archive should have them and "
-                    f"has not, {damage}; run fetchproxy verify",
-                    (start, target - 1),
+                what = (
+                    f"the brokers keep their records of {view.tip}: the archive should have them "
+                    f"and has not, {damage}; run fetchproxy verify"
                 )
+                stopped = Kind.LOCAL_TRIMMING_STOPPED
+                self.concerns.hold(stopped, view.tip, what, (start, target - 1))
                 return None
             if loop.time() > enough_at:
                 return segment.end_offset + 1
-        self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
+        self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, view.tip)
         return target
 
-    async def _is_same_log(self, tip: TopicIdPartition, view: PartitionView, target: int) -> bool:
+    async def _is_same_log(self, view: PartitionView, target: int) -> bool:
         """Up to `target` the leader's log is the one that was archived."""
         epoch = epoch_of(view, target - 1)
-        told = await self._leader.epoch_end(tip, epoch)
+        told = await self._leader.epoch_end(view.tip, epoch)
         if told is None:
             return False
         _, end = told
