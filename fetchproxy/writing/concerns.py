@@ -1,6 +1,4 @@
-"""What an archiver alone knows of the archive (that it stopped, what it does not delete, what is at
-risk): it keeps that in the store too, for other processes and other archivers.
-"""
+"""What an archiver alone knows of the archive: it keeps that in the store too, for all others."""
 
 from __future__ import annotations
 

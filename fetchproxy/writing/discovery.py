@@ -42,12 +42,8 @@ def refusal(topic: TopicInfo, topic_config: dict[str, str]) -> str | None:
     return None
 
 
-def partitions_of(topic: TopicInfo) -> list[TopicIdPartition]:
-    return [TopicIdPartition(topic.topic_id, topic.name, p) for p in sorted(topic.leaders)]
-
-
-def partitions_of_all(topics: Iterable[TopicInfo]) -> list[TopicIdPartition]:
-    return sorted(tip for topic in topics for tip in partitions_of(topic))
+def partitions_of(topics: Iterable[TopicInfo]) -> list[TopicIdPartition]:
+    return sorted(TopicIdPartition(t.topic_id, t.name, p) for t in topics for p in t.leaders)
 
 
 class TopicDiscovery:

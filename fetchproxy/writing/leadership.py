@@ -1,6 +1,4 @@
-"""Which partitions an archiver leads: a leader copies and deletes, a follower only keeps
-current.
-"""
+"""Which partitions an archiver leads: a leader copies and deletes, a follower keeps current."""
 
 from __future__ import annotations
 

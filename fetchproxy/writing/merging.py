@@ -270,12 +270,16 @@ class PartitionMerger:
 
     async def plan(self, tip: TopicIdPartition) -> list[Segments]:
         """None of a partition that is being deleted. Raises RemoteStorageError."""
+        found = await self._look(tip)
+        return [] if found is None else plan_merges(*found, bytes_max=self.bytes_max)
+
+    async def _look(self, tip: TopicIdPartition) -> tuple[Segments, PartitionView] | None:
+        """What there is now; None: it is being deleted."""
         now = asyncio.get_running_loop().time()
         if await self.rlmm.partition_deletion(tip, now) is not None:
-            return []
+            return None
         view = await self.rlmm.refresh(tip, now)
-        segments = self.rlmm.list_remote_log_segments(tip)
-        return plan_merges(segments, view, bytes_max=self.bytes_max)
+        return self.rlmm.list_remote_log_segments(tip), view
 
     async def merge(self, tip: TopicIdPartition) -> MergedPartition:
         """All of the plan; what was merged counts. Raises RemoteStorageError, OSError (disk)."""
@@ -326,12 +330,8 @@ class PartitionMerger:
             )
 
     async def _stand(self, sources: Segments) -> bool:
-        tip = sources[0].topic_id_partition
-        now = asyncio.get_running_loop().time()
-        if await self.rlmm.partition_deletion(tip, now) is not None:
-            return False
-        view = await self.rlmm.refresh(tip, now)
-        return still_stand(sources, self.rlmm.list_remote_log_segments(tip), view)
+        found = await self._look(sources[0].topic_id_partition)
+        return found is not None and still_stand(sources, *found)
 
     @staticmethod
     def _note(event: str, sources: Segments, error: Exception) -> None:

@@ -1,6 +1,4 @@
-"""Whether the archive at `store.url` is there, and is that of this cluster and this
-configuration.
-"""
+"""Whether the archive at `store.url` is there, and is that of this cluster and configuration."""
 
 from __future__ import annotations
 
@@ -224,13 +222,11 @@ class OwnArchive:
         await self._check_nothing_trimmed(there, known)
 
     async def _check_nothing_trimmed(self, there: str, known: Set[UUID]) -> None:
-        """What archivers trim has no retention of its own, so an archive has what is gone. `known`:
-        the topics of this one.
-        """
+        """Archivers trim only what they have archived. `known`: the topics of this archive."""
         topics = matching_topics(self.config.archive.topics or "", await self.cluster.topics(0))
         if not known.isdisjoint(topic.topic_id for topic in topics):
             return
-        tips = [tip for topic in topics if await self._trims(topic) for tip in partitions_of(topic)]
+        tips = partitions_of([topic for topic in topics if await self._trims(topic)])
         now = asyncio.get_running_loop().time()
         edges = await self.cluster.log_edges_of(tips, not_older_than=now)
         for tip, found in sorted(edges.items()):

@@ -181,9 +181,7 @@ class PartitionArchiver:
 
     # --- the leader's lineage ---
     async def _has_parted(self, resumed: Resumed) -> bool:
-        """The leader is new and its log is not what was archived: the archive has been truncated,
-        and all that was known here is forgotten.
-        """
+        """A new leader's log is another one: the archive has been cut, and is looked at anew."""
         if resumed.leader_epoch == self.truncation.leader_epoch(self.tip):
             return False
         return await self._truncate_if_parted(resumed)

@@ -38,7 +38,7 @@ from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.deletion.partition_deletion import PartitionDeletion
-from fetchproxy.writing.discovery import TopicDiscovery, partitions_of_all
+from fetchproxy.writing.discovery import TopicDiscovery, partitions_of
 from fetchproxy.writing.index_refresh import LocalIndexRefresher
 from fetchproxy.writing.leadership import (
     ConsumerGroupLeadership,
@@ -299,7 +299,7 @@ class RemoteLogManager(_Archiver):
     async def _discover(self, spool: Spool) -> None:
         found = await self.discovery.look()
         self._leadership.manage(found)
-        wanted = partitions_of_all(found)
+        wanted = partitions_of(found)
         for tip in wanted:
             self._assign(tip, spool)
         self._wake.set()
@@ -473,7 +473,7 @@ class ArchivePass(_Archiver):
 
     async def run(self) -> list[TopicIdPartition]:
         """Archive all that `archive.topics` matches, and name it; `discovery` has those refused."""
-        tips = partitions_of_all(await self.discovery.look())
+        tips = partitions_of(await self.discovery.look())
         await self.archive(tips)
         return tips
 

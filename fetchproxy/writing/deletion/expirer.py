@@ -398,9 +398,7 @@ class Expirer:
     async def _retained_from(
         self, view: PartitionView, retention: Retention, now_ms: int
     ) -> tuple[int | None, bool]:
-        """The first offset that retention keeps, None: all; and whether the clock is in doubt. One
-        that is wrong for sure deletes nothing by time.
-        """
+        """The first offset that retention keeps, None: all; and whether the clock is in doubt."""
         self._witness.saw(view)
         start = retained_from(view, retention, now_ms)
         by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)

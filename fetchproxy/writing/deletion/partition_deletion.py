@@ -70,9 +70,7 @@ def doubt_of_cluster(
 def moved_on(
     before: ClusterTopics, alive: Set[UUID], denied: Set[UUID], archived: Set[UUID]
 ) -> ClusterTopics:
-    """After a look that counts; as `doubt_of_cluster`. What is missing and not denied may be out of
-    sight for a while: it stays what it was.
-    """
+    """After a look that counts. What is out of sight and not denied stays what it was."""
     unseen = (before.alive & archived) - alive - denied
     gone = ((before.gone | (before.alive & denied)) & archived) - alive
     return ClusterTopics(frozenset(alive | unseen), frozenset(gone))
@@ -146,9 +144,7 @@ class PartitionDeletion:
             await asyncio.sleep(self.limits.topic_deletion_check_interval_ms / 1000)
 
     async def look(self) -> None:
-        """And the deletions that it finds due; with `keep` topics that are gone by now keep their
-        archive for good. Raises ClusterError, RemoteStorageError.
-        """
+        """And the deletions that it finds due. Raises ClusterError, RemoteStorageError."""
         topics: dict[tuple[UUID, str], list[TopicIdPartition]] = {}
         for tip in await self.rlmm.list_partitions():
             topics.setdefault((tip.topic_id, tip.topic), []).append(tip)
@@ -159,7 +155,7 @@ class PartitionDeletion:
         cluster_id = await self.cluster.cluster_id()
         if not cluster_id:
             return
-        if self.config.topic_deletion == "keep":
+        if self.config.topic_deletion == "keep":  # what is gone by now keeps its archive for good
             noted = await self._noted(cluster_id)
             await self._note(cluster_id, noted, ClusterTopics(frozenset(alive)))
             return

@@ -93,9 +93,7 @@ def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:
 
 
 def _own(topic_config: Mapping[str, str] | None) -> Mapping[str, int]:
-    """By our setting's name; without those of which the topic has none of its own, or whose key the
-    broker does not know.
-    """
+    """By our setting's name; without those of which the topic has none of its own."""
     if topic_config is None:
         return dict.fromkeys(_SETTINGS, UNLIMITED)
     ours, theirs = ("remote_log", "") if _tiered(topic_config) else ("local", "local.")

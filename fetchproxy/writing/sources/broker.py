@@ -66,9 +66,7 @@ class BatchGatherer(SegmentGatherer):
     async def _read_on(
         self, writer: SegmentWriter, until: float | None
     ) -> CutReason | LogGap | None:
-        """Read until the segment is to be closed (the reason) or nothing more is there (None). None
-        also where the rate allows nothing more before `until` (loop time).
-        """
+        """Why to close the segment; None: nothing more is there, or allowed before `until`."""
         while True:
             reason = self._cut_anyway(writer)
             if reason is not None:

@@ -1,6 +1,4 @@
-"""Where the archiver gets segments from, as it sees it, and the spool in which they are
-gathered.
-"""
+"""Where the archiver gets segments from, and the spool in which they are gathered."""
 
 from __future__ import annotations
 
@@ -130,9 +128,9 @@ class SegmentGatherer(ABC):
     async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
         """The segment that begins at `position`, `closed`; None: it cannot be closed yet.
 
-        What was gathered is kept over calls with the same position, and gone with another one. The
-        segment's file stays until `discard`. `close_short`: nobody waits for more, so what is there
-        makes a segment, however short; a source whose segments others close pays no heed to it.
+        What was gathered is kept over calls with the same position, and gone with another one.
+        `close_short`: nobody waits for more, so what is there makes a segment, however short; a
+        source whose segments others close pays no heed to it.
 
         Raises LogTruncated where the log ends below `position`, CorruptSegment, ClusterError, and
         OSError of the disk. After any error but a ClusterError what was gathered is of no use: call
