@@ -118,8 +118,8 @@ class PartitionWatch:
 
     def margin(self, tip: TopicIdPartition) -> tuple[float | None, int | None]:
         """`retention_used` and `deleted_in_ms` of its status, as last looked at."""
-        watched = self._watched.get(tip)
-        return (None, None) if watched is None else (watched.used, watched.deleted_in_ms)
+        watched = self._watched.get(tip, _Watched())
+        return watched.used, watched.deleted_in_ms
 
     def forget(self, tip: TopicIdPartition) -> None:
         """The partition is managed here no more."""

@@ -60,13 +60,12 @@ class ProcessingSchedule:
 
     def take_due(self, now: float) -> TopicIdPartition | None:
         """The partition that has been due for longest; it is in process until brought back."""
-        while self._heap and self._heap[0][0] <= now:
-            _, turn, tip = heapq.heappop(self._heap)
-            entry = self._entries.get(tip)
-            if entry is not None and entry.turn == turn and not entry.in_process:
-                entry.in_process = True
-                return tip
-        return None
+        due_at = self.next_due_at()
+        if due_at is None or due_at > now:
+            return None
+        _, _, tip = heapq.heappop(self._heap)
+        self._entries[tip].in_process = True
+        return tip
 
     def next_due_at(self) -> float | None:
         """None: nothing waits."""

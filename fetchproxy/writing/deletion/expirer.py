@@ -255,7 +255,7 @@ class SegmentLooks:
             except ObjectNotFound:
                 continue
             except (RangeNotSatisfiable, CorruptSegment):
-                return False
+                pass
             return False
         return True
 

@@ -204,7 +204,11 @@ def take_segment(
     archive or another look may find otherwise, OSError, and Stopped as soon as `go_on` answers
     False. Then nothing is left at `path`.
     """
-    with _open(rolled.file) as file:
+    try:
+        opened = rolled.file.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise SegmentGone from None
+    with opened as file:
         reading = _Reading(rolled, file, _aborted_txns(rolled))
         while reading.step():
             if not go_on():
@@ -324,13 +328,6 @@ class _Reading:
 
     def _unusable(self, what: str) -> LogDirUnusable:
         return LogDirUnusable(f"{self._rolled.file} {what}")
-
-
-def _open(path: Path) -> IO[bytes]:
-    try:
-        return path.open("rb", buffering=0)
-    except FileNotFoundError:
-        raise SegmentGone from None
 
 
 def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
