@@ -63,7 +63,7 @@ from fetchproxy.writing.index_refresh import open_local_indexes
 from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
-from fetchproxy.writing.partition_archiver import deleted_at, until
+from fetchproxy.writing.partition_watch import deleted_at, until
 from fetchproxy.writing.remote_log_manager import ArchivePass, RemoteLogManager, open_log_dirs
 from fetchproxy.writing.status import PartitionArchiveStatus
 

@@ -57,7 +57,7 @@ from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.appetite import Appetites, ClientStatus
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns, StoredConcern, read_concerns
+from fetchproxy.writing.concerns import ArchiverConcerns, StoredConcerns, read_concerns
 from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.status import PartitionArchiveStatus
 
@@ -148,7 +148,7 @@ class StatusCollector:
         self._archive_looked_at = float("-inf")
         self._probed: TopicIdPartition | None = None  # the smallest: listed soonest
         self._shown: dict[TopicIdPartition, _Shown] = {}
-        self._stored: list[StoredConcern] = []
+        self._stored: StoredConcerns = {}
         self._partitions = PartitionsHealth(self.rsm.objects, self.rlmm)
         self._archive_up: bool | None = None
         self._health = self.around.health

@@ -25,7 +25,7 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.runner import Done, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import for_each
-from fetchproxy.writing.discovery import TopicDiscovery, partitions_of_all
+from fetchproxy.writing.discovery import TopicDiscovery, partitions_of
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
 from fetchproxy.writing.remote_log_manager import ArchivePass
@@ -121,7 +121,7 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
     async with managed_archive(config, create=True, must_exist=False) as opened:
         cluster = opened.cluster
         discovery = TopicDiscovery(cluster, topics, WritingLimits.discovery_interval_ms)
-        tips = partitions_of_all(await discovery.look())
+        tips = partitions_of(await discovery.look())
         if not tips and not discovery.refused:
             raise ConfigError(f"archive.topics = {topics!r} matches no topic")
         found: list[PlannedPartition] = []

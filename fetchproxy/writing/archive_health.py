@@ -16,7 +16,7 @@ from fetchproxy.model import FIRST_HISTORY, RemoteLogSegmentMetadata, TopicIdPar
 from fetchproxy.observability.health import Condition, Kind, Offsets, in_order, of_partition
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
 from fetchproxy.storage.archive_objects import ArchiveObjects
-from fetchproxy.writing.concerns import StoredConcern
+from fetchproxy.writing.concerns import StoredConcerns
 from fetchproxy.writing.published import read_finished_offsets
 
 # Which offsets a partition's archive has to hold, and which of them it does not. Pure.
@@ -205,10 +205,10 @@ def metadata_in_words(
 
 
 def with_stored(
-    findings: Iterable[Condition], stored: Iterable[StoredConcern], topic: str | None
+    findings: Iterable[Condition], stored: StoredConcerns, topic: str | None
 ) -> tuple[Condition, ...]:
     """And what archivers have said; `topic`: of this one alone, None: of the archive."""
-    said = [s.condition for s in stored if topic is None or s.condition.topic == topic]
+    said = [one for one in stored.values() if topic is None or one.topic == topic]
     return in_order([*findings, *said])
 
 

@@ -1,13 +1,11 @@
-"""What an archiver alone knows of the archive (that it stopped, what it does not delete, what is at
-risk): it keeps that in the store too, for other processes and other archivers.
-"""
+"""What an archiver alone knows of the archive: it keeps that in the store too, for all others."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import structlog
 
@@ -33,6 +31,8 @@ PUBLISH_INTERVAL_S = 5.0
 PUBLISH_MAX_S = 60.0
 READ_AT_ONCE = 16
 
+StoredConcerns = Mapping[ConcernObject, Condition]
+
 
 class ArchiverConcerns:
     """`health` has each concern while it lasts; `publish` writes to the store what was decided
@@ -45,7 +45,7 @@ class ArchiverConcerns:
         self.health = Health()
         self._decided: defaultdict[str, set[Subject]] = defaultdict(set)
         self._unsaid: set[tuple[Kind, Subject]] = set()
-        self._stored: list[StoredConcern] = []  # as last read
+        self._stored: StoredConcerns = {}  # as last read
 
     def hold(
         self,
@@ -76,12 +76,12 @@ class ArchiverConcerns:
             self._decided[kind].discard(tip)
             self._unsaid.discard((kind, tip))
 
-    def merged(self, stored: Iterable[StoredConcern], now: float) -> Iterator[Condition]:
+    def merged(self, stored: StoredConcerns, now: float) -> Iterator[Condition]:
         """In no order: what is known here, and of `stored` what others have decided."""
         yield from self.health.all(now)
-        for one in stored:
-            if one.subject not in self._decided.get(one.name, ()):
-                yield one.condition
+        for one, said in stored.items():
+            if one.tip not in self._decided.get(one.name, ()):
+                yield said
 
     def _held(self, kind: Kind, subject: Subject) -> Condition | None:
         return self.health.reported(kind, subject or "")
@@ -95,7 +95,7 @@ class ArchiverConcerns:
 
     async def _publish(self, objects: ArchiveObjects) -> None:
         self._stored = await read_concerns(objects, self._stored)
-        stored = {(s.name, s.subject): s for s in self._stored}
+        stored = {(one.name, one.tip): said for one, said in self._stored.items()}
         for kind, subject in list(self._unsaid):
             if (kind, subject) not in self._unsaid:
                 continue  # forgotten meanwhile: another archiver's
@@ -103,7 +103,7 @@ class ArchiverConcerns:
             said = stored.get((kind, subject))
             if wanted is None and said is not None:
                 await objects.delete_concern(subject, kind)
-            elif wanted is not None and (said is None or said.condition != wanted):
+            elif wanted is not None and said != wanted:
                 await objects.put_concern(subject, kind, encode_concern(wanted))
             if self._held(kind, subject) == wanted:  # not changed meanwhile
                 self._unsaid.discard((kind, subject))
@@ -123,34 +123,22 @@ class ArchiverConcerns:
 
 
 # --- in the store ---
-@dataclass(frozen=True, slots=True)
-class StoredConcern:
-    name: str
-    subject: Subject
-    condition: Condition
-    version: str = ""  # of its object
-
-
 async def read_concerns(
-    objects: ArchiveObjects, known: Iterable[StoredConcern] = ()
-) -> list[StoredConcern]:
+    objects: ArchiveObjects, known: StoredConcerns = MappingProxyType({})
+) -> dict[ConcernObject, Condition]:
     """Of the whole archive; `known` ones are not read again. Raises RemoteStorageError."""
-    before = {(one.name, one.subject, one.version): one for one in known}
     listed = await objects.list_concerns()
-    found = [before.get((one.name, one.tip, one.version)) for one in listed]
+    found = {one: known.get(one) for one in listed}
 
-    async def read(at: int) -> None:
-        one = listed[at]
+    async def read(one: ConcernObject) -> None:
         try:
             raw = await objects.get_concern(one)
-            said = None if raw is None else _decode(raw, one)
+            found[one] = None if raw is None else _decode(raw, one)
         except DamagedObject as damage:
-            said = of_partition(one.name, one.tip, str(damage))
-        if said is not None:
-            found[at] = StoredConcern(one.name, one.tip, said, one.version)
+            found[one] = of_partition(one.name, one.tip, str(damage))
 
-    await for_each([at for at, one in enumerate(found) if one is None], read, READ_AT_ONCE)
-    return [one for one in found if one is not None]
+    await for_each([one for one in listed if found[one] is None], read, READ_AT_ONCE)
+    return {one: said for one, said in found.items() if said is not None}
 
 
 def encode_concern(one: Condition) -> bytes:

@@ -42,12 +42,8 @@ def refusal(topic: TopicInfo, topic_config: dict[str, str]) -> str | None:
     return None
 
 
-def partitions_of(topic: TopicInfo) -> list[TopicIdPartition]:
-    return [TopicIdPartition(topic.topic_id, topic.name, p) for p in sorted(topic.leaders)]
-
-
-def partitions_of_all(topics: Iterable[TopicInfo]) -> list[TopicIdPartition]:
-    return sorted(tip for topic in topics for tip in partitions_of(topic))
+def partitions_of(topics: Iterable[TopicInfo]) -> list[TopicIdPartition]:
+    return sorted(TopicIdPartition(t.topic_id, t.name, p) for t in topics for p in t.leaders)
 
 
 class TopicDiscovery:
@@ -61,12 +57,8 @@ class TopicDiscovery:
         self._pattern = pattern
         self._interval_ms = interval_ms
         self._configs: dict[UUID, dict[str, str]] = {}
-        self._refused: dict[str, str] = {}
-
-    @property
-    def refused(self) -> dict[str, str]:
-        """Topic -> why it is not archived although `archive.topics` matches it."""
-        return dict(self._refused)
+        # Topic -> why it is not archived although `archive.topics` matches it.
+        self.refused: dict[str, str] = {}
 
     def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
         """An archived topic's settings as the last look found them; None: they cannot be read."""
@@ -106,5 +98,5 @@ class TopicDiscovery:
         kind = Kind.TOPIC_REFUSED
         reasons = {name: f"{name} is not archived: {why}" for name, why in refused.items()}
         self._health.keep(kind, [of_topic(kind, name, what) for name, what in reasons.items()])
-        self._refused = refused
+        self.refused = refused
         ARCHIVE_REFUSED_TOPICS.set(len(refused))

@@ -1,9 +1,8 @@
 """Step 3 of a partition's turn: the local index follows what the archive holds.
 
-Of each segment that is not in it yet the `.index` object is fetched and appended; files that the
-log start has passed go; where the archive is another than before (a dead lineage was dropped, a
-segment took another's place) the local index is cut and goes on from there. A segment that was only
-clipped keeps its entries: whether an offset counts is the metadata's matter. A local index that is
+The `.index` object of each new segment is fetched and appended; files that the log start has passed
+go; where a segment is not there any more the local index is cut and goes on from there. A clipped
+segment keeps its entries: whether an offset counts is the metadata's matter. A local index that is
 behind or missing costs a reader one request to the store.
 """
 

@@ -1,13 +1,10 @@
-"""Which partitions an archiver leads: a leader copies and deletes, a follower only keeps
-current.
-"""
+"""Which partitions an archiver leads: a leader copies and deletes, a follower keeps current."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import struct
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -40,36 +37,27 @@ class LeadershipState:
     error: str | None = None
 
 
-class Leadership(ABC):
-    """`on_change` is called on the loop whenever `leads` may answer differently than before."""
+class Leadership:
+    """As it is here, of the only archiver that there is: it leads all, from the start and for ever.
+    `on_change` is called on the loop whenever `leads` may answer differently than before.
+    """
 
     on_change: Callable[[], None] = staticmethod(lambda: None)
 
-    @abstractmethod
     def leads(self, tip: TopicIdPartition) -> bool:
         """Now. Never blocks; asked again before each step that writes."""
+        return True
 
     async def run(self) -> None:
         """Ends only by cancellation, and gives the leadership back then."""
         await asyncio.Event().wait()
 
-    @abstractmethod
     def state(self) -> LeadershipState:
         """Never blocks."""
+        return LeadershipState("sole", "stable", members=1)
 
     def manage(self, topics: Iterable[TopicInfo]) -> None:
-        """The topics that are archived, at each discovery. By default nobody needs to know."""
-        del topics
-
-
-class SoleLeadership(Leadership):
-    """The only archiver there is: everything is ours, from the start and for ever."""
-
-    def leads(self, tip: TopicIdPartition) -> bool:
-        return True
-
-    def state(self) -> LeadershipState:
-        return LeadershipState("sole", "stable", members=1)
+        """The topics that are archived, at each discovery."""
 
 
 # Who leads which partition: even parts, nothing moved without need. Pure.

@@ -145,6 +145,29 @@ def decided_below(
     return min([offset, last_stable_offset, *differing])
 
 
+@dataclass(slots=True)
+class Resumed:
+    """Where an archive ended when it was last looked at, and the leader epochs up to there. What is
+    archived below `kept_below` need not be the leader's.
+    """
+
+    archive_start: int | None
+    archive_end: int | None  # exclusive
+    raised_log_start: int
+    kept_below: int
+    lineage: tuple[EpochStart, ...]
+    # Where the next segment begins: the archive's end, or above it where the log has a gap.
+    position: int | None  # None: not known yet
+    leader_epoch: int | None = None  # of the leader whose log this was found to be; None: not yet
+
+    @property
+    def compared(self) -> tuple[EpochStart, ...]:
+        """What of the lineage is held against a leader's log."""
+        if self.archive_start is None or self.archive_end is None:
+            return self.lineage
+        return compared_part(self.lineage, (self.archive_start, self.archive_end), self.kept_below)
+
+
 # The archiver begins anew after a truncation. The objects of dropped segments stay until the
 # expirer's grace for readers in flight is over.
 
@@ -167,47 +190,34 @@ class LogTruncation:
         """The last one heard of, -1: none. Whoever has read from a leader has heard of its."""
         return self.leader.known_epoch(tip)
 
-    async def confirm(
-        self,
-        segment: GatheredSegment,
-        lineage: Sequence[EpochStart],
-        archived: tuple[int, int] | None,
-        kept_below: int = 0,
-    ) -> int:
+    async def confirm(self, segment: GatheredSegment, archive: Resumed) -> int:
         """That the archive and `segment` behind it are the log of the leader, whose epoch it gives.
-        `archived` is where the archive begins and ends (exclusive), `lineage` its epochs. What is
-        archived below `kept_below` need not be the leader's. Raises LogDiverged where they are not,
-        LogTruncated where that cannot be told, ClusterError.
+        Raises LogDiverged where they are not, LogTruncated where that cannot be told, ClusterError.
         """
-        epochs = segment.leader_epochs
+        epochs, lineage = segment.leader_epochs, archive.lineage
         if lineage and epochs and epochs[0].epoch < lineage[-1].epoch:
             raise LogDiverged(f"{segment.tip}: epoch {epochs[0].epoch} after {lineage[-1].epoch}")
-        if archived is not None:
-            lineage = compared_part(lineage, archived, kept_below)
-        whole, joints = joints_of(lineage, archived and archived[1], segment)
+        whole, joints = joints_of(archive.compared, archive.archive_end, segment)
         end = segment.end_offset + 1
         shared, compared = await self._compare(segment.tip, whole, end, joints)
         if shared < end:
             raise LogDiverged(f"{segment.tip}: gathered to {end}, the leader's log from {shared}")
         return self._epoch_of(segment.tip, compared)
 
-    async def agrees(
-        self,
-        tip: TopicIdPartition,
-        lineage: Sequence[EpochStart],
-        archived: tuple[int, int],
-        kept_below: int = 0,
-    ) -> int | None:
+    async def agrees(self, tip: TopicIdPartition, archive: Resumed) -> int | None:
         """The epoch of the leader whose log is the archive's up to its end; None: it has another.
         As `confirm`; raises LogBeginsAgain where it has nothing of the archive.
         """
-        end = archived[1]
-        part = compared_part(lineage, archived, kept_below)
-        shared, compared = await self._compare(tip, part, end)
+        end = archive.archive_end
+        if end is None:
+            if archive.raised_log_start > archive.kept_below:
+                await self._check_log_start(tip, archive.raised_log_start)
+            return self.leader_epoch(tip)
+        shared, compared = await self._compare(tip, archive.compared, end)
         self._refuse_new_beginning(tip, compared, end)
         return self._epoch_of(tip, compared) if shared >= end else None
 
-    async def check_log_start(self, tip: TopicIdPartition, raised_log_start: int) -> None:
+    async def _check_log_start(self, tip: TopicIdPartition, raised_log_start: int) -> None:
         """Of a partition without a segment: as DeleteRecords asks the broker first, the leader's
         log begins no lower, or begins again. Raises LogBeginsAgain, ClusterError.
         """
@@ -219,13 +229,13 @@ class LogTruncation:
                 f"until you run: fetchproxy resolve {tip}"
             )
 
-    async def truncate(self, tip: TopicIdPartition, view: PartitionView) -> None:
+    async def truncate(self, view: PartitionView) -> None:
         """Take out of the archive what is not in the leader's log. `view` must be the last one
         read. May be repeated; two archivers at it do the same. Raises LogBeginsAgain where that
         would be all, LogTruncated, ClusterError, RemoteStorageError.
         """
+        tip, end = view.tip, view.log_end_offset
         segments = self.rlmm.list_remote_log_segments(tip)  # as old as `view`: others may add
-        end = view.log_end_offset
         if end is None:
             return
         shared, compared = await self._compare(tip, compared_lineage(view), end)
@@ -262,14 +272,14 @@ class LogTruncation:
         )
         await self._carry_out(TruncationPlan(tuple(segments)))
 
-    async def remove_buried(self, tip: TopicIdPartition, view: PartitionView) -> bool:
+    async def remove_buried(self, view: PartitionView) -> bool:
         """Copies of a dead log that others lie over. False: none. Raises RemoteStorageError."""
-        plan = buried_copies(self.rlmm.list_remote_log_segments(tip), view)
+        plan = buried_copies(self.rlmm.list_remote_log_segments(view.tip), view)
         if not plan:
             return False
         log.warning(
             "dead_copies_removed",
-            **tip.logged,
+            **view.tip.logged,
             segments_dropped=len(plan.drop),
             segments_clipped=len(plan.clip),
         )

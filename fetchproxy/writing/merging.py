@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import zip_longest
 
 import structlog
@@ -33,7 +33,7 @@ from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
 # To keep that settled nothing is merged that overlaps: a range whose replaced segments are still
 # there has its turn when they are gone.
 
-Segments = tuple[RemoteLogSegmentMetadata, ...]
+Segments = Sequence[RemoteLogSegmentMetadata]
 
 # Offsets within a segment fit an int32, as Kafka's own index files have them.
 MERGED_OFFSETS_MAX = 2**31 - 1
@@ -53,16 +53,16 @@ def plan_merges(
     group: list[RemoteLogSegmentMetadata] = []
     for segment in _alone(segments, view):
         if group and not (_continues(group[-1], segment) and _fits(group, segment, bytes_max)):
-            groups.append(tuple(group))
+            groups.append(group)
             group = []
         if segment.segment_size_bytes <= bytes_max // 2:
             group.append(segment)
-    groups.append(tuple(group))
+    groups.append(group)
     return [group for group in groups if _is_worth_it(group)]
 
 
 def still_stand(
-    sources: Sequence[RemoteLogSegmentMetadata],
+    sources: Segments,
     segments: Iterable[RemoteLogSegmentMetadata],
     view: PartitionView,
 ) -> bool:
@@ -124,9 +124,7 @@ def _continues(before: RemoteLogSegmentMetadata, segment: RemoteLogSegmentMetada
     return one[-1].epoch <= other[0].epoch
 
 
-def _fits(
-    group: Sequence[RemoteLogSegmentMetadata], segment: RemoteLogSegmentMetadata, bytes_max: int
-) -> bool:
+def _fits(group: Segments, segment: RemoteLogSegmentMetadata, bytes_max: int) -> bool:
     size = sum(s.segment_size_bytes for s in group) + segment.segment_size_bytes
     offsets = segment.end_offset - group[0].start_offset + 1
     return size <= bytes_max and offsets <= MERGED_OFFSETS_MAX
@@ -141,11 +139,9 @@ def _is_worth_it(group: Segments) -> bool:
 # they are and are checked on their way. What the segments' indexes say is put together, and held
 # against the log before anybody may rely on it.
 
-Sources = Sequence[RemoteLogSegmentMetadata]
-
 
 async def merged_log(
-    rsm: RemoteStorageManager, sources: Sources, writer: SegmentWriter, chunk_bytes: int
+    rsm: RemoteStorageManager, sources: Segments, writer: SegmentWriter, chunk_bytes: int
 ) -> tuple[GatheredSegment, tuple[EpochStart, ...]]:
     """And the log's epochs up to its end, also those that ended before it. `writer` is new and at
     the first one's start; it is the caller's to discard.
@@ -200,7 +196,7 @@ async def _append(
         )
 
 
-async def _kafka_files(rsm: RemoteStorageManager, sources: Sources) -> KafkaFiles:
+async def _kafka_files(rsm: RemoteStorageManager, sources: Segments) -> KafkaFiles:
     """A broker's own indexes, where every segment has them; the snapshot is that of the end."""
     snapshot = await _kafka_file(rsm, sources[-1], SegmentFile.PRODUCER_SNAPSHOT)
     offsets: list[tuple[bytes, int, int]] = []
@@ -248,7 +244,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's own default of a segment (log.segment.bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MergedPartition:
     """`replaced` segments became `merged` ones of `size_bytes` in all; with a dry run, would."""
 
@@ -257,7 +253,7 @@ class MergedPartition:
     replaced: int = 0
     size_bytes: int = 0
     overtaken: int = 0  # merges given up because somebody has changed what they were of
-    refused: tuple[str, ...] = ()  # what could not be merged, and why
+    refused: list[str] = field(default_factory=list)  # what could not be merged, and why
 
 
 @dataclass(eq=False, repr=False)
@@ -274,36 +270,39 @@ class PartitionMerger:
 
     async def plan(self, tip: TopicIdPartition) -> list[Segments]:
         """None of a partition that is being deleted. Raises RemoteStorageError."""
+        found = await self._look(tip)
+        return [] if found is None else plan_merges(*found, bytes_max=self.bytes_max)
+
+    async def _look(self, tip: TopicIdPartition) -> tuple[Segments, PartitionView] | None:
+        """What there is now; None: it is being deleted."""
         now = asyncio.get_running_loop().time()
         if await self.rlmm.partition_deletion(tip, now) is not None:
-            return []
+            return None
         view = await self.rlmm.refresh(tip, now)
-        segments = self.rlmm.list_remote_log_segments(tip)
-        return plan_merges(segments, view, bytes_max=self.bytes_max)
+        return self.rlmm.list_remote_log_segments(tip), view
 
     async def merge(self, tip: TopicIdPartition) -> MergedPartition:
         """All of the plan; what was merged counts. Raises RemoteStorageError, OSError (disk)."""
-        merged = replaced = size_bytes = overtaken = 0
-        refused: list[str] = []
+        done = MergedPartition(tip)
         for sources in await self.plan(tip):
             try:
                 finished = await self._merge(sources)
             except CopyOvertaken as error:
-                overtaken += 1
+                done.overtaken += 1
                 self._note("merge_overtaken", sources, error)
                 continue
             except (CorruptSegment, CompactedLog, ObjectNotFound) as error:
                 if await self._stand(sources):
                     offsets = f"{sources[0].start_offset} to {sources[-1].end_offset}"
-                    refused.append(f"{tip}, offsets {offsets}: {error}")
+                    done.refused.append(f"{tip}, offsets {offsets}: {error}")
                     self._note("merge_refused", sources, error)
                 else:
-                    overtaken += 1  # deleted while it was read
+                    done.overtaken += 1  # deleted while it was read
                 continue
-            merged += 1
-            replaced += len(sources)
-            size_bytes += finished.segment_size_bytes
-        return MergedPartition(tip, merged, replaced, size_bytes, overtaken, tuple(refused))
+            done.merged += 1
+            done.replaced += len(sources)
+            done.size_bytes += finished.segment_size_bytes
+        return done
 
     async def _merge(self, sources: Segments) -> RemoteLogSegmentMetadata:
         tip = sources[0].topic_id_partition
@@ -331,12 +330,8 @@ class PartitionMerger:
             )
 
     async def _stand(self, sources: Segments) -> bool:
-        tip = sources[0].topic_id_partition
-        now = asyncio.get_running_loop().time()
-        if await self.rlmm.partition_deletion(tip, now) is not None:
-            return False
-        view = await self.rlmm.refresh(tip, now)
-        return still_stand(sources, self.rlmm.list_remote_log_segments(tip), view)
+        found = await self._look(sources[0].topic_id_partition)
+        return found is not None and still_stand(sources, *found)
 
     @staticmethod
     def _note(event: str, sources: Segments, error: Exception) -> None:

@@ -1,6 +1,4 @@
-"""Whether the archive at `store.url` is there, and is that of this cluster and this
-configuration.
-"""
+"""Whether the archive at `store.url` is there, and is that of this cluster and configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -41,32 +39,27 @@ log = structlog.get_logger(__name__)
 _NAME_START = "fetchproxy-archive-seen-"
 
 
-class KnownPlaces:
+def _marker(spool_dir: Path | None, cluster_id: str | None, url: str) -> Path:
     """`spool_dir`: as of the archiver. `cluster_id`: the same place may serve another cluster."""
+    name = hashlib.sha256(f"{cluster_id or ''}\n{url}".encode()).hexdigest()[:32]
+    return (spool_dir or Path(tempfile.gettempdir())) / f"{_NAME_START}{name}"
 
-    def __init__(self, spool_dir: Path | None, cluster_id: str | None) -> None:
-        self._folder = spool_dir or Path(tempfile.gettempdir())
-        self._cluster_id = cluster_id or ""
 
-    def knows(self, url: str) -> bool:
-        """Whether an archiver of this user has seen an archive there."""
-        with suppress(OSError):
-            status = os.lstat(self._path(url))
-            return status.st_uid == os.geteuid()
-        return False
+def _was_seen(marker: Path) -> bool:
+    """By an archiver of this user."""
+    with suppress(OSError):
+        return os.lstat(marker).st_uid == os.geteuid()
+    return False
 
-    def remember(self, url: str) -> None:
-        """May fail: then the log says so, and a missing mount is not noticed."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self._path(url), flags, 0o600))
-        except OSError as error:
-            log.warning("archive_place_not_recorded", error=str(error))
 
-    def _path(self, url: str) -> Path:
-        name = hashlib.sha256(f"{self._cluster_id}\n{url}".encode()).hexdigest()[:32]
-        return self._folder / f"{_NAME_START}{name}"
+def _remember(marker: Path) -> None:
+    """May fail: then the log says so, and a missing mount is not noticed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(marker, flags, 0o600))
+    except OSError as error:
+        log.warning("archive_place_not_recorded", error=str(error))
 
 
 # A place without an archive may be a mistyped prefix or a missing mount, and readers would skip
@@ -118,9 +111,9 @@ class OwnArchive:
         by_cluster = not self.config.archive_only.enabled
         cluster_id = await self.cluster.cluster_id() if by_cluster else None
         own = ArchiveIdentity(self.uuid_factory(), cluster_id, self.config.metadata.ruling)
-        places = KnownPlaces(self.config.archive.spool_dir, cluster_id)
+        marker = _marker(self.config.archive.spool_dir, cluster_id, self._place)
         if said is None:
-            await self._check_none_expected(places)
+            await self._check_none_expected(marker)
             said = await self.rsm.identity.create(own)
             if said == own:
                 log.info("archive_created", cluster_id=cluster_id, metadata_manager=own.manager)
@@ -129,13 +122,13 @@ class OwnArchive:
                 f"cluster.bootstrap: the archive at store.url belongs to the cluster "
                 f"{said.cluster_id}, and the brokers are of the cluster {cluster_id}"
             )
-        if self.archives and not self.create and not places.knows(self._place):
+        if self.archives and not self.create and not _was_seen(marker):
             await self._check_has_what_was_trimmed()
         if self.archives and said.completed(own) != said:
             await self.rsm.identity.state(said.completed(own))
             log.info("archive_claimed", cluster_id=cluster_id, metadata_manager=own.manager)
         if self.archives:
-            places.remember(self._place)
+            _remember(marker)
         self.confirmed.set()
 
     async def at_start(self) -> None:
@@ -206,7 +199,7 @@ class OwnArchive:
         first = str(unknown[0])
         self.health.report(found, partitions=len(unknown), first=first, remedy=found.remedy)
 
-    async def _check_none_expected(self, places: KnownPlaces) -> None:
+    async def _check_none_expected(self, marker: Path) -> None:
         if self.config.metadata.manager == "topic" and list(await self.rlmm.list_partitions()):
             raise ConfigError(
                 f"store.url: there is no archive at {self._place}, and the metadata "
@@ -215,28 +208,25 @@ class OwnArchive:
             )
         if self.create:
             return
-        if places.knows(self._place):
+        if _was_seen(marker):
             raise ConfigError(
                 f"store.url: there is no archive at {self._place} any more. Is a mount missing, or "
                 "were its objects deleted? To begin a new archive there, give --create"
             )
-        topics = await self._topics_to_archive()
-        await self._check_nothing_trimmed(topics, f"there is no archive at {self._place}")
+        await self._check_nothing_trimmed(f"there is no archive at {self._place}", frozenset())
 
     async def _check_has_what_was_trimmed(self) -> None:
         """At a place that is new here: it may be another archive of the same cluster."""
-        topics = await self._topics_to_archive()
         known = {tip.topic_id for tip in await self.rlmm.list_partitions()}
-        if known.isdisjoint(topic.topic_id for topic in topics):
-            there = f"the archive at {self._place} has none of the topics of archive.topics"
-            await self._check_nothing_trimmed(topics, there)
+        there = f"the archive at {self._place} has none of the topics of archive.topics"
+        await self._check_nothing_trimmed(there, known)
 
-    async def _topics_to_archive(self) -> list[TopicInfo]:
-        return matching_topics(self.config.archive.topics or "", await self.cluster.topics(0))
-
-    async def _check_nothing_trimmed(self, topics: Sequence[TopicInfo], there: str) -> None:
-        """What archivers trim has no retention of its own, so an archive has what is gone."""
-        tips = [tip for topic in topics if await self._trims(topic) for tip in partitions_of(topic)]
+    async def _check_nothing_trimmed(self, there: str, known: Set[UUID]) -> None:
+        """Archivers trim only what they have archived. `known`: the topics of this archive."""
+        topics = matching_topics(self.config.archive.topics or "", await self.cluster.topics(0))
+        if not known.isdisjoint(topic.topic_id for topic in topics):
+            return
+        tips = partitions_of([topic for topic in topics if await self._trims(topic)])
         now = asyncio.get_running_loop().time()
         edges = await self.cluster.log_edges_of(tips, not_older_than=now)
         for tip, found in sorted(edges.items()):

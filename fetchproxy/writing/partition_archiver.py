@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
 
 import structlog
 
@@ -22,141 +19,32 @@ from fetchproxy.errors import (
     LogTruncated,
     RemoteStorageError,
 )
-from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import EpochStart, LogEdges, TopicIdPartition
-from fetchproxy.observability.health import Condition, Health, Kind, of_partition
+from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.observability.health import Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.observability.metrics import ARCHIVE_GAPS, ARCHIVER_DISK_FAILING
-from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.observability.metrics import ARCHIVE_GAPS
+from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.index_refresh import LocalIndexRefresher
 from fetchproxy.writing.leadership import Leadership
-from fetchproxy.writing.log_truncation import LogTruncation
+from fetchproxy.writing.log_truncation import LogTruncation, Resumed
+from fetchproxy.writing.partition_watch import PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
-from fetchproxy.writing.sources.segment_source import LogGap, SegmentSource, Spool
+from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer
 from fetchproxy.writing.status import PartitionArchiveStatus, Step, broker_retention
 
-# Partitions that an archiver cannot archive for its own disk's sake: full, failing, read-only.
-
 log = structlog.get_logger(__name__)
-
-
-class DiskTroubles:
-    """`deleted_in_ms`: when the brokers delete what is not archived; None: not known."""
-
-    def __init__(
-        self,
-        spool_dir: Path | None,
-        deleted_in_ms: Callable[[TopicIdPartition], int | None],
-        health: Health,
-    ) -> None:
-        self._health = health
-        self._where = f"{socket.gethostname()}, {spool_dir or tempfile.gettempdir()}"
-        self._deleted_in_ms = deleted_in_ms
-        self._failing: dict[TopicIdPartition, str] = {}
-        ARCHIVER_DISK_FAILING.set(0)
-
-    def failed(self, tip: TopicIdPartition, error: OSError) -> None:
-        self._failing[tip] = error.strerror or str(error)
-        self.look()
-
-    def over(self, tip: TopicIdPartition) -> None:
-        """It was archived, or is archived here no more."""
-        if self._failing.pop(tip, None) is not None:
-            self.look()
-
-    def look(self) -> None:
-        """When the brokers begin to delete changes while nothing happens."""
-        kind = Kind.ARCHIVER_DISK_FAILING
-        ARCHIVER_DISK_FAILING.set(len(self._failing))
-        if not self._failing:
-            self._health.clear(kind, self._where)
-            return
-        first = next(iter(self._failing))
-        count = len(self._failing)
-        which = f"{first} is" if count == 1 else f"{first} and {count - 1} more partitions are"
-        known = [ms for ms in map(self._deleted_in_ms, self._failing) if ms is not None]
-        least_ms = min(known, default=None)
-        what = (
-            f"The archiver's disk fails ({self._where}: {self._failing[first]}): until it has "
-            f"room again {which} not archived; {until(least_ms)}"
-        )
-        self._health.report(Condition(kind, what, self._where, until=deleted_at(least_ms)))
-
-    def sentences(self) -> tuple[str, ...]:
-        """One, or none. Never blocks."""
-        said = self._health.reported(Kind.ARCHIVER_DISK_FAILING, self._where)
-        return () if said is None else (said.what,)
-
-
-def deleted_at(deleted_in_ms: int | None) -> float | None:
-    """Loop time (s)."""
-    if deleted_in_ms is None:
-        return None
-    return asyncio.get_running_loop().time() + deleted_in_ms / 1000
-
-
-def until(deleted_in_ms: int | None, what: str = "it") -> str:
-    """In whole minutes, so that it is not another sentence at each look."""
-    if deleted_in_ms is None:
-        return f"no time is known at which the brokers delete {what}"
-    minutes = -(-deleted_in_ms // 60_000)
-    if minutes <= 0:
-        return f"the brokers are deleting {what}"
-    span = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-    return f"the brokers begin to delete {what} in about {span}"
-
-
-def for_people(disk: DiskTroubles, configs: Iterable[Mapping[str, str] | None]) -> ForPeople:
-    """`configs`: of the topics that this archiver gathers."""
-    limits = [broker_retention(config or {}) for config in configs]
-    ages = [limit.ms for limit in limits if limit.ms is not None]
-    sizes = [limit.bytes for limit in limits if limit.bytes is not None]
-    return ForPeople(
-        disk.sentences(), retention_in_words(min(ages, default=None), min(sizes, default=None))
-    )
-
-
-def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
-    """What the brokers do with what nobody archives; None: unlimited."""
-    limits = []
-    if ms is not None:
-        hours, minutes = ms // 3_600_000, ms // 60_000
-        limits.append(f"what is older than {f'{hours} h' if hours > 1 else f'{minutes} min'}")
-    if size_bytes is not None:
-        limits.append(f"what is beyond {size_bytes} bytes of a partition")
-    return f"the brokers delete {' and '.join(limits) or 'nothing'}"
-
 
 # Where to go on is read from the archive itself, after a start, after every failure and before
 # every copy; nothing local counts. After an election, and before a copy counts, the archive is
 # held against the new leader's log (`log_truncation`).
-
-
-@dataclass(slots=True)
-class _Resumed:
-    """Where the archive ended when it was last looked at, and the leader epochs up to there."""
-
-    archive_start: int | None
-    archive_end: int | None
-    raised_log_start: int
-    kept_below: int
-    lineage: tuple[EpochStart, ...]
-    # Where the next segment begins: the archive's end, or above it where the log has a gap.
-    position: int | None  # None: not known yet
-    leader_epoch: int | None = None  # of the leader whose log this was found to be; None: not yet
-
-    @property
-    def archived(self) -> tuple[int, int] | None:
-        if self.archive_start is None or self.archive_end is None:
-            return None
-        return self.archive_start, self.archive_end
 
 
 @dataclass(eq=False, repr=False)
@@ -165,18 +53,15 @@ class PartitionArchiver:
 
     tip: TopicIdPartition
     _: KW_ONLY
-    source: SegmentSource
+    gatherer: SegmentGatherer
     rlmm: RemoteLogMetadataManager
     copier: SegmentCopier
     truncation: LogTruncation
     records: ArchiveRecords
-    spool: Spool
     may_go_on: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
-        self._gatherer = self.source.gatherer(self.tip, self.spool)
-        self._resumed: _Resumed | None = None
-        self._closed: GatheredSegment | None = None
+        self._resumed: Resumed | None = None
         # Where, and under which leader, that was done; since the last copy.
         self._gathered_anew_at: tuple[int | None, int] | None = None
 
@@ -191,10 +76,17 @@ class PartitionArchiver:
         resumed = self._resumed
         return NOT_KNOWN if resumed is None or resumed.position is None else resumed.position
 
+    @property
+    def _gathered(self) -> SegmentSummary | None:
+        """None: not a byte is."""
+        gathered = self.gatherer.gathered
+        return gathered if gathered and gathered.size_bytes > 0 else None
+
     def status(self) -> PartitionArchiveStatus:
         """What the last turns have learned. Never blocks."""
-        resumed, gatherer = self._resumed, self._gatherer
-        end, gathered_bytes = gatherer.gathered_end, gatherer.gathered_bytes
+        resumed, gatherer, gathered = self._resumed, self.gatherer, self._gathered
+        gathered_bytes = gathered.size_bytes if gathered else 0
+        end = gathered.position if gathered else None
         offsets = 0 if end is None or self.position == NOT_KNOWN else end - self.position
         return PartitionArchiveStatus(
             tip=self.tip,
@@ -206,8 +98,8 @@ class PartitionArchiver:
             gathered_end=end,
             bytes_per_offset=gathered_bytes / offsets if offsets > 0 else None,
             raised_log_start=resumed.raised_log_start if resumed else 0,
-            closed_segments=1 if self._closed else 0,
-            first_unarchived_ms=gatherer.first_timestamp_ms,
+            closed_segments=1 if gatherer.closed else 0,
+            first_unarchived_ms=gathered.first_timestamp_ms if gathered else None,
             copy=self.copier.running(self.tip),
         )
 
@@ -241,30 +133,29 @@ class PartitionArchiver:
     async def release(self) -> None:
         """Forget all that is local, give the disk space back. The next turn resumes anew."""
         self._resumed = None
-        self._closed = None
-        await self._gatherer.discard()
+        await self.gatherer.discard()
 
     async def _turn(self, close_short: bool) -> bool:
         resumed = await self._resume()
         if await self._has_parted(resumed):
             return True
-        if self._closed is None:
+        if self.gatherer.closed is None:
             try:
-                self._closed = await self._gather(resumed, close_short)
+                await self._gather(resumed, close_short)
             except LogTruncated:
                 return await self._cut_short(resumed)
             except CorruptSegment as error:
                 return await self._gather_anew(resumed, error)
-        if self._closed is None:
+        if self.gatherer.closed is None:
             return self._resumed is None  # the archive has moved on: look at it again
         if not self.may_go_on():
             await self.release()
             return False
-        await self._copy(resumed, self._closed)
+        await self._copy(resumed, self.gatherer.closed)
         return True
 
     # --- resume ---
-    async def _resume(self) -> _Resumed:
+    async def _resume(self) -> Resumed:
         if self._resumed is None:
             await self.release()
             self._resumed = await self._look()
@@ -273,13 +164,13 @@ class PartitionArchiver:
     async def _fresh_view(self) -> PartitionView:
         return await self.rlmm.refresh(self.tip, asyncio.get_running_loop().time())
 
-    async def _look(self) -> _Resumed:
+    async def _look(self) -> Resumed:
         view = await self._fresh_view()
-        if await self.truncation.remove_buried(self.tip, view):
+        if await self.truncation.remove_buried(view):
             view = await self._fresh_view()
         await self.records.read()
         end = view.log_end_offset
-        return _Resumed(
+        return Resumed(
             view.log_start_offset,
             end,
             view.raised_log_start,
@@ -289,35 +180,24 @@ class PartitionArchiver:
         )
 
     # --- the leader's lineage ---
-    async def _has_parted(self, resumed: _Resumed) -> bool:
-        """The leader is new and its log is not what was archived: the archive has been truncated,
-        and all that was known here is forgotten.
-        """
+    async def _has_parted(self, resumed: Resumed) -> bool:
+        """A new leader's log is another one: the archive has been cut, and is looked at anew."""
         if resumed.leader_epoch == self.truncation.leader_epoch(self.tip):
             return False
         return await self._truncate_if_parted(resumed)
 
-    async def _truncate_if_parted(self, resumed: _Resumed) -> bool:
-        archived = resumed.archived
-        if archived is None:
-            if resumed.raised_log_start > resumed.kept_below:
-                await self.truncation.check_log_start(self.tip, resumed.raised_log_start)
-            resumed.leader_epoch = self.truncation.leader_epoch(self.tip)
+    async def _truncate_if_parted(self, resumed: Resumed) -> bool:
+        resumed.leader_epoch = await self.truncation.agrees(self.tip, resumed)
+        if resumed.leader_epoch is not None:
             return False
-        epoch = await self.truncation.agrees(
-            self.tip, resumed.lineage, archived, resumed.kept_below
-        )
-        if epoch is None:
-            await self.release()
-            await self.records.withdraw_end()
-            await self.truncation.truncate(self.tip, await self._fresh_view())
-            return True
-        resumed.leader_epoch = epoch
-        return False
+        await self.release()
+        await self.records.withdraw_end()
+        await self.truncation.truncate(await self._fresh_view())
+        return True
 
-    async def _cut_short(self, resumed: _Resumed) -> bool:
+    async def _cut_short(self, resumed: Resumed) -> bool:
         """The log ends below the position. Raises LogTruncated again where that has no remedy."""
-        gathered = self._gatherer.gathered_bytes > 0
+        gathered = self._gathered
         if await self._truncate_if_parted(resumed) or gathered:
             await self.release()  # what was gathered is of a log that is no more
             return True
@@ -329,12 +209,12 @@ class PartitionArchiver:
             "has no leader epoch that says why"
         )
 
-    async def _gather_anew(self, resumed: _Resumed, error: CorruptSegment) -> bool:
+    async def _gather_anew(self, resumed: Resumed, error: CorruptSegment) -> bool:
         """What does not continue what was gathered may be sound: a new leader's log is another one.
         Raises `error` where it does not continue the archive either, or not by itself.
         """
         place = (resumed.position, self.truncation.leader_epoch(self.tip))
-        if self._gatherer.gathered_bytes == 0 or self._gathered_anew_at == place:
+        if not self._gathered or self._gathered_anew_at == place:
             raise error
         self._gathered_anew_at = place
         self._note_dropped(resumed.position, error)
@@ -347,23 +227,23 @@ class PartitionArchiver:
         )
 
     # --- gather ---
-    async def _gather(self, resumed: _Resumed, close_short: bool) -> GatheredSegment | None:
+    async def _gather(self, resumed: Resumed, close_short: bool) -> None:
         """The next segment, if it can be closed already; gaps before it are recorded."""
         if resumed.position is None:
-            log_start = await self._gatherer.find_log_start()
+            log_start = await self.gatherer.find_log_start()
             resumed.position = max(log_start, resumed.raised_log_start)
         while True:
-            gathered = await self._gatherer.gather(resumed.position, close_short=close_short)
+            gathered = await self.gatherer.gather(resumed.position, close_short=close_short)
             if not isinstance(gathered, LogGap):
-                return gathered
+                return
             view = await self._fresh_view()
             if view.log_end_offset != resumed.archive_end:
                 await self._moved_on(resumed, view)
-                return None
+                return
             self._note_gap(resumed, view, gathered)
             resumed.position = gathered.log_start_offset
 
-    def _note_gap(self, resumed: _Resumed, view: PartitionView, gap: LogGap) -> None:
+    def _note_gap(self, resumed: Resumed, view: PartitionView, gap: LogGap) -> None:
         """It is a gap only if something was archived before it."""
         deleted = gap.log_start_offset <= view.raised_log_start  # by DeleteRecords, on purpose
         if resumed.archive_end is None or deleted:
@@ -377,7 +257,7 @@ class PartitionArchiver:
         )
 
     # --- copy ---
-    async def _copy(self, resumed: _Resumed, segment: GatheredSegment) -> None:
+    async def _copy(self, resumed: Resumed, segment: GatheredSegment) -> None:
         """Copy the closed segment, if the archive still ends where it ended before it."""
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
@@ -407,10 +287,9 @@ class PartitionArchiver:
             end_offset=finished.end_offset,
             size_bytes=finished.segment_size_bytes,
         )
-        self._closed = None
-        await self._gatherer.discard()
+        await self.gatherer.discard()
 
-    async def _moved_on(self, resumed: _Resumed, view: PartitionView) -> None:
+    async def _moved_on(self, resumed: Resumed, view: PartitionView) -> None:
         """By another archiver, or by a copy of ours whose last answer was lost."""
         log.info(
             "archive_further_than_expected",
@@ -420,13 +299,11 @@ class PartitionArchiver:
         )
         await self.release()
 
-    async def _confirm(self, resumed: _Resumed, segment: GatheredSegment) -> None:
+    async def _confirm(self, resumed: Resumed, segment: GatheredSegment) -> None:
         """The last word before the copy counts. That nobody has gone on from the same end is asked
         within the copy's time limit: what retention takes for spare (`orphans`) rests on that.
         """
-        resumed.leader_epoch = await self.truncation.confirm(
-            segment, resumed.lineage, resumed.archived, resumed.kept_below
-        )
+        resumed.leader_epoch = await self.truncation.confirm(segment, resumed)
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
             raise CopyOvertaken(f"{self.tip} is archived up to {view.log_end_offset} by now")
@@ -450,7 +327,7 @@ class ManagedPartition:
     refresh_interval_ms: int
     concerns: ArchiverConcerns
     warnings: SparingWarnings
-    disk: DiskTroubles
+    watch: PartitionWatch
     step: Step | None = None  # what the turn under way is at; None: no turn
     view: PartitionView | None = None  # what step 3 has seen last
     last_error: str | None = None
@@ -475,8 +352,13 @@ class ManagedPartition:
         try:
             failure, more = None, False
             if self.leads:
-                failure = await self._compare() or await self._delete()
-                more = await self._copy()
+                failure = await self._attempt(Step.COPY, self.archiver.compare_with_leader())
+                if failure is None:
+                    failure = await self._attempt(Step.DELETE, self.expirer.expire(self.tip))
+                    trimmed = await self._attempt(Step.DELETE, self.local_retention.trim(self.tip))
+                    failure = failure or trimmed
+                self.step = Step.COPY
+                more = await self.archiver.process()
             else:
                 await self.release()
             more = await self._refresh() or more
@@ -492,30 +374,16 @@ class ManagedPartition:
         self.local_retention.forget(self.tip)
         await self.archiver.release()
 
-    async def _compare(self) -> Exception | None:
-        """Raises LogTruncated; what kept it from being told is given back."""
-        self.step = Step.COPY
+    async def _attempt(self, step: Step, work: Awaitable[object]) -> Exception | None:
+        """What kept it from being done; raises LogTruncated."""
+        self.step = step
         try:
-            await self.archiver.compare_with_leader()
+            await work
         except LogTruncated:
             raise
         except (FetchProxyError, OSError) as error:
             return error
         return None
-
-    async def _delete(self) -> Exception | None:
-        self.step = Step.DELETE
-        failure: Exception | None = None
-        for delete in (self.expirer.expire, self.local_retention.trim):
-            try:
-                await delete(self.tip)
-            except (FetchProxyError, OSError) as error:
-                failure = failure or error
-        return failure
-
-    async def _copy(self) -> bool:
-        self.step = Step.COPY
-        return await self.archiver.process()
 
     async def _refresh(self) -> bool:
         self.step = Step.REFRESH
@@ -528,15 +396,12 @@ class ManagedPartition:
 
     # --- how it stands ---
     def status(
-        self,
-        topic_config: Mapping[str, str] | None,
-        margin: tuple[float | None, int | None],
-        edges: LogEdges | None,
+        self, topic_config: Mapping[str, str] | None, edges: LogEdges | None
     ) -> PartitionArchiveStatus:
         """The range is what step 3 has seen; its end, of a leader, what its own copies made of it.
-        `margin`: as of PartitionWatch. `edges` of the brokers' log, as they said whether or not a
-        turn got as far as to read it.
+        `edges` of the brokers' log, as they said whether or not a turn got as far as to read it.
         """
+        retention_used, deleted_in_ms = self.watch.margin(self.tip)
         known, view = self.archiver.status(), self.view
         start, end = known.archive_start, known.archive_end
         bytes_per_offset = known.bytes_per_offset
@@ -562,8 +427,8 @@ class ManagedPartition:
             leads=self.leads,
             step=self.step,
             broker_retention=broker_retention(topic_config or {}),
-            retention_used=margin[0],
-            deleted_in_ms=margin[1],
+            retention_used=retention_used,
+            deleted_in_ms=deleted_in_ms,
         )
 
     async def stop(self, error: FetchProxyError) -> None:
@@ -579,7 +444,7 @@ class ManagedPartition:
     def note_failure(self, error: Exception) -> None:
         message = str(error) or type(error).__name__
         if isinstance(error, OSError):
-            self.disk.failed(self.tip, error)
+            self.watch.disk_failed(self.tip, error)
         if self.stopped:
             return  # that is what somebody must hear of, whatever keeps us from looking again
         # A store that fails does so for all: one line a minute, not one for each partition.
@@ -598,7 +463,7 @@ class ManagedPartition:
             self.warnings.info("partition_recovered", self.tip.topic, **self.tip.logged)
         self.stopped = False
         self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
-        self.disk.over(self.tip)
+        self.watch.disk_works(self.tip)
         if self.leads:
             self.concerns.release(Kind.PARTITION_STOPPED, self.tip)
         else:  # what its leader says of it stands
@@ -609,7 +474,8 @@ class ManagedPartition:
     async def drop(self) -> None:
         """Another archiver's from now on, or nobody's."""
         self.concerns.forget(self.tip, Kind.PARTITION_STOPPED, Kind.PARTITION_FAILING)
-        self.disk.over(self.tip)
+        self.watch.forget(self.tip)
+        self.watch.disk_works(self.tip)
         log.info("partition_unassigned", **self.tip.logged)
         await self.release()
 

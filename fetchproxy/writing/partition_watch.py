@@ -5,19 +5,26 @@ Looks at every partition at an interval and not at the end of turns, as a turn t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import socket
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
 
 from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.metadata.archiver_positions import ForPeople
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability import metrics
-from fetchproxy.observability.health import Kind, of_partition
+from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.writing.concerns import ArchiverConcerns
-from fetchproxy.writing.partition_archiver import DiskTroubles, deleted_at
-from fetchproxy.writing.status import STALLED_SHARE, BrokerRetention, PartitionArchiveStatus
+from fetchproxy.writing.status import (
+    STALLED_SHARE,
+    BrokerRetention,
+    PartitionArchiveStatus,
+    broker_retention,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -40,23 +47,33 @@ class _Watched:
     stalled: UUID | None = None  # the copy that was reported
 
 
-def margin_in_words(status: PartitionArchiveStatus, used: float) -> str:
-    """In steps, so that it is not another sentence at each look."""
-    percent = int(used * 20) * 5
-    first = status.log_start_offset if status.archive_end is None else status.archive_end
-    return (
-        f"{status.tip}: what is not archived, from offset {first} on, has used up {percent} % of "
-        "the brokers' retention; at 100 % they delete it"
-    )
+def deleted_at(deleted_in_ms: int | None) -> float | None:
+    """Loop time (s)."""
+    if deleted_in_ms is None:
+        return None
+    return asyncio.get_running_loop().time() + deleted_in_ms / 1000
 
 
-def loss_in_words(status: PartitionArchiveStatus) -> str:
-    """Without the last offset, which rises while the loss goes on."""
-    assert status.lost is not None  # looked at by the caller
-    return (
-        f"{status.tip}: the brokers have deleted records from offset {status.lost[0]} on before "
-        "they could be archived; the archive goes on behind them when copies succeed again"
-    )
+def until(deleted_in_ms: int | None, what: str = "it") -> str:
+    """In whole minutes, so that it is not another sentence at each look."""
+    if deleted_in_ms is None:
+        return f"no time is known at which the brokers delete {what}"
+    minutes = -(-deleted_in_ms // 60_000)
+    if minutes <= 0:
+        return f"the brokers are deleting {what}"
+    span = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+    return f"the brokers begin to delete {what} in about {span}"
+
+
+def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
+    """What the brokers do with what nobody archives; None: unlimited."""
+    limits = []
+    if ms is not None:
+        hours, minutes = ms // 3_600_000, ms // 60_000
+        limits.append(f"what is older than {f'{hours} h' if hours > 1 else f'{minutes} min'}")
+    if size_bytes is not None:
+        limits.append(f"what is beyond {size_bytes} bytes of a partition")
+    return f"the brokers delete {' and '.join(limits) or 'nothing'}"
 
 
 # At 1 the broker may delete the oldest record that is not archived. Measured by time and bytes, not
@@ -94,12 +111,15 @@ class PartitionWatch:
         self._concerns = concerns
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
         self._watched: dict[TopicIdPartition, _Watched] = {}
-        self.disk = DiskTroubles(config.spool_dir, lambda tip: self.margin(tip)[1], concerns.health)
+        # What this archiver cannot archive as its own disk is full, failing or read-only.
+        self._disk = f"{socket.gethostname()}, {config.spool_dir or tempfile.gettempdir()}"
+        self._disk_errors: dict[TopicIdPartition, str] = {}
+        metrics.ARCHIVER_DISK_FAILING.set(0)
 
     def margin(self, tip: TopicIdPartition) -> tuple[float | None, int | None]:
         """`retention_used` and `deleted_in_ms` of its status, as last looked at."""
-        watched = self._watched.get(tip)
-        return (None, None) if watched is None else (watched.used, watched.deleted_in_ms)
+        watched = self._watched.get(tip, _Watched())
+        return watched.used, watched.deleted_in_ms
 
     def forget(self, tip: TopicIdPartition) -> None:
         """The partition is managed here no more."""
@@ -132,7 +152,7 @@ class PartitionWatch:
             self._look_at_copy(status, watched, copy_s)
             self._look_at_margin(status, watched, now_ms)
             self._look_at_losses(status)
-        self.disk.look()
+        self._look_at_disk()
         metrics.ARCHIVE_LEADER_PARTITIONS.set(leading)
         metrics.ARCHIVE_OLDEST_COPY_SECONDS.set(max(ages, default=0.0))
         metrics.ARCHIVE_STALLED_COPIES.set(sum(age >= self._stalled_after_s for age in ages))
@@ -165,6 +185,45 @@ class PartitionWatch:
             ended_after_s=ended_after_s,
         )
 
+    def disk_failed(self, tip: TopicIdPartition, error: OSError) -> None:
+        self._disk_errors[tip] = error.strerror or str(error)
+        self._look_at_disk()
+
+    def disk_works(self, tip: TopicIdPartition) -> None:
+        """The partition was archived, or is archived here no more."""
+        if self._disk_errors.pop(tip, None) is not None:
+            self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        """When the brokers begin to delete changes while nothing happens."""
+        kind, health, count = (
+            Kind.ARCHIVER_DISK_FAILING,
+            self._concerns.health,
+            len(self._disk_errors),
+        )
+        metrics.ARCHIVER_DISK_FAILING.set(count)
+        if not count:
+            health.clear(kind, self._disk)
+            return
+        first, error = next(iter(self._disk_errors.items()))
+        which = f"{first} is" if count == 1 else f"{first} and {count - 1} more partitions are"
+        known = [ms for tip in self._disk_errors if (ms := self.margin(tip)[1]) is not None]
+        least_ms = min(known, default=None)
+        what = (
+            f"The archiver's disk fails ({self._disk}: {error}): until it has room again {which} "
+            f"not archived; {until(least_ms)}"
+        )
+        health.report(Condition(kind, what, self._disk, until=deleted_at(least_ms)))
+
+    def for_people(self, configs: Iterable[Mapping[str, str] | None]) -> ForPeople:
+        """`configs`: of the topics that this archiver gathers. Never blocks."""
+        failing = self._concerns.health.reported(Kind.ARCHIVER_DISK_FAILING, self._disk)
+        limits = [broker_retention(config or {}) for config in configs]
+        ages = [limit.ms for limit in limits if limit.ms is not None]
+        sizes = [limit.bytes for limit in limits if limit.bytes is not None]
+        retention = retention_in_words(min(ages, default=None), min(sizes, default=None))
+        return ForPeople(() if failing is None else (failing.what,), retention)
+
     def least_deleted_in_ms(self) -> int | None:
         """When the brokers begin to delete what is not archived, of any partition."""
         known = [watched.deleted_in_ms for watched in self._watched.values()]
@@ -189,10 +248,13 @@ class PartitionWatch:
         watched.deleted_in_ms = _deleted_in_ms(used, since, now_ms - at_ms)
         metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
         if used >= MARGIN_WARN_SHARE:
+            first = status.log_start_offset if status.archive_end is None else status.archive_end
+            percent = int(used * 20) * 5  # in steps, so that it is not another sentence each time
             self._concerns.hold(
                 small,
                 tip,
-                margin_in_words(status, used),
+                f"{tip}: what is not archived, from offset {first} on, has used up {percent} % of "
+                "the brokers' retention; at 100 % they delete it",
                 until=deleted_at(watched.deleted_in_ms),
                 retention_used=round(used, 3),
                 lag_offsets=status.lag_offsets,
@@ -202,11 +264,16 @@ class PartitionWatch:
             self._concerns.release(small, tip)
 
     def _look_at_losses(self, status: PartitionArchiveStatus) -> None:
-        deleted = Kind.UNARCHIVED_RECORDS_DELETED
-        if status.lost is None:
+        deleted, lost = Kind.UNARCHIVED_RECORDS_DELETED, status.lost
+        if lost is None:
             self._concerns.release(deleted, status.tip)
-        else:
-            self._concerns.hold(deleted, status.tip, loss_in_words(status), status.lost)
+            return
+        # Without the last offset, which rises while the loss goes on.
+        what = (
+            f"{status.tip}: the brokers have deleted records from offset {lost[0]} on before they "
+            "could be archived; the archive goes on behind them when copies succeed again"
+        )
+        self._concerns.hold(deleted, status.tip, what, lost)
 
     @staticmethod
     def _oldest_age_ms(

@@ -1,6 +1,4 @@
-"""What an archiver tells others through the store: how far it gathers, and what an archive has to
-hold.
-"""
+"""What an archiver tells others through the store: how far it gathers, what has to be there."""
 
 from __future__ import annotations
 
@@ -131,9 +129,9 @@ class PublishedPositions:
 
 
 # What a partition's archive has to hold, for `verify`: one object says from where on and up to
-# where all was finished; one more for each gap. A crash
-# between a copy and its record leaves a statement that says too little, never one that says too
-# much: a gap is on record before the segment behind it counts, an end only once it does.
+# where all was finished; one more for each gap. A crash leaves a statement that says too little,
+# never one that says too much: a gap is on record before the segment behind it counts, an end only
+# once it does.
 
 
 class ArchiveRecords:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from uuid import UUID
 
 import structlog
@@ -37,34 +38,37 @@ from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.deletion.partition_deletion import PartitionDeletion
-from fetchproxy.writing.discovery import TopicDiscovery, partitions_of_all
+from fetchproxy.writing.discovery import TopicDiscovery, partitions_of
 from fetchproxy.writing.index_refresh import LocalIndexRefresher
 from fetchproxy.writing.leadership import (
     ConsumerGroupLeadership,
     Leadership,
     LeadershipState,
     LogDirsLeadership,
-    SoleLeadership,
 )
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.log_truncation import LogTruncation
-from fetchproxy.writing.partition_archiver import ManagedPartition, PartitionArchiver, for_people
+from fetchproxy.writing.partition_archiver import ManagedPartition, PartitionArchiver
 from fetchproxy.writing.partition_watch import WATCH_INTERVAL_S, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords, PublishedPositions
 from fetchproxy.writing.schedule import ProcessingSchedule
-from fetchproxy.writing.sources.broker import BatchSegments, BrokerSource
-from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsSegments, open_log_dir
-from fetchproxy.writing.sources.segment_source import CopyPace, SegmentSource, Spool
+from fetchproxy.writing.sources.broker import BatchGatherer
+from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsGatherer, open_log_dir
+from fetchproxy.writing.sources.segment_source import CopyPace, SegmentGatherer, Spool
 from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
 
 
-def open_source(config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int) -> SegmentSource:
+def open_source(
+    config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int
+) -> Callable[[TopicIdPartition, Spool], SegmentGatherer]:
     """Starts nothing; reads what log directories say. Raises ConfigError as `open_log_dirs`."""
+    pace = CopyPace(config.copy_bytes_per_s_max)
     if config.log_dirs is not None:
-        return LogDirsSegments(
-            open_log_dirs(config), cluster, CopyPace(config.copy_bytes_per_s_max)
-        )
-    return BatchSegments(BrokerSource(cluster), config, fetch_bytes_max)
+        log_dirs = open_log_dirs(config)
+        return partial(LogDirsGatherer, cluster=cluster, pace=pace, log_dirs=log_dirs)
+    return partial(
+        BatchGatherer, cluster=cluster, pace=pace, config=config, fetch_bytes_max=fetch_bytes_max
+    )
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
@@ -83,7 +87,7 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
     if config.log_dirs is not None:
         return LogDirsLeadership({log_dir.node_id for log_dir in open_log_dirs(config)})
     if config.group_id is None:
-        return SoleLeadership()
+        return Leadership()
     settings = GroupSettings(
         config.group_id,
         config.group_instance_id,
@@ -162,12 +166,11 @@ class _Archiver:
     ) -> PartitionArchiver:
         return PartitionArchiver(
             tip,
-            source=self.source,
+            gatherer=self.source(tip, spool),
             rlmm=self.rlmm,
             copier=self.copier,
             truncation=self.truncation,
             records=ArchiveRecords(self.rsm, tip),
-            spool=spool,
             may_go_on=may_go_on,
         )
 
@@ -257,7 +260,7 @@ class RemoteLogManager(_Archiver):
         return partition.archiver.position
 
     def _for_people(self, topics: Iterable[UUID]) -> ForPeople:
-        return for_people(self.watch.disk, map(self.topic_config, topics))
+        return self.watch.for_people(map(self.topic_config, topics))
 
     @property
     def leadership_state(self) -> LeadershipState:
@@ -296,9 +299,10 @@ class RemoteLogManager(_Archiver):
     async def _discover(self, spool: Spool) -> None:
         found = await self.discovery.look()
         self._leadership.manage(found)
-        wanted = partitions_of_all(found)
+        wanted = partitions_of(found)
         for tip in wanted:
             self._assign(tip, spool)
+        self._wake.set()
         self._discovered = True
         for tip in self._partitions.keys() - set(wanted):
             await self._unassign(tip)
@@ -306,14 +310,11 @@ class RemoteLogManager(_Archiver):
             await self._refresher.keep_only(wanted)
 
     def _assign(self, tip: TopicIdPartition, spool: Spool) -> None:
-        if tip in self._partitions and tip in self._schedule:
-            return
         if tip not in self._partitions:
             self._partitions[tip] = self._managed(tip, spool)
             log.info("partition_assigned", **tip.logged)
         if not self._partitions[tip].given_up:
             self._schedule.assign(tip)
-            self._wake.set()
 
     def _managed(self, tip: TopicIdPartition, spool: Spool) -> ManagedPartition:
         return ManagedPartition(
@@ -325,7 +326,7 @@ class RemoteLogManager(_Archiver):
             refresh_interval_ms=self.limits.remote_refresh_interval_ms,
             concerns=self.concerns,
             warnings=self._warnings,
-            disk=self.watch.disk,
+            watch=self.watch,
         )
 
     def _leadership_changed(self) -> None:
@@ -343,7 +344,6 @@ class RemoteLogManager(_Archiver):
     async def _drop(self, tip: TopicIdPartition) -> None:
         partition = self._partitions.pop(tip)
         withdraw(tip)
-        self.watch.forget(tip)
         await partition.drop()
 
     async def _watch_forever(self) -> None:
@@ -442,9 +442,8 @@ class RemoteLogManager(_Archiver):
             withdraw(tip)
 
     def _status(self, tip: TopicIdPartition) -> PartitionArchiveStatus:
-        topic_config, margin = self.topic_config(tip.topic_id), self.watch.margin(tip)
-        edges = self.cluster.cached_log_edges(tip)
-        return self._partitions[tip].status(topic_config, margin, edges)
+        topic_config = self.topic_config(tip.topic_id)
+        return self._partitions[tip].status(topic_config, self.cluster.cached_log_edges(tip))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -474,7 +473,7 @@ class ArchivePass(_Archiver):
 
     async def run(self) -> list[TopicIdPartition]:
         """Archive all that `archive.topics` matches, and name it; `discovery` has those refused."""
-        tips = partitions_of_all(await self.discovery.look())
+        tips = partitions_of(await self.discovery.look())
         await self.archive(tips)
         return tips
 

@@ -33,10 +33,6 @@ class ProcessingSchedule:
         self._heap: list[tuple[float, int, TopicIdPartition]] = []
         self._turns = 0
 
-    def __contains__(self, tip: TopicIdPartition) -> bool:
-        entry = self._entries.get(tip)
-        return entry is not None and not entry.deleted
-
     def assign(self, tip: TopicIdPartition) -> None:
         """New ones are due since ever. Known ones keep their time."""
         entry = self._entries.get(tip)
@@ -64,13 +60,12 @@ class ProcessingSchedule:
 
     def take_due(self, now: float) -> TopicIdPartition | None:
         """The partition that has been due for longest; it is in process until brought back."""
-        while self._heap and self._heap[0][0] <= now:
-            _, turn, tip = heapq.heappop(self._heap)
-            entry = self._entries.get(tip)
-            if entry is not None and entry.turn == turn and not entry.in_process:
-                entry.in_process = True
-                return tip
-        return None
+        due_at = self.next_due_at()
+        if due_at is None or due_at > now:
+            return None
+        _, _, tip = heapq.heappop(self._heap)
+        self._entries[tip].in_process = True
+        return tip
 
     def next_due_at(self) -> float | None:
         """None: nothing waits."""

@@ -14,8 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fetchproxy_protocol.record_batch import BatchHeader
 
 from fetchproxy import app
+from fetchproxy.brokers.cluster import FetchedPartition
 from fetchproxy.config.schema import Config, LogConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
@@ -24,8 +29,8 @@ from fetchproxy.serving.limits import StandaloneLimits
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
-from fetchproxy.writing.sources.broker import BatchSegments, BrokerSource
-from fetchproxy.writing.sources.segment_source import LogGap, LogRead, Spool
+from fetchproxy.writing.sources.broker import BatchGatherer
+from fetchproxy.writing.sources.segment_source import CopyPace, LogGap, Spool
 
 # Small chunks, so that small segments have several. So soon do answers of the tail show where the
 # archive begins.
@@ -34,30 +39,28 @@ LIMITS = app.Limits(
 )
 
 
-class BorderedSource:
+class BorderedGatherer(BatchGatherer):
     """The broker's log as if it ended at `border`."""
 
-    def __init__(self, source: BrokerSource) -> None:
-        self._source = source
-        self.border = 0
+    border = 0
 
-    async def log_start_offset(self, tip: TopicIdPartition) -> int:
-        return await self._source.log_start_offset(tip)
-
-    async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead | LogGap:
-        read = await self._source.read(tip, position, bytes_max)
+    async def read(
+        self, position: int, bytes_max: int
+    ) -> tuple[FetchedPartition, Sequence[BatchHeader]] | LogGap:
+        read = await super().read(position, bytes_max)
         if isinstance(read, LogGap):
             return read
-        headers = tuple(h for h in read.headers if h.last_offset < self.border)
-        stable = min(read.last_stable_offset, self.border)
-        return LogRead(read.records, headers, read.aborted, read.log_start_offset, stable)
+        fetched, headers = read
+        stable = min(fetched.last_stable_offset, self.border)
+        below = [header for header in headers if header.last_offset < self.border]
+        return replace(fetched, last_stable_offset=stable), below
 
 
 class SteeredManager(RemoteLogManager):
     control_port = 0
 
     async def run(self) -> None:
-        self._archivers: dict[TopicIdPartition, tuple[PartitionArchiver, BorderedSource]] = {}
+        self._archivers: dict[TopicIdPartition, tuple[PartitionArchiver, BorderedGatherer]] = {}
         async with Spool(self.config.spool_dir) as self._spool:
             server = await asyncio.start_server(self._serve, "127.0.0.1", self.control_port)
             async with server:
@@ -80,20 +83,21 @@ class SteeredManager(RemoteLogManager):
         info = await self.cluster.topic_by_name(topic, max_age_ms=0)
         tip = TopicIdPartition(info.topic_id, topic, partition)
         if tip not in self._archivers:
-            source = BorderedSource(BrokerSource(self.cluster))
+            gatherer = BorderedGatherer(
+                tip, self._spool, cluster=self.cluster, pace=CopyPace(0), config=self.config
+            )
             archiver = PartitionArchiver(
                 tip,
-                source=BatchSegments(source, self.config),
+                gatherer=gatherer,
                 rlmm=self.rlmm,
                 copier=self.copier,
                 truncation=self.truncation,
                 records=ArchiveRecords(self.rsm, tip),
-                spool=self._spool,
             )
-            self._archivers[tip] = archiver, source
-        archiver, source = self._archivers[tip]
+            self._archivers[tip] = archiver, gatherer
+        archiver, gatherer = self._archivers[tip]
         for border in borders:
-            source.border = border
+            gatherer.border = border
             while await archiver.process(close_short=True):
                 pass
         return f"end {archiver.archive_end}"

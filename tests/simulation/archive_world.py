@@ -16,7 +16,7 @@ from session_scenario import draw_conditions, draw_logs
 
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, Config, KiB, StoreConfig
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.writing.leadership import LeadershipState, SoleLeadership
+from fetchproxy.writing.leadership import Leadership, LeadershipState
 from fetchproxy.writing.limits import WritingLimits
 from lab.limited import section_and_limits
 
@@ -47,7 +47,7 @@ class ArchiveWorld:
         return list(self.cluster.logs.values())
 
 
-class ScriptedLeadership(SoleLeadership):
+class ScriptedLeadership(Leadership):
     """Leads what the scenario says; nobody tells it what the other one leads."""
 
     def __init__(self) -> None:

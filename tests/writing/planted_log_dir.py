@@ -56,7 +56,7 @@ def plant_kafka_files(folder: Path, base: int, end: int) -> tuple[bytes, bytes, 
 
 
 def rolled(folder: Path, position: int) -> RolledSegment:
-    listing = list_partition(folder)
-    found = rolled_at(listing.segments, position)
+    segments, txn_indexes = list_partition(folder)
+    found = rolled_at(segments, position)
     assert found is not None
-    return RolledSegment(TIP, folder, listing, *found, position)
+    return RolledSegment(TIP, folder, txn_indexes, *found, position)

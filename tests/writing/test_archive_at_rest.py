@@ -186,7 +186,7 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
             archive.rsm, archive.rlmm, copier_of(archive), spool, bytes_max=10_000
         )
         merged = await merger.merge(TIP)
-        assert (merged.merged, merged.replaced, merged.refused) == (1, 4, ())
+        assert (merged.merged, merged.replaced, merged.refused) == (1, 4, [])
         whole = (await archive.view(TIP)).segments[-1]
         assert (whole.packed, whole.end_offset) == (True, 79)
         assert await archive.object(whole, SegmentFile.LOG) == expected

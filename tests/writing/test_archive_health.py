@@ -422,7 +422,7 @@ async def test_what_is_known_is_not_read_again() -> None:
     await concerns.publish()
     reads = "fetchproxy_store_request_seconds_count"
     known = await read_concerns(objects)
-    assert [one.subject for one in known] == sorted(tips, key=lambda tip: str(tip.partition))
+    assert [one.tip for one in known] == sorted(tips, key=lambda tip: str(tip.partition))
     before = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})
     assert await read_concerns(objects, known) == known
     with capture_logs():
@@ -431,7 +431,7 @@ async def test_what_is_known_is_not_read_again() -> None:
     await concerns.publish()
     again = await read_concerns(objects, known)
     assert len(again) == 39
-    assert [one.condition.what for one in again if one.subject == tips[3]] == [
+    assert [said.what for one, said in again.items() if one.tip == tips[3]] == [
         "it stands, and otherwise"
     ]
     after = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})

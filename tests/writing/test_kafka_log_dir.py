@@ -14,7 +14,6 @@ from fetchproxy.model import EpochStart, TopicIdPartition
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.writing.sources.log_dirs import (
     LogDir,
-    PartitionListing,
     list_partition,
     open_log_dir,
     partition_folder,
@@ -69,7 +68,7 @@ def test_only_segments_of_exact_names_are_listed(tmp_path: Path) -> None:
         f"{41:020d}.txnindex.deleted",
     ):
         (folder / name).write_bytes(b"")
-    assert list_partition(folder) == PartitionListing(segments=(0, 40), txn_indexes=(40,))
+    assert list_partition(folder) == ([0, 40], [40])
 
 
 def test_the_brokers_leader_epochs(tmp_path: Path) -> None:

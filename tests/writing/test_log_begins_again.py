@@ -218,7 +218,7 @@ async def audit(here: World, served: list[tuple[int, int]]) -> None:
         mine = here.rlmm.view(TIP)
         assert mine is not None
         assert list(seen.segments) == list(mine.segments)
-        assert await read_concerns(here.rsm.objects) == []
+        assert await read_concerns(here.rsm.objects) == {}
         report = await verify_archive(here.rsm, other)
     assert not report.faults, report.faults[:3]
 

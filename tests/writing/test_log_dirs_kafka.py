@@ -356,7 +356,7 @@ async def test_directories_that_are_not_the_leaders(
         Spool(tmp_path / "spool") as spool,
     ):
         (tip,) = await tips(cluster, topic)
-        gatherer = open_source(config, cluster, FETCH_BYTES_MAX).gatherer(tip, spool)
+        gatherer = open_source(config, cluster, FETCH_BYTES_MAX)(tip, spool)
         if said is None:
             assert await gatherer.gather(0, close_short=True) is None
         else:
@@ -377,7 +377,7 @@ async def test_a_position_beyond_either_end(
         Spool(tmp_path / "spool") as spool,
     ):
         (tip,) = await tips(cluster, topic)
-        gatherer = open_source(config, cluster, FETCH_BYTES_MAX).gatherer(tip, spool)
+        gatherer = open_source(config, cluster, FETCH_BYTES_MAX)(tip, spool)
         assert await gatherer.find_log_start() == 10
         assert await gatherer.gather(9, close_short=False) == LogGap(10)
         end = await stable_end(cluster, tip)

@@ -346,7 +346,7 @@ async def test_kept_by_a_persons_word_for_good() -> None:
         before = world.store.objects()
         world.broker.topics = (NEW, NEW_OTHER, NO_ID, NO_OTHER_ID)
         async with world.process(topic_deletion="keep") as deletion:
-            await deletion.keep()
+            await deletion.look()
         concerns = ArchiverConcerns()
         async with world.process(concerns=concerns) as deletion:
             for _ in range(3):

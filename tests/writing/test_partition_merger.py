@@ -31,7 +31,7 @@ async def test_readers_see_each_offset_once_before_and_after(world: MergingWorld
     await world.plant_small(7)
     before = await world.read()
     done = await world.merge()
-    assert (done.merged, done.replaced, done.refused) == (2, 6, ())
+    assert (done.merged, done.replaced, done.refused) == (2, 6, [])
     assert await world.read() == before
     await world.tidy_until_settled()
     assert await world.ranges() == [(0, 29), (30, 59), (60, 69)]

@@ -19,11 +19,11 @@ from planted_log_dir import (
 
 from fetchproxy.errors import CompactedLog, CorruptSegment, LogDirUnusable
 from fetchproxy.model import AbortedTxn, EpochStart
-from fetchproxy.segments.contents import KafkaFiles
+from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.ciphers import stream_at
 from fetchproxy.writing.sources import log_dirs as rolled_segment
-from fetchproxy.writing.sources.log_dirs import SegmentGone, Stopped, Taken, rolled_at, take_segment
+from fetchproxy.writing.sources.log_dirs import SegmentGone, Stopped, rolled_at, take_segment
 
 FIRST = [batch(0), batch(10), batch(20, epoch=2)]
 SECOND = [batch(30, epoch=2), batch(40, epoch=2)]
@@ -46,8 +46,8 @@ def spool(tmp_path: Path) -> Path:
     return tmp_path / "spool" / "1.log"
 
 
-def take(folder: Path, position: int, spool: Path) -> Taken:
-    return take_segment(rolled(folder, position), spool, lambda: True)
+def take(folder: Path, position: int, spool: Path) -> GatheredSegment:
+    return take_segment(rolled(folder, position), spool, lambda: True)[0]
 
 
 def refused(folder: Path, position: int, spool: Path, error: type[Exception], match: str) -> None:
@@ -59,9 +59,8 @@ def refused(folder: Path, position: int, spool: Path, error: type[Exception], ma
 def test_a_whole_segment_is_a_link_to_the_brokers_file(folder: Path, spool: Path) -> None:
     files = plant_kafka_files(folder, 0, 29)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    taken = take(folder, 0, spool)
-    segment = taken.segment
-    assert taken.copied_bytes == 0
+    segment = take(folder, 0, spool)
+    assert not segment.log_settled
     assert not segment.log_settled  # the broker may still truncate it
     assert os.path.samefile(segment.log, folder / f"{0:020d}.log")
     assert (segment.tip, segment.start_offset, segment.end_offset) == (TIP, 0, 29)
@@ -82,17 +81,16 @@ def test_from_a_position_inside_only_what_is_wanted_is_copied(
     _, _, snapshot = plant_kafka_files(folder, 0, 29)
     taken = take(folder, position, spool)
     wanted = b"".join(FIRST[1:])
-    assert taken.copied_bytes == len(wanted)
-    assert taken.segment.log_settled
-    assert taken.segment.log.read_bytes() == wanted
-    assert (taken.segment.start_offset, taken.segment.end_offset) == (position, 29)
-    assert taken.segment.leader_epochs == (EpochStart(0, position), EpochStart(2, 20))
-    RemoteLogIndex.parse(taken.segment.index.encoded("k")).check_covers(29, len(wanted))
-    assert taken.segment.kafka_files == KafkaFiles(producer_snapshot=snapshot)
+    assert (taken.log_settled, taken.size_bytes) == (True, len(wanted))
+    assert taken.log.read_bytes() == wanted
+    assert (taken.start_offset, taken.end_offset) == (position, 29)
+    assert taken.leader_epochs == (EpochStart(0, position), EpochStart(2, 20))
+    RemoteLogIndex.parse(taken.index.encoded("k")).check_covers(29, len(wanted))
+    assert taken.kafka_files == KafkaFiles(producer_snapshot=snapshot)
 
 
 async def test_the_crc_is_that_of_the_held_file(folder: Path, spool: Path) -> None:
-    segment = take(folder, 0, spool).segment
+    segment = take(folder, 0, spool)
     await segment.check_log()
     with (folder / f"{0:020d}.log").open("r+b") as file:
         file.truncate(len(FIRST[0]))  # as a broker does that follows another leader's log
@@ -101,7 +99,7 @@ async def test_the_crc_is_that_of_the_held_file(folder: Path, spool: Path) -> No
 
 
 async def test_a_held_file_outlives_the_brokers(folder: Path, spool: Path) -> None:
-    segment = take(folder, 0, spool).segment
+    segment = take(folder, 0, spool)
     (folder / f"{0:020d}.log").unlink()
     await segment.check_log()
 
@@ -114,7 +112,7 @@ def test_without_links_it_is_copied(
 
     monkeypatch.setattr(os, "link", no_link)
     taken = take(folder, 30, spool)
-    assert taken.copied_bytes == sum(map(len, SECOND))
+    assert (taken.log_settled, taken.size_bytes) == (True, sum(map(len, SECOND)))
     assert spool.read_bytes() == b"".join(SECOND)
     assert not os.path.samefile(spool, folder / f"{30:020d}.log")
 
@@ -131,10 +129,10 @@ def test_deleted_while_it_is_read_it_is_copied(
             (folder / f"{0:020d}.log").unlink()
         return True
 
-    taken = take_segment(rolled(folder, 0), spool, delete_soon)
+    taken, _ = take_segment(rolled(folder, 0), spool, delete_soon)
     assert spool.read_bytes() == b"".join(FIRST)
-    assert taken.copied_bytes == len(spool.read_bytes())
-    assert taken.segment.end_offset == 29
+    assert (taken.log_settled, taken.size_bytes) == (True, len(spool.read_bytes()))
+    assert taken.end_offset == 29
 
 
 @pytest.mark.parametrize("position", [0, 10], ids=["another file system", "a part of the file"])
@@ -148,7 +146,7 @@ def test_a_copy_in_the_spool_is_encrypted(
 
     monkeypatch.setattr(os, "link", other_file_system)
     key, wanted = bytes(range(32)), b"".join(FIRST[position // 10 :])
-    segment = take_segment(rolled(folder, position), spool, lambda: True, key).segment
+    segment, _ = take_segment(rolled(folder, position), spool, lambda: True, key)
     stored = spool.read_bytes()
     assert segment.stream_key == key
     assert stored != wanted
@@ -230,11 +228,11 @@ def test_aborted_transactions_reach_over_segments(tmp_path: Path, spool: Path) -
         [ended_later],
     )
     plant_segment(folder, 42, [batch(42)])
-    first = take(folder, 0, spool).segment
+    first = take(folder, 0, spool)
     assert first.aborted == (AbortedTxn(0, 20, 7, 10), AbortedTxn(10, 20, 8, 21))
     # No record of it here, and yet it overlaps.
-    assert take(folder, 21, spool.with_name("2")).segment.aborted == (AbortedTxn(10, 30, 8, 31),)
-    assert take(folder, 31, spool.with_name("3")).segment.aborted == (AbortedTxn(10, 40, 8, 41),)
+    assert take(folder, 21, spool.with_name("2")).aborted == (AbortedTxn(10, 30, 8, 31),)
+    assert take(folder, 31, spool.with_name("3")).aborted == (AbortedTxn(10, 40, 8, 41),)
 
 
 def test_an_entry_that_is_being_appended_is_left_for_later(tmp_path: Path, spool: Path) -> None:
@@ -243,7 +241,7 @@ def test_an_entry_that_is_being_appended_is_left_for_later(tmp_path: Path, spool
     active = plant_segment(folder, 10, [batch(10)], [AbortedTxn(0, 20, 7, 21)])
     index = active.with_suffix(".txnindex")
     index.write_bytes(index.read_bytes() + b"\x00\x00\x00")
-    assert take(folder, 0, spool).segment.aborted == (AbortedTxn(0, 9, 7, 10),)
+    assert take(folder, 0, spool).aborted == (AbortedTxn(0, 9, 7, 10),)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +297,7 @@ def test_indexes_that_do_not_fit_are_left_out(folder: Path, spool: Path) -> None
     _, times, _ = plant_kafka_files(folder, 0, 29)
     (folder / f"{0:020d}.index").write_bytes(bytes(16))
     (folder / f"{30:020d}.snapshot").write_bytes(bytes(40))
-    assert take(folder, 0, spool).segment.kafka_files == KafkaFiles(time_index=times)
+    assert take(folder, 0, spool).kafka_files == KafkaFiles(time_index=times)
 
 
 def test_only_inactive_segments_are_found() -> None:

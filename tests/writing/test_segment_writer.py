@@ -11,6 +11,8 @@ import pytest
 from fetchproxy_protocol.record_batch import walk
 from planted_archive import ABORT, COMMIT, batch
 
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.messages import FetchedPartition
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.lineage import extend_lineage
@@ -18,9 +20,9 @@ from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.segments.contents import GatheredSegment
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.writing.sources import segment_source as segment_writer
-from fetchproxy.writing.sources.broker import BatchSegments
+from fetchproxy.writing.sources.broker import BatchGatherer
 from fetchproxy.writing.sources.segment_source import (
-    LogRead,
+    CopyPace,
     SegmentWriter,
     Spool,
     SpoolFull,
@@ -134,20 +136,15 @@ async def test_a_disk_without_any_room(tmp_path: Path, monkeypatch: pytest.Monke
         assert (writer.size_bytes, spool.size_bytes, writer.began_at) == (0, 0, None)
 
 
-class Answers:
+class Answers(Cluster):
     """All of a log in each answer."""
 
     def __init__(self, records: bytes) -> None:
-        self.records = memoryview(records)
-        self.headers = tuple(walk(records))
+        self.records = records
 
-    async def log_start_offset(self, tip: TopicIdPartition) -> int:
-        return 0
-
-    async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead:
-        left = tuple(h for h in self.headers if h.last_offset >= position)
-        end = self.headers[-1].last_offset + 1
-        return LogRead(self.records, left, (), 0, end)
+    async def fetch(self, tip: TopicIdPartition, offset: int, **_: object) -> FetchedPartition:
+        end = list(walk(self.records))[-1].last_offset + 1
+        return FetchedPartition(0, end, end, 0, (), self.records)
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 7])
@@ -156,10 +153,10 @@ async def test_a_disk_with_less_room_than_one_answer_makes_shorter_segments(
 ) -> None:
     parts = [batch(10 * number) for number in range(12)]
     small_disk(monkeypatch, tmp_path, room * len(parts[0]) + 5)
-    source = BatchSegments(Answers(b"".join(parts)), ArchiveConfig(segment_bytes_max=10**6))
+    cluster, config = Answers(b"".join(parts)), ArchiveConfig(segment_bytes_max=10**6)
     copied, position = b"", 0
     async with Spool(tmp_path) as spool:
-        gatherer = source.gatherer(TIP, spool)
+        gatherer = BatchGatherer(TIP, spool, cluster=cluster, pace=CopyPace(0), config=config)
         while position < 120:
             segment = await gatherer.gather(position, close_short=True)
             assert isinstance(segment, GatheredSegment)

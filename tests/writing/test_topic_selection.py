@@ -45,4 +45,4 @@ def test_without_a_configuration_or_a_topic_id() -> None:
 
 def test_partitions_in_order() -> None:
     expected = [TopicIdPartition(UUID(int=1), "t", p) for p in (0, 1)]
-    assert partitions_of(topic("t")) == expected
+    assert partitions_of([topic("t")]) == expected

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,13 @@ from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.leadership import Leadership, LeadershipState
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
-from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer, SegmentSource, Spool
+from fetchproxy.writing.sources.segment_source import CopyPace, LogGap, SegmentGatherer, Spool
 from lab.limited import section_and_limits
 from lab.mock_cluster import MockCluster
 
 TOPIC = "orders"
 PARTITIONS = 4
+Gatherers = Callable[[TopicIdPartition, Spool], SegmentGatherer]
 
 
 class GivenLeadership(Leadership):
@@ -78,21 +80,7 @@ class StubbornStore(FilesystemObjectStore):
         await super().put_file(key, path, settled=settled)
 
 
-class SilentSource(SegmentSource):
-    """One partition's log never answers; the others are as they are."""
-
-    def __init__(self, inner: SegmentSource, silent: int) -> None:
-        self._inner = inner
-        self._silent = silent
-
-    def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
-        silent = tip.partition == self._silent
-        return SilentGatherer() if silent else self._inner.gatherer(tip, spool)
-
-
 class SilentGatherer(SegmentGatherer):
-    gathered_bytes = 0
-
     async def find_log_start(self) -> int:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
@@ -256,7 +244,13 @@ async def test_a_log_that_never_answers_holds_no_worker_for_ever(
     produce(mock_cluster, 100)
     before = ARCHIVE_TURNS_ENDED._value.get()
     real = module.open_source
-    monkeypatch.setattr(module, "open_source", lambda *known: SilentSource(real(*known), silent))
+
+    def with_a_silent_one(config: ArchiveConfig, cluster: Cluster, bytes_max: int) -> Gatherers:
+        others = real(config, cluster, bytes_max)
+        one = partial(SilentGatherer, cluster=cluster, pace=CopyPace(0))
+        return lambda tip, spool: (one if tip.partition == silent else others)(tip, spool)
+
+    monkeypatch.setattr(module, "open_source", with_a_silent_one)
     others = {number: 100 for number in range(PARTITIONS) if number != silent}
     async with (
         open_archive(tmp_path / "store") as archive,

@@ -37,8 +37,8 @@ from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.log_truncation import LogTruncation
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
-from fetchproxy.writing.sources.broker import BatchSegments
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.sources.broker import BatchGatherer
+from fetchproxy.writing.sources.segment_source import CopyPace, Spool
 
 SEEDS = 60
 STEPS = 40
@@ -61,12 +61,13 @@ class World:
     def archiver(self) -> PartitionArchiver:
         return PartitionArchiver(
             TIP,
-            source=BatchSegments(self.cluster, self.config),
+            gatherer=BatchGatherer(
+                TIP, self.spool, cluster=self.cluster, pace=CopyPace(0), config=self.config
+            ),
             rlmm=self.rlmm,
             copier=self.copier,
             truncation=self.truncation,
             records=ArchiveRecords(self.rsm, TIP),
-            spool=self.spool,
         )
 
     async def served(self) -> list[tuple[int, int]]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from fetchproxy_protocol.record_batch import walk
+from fetchproxy_protocol.apis import ErrorCode
 from planted_archive import TIP, batch
 
-from fetchproxy.errors import ClusterUnavailable, LogTruncated
+from fetchproxy.brokers.messages import FetchedPartition
+from fetchproxy.errors import ClusterUnavailable
 from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.metadata.lineage import end_offset_for, from_log_start
 from fetchproxy.model import EpochEnd, EpochStart, LogEdges, TopicIdPartition
-from fetchproxy.writing.sources.segment_source import LogGap, LogRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +128,15 @@ class UncleanCluster(LeaderLog):
     async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
         return frozenset()
 
-    async def log_start_offset(self, tip: TopicIdPartition) -> int:
-        self.hear()
-        return self.leader.log_start
+    # --- as its source asks the cluster ---
+    async def log_edges(self, tip: TopicIdPartition, *, not_older_than: float) -> LogEdges:
+        return await self.edges(tip)
 
-    async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead | LogGap:
+    async def fetch(self, tip: TopicIdPartition, offset: int, **_: object) -> FetchedPartition:
         self.hear()
         leader = self.leader
-        if position < leader.log_start:
-            return LogGap(leader.log_start)
-        if position > leader.end:
-            raise LogTruncated(f"{tip} ends at offset {leader.end}, archived up to {position}")
-        wanted = [b for b in leader.log if b.last >= position]
+        if not leader.log_start <= offset <= leader.end:
+            return FetchedPartition(ErrorCode.OFFSET_OUT_OF_RANGE, -1, -1, -1, (), b"")
+        wanted = [b for b in leader.log if b.last >= offset]
         records = b"".join(b.content for b in wanted[: self.rng.randint(1, 6)])
-        headers = tuple(walk(records))
-        return LogRead(memoryview(records), headers, (), leader.log_start, leader.end)
+        return FetchedPartition(0, leader.end, leader.end, leader.log_start, (), records)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
@@ -39,6 +38,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.orphans import (
     Objects,
+    Segments,
     delete_orphans,
     find_orphans,
     held_by_others,
@@ -128,22 +128,16 @@ class RetentionBrake:
         self._known: dict[TopicIdPartition, Announcement | None] = {}
 
     async def released(
-        self,
-        tip: TopicIdPartition,
-        view: PartitionView,
-        start: int | None,
-        now_ms: int,
-        *,
-        doubtful: bool,
+        self, view: PartitionView, start: int | None, now_ms: int, *, doubtful: bool
     ) -> int | None:
         """As `plan_step`, None also while it waits. `done` has to follow."""
-        announced = await self._announced(tip)
+        announced = await self._announced(view.tip)
         step = plan_step(view, start, announced, now_ms, self.grace_ms, doubtful=doubtful)
         if isinstance(step, Announcement):
-            await self._announce(tip, view, step)
+            await self._announce(view, step)
             return None
         if step is None:
-            await self.done(tip)
+            await self.done(view.tip)
         return step
 
     async def done(self, tip: TopicIdPartition) -> None:
@@ -170,9 +164,8 @@ class RetentionBrake:
                 log.warning("announced_retention_unreadable", topic=tip.topic, error=str(error))
         return self._known[tip]
 
-    async def _announce(
-        self, tip: TopicIdPartition, view: PartitionView, announced: Announcement
-    ) -> None:
+    async def _announce(self, view: PartitionView, announced: Announcement) -> None:
+        tip = view.tip
         if self._known.get(tip) != announced:
             await self.objects.put_retention_step(tip, encode_announcement(tip, announced))
             self._known[tip] = announced
@@ -262,7 +255,7 @@ class SegmentLooks:
             except ObjectNotFound:
                 continue
             except (RangeNotSatisfiable, CorruptSegment):
-                return False
+                pass
             return False
         return True
 
@@ -305,8 +298,6 @@ class SegmentLooks:
 #   the store.
 
 State = RemoteLogSegmentState
-T = TypeVar("T")
-_Step = Callable[[RemoteLogSegmentMetadata], Coroutine[Any, Any, None]]
 
 # After this a turn leaves the rest to the next one: a slow store is shared with the copies.
 _TURN_ENOUGH_S = 5.0
@@ -371,7 +362,8 @@ class Expirer:
             return False
         wait_s = await self._turn(tip, now_ms)
         if loop.time() >= partition.orphans_due_at:
-            await self._within(self._sweep(tip, partition), f"search for orphans of {tip}")
+            async with within(self.config.copy_max_ms / 1000, f"search for orphans of {tip}"):
+                await self._sweep(tip, partition)
         partition.due_at = min(loop.time() + wait_s, partition.orphans_due_at)
         return wait_s <= 0
 
@@ -380,7 +372,7 @@ class Expirer:
         loop = asyncio.get_running_loop()
         while (now_ms := self._clock.now_ms(loop.time())) is not None:
             view = await self.rlmm.refresh(tip, loop.time())
-            if await self._remove(tip, view, now_ms) > 0:
+            if await self._remove(view, now_ms) > 0:
                 return
 
     def forget(self, tip: TopicIdPartition) -> None:
@@ -396,19 +388,17 @@ class Expirer:
         view = await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
         retention = effective_retention(self.config, tip.topic, self.topic_config(tip.topic_id))
         start, doubtful = await self._retained_from(view, retention, now_ms)
-        start = await self._brake.released(tip, view, start, now_ms, doubtful=doubtful)
+        start = await self._brake.released(view, start, now_ms, doubtful=doubtful)
         if start is not None:
             view = await self.rlmm.raise_log_start_offset(tip, start)
             log.info("log_start_raised", **tip.logged, log_start_offset=start)
             await self._brake.done(tip)
-        return await self._remove(tip, view, now_ms)
+        return await self._remove(view, now_ms)
 
     async def _retained_from(
         self, view: PartitionView, retention: Retention, now_ms: int
     ) -> tuple[int | None, bool]:
-        """The first offset that retention keeps, None: all; and whether the clock is in doubt. One
-        that is wrong for sure deletes nothing by time.
-        """
+        """The first offset that retention keeps, None: all; and whether the clock is in doubt."""
         self._witness.saw(view)
         start = retained_from(view, retention, now_ms)
         by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)
@@ -422,8 +412,9 @@ class Expirer:
         self.concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
         return by_bytes, False
 
-    async def _remove(self, tip: TopicIdPartition, view: PartitionView, now_ms: int) -> float:
+    async def _remove(self, view: PartitionView, now_ms: int) -> float:
         """Some of what may go. `view` was just read. How long until more may (s)."""
+        tip = view.tip
         segments = self.rlmm.list_remote_log_segments(tip)
         metrics.REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
         removals = plan_removals(
@@ -434,19 +425,15 @@ class Expirer:
             # The longest copy, twice: another archiver may be at it, by a clock of its own.
             attempt_age_max_ms=2 * self.config.copy_max_ms,
         )
-        to_do = [
-            *((self._hide, segment) for segment in removals.hide),
-            *((self._delete, segment) for segment in removals.delete),
-        ]
-        looked_at, done = await self._do(tip, to_do, removals)
+        looked_at, done = await self._do(tip, removals)
+        count = len(removals.hide) + len(removals.delete)
         known = self._partitions.get(tip)
-        if len(to_do) == looked_at == done and not (known and known.orphan_kept):
+        if count == looked_at == done and not (known and known.orphan_kept):
             # All that may go was looked at: what was wrong before is mended.
             self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
         undeleted = removals.delete[max(0, looked_at - len(removals.hide)) :]
-        to_go = (*removals.hide, *removals.waiting, *undeleted)
-        self._publish(tip, view, to_go)
-        if done and looked_at < len(to_do):
+        self._publish(view, (*removals.hide, *removals.waiting, *undeleted))
+        if done and looked_at < count:
             return 0.0
         waits_ms = [self.limits.retention_check_interval_ms]
         if done and removals.hide:
@@ -455,23 +442,20 @@ class Expirer:
             waits_ms.append(removals.next_at_ms - now_ms)
         return min(waits_ms) / 1000
 
-    async def _do(
-        self,
-        tip: TopicIdPartition,
-        to_do: Sequence[tuple[_Step, RemoteLogSegmentMetadata]],
-        removals: Removals,
-    ) -> tuple[int, int]:
+    async def _do(self, tip: TopicIdPartition, removals: Removals) -> tuple[int, int]:
         """How many were looked at, and done: a part, where it takes long, as copying waits."""
         loop = asyncio.get_running_loop()
         enough_at = loop.time() + _TURN_ENOUGH_S
         looked_at = done = 0
-        for step, segment in to_do:
+        for segment in (*removals.hide, *removals.delete):
             if done >= self.limits.retention_deletes_per_turn_max or loop.time() > enough_at:
                 break
+            step = self._delete if segment.state is State.DELETE_SEGMENT_STARTED else self._hide
+            what = f"{step.__name__} of a segment of {tip}"
             try:
-                done += await self._within(
-                    self._do_one(step, segment, removals), f"{step.__name__} of a segment of {tip}"
-                )
+                # A store that hangs must not hold up the partition's copies for ever.
+                async with within(self.config.copy_max_ms / 1000, what):
+                    done += await self._do_one(step, segment, removals)
             except RemoteStorageError:
                 metrics.REMOTE_DELETE_ERRORS.labels(tip.topic).inc()
                 raise
@@ -479,7 +463,10 @@ class Expirer:
         return looked_at, done
 
     async def _do_one(
-        self, step: _Step, segment: RemoteLogSegmentMetadata, removals: Removals
+        self,
+        step: Callable[[RemoteLogSegmentMetadata], Awaitable[None]],
+        segment: RemoteLogSegmentMetadata,
+        removals: Removals,
     ) -> bool:
         """Unless it is the last that has its offsets; then it stays, and that is told."""
         stand_ins = removals.stand_ins.get(segment.segment_id.id, ())
@@ -513,11 +500,6 @@ class Expirer:
             return False
         others = held_by_others(segment, self.rlmm.list_remote_log_segments(tip), view)
         return others is not None and await self._looks.damage(others) is None
-
-    async def _within(self, work: Awaitable[T], what: str) -> T:
-        """A store that hangs must not hold up the partition's copies for ever."""
-        async with within(self.config.copy_max_ms / 1000, what):
-            return await work
 
     async def _hide(self, segment: RemoteLogSegmentMetadata) -> None:
         await self._put(segment, State.DELETE_SEGMENT_STARTED)
@@ -592,10 +574,8 @@ class Expirer:
         return damage is None
 
     @staticmethod
-    def _publish(
-        tip: TopicIdPartition, view: PartitionView, to_go: tuple[RemoteLogSegmentMetadata, ...]
-    ) -> None:
-        place = (tip.topic, str(tip.partition))
+    def _publish(view: PartitionView, to_go: Segments) -> None:
+        place = (view.tip.topic, str(view.tip.partition))
         metrics.REMOTE_DELETE_LAG_SEGMENTS.labels(*place).set(len(to_go))
         metrics.REMOTE_DELETE_LAG_BYTES.labels(*place).set(sum(s.segment_size_bytes for s in to_go))
         metrics.REMOTE_LOG_SIZE_BYTES.labels(*place).set(

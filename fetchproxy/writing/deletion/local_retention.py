@@ -103,8 +103,7 @@ class LocalRetention:
 
     def refusal(self, topic: str) -> str | None:
         """Why nothing of the topic is trimmed although local retention is set, as a sentence."""
-        reason = self._refused.get(topic)
-        return None if reason is None else f"local retention of {topic} is refused: {reason}"
+        return self._refused.get(topic)
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver does it from now on, or nobody."""
@@ -126,12 +125,12 @@ class LocalRetention:
         more = False
         if reason is not None:
             self._refuse(tip.topic, reason)
+        elif retention.trims_locally:
+            self._allow(tip.topic)
+            more = await self._trim(tip, retention, loop_s, now_ms)
         else:
             self._allow(tip.topic)
-            if retention.trims_locally:
-                more = await self._trim(tip, retention, loop_s, now_ms)
-            else:
-                self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
+            self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
         wait_ms = 0 if more else self.limits.retention_check_interval_ms
         self._due_at[tip] = loop_s + wait_ms / 1000
 
@@ -144,10 +143,10 @@ class LocalRetention:
         target = trim_target(view, edges, retention, now_ms)
         if target is None or target <= edges.log_start_offset:
             return False
-        whole_to = await self._whole_up_to(tip, view, edges.log_start_offset, target)
+        whole_to = await self._whole_up_to(view, edges.log_start_offset, target)
         if whole_to is None:
             return False
-        if not await self._is_same_log(tip, view, whole_to):
+        if not await self._is_same_log(view, whole_to):
             log.warning(
                 "local_log_not_trimmed",
                 **tip.logged,
@@ -165,9 +164,7 @@ class LocalRetention:
         )
         return whole_to < target
 
-    async def _whole_up_to(
-        self, tip: TopicIdPartition, view: PartitionView, start: int, target: int
-    ) -> int | None:
+    async def _whole_up_to(self, view: PartitionView, start: int, target: int) -> int | None:
         """Up to which offset, `target` at most, the archive's objects were seen; None: some are
         damaged or gone, and nobody knows what else is.
         """
@@ -178,32 +175,30 @@ class LocalRetention:
                 break
             damage = await self._looks.damage([segment])
             if damage is not None:
-                self.concerns.hold(
-                    Kind.LOCAL_TRIMMING_STOPPED,
-                    tip,
-                    f"the brokers keep their records of {tip}: the archive should have them and "
-                    f"has not, {damage}; run fetchproxy verify",
-                    (start, target - 1),
+                what = (
+                    f"the brokers keep their records of {view.tip}: the archive should have them "
+                    f"and has not, {damage}; run fetchproxy verify"
                 )
+                stopped = Kind.LOCAL_TRIMMING_STOPPED
+                self.concerns.hold(stopped, view.tip, what, (start, target - 1))
                 return None
             if loop.time() > enough_at:
                 return segment.end_offset + 1
-        self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
+        self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, view.tip)
         return target
 
-    async def _is_same_log(self, tip: TopicIdPartition, view: PartitionView, target: int) -> bool:
+    async def _is_same_log(self, view: PartitionView, target: int) -> bool:
         """Up to `target` the leader's log is the one that was archived."""
         epoch = epoch_of(view, target - 1)
-        told = await self._leader.epoch_end(tip, epoch)
+        told = await self._leader.epoch_end(view.tip, epoch)
         if told is None:
             return False
         _, end = told
         return end.epoch == epoch and end.end_offset >= target
 
     def _refuse(self, topic: str, reason: str) -> None:
-        self._refused[topic] = reason
-        refused = of_topic(Kind.LOCAL_RETENTION_REFUSED, topic, self.refusal(topic) or "")
-        self.concerns.health.report(refused)
+        self._refused[topic] = what = f"local retention of {topic} is refused: {reason}"
+        self.concerns.health.report(of_topic(Kind.LOCAL_RETENTION_REFUSED, topic, what))
         LOCAL_TRIMMING_REFUSED.set(len(self._refused))
 
     def _allow(self, topic: str) -> None:

@@ -45,7 +45,10 @@ def spare_copies(
         chain = _chain(together)
         stay = {segment.segment_id for segment in chain}
         for segment in together:
-            over = _over(chain, max(segment.start_offset, view.raised_log_start), segment)
+            first = max(segment.start_offset, view.raised_log_start)
+            over = [
+                s for s in chain if first <= s.end_offset and s.start_offset <= segment.end_offset
+            ]
             if (
                 segment.segment_id not in stay
                 and max(s.event_timestamp_ms for s in (segment, *over)) <= finished_by_ms
@@ -138,11 +141,6 @@ def _chain(together: Segments) -> Segments:
         )
         bottom = chain[-1].start_offset
     return chain[::-1]
-
-
-def _over(chain: Segments, first: int, segment: RemoteLogSegmentMetadata) -> Segments:
-    """Those of `chain` that hold any of the offsets from `first` to the end of `segment`."""
-    return [s for s in chain if s.end_offset >= first and s.start_offset <= segment.end_offset]
 
 
 # Objects in the store that no metadata name: found by listing, deleted once they are old.

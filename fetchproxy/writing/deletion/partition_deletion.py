@@ -70,9 +70,7 @@ def doubt_of_cluster(
 def moved_on(
     before: ClusterTopics, alive: Set[UUID], denied: Set[UUID], archived: Set[UUID]
 ) -> ClusterTopics:
-    """After a look that counts; as `doubt_of_cluster`. What is missing and not denied may be out of
-    sight for a while: it stays what it was.
-    """
+    """After a look that counts. What is out of sight and not denied stays what it was."""
     unseen = (before.alive & archived) - alive - denied
     gone = ((before.gone | (before.alive & denied)) & archived) - alive
     return ClusterTopics(frozenset(alive | unseen), frozenset(gone))
@@ -91,11 +89,11 @@ def encode_cluster_topics(cluster_id: str, topics: ClusterTopics) -> bytes:
 
 def decode_cluster_topics(raw: bytes) -> ClusterTopics:
     """Raises CorruptSegment, which names the field; NewerMetadataVersion."""
-    return decode_document(raw, "topics of the cluster", VERSION, _topics)
 
+    def topics(fields: Fields) -> ClusterTopics:
+        return ClusterTopics(frozenset(fields.uuids("alive")), frozenset(fields.uuids("gone")))
 
-def _topics(fields: Fields) -> ClusterTopics:
-    return ClusterTopics(frozenset(fields.uuids("alive")), frozenset(fields.uuids("gone")))
+    return decode_document(raw, "topics of the cluster", VERSION, topics)
 
 
 # DELETE_PARTITION_MARKED, STARTED, segments, FINISHED: each state is recorded, so any archiver may
@@ -137,10 +135,7 @@ class PartitionDeletion:
         """Looks at an interval; what fails is logged once per outage and tried again."""
         while True:
             try:
-                if self.config.topic_deletion == "keep":
-                    await self.keep()
-                else:
-                    await self.look()
+                await self.look()
                 self._failing = False
             except (ClusterError, RemoteStorageError) as error:
                 if not self._failing:
@@ -150,43 +145,37 @@ class PartitionDeletion:
 
     async def look(self) -> None:
         """And the deletions that it finds due. Raises ClusterError, RemoteStorageError."""
-        archived: dict[tuple[UUID, str], list[TopicIdPartition]] = {}
+        topics: dict[tuple[UUID, str], list[TopicIdPartition]] = {}
         for tip in await self.rlmm.list_partitions():
-            archived.setdefault((tip.topic_id, tip.topic), []).append(tip)
+            topics.setdefault((tip.topic_id, tip.topic), []).append(tip)
+        archived = {topic_id for topic_id, _ in topics}
         if not archived:
             return
         alive = {topic.topic_id for topic in await self.cluster.topics(max_age_ms=0)}
         cluster_id = await self.cluster.cluster_id()
         if not cluster_id:
             return
+        if self.config.topic_deletion == "keep":  # what is gone by now keeps its archive for good
+            noted = await self._noted(cluster_id)
+            await self._note(cluster_id, noted, ClusterTopics(frozenset(alive)))
+            return
         denied: set[UUID] = set()
-        for (topic_id, topic), partitions in archived.items():
-            if topic_id in alive:
-                await self._own(topic_id, topic, cluster_id)
-            elif await self._is_owned(
-                topic_id, topic, partitions, cluster_id
-            ) and await self._is_denied(topic_id, topic, cluster_id):
-                denied.add(topic_id)
-        ids = {topic_id for topic_id, _ in archived}
-        may_go = await self._may_go(cluster_id, alive, denied, ids)
-        for (topic_id, topic), partitions in archived.items():
+        for partitions in topics.values():
+            tip = partitions[0]
+            if tip.topic_id in alive:
+                await self._own(tip, cluster_id)
+            elif await self._is_owned(partitions, cluster_id) and await self._is_denied(
+                tip, cluster_id
+            ):
+                denied.add(tip.topic_id)
+        may_go = await self._may_go(cluster_id, alive, denied, archived)
+        for (topic_id, _), partitions in topics.items():
             if topic_id in may_go or (
                 topic_id in denied and await self._is_any_started(partitions)
             ):
-                await self._delete_when_due(topic_id, topic, partitions)
+                await self._delete_when_due(partitions)
             else:
                 self._absent_since.pop(topic_id, None)
-
-    async def keep(self) -> None:
-        """Topics that are gone by now keep their archive for good. Raises as `look`."""
-        if not list(await self.rlmm.list_partitions()):
-            return
-        alive = {topic.topic_id for topic in await self.cluster.topics(max_age_ms=0)}
-        cluster_id = await self.cluster.cluster_id()
-        if cluster_id:
-            await self._note(
-                cluster_id, await self._noted(cluster_id), ClusterTopics(frozenset(alive))
-            )
 
     # --- whether it is the same cluster ---
     async def _may_go(
@@ -227,39 +216,38 @@ class PartitionDeletion:
             await self.rsm.objects.put_cluster_topics(cluster_id, content)
 
     # --- whose it is ---
-    async def _own(self, topic_id: UUID, topic: str, cluster_id: str) -> None:
-        if self._owned.get(topic_id) != cluster_id:
-            if await self.rsm.objects.get_topic_cluster(topic, topic_id) != cluster_id:
-                await self.rsm.objects.put_topic_cluster(topic, topic_id, cluster_id)
-            self._owned[topic_id] = cluster_id
+    async def _own(self, tip: TopicIdPartition, cluster_id: str) -> None:
+        if self._owned.get(tip.topic_id) != cluster_id:
+            topic = tip.topic, tip.topic_id
+            if await self.rsm.objects.get_topic_cluster(*topic) != cluster_id:
+                await self.rsm.objects.put_topic_cluster(*topic, cluster_id)
+            self._owned[tip.topic_id] = cluster_id
 
-    async def _is_owned(
-        self, topic_id: UUID, topic: str, partitions: list[TopicIdPartition], cluster_id: str
-    ) -> bool:
+    async def _is_owned(self, partitions: list[TopicIdPartition], cluster_id: str) -> bool:
         """This cluster has had the topic."""
-        if topic_id not in self._owned:
-            owner = await self.rsm.objects.get_topic_cluster(topic, topic_id)
+        tip = partitions[0]
+        if tip.topic_id not in self._owned:
+            owner = await self.rsm.objects.get_topic_cluster(tip.topic, tip.topic_id)
             if owner is None:
                 # Or this is the end of a deletion, from which the word has gone already.
                 return await self._is_any_started(partitions)
-            self._owned[topic_id] = owner
-        return self._owned[topic_id] == cluster_id
+            self._owned[tip.topic_id] = owner
+        return self._owned[tip.topic_id] == cluster_id
 
-    async def _is_denied(self, topic_id: UUID, topic: str, cluster_id: str) -> bool:
+    async def _is_denied(self, tip: TopicIdPartition, cluster_id: str) -> bool:
         """It says now that it has no such topic."""
-        by_name = self.cluster.topic_by_name(topic, max_age_ms=0)
-        if not await _is_denial(by_name, topic_id, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+        by_name = self.cluster.topic_by_name(tip.topic, max_age_ms=0)
+        if not await _is_denial(by_name, tip.topic_id, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
             return False
-        by_id = self.cluster.topic_by_id(topic_id, max_age_ms=0)
-        if not await _is_denial(by_id, topic_id, ErrorCode.UNKNOWN_TOPIC_ID):
+        by_id = self.cluster.topic_by_id(tip.topic_id, max_age_ms=0)
+        if not await _is_denial(by_id, tip.topic_id, ErrorCode.UNKNOWN_TOPIC_ID):
             return False
         # The answers may have come from elsewhere: addresses are given to other clusters.
         return await self.cluster.cluster_id() == cluster_id
 
     # --- the deletion ---
-    async def _delete_when_due(
-        self, topic_id: UUID, topic: str, partitions: list[TopicIdPartition]
-    ) -> None:
+    async def _delete_when_due(self, partitions: list[TopicIdPartition]) -> None:
+        topic, topic_id = partitions[0].topic, partitions[0].topic_id
         now = asyncio.get_running_loop().time()
         if topic_id not in self._absent_since:
             self._absent_since[topic_id] = now

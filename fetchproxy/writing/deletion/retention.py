@@ -27,11 +27,17 @@ from fetchproxy.writing.deletion.orphans import Segments, spare_copies, stand_in
 
 UNLIMITED = -1
 _AS_THE_WHOLE_LOG = -2  # Kafka's default of local.retention.*: no setting of its own
+_SETTINGS = (
+    "remote_log_retention_ms",
+    "remote_log_retention_bytes",
+    "local_retention_ms",
+    "local_retention_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Milliseconds and bytes a partition; UNLIMITED: not by this."""
+    """As `_SETTINGS`: milliseconds and bytes a partition; UNLIMITED: not by this."""
 
     remote_ms: int = UNLIMITED
     remote_bytes: int = UNLIMITED
@@ -51,17 +57,14 @@ def effective_retention(
     """
     overrides = parse_retention_overrides(config.retention_overrides or "")
     override = next((o for o in overrides if o.matches(topic)), RetentionOverride(""))
-    own = _own(topic_config) if config.follow_topic_retention else RetentionOverride("")
+    own = _own(topic_config) if config.follow_topic_retention else {}
 
     def setting(name: str) -> int:
-        for source in (override, own, config):
-            value: int | None = getattr(source, name)
-            if value is not None:
-                return value
-        raise AssertionError(name)  # `config` has every one
+        said: int | None = getattr(override, name)
+        default: int = getattr(config, name)
+        return own.get(name, default) if said is None else said
 
-    remote = setting("remote_log_retention_ms"), setting("remote_log_retention_bytes")
-    return Retention(*remote, setting("local_retention_ms"), setting("local_retention_bytes"))
+    return Retention(*map(setting, _SETTINGS))
 
 
 def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:
@@ -89,30 +92,22 @@ def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:
     return None
 
 
-def _own(topic_config: Mapping[str, str] | None) -> RetentionOverride:
+def _own(topic_config: Mapping[str, str] | None) -> Mapping[str, int]:
+    """By our setting's name; without those of which the topic has none of its own."""
     if topic_config is None:
-        return RetentionOverride("", UNLIMITED, UNLIMITED, UNLIMITED, UNLIMITED)
-    if _tiered(topic_config):
-        return RetentionOverride(
-            "",
-            remote_log_retention_ms=_number(topic_config, "retention.ms"),
-            remote_log_retention_bytes=_number(topic_config, "retention.bytes"),
+        return dict.fromkeys(_SETTINGS, UNLIMITED)
+    ours, theirs = ("remote_log", "") if _tiered(topic_config) else ("local", "local.")
+    found = {
+        f"{ours}_retention_{unit}": int(
+            topic_config.get(f"{theirs}retention.{unit}", _AS_THE_WHOLE_LOG)
         )
-    return RetentionOverride(
-        "",
-        local_retention_ms=_number(topic_config, "local.retention.ms"),
-        local_retention_bytes=_number(topic_config, "local.retention.bytes"),
-    )
+        for unit in ("ms", "bytes")
+    }
+    return {name: value for name, value in found.items() if value != _AS_THE_WHOLE_LOG}
 
 
 def _tiered(topic_config: Mapping[str, str]) -> bool:
     return topic_config.get("remote.storage.enable") == "true"
-
-
-def _number(topic_config: Mapping[str, str], key: str) -> int | None:
-    """None: the topic has no such setting of its own, or the broker does not know the key."""
-    value = int(topic_config.get(key, _AS_THE_WHOLE_LOG))
-    return None if value == _AS_THE_WHOLE_LOG else value
 
 
 # Whether the wall clock agrees with what other machines say of the time: store and producers.

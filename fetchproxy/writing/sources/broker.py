@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import BatchHeader, check_crc, walk
 
-from fetchproxy.brokers.cluster import Cluster, FetchedPartition
+from fetchproxy.brokers.cluster import FetchedPartition
 from fetchproxy.config.memory_plan import FETCH_BYTES_MAX
 from fetchproxy.config.schema import ArchiveConfig
-from fetchproxy.errors import ClusterUnavailable, CorruptSegment, LogTruncated
+from fetchproxy.errors import ClusterUnavailable, CorruptSegment
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.segments.contents import CutReason, GatheredSegment, cut_reason, plan_take
 from fetchproxy.writing.sources.segment_source import (
-    CopyPace,
     LogGap,
-    LogRead,
     SegmentGatherer,
-    SegmentSource,
     SegmentWriter,
-    Spool,
     SpoolFull,
     gather_until,
 )
@@ -33,122 +30,25 @@ log = structlog.get_logger(__name__)
 #
 # Works with any broker. It checks each batch's CRC-32C, as what goes into the archive is expected
 # to come out of it in years; the work is done in a thread, because the tail's relay shares the
-# loop.
+# loop. The archiver decides where segments end (`contents`), as a broker does not tell where its
+# own do.
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class BrokerSource:
-    cluster: Cluster
-
-    async def log_start_offset(self, tip: TopicIdPartition) -> int:
-        """As it is now. Raises ClusterError."""
-        now = asyncio.get_running_loop().time()
-        return (await self.cluster.log_edges(tip, not_older_than=now)).log_start_offset
-
-    async def read(self, tip: TopicIdPartition, position: int, bytes_max: int) -> LogRead | LogGap:
-        """At least one batch if there is one, more while they fit into `bytes_max` bytes.
-
-        Raises LogTruncated where the log ends below `position`, CorruptSegment for a batch that
-        fails its CRC-32C or is none, ClusterError.
-        """
-        fetched = await self.cluster.fetch(
-            tip,
-            position,
-            bytes_max=bytes_max,
-            wait_max_ms=0,  # a broker holds no fetch that finds nothing
-            isolation=IsolationLevel.READ_COMMITTED,
-        )
-        if fetched.error_code != 0:
-            return await self._out_of_range(tip, position)
-        return await asyncio.to_thread(_checked, tip, fetched)
-
-    async def _out_of_range(self, tip: TopicIdPartition, position: int) -> LogGap:
-        """Below or above? The error does not say, so ask, and never judge by an older answer."""
-        now = asyncio.get_running_loop().time()
-        edges = await self.cluster.log_edges(tip, not_older_than=now)
-        if position < edges.log_start_offset:
-            return LogGap(edges.log_start_offset)
-        if position > edges.high_watermark:
-            raise LogTruncated(
-                f"{tip} ends at offset {edges.high_watermark}, archived up to {position}"
-            )
-        # Out of range a moment ago, in range now: a new leader, or a log that has just grown.
-        raise ClusterUnavailable(
-            f"{tip}: offset {position} was out of range, and is within it again"
-        )
-
-
-def _checked(tip: TopicIdPartition, fetched: FetchedPartition) -> LogRead:
-    records = memoryview(fetched.records)
-    stable = fetched.last_stable_offset
-    headers: list[BatchHeader] = []
-    try:
-        for header in walk(records):
-            if header.last_offset >= stable:
-                break
-            if not check_crc(records, header):
-                raise CorruptSegment(f"{tip}: batch at offset {header.base_offset} fails its CRC")
-            headers.append(header)
-    except WireError as error:
-        raise CorruptSegment(f"{tip}: the broker's batches are malformed: {error}") from None
-    return LogRead(
-        records=records,
-        headers=tuple(headers),
-        aborted=fetched.aborted,
-        log_start_offset=fetched.log_start_offset,
-        last_stable_offset=stable,
-    )
-
-
-# Gathers a segment from batches that a `BrokerSource` reads: the `broker` source's own segments.
-#
-# The archiver decides where they end (`contents`), as a broker does not tell where its own do.
-
-
-@dataclass(eq=False, repr=False)
-class BatchSegments(SegmentSource):
-    source: BrokerSource
+@dataclass(eq=False, repr=False, kw_only=True)
+class BatchGatherer(SegmentGatherer):
     config: ArchiveConfig
     fetch_bytes_max: int = FETCH_BYTES_MAX
 
     def __post_init__(self) -> None:
-        self.pace = CopyPace(self.config.copy_bytes_per_s_max)
-
-    def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
-        return BatchGatherer(tip, self, spool)
-
-
-@dataclass(eq=False, repr=False)
-class BatchGatherer(SegmentGatherer):
-    tip: TopicIdPartition
-    segments: BatchSegments
-    spool: Spool
-
-    def __post_init__(self) -> None:
         self._writer: SegmentWriter | None = None
-        self._was_cut_short = False  # for want of room on the self.spool's disk
-
-    @property
-    def gathered_bytes(self) -> int:
-        return self._writer.size_bytes if self._writer else 0
-
-    @property
-    def gathered_end(self) -> int | None:
-        return self._writer.position if self._writer and self._writer.size_bytes else None
-
-    @property
-    def first_timestamp_ms(self) -> int | None:
-        return self._writer.first_timestamp_ms if self._writer else None
-
-    async def find_log_start(self) -> int:
-        self.log_start_offset = await self.segments.source.log_start_offset(self.tip)
-        return self.log_start_offset
+        self._was_cut_short = False  # for want of room on the spool's disk
 
     async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
         writer = self._writer
-        if writer is None or writer.start_offset != position:
+        if writer is None or writer.summary.start_offset != position:
             await self.discard()
             writer = self._writer = SegmentWriter(self.tip, position, self.spool)
+            self.gathered = writer.summary
         # Who closes what is there, however short, waits for as long as the rate demands.
         reason = await self._read_on(writer, None if close_short else gather_until())
         if isinstance(reason, LogGap):
@@ -159,35 +59,30 @@ class BatchGatherer(SegmentGatherer):
 
     async def discard(self) -> None:
         writer, self._writer = self._writer, None
+        self.gathered = self.closed = None
         if writer is not None:
             await writer.discard()
 
     async def _read_on(
         self, writer: SegmentWriter, until: float | None
     ) -> CutReason | LogGap | None:
-        """Read until the segment is to be closed (the reason) or nothing more is there (None). None
-        also where the rate allows nothing more before `until` (loop time).
-        """
+        """Why to close the segment; None: nothing more is there, or allowed before `until`."""
         while True:
             reason = self._cut_anyway(writer)
             if reason is not None:
                 return reason
-            room = max(self.segments.config.segment_bytes_max - writer.size_bytes, 1)
-            if not await self.segments.pace.turn(until):
+            room = max(self.config.segment_bytes_max - writer.size_bytes, 1)
+            if not await self.pace.turn(until):
                 return None
-            read = await self.segments.source.read(
-                self.tip,
-                writer.position,
-                self.segments.pace.step(min(room, self.segments.fetch_bytes_max)),
-            )
+            bytes_max = self.pace.step(min(room, self.fetch_bytes_max))
+            read = await self.read(writer.position, bytes_max)
             if isinstance(read, LogGap):
-                self.log_start_offset = read.log_start_offset
-                if writer.size_bytes > 0:
-                    return CutReason.GAP  # met again, and recorded, by the next segment
-                return read
-            self.segments.pace.spend(len(read.records))
+                # Met again, and recorded, by the next segment.
+                return CutReason.GAP if writer.size_bytes > 0 else read
+            fetched, headers = read
+            self.pace.spend(len(fetched.records))
             try:
-                taken, full = await self._take(writer, read)
+                taken, full = await self._take(writer, fetched, headers)
             except SpoolFull as error:
                 if writer.size_bytes == 0:
                     raise
@@ -196,7 +91,7 @@ class BatchGatherer(SegmentGatherer):
                     log.warning(
                         "segment_cut_short",
                         **self.tip.logged,
-                        base_offset=writer.start_offset,
+                        base_offset=writer.summary.start_offset,
                         size_bytes=writer.size_bytes,
                         error=str(error),
                     )
@@ -206,6 +101,33 @@ class BatchGatherer(SegmentGatherer):
             if not taken:
                 return None
 
+    async def read(
+        self, position: int, bytes_max: int
+    ) -> tuple[FetchedPartition, Sequence[BatchHeader]] | LogGap:
+        """Whole batches below the last stable offset: at least one if there is one, more while they
+        fit into `bytes_max` bytes.
+
+        Raises LogTruncated where the log ends below `position`, CorruptSegment for a batch that
+        fails its CRC-32C or is none, ClusterError.
+        """
+        fetched = await self.cluster.fetch(
+            self.tip,
+            position,
+            bytes_max=bytes_max,
+            wait_max_ms=0,  # a broker holds no fetch that finds nothing
+            isolation=IsolationLevel.READ_COMMITTED,
+        )
+        if fetched.error_code == 0:
+            return fetched, await asyncio.to_thread(_checked, self.tip, fetched)
+        # Below or above? The error does not say, so ask, and never judge by an older answer.
+        gap = self._gap(position, await self._edges())
+        if gap is not None:
+            return gap
+        # Out of range a moment ago, in range now: a new leader, or a log that has just grown.
+        raise ClusterUnavailable(
+            f"{self.tip}: offset {position} was out of range, and is within it again"
+        )
+
     def _cut_anyway(self, writer: SegmentWriter) -> CutReason | None:
         if writer.began_at is None:
             return None
@@ -213,27 +135,29 @@ class BatchGatherer(SegmentGatherer):
         return cut_reason(
             age_ms=1000 * age_s,
             spool_bytes=self.spool.size_bytes,
-            segment_age_max_ms=self.segments.config.segment_age_max_ms,
-            spool_bytes_max=self.segments.config.spool_bytes_max,
+            segment_age_max_ms=self.config.segment_age_max_ms,
+            spool_bytes_max=self.config.spool_bytes_max,
         )
 
-    async def _take(self, writer: SegmentWriter, read: LogRead) -> tuple[bool, bool]:
+    async def _take(
+        self, writer: SegmentWriter, fetched: FetchedPartition, headers: Sequence[BatchHeader]
+    ) -> tuple[bool, bool]:
         """(something was taken, the segment is full). Raises SpoolFull: there is no room for more,
         in an empty segment not for one batch.
         """
-        self.log_start_offset = read.log_start_offset
-        self.last_stable_offset = read.last_stable_offset
+        self.log_start_offset = fetched.log_start_offset
+        self.last_stable_offset = fetched.last_stable_offset
         take = plan_take(
-            read.headers,
+            headers,
             position=writer.position,
-            last_stable_offset=read.last_stable_offset,
+            last_stable_offset=fetched.last_stable_offset,
             gathered_bytes=writer.size_bytes,
-            segment_bytes_max=self.segments.config.segment_bytes_max,
+            segment_bytes_max=self.config.segment_bytes_max,
         )
-        headers = read.headers[take.start : take.end]
+        headers = headers[take.start : take.end]
         while True:
             try:
-                await writer.append(read.records, headers, read.aborted)
+                await writer.append(memoryview(fetched.records), headers, fetched.aborted)
             except SpoolFull:
                 if writer.size_bytes > 0 or len(headers) <= 1:
                     raise
@@ -242,7 +166,7 @@ class BatchGatherer(SegmentGatherer):
                 return bool(headers), take.full
 
     def _close(self, writer: SegmentWriter, reason: CutReason) -> GatheredSegment:
-        segment = writer.close()
+        self.closed = segment = writer.close()
         log.debug(
             "segment_closed",
             **self.tip.logged,
@@ -252,3 +176,18 @@ class BatchGatherer(SegmentGatherer):
             reason=reason.value,
         )
         return segment
+
+
+def _checked(tip: TopicIdPartition, fetched: FetchedPartition) -> list[BatchHeader]:
+    records = memoryview(fetched.records)
+    headers: list[BatchHeader] = []
+    try:
+        for header in walk(records):
+            if header.last_offset >= fetched.last_stable_offset:
+                break
+            if not check_crc(records, header):
+                raise CorruptSegment(f"{tip}: batch at offset {header.base_offset} fails its CRC")
+            headers.append(header)
+    except WireError as error:
+        raise CorruptSegment(f"{tip}: the broker's batches are malformed: {error}") from None
+    return headers

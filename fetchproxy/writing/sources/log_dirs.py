@@ -27,22 +27,14 @@ from fetchproxy_protocol.record_batch import (
     walk,
 )
 
-from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.errors import ConfigError, CorruptSegment, LogDirUnusable, LogTruncated
+from fetchproxy.errors import ConfigError, CorruptSegment, LogDirUnusable
 from fetchproxy.model import AbortedTxn, EpochStart, LogEdges, TopicIdPartition
 from fetchproxy.segments import side_files
 from fetchproxy.segments.check import TxnCheck, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import parse_uuid
 from fetchproxy.storage.ciphers import stream_at
-from fetchproxy.writing.sources.segment_source import (
-    CopyPace,
-    LogGap,
-    SegmentGatherer,
-    SegmentSource,
-    Spool,
-    gather_until,
-)
+from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer, gather_until
 
 # What lies where in a broker's log directory. Reads names and small files; writes nothing there.
 #
@@ -70,14 +62,6 @@ class LogDir:
     path: Path
     cluster_id: str
     node_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionListing:
-    """Base offsets, rising: of all segments (the last one is active) and of transaction indexes."""
-
-    segments: tuple[int, ...]
-    txn_indexes: tuple[int, ...]
 
 
 def open_log_dir(path: Path) -> LogDir:
@@ -119,14 +103,16 @@ def partition_folder(log_dirs: Iterable[LogDir], tip: TopicIdPartition) -> Path:
     raise LogDirUnusable(wrong or f"no folder {tip} in archive.log_dirs; are these all log.dirs?")
 
 
-def list_partition(folder: Path) -> PartitionListing:
-    """One listing: names that come or go meanwhile may be missing."""
+def list_partition(folder: Path) -> tuple[list[int], list[int]]:
+    """Base offsets, rising: of all segments (the last one is active) and of transaction indexes.
+    Names that come or go meanwhile may be missing.
+    """
     found: dict[str, list[int]] = {LOG: [], TXN_INDEX: []}
     for name in os.listdir(folder):
         match = _NUMBERED.fullmatch(name)
         if match is not None:
             found[match.group(2)].append(int(match.group(1)))
-    return PartitionListing(tuple(sorted(found[LOG])), tuple(sorted(found[TXN_INDEX])))
+    return sorted(found[LOG]), sorted(found[TXN_INDEX])
 
 
 def file_of(folder: Path, offset: int, suffix: str) -> Path:
@@ -182,12 +168,13 @@ class SegmentGone(Exception):
 @dataclass(frozen=True, slots=True)
 class RolledSegment:
     """Offsets `base_offset` up to but not including `next_base_offset`, all of them decided.
-    `position` is the first one that is wanted; `listing` was made after the LSO was asked for.
+    `position` is the first one that is wanted; `txn_indexes` are the partition's, by base offset,
+    listed after the LSO was asked for.
     """
 
     tip: TopicIdPartition
     folder: Path
-    listing: PartitionListing
+    txn_indexes: Sequence[int]
     base_offset: int
     next_base_offset: int
     position: int
@@ -195,15 +182,6 @@ class RolledSegment:
     @property
     def file(self) -> Path:
         return file_of(self.folder, self.base_offset, LOG)
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """`copied_bytes`: what the segment's file takes on the disk beside the broker's own."""
-
-    segment: GatheredSegment
-    first_timestamp_ms: int | None
-    copied_bytes: int
 
 
 def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
@@ -218,15 +196,19 @@ def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
 
 def take_segment(
     rolled: RolledSegment, path: Path, go_on: Callable[[], bool], stream_key: bytes | None = None
-) -> Taken:
+) -> tuple[GatheredSegment, SegmentSummary]:
     """Check the segment's file and put it, from the batch that holds the position on, at `path`. A
-    copy there is encrypted with `stream_key`; a link is the broker's own file.
+    copy there is encrypted with `stream_key`, and settled; a link is the broker's own file.
 
     Raises SegmentGone, CorruptSegment, CompactedLog, LogDirUnusable for what this program does not
     archive or another look may find otherwise, OSError, and Stopped as soon as `go_on` answers
     False. Then nothing is left at `path`.
     """
-    with _open(rolled.file) as file:
+    try:
+        opened = rolled.file.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise SegmentGone from None
+    with opened as file:
         reading = _Reading(rolled, file, _aborted_txns(rolled))
         while reading.step():
             if not go_on():
@@ -239,9 +221,7 @@ def take_segment(
                 file.seek(reading.skipped_bytes)
                 segment = _copied(file, segment, stream_key)
             files = _kafka_files(rolled, segment, whole=reading.skipped_bytes == 0)
-            segment = replace(segment, kafka_files=files)
-            copied_bytes = 0 if linked else segment.size_bytes
-            return Taken(segment, reading.summary.first_timestamp_ms, copied_bytes)
+            return replace(segment, kafka_files=files), reading.summary
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -287,7 +267,8 @@ class _Reading:
                     continue
                 if taken_from is None:
                     taken_from = header.position
-                self._take(data, header)
+                self.summary.add(data, header)
+                self._txns.batch(header, control_type(data, header) if header.is_control else None)
         except WireError as error:
             raise self._refused(data, end, error) from None
         if taken_from is not None:
@@ -325,10 +306,6 @@ class _Reading:
             )
         self._next_offset = header.last_offset + 1
 
-    def _take(self, data: bytes, header: BatchHeader) -> None:
-        self.summary.add(data, header)
-        self._txns.batch(header, control_type(data, header) if header.is_control else None)
-
     def _batch_bytes(self, data: bytes) -> int:
         """The size of the batch that does not fit into `data`."""
         left = self._size - self._at
@@ -353,13 +330,6 @@ class _Reading:
         return LogDirUnusable(f"{self._rolled.file} {what}")
 
 
-def _open(path: Path) -> IO[bytes]:
-    try:
-        return path.open("rb", buffering=0)
-    except FileNotFoundError:
-        raise SegmentGone from None
-
-
 def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
     """Those that overlap the wanted offsets (Kafka's collectAbortedTransactions).
 
@@ -370,7 +340,7 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
     """
     end_offset = rolled.next_base_offset - 1
     found: list[AbortedTxn] = []
-    for base_offset in rolled.listing.txn_indexes:
+    for base_offset in rolled.txn_indexes:
         if base_offset < rolled.base_offset:
             continue
         raw = read_file(rolled.folder, base_offset, TXN_INDEX)
@@ -440,18 +410,38 @@ def _link(file: IO[bytes], name: Path, path: Path) -> bool:
 # decision: `archive.segment_bytes_max` and `segment_age_max_ms` do not count.
 
 
-@dataclass(eq=False, repr=False)
-class LogDirsSegments(SegmentSource):
+@dataclass(eq=False, repr=False, kw_only=True)
+class LogDirsGatherer(SegmentGatherer):
     """`log_dirs` may be those of several brokers of the cluster."""
 
     log_dirs: Sequence[LogDir]
-    cluster: Cluster
-    pace: CopyPace
 
-    def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer:
-        return LogDirsGatherer(tip, self, spool)
+    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
+        """None also where another host's broker leads the partition."""
+        await self.discard()
+        # Before anything is asked, so that what is taken is what the leader has just said.
+        if not await self.pace.turn(None if close_short else gather_until()):
+            return None
+        edges = await self._edges()
+        gap = self._gap(position, edges)
+        if gap is not None:
+            return gap
+        # Asking for the edges has found the leader, so this is who leads now.
+        log_dirs = await self._of_leader()
+        if not log_dirs:
+            return None
+        rolled = await asyncio.to_thread(self._rolled, log_dirs, position, edges)
+        if rolled is not None:
+            await self._take(rolled)
+        return self.closed
 
-    async def of_leader(self, tip: TopicIdPartition) -> list[LogDir]:
+    async def discard(self) -> None:
+        segment, self.closed, self.gathered = self.closed, None, None
+        if segment is not None:
+            self.spool.size_bytes -= _copied_bytes(segment)
+            await asyncio.to_thread(segment.log.unlink, missing_ok=True)
+
+    async def _of_leader(self) -> list[LogDir]:
         """The log directories of the broker that leads it; none where that is another host's.
         Raises ConfigError where a directory belongs to another cluster, ClusterError.
         """
@@ -462,101 +452,48 @@ class LogDirsSegments(SegmentSource):
                     f"archive.log_dirs: {log_dir.path} belongs to cluster {log_dir.cluster_id}, "
                     f"the brokers are of cluster {cluster_id}"
                 )
-        topic = await self.cluster.topic_by_id(tip.topic_id)
-        leader = topic.leaders.get(tip.partition, (-1, -1))[0]
+        topic = await self.cluster.topic_by_id(self.tip.topic_id)
+        leader = topic.leaders.get(self.tip.partition, (-1, -1))[0]
         return [log_dir for log_dir in self.log_dirs if log_dir.node_id == leader]
-
-
-class LogDirsGatherer(SegmentGatherer):
-    def __init__(self, tip: TopicIdPartition, source: LogDirsSegments, spool: Spool) -> None:
-        self._tip = tip
-        self._source = source
-        self._spool = spool
-        self._taken: Taken | None = None
-
-    @property
-    def gathered_bytes(self) -> int:
-        return self._taken.segment.size_bytes if self._taken else 0
-
-    @property
-    def gathered_end(self) -> int | None:
-        return self._taken.segment.end_offset + 1 if self._taken else None
-
-    @property
-    def first_timestamp_ms(self) -> int | None:
-        return self._taken.first_timestamp_ms if self._taken else None
-
-    async def find_log_start(self) -> int:
-        return (await self._edges()).log_start_offset
-
-    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
-        """None also where another host's broker leads the partition."""
-        await self.discard()
-        # Before anything is asked, so that what is taken is what the leader has just said.
-        if not await self._source.pace.turn(None if close_short else gather_until()):
-            return None
-        edges = await self._edges()
-        if position < edges.log_start_offset:
-            return LogGap(edges.log_start_offset)
-        if position > edges.high_watermark:
-            raise LogTruncated(
-                f"{self._tip} ends at offset {edges.high_watermark}, archived up to {position}"
-            )
-        # Asking for the edges has found the leader, so this is who leads now.
-        log_dirs = await self._source.of_leader(self._tip)
-        if not log_dirs:
-            return None
-        rolled = await asyncio.to_thread(self._rolled, log_dirs, position, edges)
-        if rolled is not None:
-            self._taken = await self._take(rolled)
-            self._source.pace.spend(self.gathered_bytes)
-        return None if self._taken is None else self._taken.segment
-
-    async def discard(self) -> None:
-        taken, self._taken = self._taken, None
-        if taken is not None:
-            self._spool.size_bytes -= taken.copied_bytes
-            await asyncio.to_thread(taken.segment.log.unlink, missing_ok=True)
-
-    async def _edges(self) -> LogEdges:
-        now = asyncio.get_running_loop().time()
-        edges = await self._source.cluster.log_edges(self._tip, not_older_than=now)
-        self.log_start_offset = edges.log_start_offset
-        self.last_stable_offset = edges.last_stable_offset
-        return edges
 
     def _rolled(
         self, log_dirs: Sequence[LogDir], position: int, edges: LogEdges
     ) -> RolledSegment | None:
         """The inactive segment that holds `position`, if it can be copied already."""
-        folder = partition_folder(log_dirs, self._tip)
-        listing = list_partition(folder)
-        if listing.segments and position < listing.segments[0]:
-            raise LogDirUnusable(f"{folder} begins at {listing.segments[0]}, above {position}")
-        found = rolled_at(listing.segments, position)
+        folder = partition_folder(log_dirs, self.tip)
+        segments, txn_indexes = list_partition(folder)
+        if segments and position < segments[0]:
+            raise LogDirUnusable(f"{folder} begins at {segments[0]}, above {position}")
+        found = rolled_at(segments, position)
         if found is None or found[1] > edges.last_stable_offset:
             return None
-        return RolledSegment(self._tip, folder, listing, *found, position)
+        return RolledSegment(self.tip, folder, txn_indexes, *found, position)
 
-    async def _take(self, rolled: RolledSegment) -> Taken | None:
-        """None: the broker has just deleted it, so the next look will find another log start."""
+    async def _take(self, rolled: RolledSegment) -> None:
+        """Nothing where the broker has just deleted it: the next look finds another log start."""
         stop = threading.Event()
-        path = self._spool.new_file()
+        path = self.spool.new_file()
         try:
-            taken = await asyncio.to_thread(
-                take_segment, rolled, path, lambda: not stop.is_set(), self._spool.new_key()
+            segment, summary = await asyncio.to_thread(
+                take_segment, rolled, path, lambda: not stop.is_set(), self.spool.new_key()
             )
         except SegmentGone:
-            return None
+            return
         finally:
             stop.set()  # a cancelled wait does not end the thread
-        self._spool.size_bytes += taken.copied_bytes
+        self.closed, self.gathered = segment, summary
+        self.spool.size_bytes += _copied_bytes(segment)
+        self.pace.spend(segment.size_bytes)
         log.debug(
             "segment_taken",
-            **self._tip.logged,
-            base_offset=taken.segment.start_offset,
-            end_offset=taken.segment.end_offset,
-            size_bytes=taken.segment.size_bytes,
-            copied_bytes=taken.copied_bytes,
+            **self.tip.logged,
+            base_offset=segment.start_offset,
+            end_offset=segment.end_offset,
+            size_bytes=segment.size_bytes,
+            copied_bytes=_copied_bytes(segment),
         )
-        return taken
+
+
+def _copied_bytes(segment: GatheredSegment) -> int:
+    """What its file takes on the disk beside the broker's own."""
+    return segment.size_bytes if segment.log_settled else 0

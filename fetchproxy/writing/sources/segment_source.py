@@ -1,6 +1,4 @@
-"""Where the archiver gets segments from, as it sees it, and the spool in which they are
-gathered.
-"""
+"""Where the archiver gets segments from, and the spool in which they are gathered."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import IO, Self
@@ -20,7 +18,9 @@ from typing import IO, Self
 import structlog
 from fetchproxy_protocol.record_batch import BatchHeader
 
-from fetchproxy.model import TopicIdPartition
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.errors import LogTruncated
+from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_THROTTLE_SECONDS
 from fetchproxy.runtime.fairness import TokenBucket
 from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
@@ -102,74 +102,63 @@ class Spool:
 
 
 @dataclass(frozen=True, slots=True)
-class LogRead:
-    """Whole batches from a position on, none above the LSO that the source knew of. `headers` point
-    into `records`. Empty headers: nothing more can be read now.
-    """
-
-    records: memoryview
-    headers: tuple[BatchHeader, ...]
-    aborted: tuple[tuple[int, int], ...]  # (producer id, first offset), see `aborted_txns`
-    log_start_offset: int
-    last_stable_offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class LogGap:
     """The log has lost the position: it begins above it now."""
 
     log_start_offset: int
 
 
+@dataclass(eq=False, repr=False)
 class SegmentGatherer(ABC):
-    """One partition's next segment, for one PartitionArchiver, which calls one method at a time.
-    `log_start_offset` and `last_stable_offset` are those that it last heard of; None: not yet.
-    """
+    """One partition's next segment, for one PartitionArchiver, which calls one method at a time."""
 
+    tip: TopicIdPartition
+    spool: Spool
+    _: KW_ONLY
+    cluster: Cluster
+    pace: CopyPace
+    # As last heard of; None: not yet.
     log_start_offset: int | None = None
     last_stable_offset: int | None = None
-
-    @property
-    @abstractmethod
-    def gathered_bytes(self) -> int:
-        """Bytes of the segment that is being gathered or waits to be copied."""
-
-    @property
-    def gathered_end(self) -> int | None:
-        """One past the last offset of that segment; None: nothing is gathered."""
-        return None
-
-    @property
-    def first_timestamp_ms(self) -> int | None:
-        """Of the first record of that segment; None: nothing is gathered, or it is not known."""
-        return None
-
-    @abstractmethod
-    async def find_log_start(self) -> int:
-        """The log start as it is now. Raises ClusterError."""
+    # What is being gathered or waits to be copied; None, or without a byte: nothing.
+    gathered: SegmentSummary | None = None
+    closed: GatheredSegment | None = None  # waits to be copied
 
     @abstractmethod
     async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
-        """The segment that begins at `position`; None: it cannot be closed yet.
+        """The segment that begins at `position`, `closed`; None: it cannot be closed yet.
 
-        What was gathered is kept over calls with the same position, and gone with another one. The
-        segment's file stays until `discard`. `close_short`: nobody waits for more, so what is there
-        makes a segment, however short; a source whose segments others close pays no heed to it.
+        What was gathered is kept over calls with the same position, and gone with another one.
+        `close_short`: nobody waits for more, so what is there makes a segment, however short; a
+        source whose segments others close pays no heed to it.
 
-        Raises as `BrokerSource.read`, and OSError of the disk. After any error but a ClusterError
-        what was gathered is of no use: call `discard`.
+        Raises LogTruncated where the log ends below `position`, CorruptSegment, ClusterError, and
+        OSError of the disk. After any error but a ClusterError what was gathered is of no use: call
+        `discard`.
         """
 
     @abstractmethod
     async def discard(self) -> None:
         """Forget what was gathered and give the disk space back. Idempotent."""
 
+    async def find_log_start(self) -> int:
+        """The log start as it is now. Raises ClusterError."""
+        return (await self._edges()).log_start_offset
 
-class SegmentSource(ABC):
-    """Makes gatherers; one for all partitions of an archiver."""
+    async def _edges(self) -> LogEdges:
+        now = asyncio.get_running_loop().time()
+        edges = await self.cluster.log_edges(self.tip, not_older_than=now)
+        self.log_start_offset = edges.log_start_offset
+        self.last_stable_offset = edges.last_stable_offset
+        return edges
 
-    @abstractmethod
-    def gatherer(self, tip: TopicIdPartition, spool: Spool) -> SegmentGatherer: ...
+    def _gap(self, position: int, edges: LogEdges) -> LogGap | None:
+        """None: there is none. Raises LogTruncated where the log ends below `position`."""
+        if position > edges.high_watermark:
+            raise LogTruncated(
+                f"{self.tip} ends at offset {edges.high_watermark}, archived up to {position}"
+            )
+        return LogGap(edges.log_start_offset) if position < edges.log_start_offset else None
 
 
 # Gathers one segment's batches in a spool file. Uploads nothing and decides nothing about them.
@@ -185,8 +174,7 @@ class SegmentWriter:
     """`began_at` is the loop time (s) of the first append, None before it."""
 
     def __init__(self, tip: TopicIdPartition, start_offset: int, spool: Spool) -> None:
-        self._summary = SegmentSummary(tip, start_offset)
-        self.start_offset = start_offset
+        self.summary = SegmentSummary(tip, start_offset)
         self.size_bytes = 0  # of the file; 0 once it is discarded
         self.began_at: float | None = None
         self._spool = spool
@@ -196,12 +184,7 @@ class SegmentWriter:
     @property
     def position(self) -> int:
         """The next offset that is wanted."""
-        return self._summary.position
-
-    @property
-    def first_timestamp_ms(self) -> int | None:
-        """Of the first record; None: there is none yet."""
-        return self._summary.first_timestamp_ms
+        return self.summary.position
 
     async def append(
         self,
@@ -229,13 +212,13 @@ class SegmentWriter:
             raise
         if self.began_at is None:
             self.began_at = asyncio.get_running_loop().time()
-        self._summary.report(aborted)
+        self.summary.report(aborted)
         for header in headers:
-            self._summary.add(records, header)
+            self.summary.add(records, header)
 
     def close(self) -> GatheredSegment:
         """At least one batch must have been appended."""
-        closed = self._summary.close(self._path, settled=True)
+        closed = self.summary.close(self._path, settled=True)
         return replace(closed, stream_key=self._stream_key)
 
     async def discard(self) -> None:
@@ -261,7 +244,7 @@ class SegmentWriter:
             if self._path.exists():
                 os.truncate(self._path, size_before)
             raise SpoolFull(error.errno, f"no room in the spool: {error}") from error
-        self._summary.add_bytes(chunk)
+        self.summary.add_bytes(chunk)
 
 
 def _write_all(file: io.FileIO, chunk: memoryview) -> None:
@@ -283,23 +266,23 @@ class CopyPace:
 
     def __init__(self, bytes_per_s_max: int) -> None:
         self._bytes_per_s_max = bytes_per_s_max
-        self._bucket: TokenBucket | None = None
+        self._bucket = TokenBucket(bytes_per_s_max, 0.0) if bytes_per_s_max else None
         self._turns = asyncio.Lock()
 
     def step(self, bytes_max: int) -> int:
         """A read's own limit: no more than a second's worth, so that one cannot owe for long."""
-        return min(bytes_max, self._bytes_per_s_max) if self._bytes_per_s_max else bytes_max
+        return min(bytes_max, self._bytes_per_s_max or bytes_max)
 
     async def turn(self, until: float | None) -> bool:
         """Wait until nothing is owed; False where it still is at `until` (loop time, s)."""
-        if not self._bytes_per_s_max:
+        if self._bucket is None:
             return True
         clock = asyncio.get_running_loop().time
         began_at = clock()
         try:
             async with asyncio.timeout_at(until), self._turns:
                 # What others' reads bring meanwhile is waited for by who comes next.
-                await asyncio.sleep(self._of(clock()).owed_s(clock()))
+                await asyncio.sleep(self._bucket.owed_s(clock()))
         except TimeoutError:
             return False
         finally:
@@ -308,14 +291,8 @@ class CopyPace:
 
     def spend(self, size_bytes: int) -> None:
         """What a read has brought."""
-        if self._bytes_per_s_max:
-            now = asyncio.get_running_loop().time()
-            self._of(now).spend(size_bytes, now)
-
-    def _of(self, now: float) -> TokenBucket:
-        if self._bucket is None:
-            self._bucket = TokenBucket(self._bytes_per_s_max, now)
-        return self._bucket
+        if self._bucket is not None:
+            self._bucket.spend(size_bytes, asyncio.get_running_loop().time())
 
 
 def gather_until() -> float:
