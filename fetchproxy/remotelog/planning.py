@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, FetchProxyError
-from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
@@ -143,27 +143,18 @@ class OffsetSpan(NamedTuple):
 Asked = tuple[PartitionView, OffsetSpan]
 
 
-class SegmentToRead(NamedTuple):
-    """A StoredSegment."""
-
-    segment_id: RemoteLogSegmentId
-    start_offset: int
-    segment_size_bytes: int
-    has_aborted_txns: bool
-    packed: bool
-
-
 class SegmentPart(NamedTuple):
-    """A tuple of numbers, as there may be millions to be sent: `segment` is for stores.
+    """A StoredSegment, and what of it is read: bytes `byte_from` up to but not `byte_to` of the
+    log; of their records those with the offsets `offset_from` up to but not `offset_end`.
 
-    Bytes `byte_from` up to but not `byte_to` of the log; of their records those with the offsets
-    `offset_from` up to but not `offset_end`.
+    A tuple of numbers, as there may be millions to be sent.
     """
 
-    segment_id: bytes
+    tip: TopicIdPartition
+    raw_id: bytes
     start_offset: int
     stored_end_offset: int
-    size_bytes: int
+    segment_size_bytes: int
     has_aborted_txns: bool
     packed: bool
     byte_from: int
@@ -171,11 +162,9 @@ class SegmentPart(NamedTuple):
     offset_from: int
     offset_end: int
 
-    def segment(self, tip: TopicIdPartition) -> SegmentToRead:
-        segment_id = RemoteLogSegmentId(tip, UUID(bytes=self.segment_id))
-        return SegmentToRead(
-            segment_id, self.start_offset, self.size_bytes, self.has_aborted_txns, self.packed
-        )
+    @property
+    def segment_id(self) -> RemoteLogSegmentId:
+        return RemoteLogSegmentId(self.tip, UUID(bytes=self.raw_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +177,7 @@ class ReadTask:
     def __reduce__(self) -> tuple[Any, ...]:
         """Plain tuples are pickled in a third of the time and of the bytes."""
         tip = self.tip
-        plain = tuple([tuple(part) for part in self.parts])
+        plain = tuple([part[1:] for part in self.parts])
         return _task_of, (tip.topic_id.bytes, tip.topic, tip.partition, plain)
 
     @property
@@ -204,7 +193,7 @@ def _task_of(
     topic_id: bytes, topic: str, partition: int, parts: tuple[tuple[Any, ...], ...]
 ) -> ReadTask:
     tip = TopicIdPartition(UUID(bytes=topic_id), topic, partition)
-    return ReadTask(tip, tuple([SegmentPart(*part) for part in parts]))
+    return ReadTask(tip, tuple([SegmentPart(tip, *part) for part in parts]))
 
 
 def plan_tasks(
@@ -223,7 +212,7 @@ def plan_tasks(
     ordered = sorted(asked, key=lambda one: (one[0].tip.topic, one[0].tip.partition))
     if partitions_min:
         wholes = (part for view, span in ordered for part in _parts(view, span, 2**63 - 1))
-        total = sum(part.size_bytes for part in wholes)
+        total = sum(part.segment_size_bytes for part in wholes)
         # Rounded down, or the last of the tasks would be missing.
         partition_bytes_max = min(partition_bytes_max, max(1, total // partitions_min))
     tasks: list[ReadTask] = []
@@ -258,7 +247,7 @@ def _short_tasks(
     gathered: list[SegmentPart] = []
     room, bytes_left = records_max, float(bytes_max)
     for whole in _parts(view, span, 2**63 - 1):
-        record_bytes = whole.size_bytes / (whole.stored_end_offset + 1 - whole.start_offset)
+        record_bytes = whole.segment_size_bytes / (whole.stored_end_offset + 1 - whole.start_offset)
         at = whole.offset_from
         while at < whole.offset_end:
             count = min(room, whole.offset_end - at, max(1, int(bytes_left / record_bytes)))
@@ -279,19 +268,12 @@ def _parts(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[Se
     for segment in view.segments.extents(view.segments.index_at_or_after(next_offset)):
         if segment.start_offset >= span.end:
             return
-        offset_from = max(segment.start_offset, next_offset)
-        offset_end = min(segment.end_offset + 1, span.end)
-        if offset_from < offset_end and segment.size_bytes:
-            yield from _pieces(segment, offset_from, offset_end, bytes_max)
+        raw_id, start, end, stored_end, size, aborted, packed = segment
+        offset_from, offset_end = max(start, next_offset), min(end + 1, span.end)
+        if offset_from < offset_end and size:
+            count = -(-size // bytes_max)
+            borders = [size * number // count for number in range(count + 1)]
+            for bytes_of_piece in pairwise(borders):
+                said = view.tip, raw_id, start, stored_end, size, aborted, packed
+                yield SegmentPart(*said, *bytes_of_piece, offset_from, offset_end)
         next_offset = max(next_offset, offset_end)
-
-
-def _pieces(
-    segment: SegmentExtent, offset_from: int, offset_end: int, bytes_max: int
-) -> Iterator[SegmentPart]:
-    raw_id, start, _, stored_end, size, aborted, packed = segment
-    said = raw_id, start, stored_end, size, aborted, packed
-    count = -(-size // bytes_max)
-    for number in range(count):
-        byte_from, byte_to = size * number // count, size * (number + 1) // count
-        yield SegmentPart(*said, byte_from, byte_to, offset_from, offset_end)

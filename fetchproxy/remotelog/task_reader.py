@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RangeNotSatisfiable
-from fetchproxy.model import ByteRange, IsolationLevel, StoredSegment
+from fetchproxy.model import ByteRange, IsolationLevel
 from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches
 from fetchproxy.remotelog.decoder.log_decoder import AbortedBatches, LogDecoder
 from fetchproxy.remotelog.decoder.record_rows import RowLimits
@@ -47,7 +47,7 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
         partition=str(task.tip),
         offsets=f"{start} to {end - 1}",
         rows=rows,
-        segments=len({part.segment_id for part in task.parts}),
+        segments=len({part.raw_id for part in task.parts}),
         stored_bytes_max=task.size_bytes,
     )
 
@@ -136,37 +136,36 @@ class _TaskReading:
         """Each with its read begun."""
         tip, rsm = self._task.tip, self._rsm
         for part in self._task.parts:
-            segment = part.segment(tip)
             where = f"{tip}, offsets {part.offset_from} to {part.offset_end - 1}"
             try:
-                index, aborted = self._indexes(part, segment, where)
+                index, aborted = self._indexes(part, where)
             except ObjectNotFound as error:
                 self._lost(error, part.offset_from, part.offset_end)
                 continue
-            key = rsm.object_key(segment, SegmentFile.LOG)
+            key = rsm.object_key(part, SegmentFile.LOG)
             for i, j in _runs(part, index):
                 span = index.merged(i, j)
                 wanted = ByteRange(span.position, span.end)
                 what = f"{where}: {key}, bytes {wanted.start} to {wanted.end - 1}"
-                read = self._begin(what, partial(rsm.fetch_log_segment, segment, wanted))
+                read = self._begin(what, partial(rsm.fetch_log_segment, part, wanted))
                 borders = [index[n].position for n in range(i, j)]
                 yield _Range(part, key, span, borders, aborted, read)
 
     def _indexes(
-        self, part: SegmentPart, segment: StoredSegment, where: str
+        self, part: SegmentPart, where: str
     ) -> tuple[RemoteLogIndex, AbortedBatches | None]:
         committed = self._options.isolation is IsolationLevel.READ_COMMITTED
-        committed = committed and segment.has_aborted_txns
+        committed = committed and part.has_aborted_txns
         files = [SegmentFile.INDEX, *[SegmentFile.TXN] * committed]
-        keys = [self._rsm.object_key(segment, file) for file in files]
+        keys = [self._rsm.object_key(part, file) for file in files]
         reads = [
-            self._begin(f"{where}: {key}", partial(self._rsm.fetch_index, segment, file))
+            self._begin(f"{where}: {key}", partial(self._rsm.fetch_index, part, file))
             for file, key in zip(files, keys, strict=True)
         ]
         raw = [read.result() for read in reads]
         try:
             index = RemoteLogIndex.parse(raw[0])
-            index.check_covers(part.stored_end_offset, part.size_bytes)
+            index.check_covers(part.stored_end_offset, part.segment_size_bytes)
             return index, AbortedBatches(decode_aborted(raw[1])) if committed else None
         except CorruptSegment as error:
             raise CorruptSegment(
