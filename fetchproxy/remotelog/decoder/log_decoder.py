@@ -14,7 +14,6 @@ from fetchproxy_protocol.record_batch import (
     CONTROL_MASK,
     CRC_COVERS_FROM,
     RECORDS_BYTES_MAX,
-    TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
     CompressionType,
     decompress,
@@ -230,27 +229,10 @@ class LogDecoder:
         if aborted is not None:
             gives_rows &= ~aborted.among(headers)
         chosen = [i for i in np.flatnonzero(gives_rows).tolist() if i in sound]
-        if self._headers_suffice(table[chosen], limits):
-            yield from self._rows.of_headers(
-                table[chosen, BASE_OFFSET],
-                table[chosen, COUNT],
-                headers.has(TIMESTAMP_TYPE_MASK)[chosen],
-                limits,
-            )
+        if not self._goes_on and self._rows.headers_suffice(table[chosen], limits):
+            yield from self._rows.of_headers(table[chosen], limits)
         else:
             yield from self._rows_of_records(headers, chosen, limits)
-
-    def _headers_suffice(self, chosen: Any, limits: RowLimits) -> bool:
-        """Nothing is asked for that a look at records would tell, so they stay compressed. Offsets
-        rise within a batch: it lacks none if it has as many records as it spans.
-        """
-        counts = chosen[:, COUNT]
-        spans = chosen[:, LAST_OFFSET] - chosen[:, BASE_OFFSET] + 1
-        return (
-            not self._goes_on
-            and self._rows.may_be_of_headers(counts, limits)
-            and bool((spans == counts).all())
-        )
 
     def _rows_of_records(
         self, headers: ScannedHeaders, chosen: Sequence[int], limits: RowLimits
