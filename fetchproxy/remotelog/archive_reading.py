@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from fetchproxy.remotelog.options import (
     LATEST,
     Bound,
     BoundKind,
+    Ends,
     Place,
     SourceOptions,
     by_place,
@@ -48,7 +49,7 @@ from fetchproxy.remotelog.planning_processes import (
     metadata_of,
     read_elsewhere,
 )
-from fetchproxy.remotelog.rate_limits import Ends, admitted, waits_for_more
+from fetchproxy.remotelog.rate_limits import Views, admitted, new_offsets
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
@@ -63,8 +64,6 @@ PASSED_OVER = "with failOnDataLoss=false it is passed over"
 
 # Most archives are planned before a second process would have started.
 ALONE_S = 2.0
-
-Views = Mapping[Place, PartitionView]
 
 
 class ArchiveReading:
@@ -408,9 +407,10 @@ class FollowedArchive:
             ends[key] = max(offset, ends.get(key, offset))
         if not limited:
             return by_topic(ends)
-        if self._waits(starts, ends):
+        begins = new_offsets(self._views, starts, ends)
+        if self._waits(sum(ends[key] - begin for key, begin in begins.items())):
             return by_topic(starts)
-        return by_topic(admitted(self._views, starts, ends, self._options.trigger))
+        return by_topic(admitted(self._views, begins, ends, self._options.trigger))
 
     def last_seen(self) -> StreamOffset:
         """The archive's ends at the last look, for the query's progress."""
@@ -449,15 +449,15 @@ class FollowedArchive:
     def _ends(self) -> Ends:
         return self._loop.done(self._reading.ends(self._look(), so_far=True))
 
-    def _waits(self, starts: Ends, ends: Ends) -> bool:
-        """As Spark's Kafka source: the first batch does not wait. Nor does one of a query that has
-        an end, as what it waits for would never come.
+    def _waits(self, new: int) -> bool:
+        """`new`: offsets. As Spark's Kafka source: the first batch does not wait. Nor does one of a
+        query that has an end, as what it waits for would never come.
         """
         limits, now = self._options.trigger, self._loop.time()
         if not limits.offsets_min or self._last_ends is not None:
             return False
         due = self._batch_at is None or now - self._batch_at >= limits.delay_max_ms / 1000
-        if not due and waits_for_more(self._views, starts, ends, limits):
+        if not due and new < limits.offsets_min:
             return True
         self._batch_at = now
         return False

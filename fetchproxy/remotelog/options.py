@@ -117,9 +117,11 @@ _OF_STREAMS = (
 
 # Topic and number of a partition.
 Place = tuple[str, int]
+# The next offset of each.
+Ends = Mapping[Place, int]
 
 
-def by_topic(offsets: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+def by_topic(offsets: Ends) -> dict[str, dict[str, int]]:
     """As Spark's JSON has them: {"topic": {"0": 23}}."""
     document: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
@@ -150,7 +152,7 @@ class Bound:
     """
 
     kind: BoundKind
-    by_partition: Mapping[Place, int] = field(default_factory=dict)
+    by_partition: Ends = field(default_factory=dict)
     everywhere: int | None = None
 
 

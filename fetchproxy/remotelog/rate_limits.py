@@ -8,10 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.remotelog.options import Place, TriggerLimits
+from fetchproxy.remotelog.options import Ends, Place, TriggerLimits
 
-# The next offset.
-Ends = Mapping[Place, int]
 Views = Mapping[Place, PartitionView]
 
 
@@ -26,21 +24,14 @@ def new_offsets(views: Views, starts: Ends, ends: Ends) -> dict[Place, int]:
     return begins
 
 
-def admitted(views: Views, starts: Ends, ends: Ends, limits: TriggerLimits) -> Ends:
-    """`ends` as far as the limits let one batch go from `starts`."""
-    begins = new_offsets(views, starts, ends)
+def admitted(views: Views, begins: Ends, ends: Ends, limits: TriggerLimits) -> Ends:
+    """`ends` as far as the limits let one batch go from `begins`, as of `new_offsets`."""
     found = dict(ends)
     if limits.offsets_max:
         found |= _by_offsets(begins, ends, limits.offsets_max)
     if limits.bytes_max:
         found |= _by_bytes(views, begins, found, limits.bytes_max)
     return found
-
-
-def waits_for_more(views: Views, starts: Ends, ends: Ends, limits: TriggerLimits) -> bool:
-    """Whether fewer offsets are new than a batch should have."""
-    begins = new_offsets(views, starts, ends)
-    return sum(ends[key] - begin for key, begin in begins.items()) < limits.offsets_min
 
 
 def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[Place, int]:
