@@ -116,9 +116,7 @@ class SegmentVerifier:
         log_read = packing_there and await self._read_log(check)
         self._advance(metadata.segment_size_bytes)
         for finding in check.findings:
-            file = SegmentFile.METADATA if finding.in_metadata else SegmentFile.LOG
-            file = SegmentFile.INDEX if finding.in_index else file
-            self._fault(file, finding.what, finding.byte_position, finding.offset)
+            self._fault(finding.file, finding.what, finding.byte_position, finding.offset)
         if not (log_read and check.log_is_sound and aborted is not None):
             self.txns.restart()
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.primitives import Buffer
@@ -21,7 +22,8 @@ from fetchproxy_protocol.record_batch import (
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata
-from fetchproxy.segments.contents import AbortedTxnCollector, GatheredSegment
+from fetchproxy.segments.contents import GatheredSegment, listed_aborted
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import epoch_at, first_difference
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.segments.side_files import ENTRY_BYTES, decode_epochs
@@ -40,11 +42,10 @@ class TxnEvent:
     control: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Txn:
-    producer_id: int
-    first_offset: int  # of the data that was seen
+class _Txn(NamedTuple):
     last_offset: int  # its marker; where none was seen: how far the log was
+    first_offset: int  # of the data that was seen
+    producer_id: int
 
 
 class TxnHistory:
@@ -70,7 +71,7 @@ class TxnHistory:
             return
         first_offset = self._open.pop(event.producer_id, None)
         if first_offset is not None and event.control == CONTROL_ABORT:
-            self._aborted.append(_Txn(event.producer_id, first_offset, event.offset))
+            self._aborted.append(_Txn(event.offset, first_offset, event.producer_id))
 
     def restart(
         self, log_end_offset: int, goes_on_at: int, aborted_open: Mapping[int, int] | None
@@ -80,7 +81,10 @@ class TxnHistory:
         `aborted_open`: the first offset, by producer id, of each transaction that was open there
         and was aborted later; None: not known.
         """
-        self._undecided += [_Txn(*txn, log_end_offset) for txn in self._open.items()]
+        self._undecided += [
+            _Txn(log_end_offset, first_offset, producer_id)
+            for producer_id, first_offset in self._open.items()
+        ]
         if self.is_dark:
             self._dark.append((self._run_start, log_end_offset))
         self._open = dict(aborted_open or {})
@@ -106,13 +110,7 @@ class TxnHistory:
                     f"the archive does not show how the transaction of producer {txn.producer_id} "
                     f"from offset {txn.first_offset} ended"
                 )
-        found = [txn for txn in self._aborted if _overlaps(txn, first, last)]
-        collector = AbortedTxnCollector()
-        collector.report((txn.producer_id, txn.first_offset) for txn in found)
-        for txn in sorted(found, key=lambda txn: txn.last_offset):
-            if txn.last_offset <= last:
-                collector.abort_marker(txn.producer_id, txn.last_offset)
-        return collector.up_to(last)
+        return listed_aborted({t for t in self._aborted if _overlaps(t, first, last)}, last)
 
 
 def _overlaps(txn: _Txn, first: int, last: int) -> bool:
@@ -307,13 +305,12 @@ _WHERE = re.compile(r" at byte [0-9]+")  # counted from the bytes at hand: a Fin
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """In the log, at `byte_position`, unless it is `in_index` or `in_metadata`."""
+    """`byte_position` is in the log."""
 
+    file: SegmentFile
     byte_position: int | None
     offset: int | None
     what: str
-    in_index: bool = False
-    in_metadata: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +401,7 @@ class SegmentCheck:
         stated = self._metadata.max_timestamp_ms
         if self.log_is_sound and stated != self._max_timestamp_ms:
             what = f"max_timestamp_ms is {stated}, in the log it is {self._max_timestamp_ms}"
-            self.findings.append(Finding(None, None, what, in_metadata=True))
+            self.findings.append(Finding(SegmentFile.METADATA, None, None, what))
 
     def _partial(self, data: Buffer, start: int, position: int) -> Next | None:
         """What is left holds no whole batch: ask for it, unless it cannot be in the segment."""
@@ -543,11 +540,11 @@ class SegmentCheck:
 
     def _index_fault(self, span: IndexSpan, what: str) -> None:
         text = f"entry for byte {span.position} of the log: {what}"
-        self.findings.append(Finding(None, span.first_offset, text, in_index=True))
+        self.findings.append(Finding(SegmentFile.INDEX, None, span.first_offset, text))
 
     def _log_fault(self, position: int, offset: int | None, what: str) -> None:
         self.log_is_sound = False
-        self.findings.append(Finding(position, offset, what))
+        self.findings.append(Finding(SegmentFile.LOG, position, offset, what))
 
 
 def first_newer(
