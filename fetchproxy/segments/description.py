@@ -231,12 +231,6 @@ LEGAL_NEXT: dict[State | None, frozenset[State]] = {
     State.DELETE_SEGMENT_STARTED: frozenset({State.DELETE_SEGMENT_FINISHED}),
     State.DELETE_SEGMENT_FINISHED: frozenset(),
 }
-LEGAL_NEXT_DELETION: dict[DeleteState | None, frozenset[DeleteState]] = {
-    None: frozenset({DeleteState.DELETE_PARTITION_MARKED}),
-    DeleteState.DELETE_PARTITION_MARKED: frozenset({DeleteState.DELETE_PARTITION_STARTED}),
-    DeleteState.DELETE_PARTITION_STARTED: frozenset({DeleteState.DELETE_PARTITION_FINISHED}),
-    DeleteState.DELETE_PARTITION_FINISHED: frozenset(),
-}
 
 
 def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMetadata) -> None:
@@ -262,7 +256,8 @@ def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMe
 
 def check_deletion(old: DeleteState | None, new: DeleteState) -> None:
     """Raises ValueError where `new` may not follow `old`; None is a partition nobody deletes."""
-    if new is not old and new not in LEGAL_NEXT_DELETION[old]:
+    following = DeleteState.DELETE_PARTITION_MARKED if old is None else old + 1
+    if new not in (old, following):
         before = "a partition nobody deletes" if old is None else old.name
         raise ValueError(f"illegal partition deletion: {before} to {new.name}")
 
