@@ -10,6 +10,7 @@ from uuid import UUID
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, FetchProxyError
+from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
@@ -261,19 +262,28 @@ def _short_tasks(
 
 
 def _parts(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[SegmentPart]:
-    """Neighbours may overlap: what the one before has is not read again."""
-    next_offset = max(span.start, view.raised_log_start)
-    if span.end <= next_offset:
+    for segment, asked in segments_with(view, span):
+        raw_id, start, _, stored_end, size, aborted, packed = segment
+        said = view.tip, raw_id, start, stored_end, size, aborted, packed
+        count = -(-size // bytes_max)
+        borders = [size * number // count for number in range(count + 1)] if count else []
+        for bytes_of_piece in pairwise(borders):
+            yield SegmentPart(*said, *bytes_of_piece, *asked)
+
+
+def segments_with(
+    view: PartitionView, span: OffsetSpan
+) -> Iterator[tuple[SegmentExtent, OffsetSpan]]:
+    """The segments that have some of these offsets, and which. Neighbours may overlap: what the
+    one before has is not read again.
+    """
+    at = max(span.start, view.raised_log_start)
+    if span.end <= at:
         return
-    for segment in view.segments.extents(view.segments.index_at_or_after(next_offset)):
+    for segment in view.segments.extents(view.segments.index_at_or_after(at)):
         if segment.start_offset >= span.end:
             return
-        raw_id, start, end, stored_end, size, aborted, packed = segment
-        offset_from, offset_end = max(start, next_offset), min(end + 1, span.end)
-        if offset_from < offset_end and size:
-            count = -(-size // bytes_max)
-            borders = [size * number // count for number in range(count + 1)]
-            for bytes_of_piece in pairwise(borders):
-                said = view.tip, raw_id, start, stored_end, size, aborted, packed
-                yield SegmentPart(*said, *bytes_of_piece, offset_from, offset_end)
-        next_offset = max(next_offset, offset_end)
+        found = OffsetSpan(max(segment.start_offset, at), min(segment.end_offset + 1, span.end))
+        if found.start < found.end:
+            yield segment, found
+            at = found.end

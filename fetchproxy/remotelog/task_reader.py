@@ -95,10 +95,9 @@ def read_task(
     arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition)
     rsm = opened_store(options)
     with closing(LoopThread("store", rsm)) as loop:
-        reading = _TaskReading(options, task, rsm, loop, passed_over or PassedOver())
-        decoder = LogDecoder(arrow, reading.damaged, goes_on=options.skip_corrupt)
+        reading = _TaskReading(options, task, rsm, loop, arrow, passed_over or PassedOver())
         for each in _fetched_ahead(reading.ranges()):
-            yield from reading.decoded(each, decoder, rows)
+            yield from reading.decoded(each, rows)
     reading.report()
 
 
@@ -122,12 +121,14 @@ class _TaskReading:
         task: ReadTask,
         rsm: RemoteStorageManager,
         loop: LoopThread,
+        arrow: ArrowBatches,
         passed_over: PassedOver,
     ) -> None:
         self._options = options
         self._task = task
         self._rsm = rsm
         self._loop = loop
+        self._decoder = LogDecoder(arrow, self._damaged, goes_on=options.skip_corrupt)
         self._passed_over = passed_over
         self._key = ""  # of the object that is being decoded
         self._faults: list[dict[str, Any]] = []
@@ -175,8 +176,8 @@ class _TaskReading:
     def _begin(self, what: str, read: Callable[[], Awaitable[T]]) -> Future[T]:
         return self._loop.begin(with_retries(what, read, self._options.read_max_ms / 1000))
 
-    def decoded(self, each: _Range, decoder: LogDecoder, rows: RowLimits) -> Iterator[Any]:
-        self._key, span, part = each.key, each.span, each.part
+    def decoded(self, each: _Range, rows: RowLimits) -> Iterator[Any]:
+        self._key, span, part, decoder = each.key, each.span, each.part, self._decoder
         try:
             data = each.data.result()
         except (ObjectNotFound, RangeNotSatisfiable) as error:
@@ -194,13 +195,13 @@ class _TaskReading:
         )
         if len(data) < span.length:
             what = f"the log ends, its index goes on to {span.end}"
-            self.damaged(span.position + len(data), span.last_offset, what)
+            self._damaged(span.position + len(data), span.last_offset, what)
             if decoder.next_offset:
                 decoder.records_skipped += span.last_offset + 1 - decoder.next_offset
         self._passed_over.records += decoder.records_skipped
         decoder.records_skipped = 0
 
-    def damaged(self, position: int, offset: int, what: str) -> None:
+    def _damaged(self, position: int, offset: int, what: str) -> None:
         tip = self._task.tip
         if not self._options.skip_corrupt:
             raise CorruptSegment(

@@ -11,6 +11,7 @@ import numpy as np
 from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import MalformedMessage
 from fetchproxy_protocol.record_batch import (
+    COMPRESSION_MASK,
     CONTROL_MASK,
     CRC_COVERS_FROM,
     RECORDS_BYTES_MAX,
@@ -22,6 +23,7 @@ from fetchproxy_protocol.record_batch import (
 from fetchproxy.model import AbortedTxn
 from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches, BrokenRecords, first_fault
 from fetchproxy.remotelog.decoder.header_scan import (
+    ATTRIBUTES,
     BASE_OFFSET,
     COUNT,
     CRC,
@@ -237,7 +239,7 @@ class LogDecoder:
     def _rows_of_records(
         self, headers: ScannedHeaders, chosen: Sequence[int], limits: RowLimits
     ) -> Iterator[Any]:
-        codecs = headers.codec.tolist()
+        codecs = (headers.table[:, ATTRIBUTES] & COMPRESSION_MASK).tolist()
         stored: list[int] = []  # consecutive ones that need no decompression
         packed: list[int] = []  # consecutive ones in the arena
         for i in chosen:
