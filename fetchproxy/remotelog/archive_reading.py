@@ -23,7 +23,6 @@ from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.observability.health import Offsets
 from fetchproxy.remotelog.options import (
     EARLIEST,
     LATEST,
@@ -179,16 +178,15 @@ class ArchiveReading:
         await self.check_no_loss((view, self.looked_at(span)) for view, span in asked)
         return asked
 
-    def looked_at(self, span: OffsetSpan) -> Offsets:
+    def looked_at(self, span: OffsetSpan) -> OffsetSpan:
         """Whoever asks for the archive's ends asks for what should be there too."""
-        first, last = ALL_OFFSETS
-        if self._options.starting.kind is not BoundKind.EARLIEST:
-            first = span.start
-        if self._options.ending.kind is not BoundKind.LATEST:
-            last = span.end - 1
-        return first, last
+        first, last = self._options.starting.kind, self._options.ending.kind
+        return OffsetSpan(
+            ALL_OFFSETS.start if first is BoundKind.EARLIEST else span.start,
+            ALL_OFFSETS.end if last is BoundKind.LATEST else span.end,
+        )
 
-    async def check_no_loss(self, asked: Iterable[tuple[PartitionView, Offsets]]) -> None:
+    async def check_no_loss(self, asked: Iterable[Asked]) -> None:
         """Raises DataLoss where one of them is not there, unless that is no failure by the
         options; RemoteStorageError.
         """
@@ -196,9 +194,7 @@ class ArchiveReading:
             for tip, said in sorted((await self.holes(asked)).items()):
                 raise DataLoss(f"{tip}: {said}; {PASSED_OVER}")
 
-    async def holes(
-        self, asked: Iterable[tuple[PartitionView, Offsets]]
-    ) -> dict[TopicIdPartition, str]:
+    async def holes(self, asked: Iterable[Asked]) -> dict[TopicIdPartition, str]:
         """As `holes_of`: one rule for holes, that of `planning`."""
         of_store = self._options.metadata_cache_dir is None
         look = partial(holes_of, self.rsm, list(asked), views_of_store=of_store)
@@ -385,7 +381,7 @@ class FollowedArchive:
         starts = self._loop.done(self._reading.starts(self._views))
         if self._options.starting.kind is BoundKind.EARLIEST:
             # Where the archive begins now may be behind where it has to begin.
-            below = [(self._views[at], (ALL_OFFSETS[0], start - 1)) for at, start in starts.items()]
+            below = [(self._views[at], OffsetSpan(0, start)) for at, start in starts.items()]
             self._loop.done(self._reading.check_no_loss(below))
         self._read_up_to = starts
         return by_topic(starts)
@@ -434,8 +430,7 @@ class FollowedArchive:
             if span.start < span.end and self._options.fail_on_data_loss:
                 _check_ends(view, span, first)
             asked.append((view, span))
-        read = [(view, (span.start, span.end - 1)) for view, span in asked]
-        self._loop.done(self._reading.check_no_loss(read))
+        self._loop.done(self._reading.check_no_loss(asked))
         self._read_up_to = ends
         return tasks_of(self._options, asked)
 

@@ -1,4 +1,4 @@
-"""Which task reads which bytes of which segments, and which offsets the archive lacks. Pure."""
+"""Which task reads which bytes of which segments, and which offsets the archive lacks."""
 
 from __future__ import annotations
 
@@ -26,31 +26,44 @@ from fetchproxy.writing.archive_health import (
 )
 from fetchproxy.writing.published import read_finished_offsets
 
+
+class DataLoss(FetchProxyError):
+    """Offsets that were asked for are not in the archive, and `failOnDataLoss` is set."""
+
+
+class OffsetSpan(NamedTuple):
+    """`start` up to but not `end`."""
+
+    start: int
+    end: int
+
+
+# Offsets that are asked for of a partition.
+Asked = tuple[PartitionView, OffsetSpan]
+
 # Which offsets the archive does not have, by the rule of `verify` (`archive_health.not_held`): a
 # gap is one only where the archiver has put it on record; a hole without a record was archived and
 # is gone. It costs one small object a partition, or nothing where what is asked for lies within
 # the archive's ends.
 
 PARTITIONS_AT_ONCE = 32
-ALL_OFFSETS: Offsets = (0, 2**63 - 1)
+ALL_OFFSETS = OffsetSpan(0, 2**63)
 
 
 async def holes_of(
-    rsm: RemoteStorageManager,
-    asked: Iterable[tuple[PartitionView, Offsets]],
-    *,
-    views_of_store: bool = True,
+    rsm: RemoteStorageManager, asked: Iterable[Asked], *, views_of_store: bool = True
 ) -> dict[TopicIdPartition, str]:
-    """In words the first hole of the worst kind within what is asked for (first and last offset,
-    both inclusive; `ALL_OFFSETS`: from where the archive has to begin, to where it was finished).
+    """In words the first hole of the worst kind within what is asked for (`ALL_OFFSETS`: from where
+    the archive has to begin, to where it was finished).
 
     `views_of_store` False: they are older than the store, as those of cache files may be; then
     nothing is said of what lies behind their ends. Raises RemoteStorageError.
     """
     found: dict[TopicIdPartition, str] = {}
 
-    async def look(one: tuple[PartitionView, Offsets]) -> None:
-        view, offsets = one
+    async def look(one: Asked) -> None:
+        view, (start, end) = one
+        offsets = start, end - 1
         if not _has_all(view, offsets):
             holes = _clipped(await _holes(rsm, view, views_of_store), offsets)
             said = _in_words(holes, view, offsets)
@@ -127,21 +140,6 @@ def _clipped(found: NotHeld, asked: Offsets) -> NotHeld:
 # is a whole segment, or a piece of a large one: from a byte up to another, which whoever reads it
 # moves to the segment's index borders, the same for both neighbours, so that each batch is in one
 # piece.
-
-
-class DataLoss(FetchProxyError):
-    """Offsets that were asked for are not in the archive, and `failOnDataLoss` is set."""
-
-
-class OffsetSpan(NamedTuple):
-    """`start` up to but not `end`."""
-
-    start: int
-    end: int
-
-
-# Offsets that are asked for of a partition.
-Asked = tuple[PartitionView, OffsetSpan]
 
 
 class SegmentPart(NamedTuple):
