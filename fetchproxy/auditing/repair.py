@@ -377,7 +377,7 @@ class _PartitionRepair:
         found = epochs_that_agree(metadata, stored[SegmentFile.EPOCHS])
         if found is not None:
             self._lineage_after[metadata.start_offset] = found
-        elif derived is not None and (before is not None or not seen.anything):
+        elif derived is not None and (before is not None or seen.lineage_end < 0):
             found = extend_lineage(before or (), derived.segment.leader_epochs)
         seen.note_lineage(metadata, found)
 

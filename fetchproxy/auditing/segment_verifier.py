@@ -112,19 +112,17 @@ class SegmentVerifier:
         txn_key = self._key(SegmentFile.TXN)
         self.txns.begin(aborted or (), txn_key, metadata.start_offset, metadata.end_offset)
         spans = list(index.spans()) if index is not None else []
-        check = SegmentCheck(metadata, spans, self.txns, continues=continues)
+        check = SegmentCheck(metadata, self._key, spans, self.txns, continues=continues)
         log_read = packing_there and await self._read_log(check)
         self._advance(metadata.segment_size_bytes)
-        for finding in check.findings:
-            file = SegmentFile.METADATA if finding.in_metadata else SegmentFile.LOG
-            file = SegmentFile.INDEX if finding.in_index else file
-            self._fault(file, finding.what, finding.byte_position, finding.offset)
+        findings = check.findings
         if not (log_read and check.log_is_sound and aborted is not None):
             self.txns.restart()
-            return
+        else:
+            findings += self.txns.end()
         tip = metadata.topic_id_partition
         self.faults += [
-            Fault.of(tip, f.object_key, f.what, f.offset, f.byte_position) for f in self.txns.end()
+            Fault.of(tip, f.object_key, f.what, f.offset, f.byte_position) for f in findings
         ]
 
     async def _metadata_are_its_own(self) -> bool:

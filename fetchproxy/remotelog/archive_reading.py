@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,12 @@ from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.observability.health import Offsets
 from fetchproxy.remotelog.options import (
     EARLIEST,
     LATEST,
     Bound,
     BoundKind,
+    Ends,
     Place,
     SourceOptions,
     by_place,
@@ -48,7 +48,7 @@ from fetchproxy.remotelog.planning_processes import (
     metadata_of,
     read_elsewhere,
 )
-from fetchproxy.remotelog.rate_limits import Ends, admitted, waits_for_more
+from fetchproxy.remotelog.rate_limits import Views, admitted, new_offsets
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
@@ -63,8 +63,6 @@ PASSED_OVER = "with failOnDataLoss=false it is passed over"
 
 # Most archives are planned before a second process would have started.
 ALONE_S = 2.0
-
-Views = Mapping[Place, PartitionView]
 
 
 class ArchiveReading:
@@ -180,16 +178,15 @@ class ArchiveReading:
         await self.check_no_loss((view, self.looked_at(span)) for view, span in asked)
         return asked
 
-    def looked_at(self, span: OffsetSpan) -> Offsets:
+    def looked_at(self, span: OffsetSpan) -> OffsetSpan:
         """Whoever asks for the archive's ends asks for what should be there too."""
-        first, last = ALL_OFFSETS
-        if self._options.starting.kind is not BoundKind.EARLIEST:
-            first = span.start
-        if self._options.ending.kind is not BoundKind.LATEST:
-            last = span.end - 1
-        return first, last
+        first, last = self._options.starting.kind, self._options.ending.kind
+        return OffsetSpan(
+            ALL_OFFSETS.start if first is BoundKind.EARLIEST else span.start,
+            ALL_OFFSETS.end if last is BoundKind.LATEST else span.end,
+        )
 
-    async def check_no_loss(self, asked: Iterable[tuple[PartitionView, Offsets]]) -> None:
+    async def check_no_loss(self, asked: Iterable[Asked]) -> None:
         """Raises DataLoss where one of them is not there, unless that is no failure by the
         options; RemoteStorageError.
         """
@@ -197,9 +194,7 @@ class ArchiveReading:
             for tip, said in sorted((await self.holes(asked)).items()):
                 raise DataLoss(f"{tip}: {said}; {PASSED_OVER}")
 
-    async def holes(
-        self, asked: Iterable[tuple[PartitionView, Offsets]]
-    ) -> dict[TopicIdPartition, str]:
+    async def holes(self, asked: Iterable[Asked]) -> dict[TopicIdPartition, str]:
         """As `holes_of`: one rule for holes, that of `planning`."""
         of_store = self._options.metadata_cache_dir is None
         look = partial(holes_of, self.rsm, list(asked), views_of_store=of_store)
@@ -386,7 +381,7 @@ class FollowedArchive:
         starts = self._loop.done(self._reading.starts(self._views))
         if self._options.starting.kind is BoundKind.EARLIEST:
             # Where the archive begins now may be behind where it has to begin.
-            below = [(self._views[at], (ALL_OFFSETS[0], start - 1)) for at, start in starts.items()]
+            below = [(self._views[at], OffsetSpan(0, start)) for at, start in starts.items()]
             self._loop.done(self._reading.check_no_loss(below))
         self._read_up_to = starts
         return by_topic(starts)
@@ -408,9 +403,10 @@ class FollowedArchive:
             ends[key] = max(offset, ends.get(key, offset))
         if not limited:
             return by_topic(ends)
-        if self._waits(starts, ends):
+        begins = new_offsets(self._views, starts, ends)
+        if self._waits(sum(ends[key] - begin for key, begin in begins.items())):
             return by_topic(starts)
-        return by_topic(admitted(self._views, starts, ends, self._options.trigger))
+        return by_topic(admitted(self._views, begins, ends, self._options.trigger))
 
     def last_seen(self) -> StreamOffset:
         """The archive's ends at the last look, for the query's progress."""
@@ -434,8 +430,7 @@ class FollowedArchive:
             if span.start < span.end and self._options.fail_on_data_loss:
                 _check_ends(view, span, first)
             asked.append((view, span))
-        read = [(view, (span.start, span.end - 1)) for view, span in asked]
-        self._loop.done(self._reading.check_no_loss(read))
+        self._loop.done(self._reading.check_no_loss(asked))
         self._read_up_to = ends
         return tasks_of(self._options, asked)
 
@@ -449,15 +444,15 @@ class FollowedArchive:
     def _ends(self) -> Ends:
         return self._loop.done(self._reading.ends(self._look(), so_far=True))
 
-    def _waits(self, starts: Ends, ends: Ends) -> bool:
-        """As Spark's Kafka source: the first batch does not wait. Nor does one of a query that has
-        an end, as what it waits for would never come.
+    def _waits(self, new: int) -> bool:
+        """`new`: offsets. As Spark's Kafka source: the first batch does not wait. Nor does one of a
+        query that has an end, as what it waits for would never come.
         """
         limits, now = self._options.trigger, self._loop.time()
         if not limits.offsets_min or self._last_ends is not None:
             return False
         due = self._batch_at is None or now - self._batch_at >= limits.delay_max_ms / 1000
-        if not due and waits_for_more(self._views, starts, ends, limits):
+        if not due and new < limits.offsets_min:
             return True
         self._batch_at = now
         return False

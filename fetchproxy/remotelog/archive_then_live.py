@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -15,17 +14,19 @@ from pyspark.sql import DataFrame, SparkSession
 
 from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
-from fetchproxy.remotelog.archive_reading import ArchiveReading, Views
-from fetchproxy.remotelog.crossing import Crossing, Halves, as_assign, as_json, halves
+from fetchproxy.remotelog.archive_reading import ArchiveReading
+from fetchproxy.remotelog.crossing import Crossing, Half, as_assign, as_json, halves
 from fetchproxy.remotelog.options import (
     EARLIEST,
     BoundKind,
+    Ends,
     Place,
     SourceOptions,
     TopicChoice,
     is_live_only,
     parse_options,
 )
+from fetchproxy.remotelog.rate_limits import Views
 from fetchproxy.remotelog.source import NAME, all_columns, check_stream, register_source
 from fetchproxy.segments.object_keys import uuid_text
 
@@ -69,14 +70,6 @@ _KAFKA = "kafka."
 _PATIENCE = {"default.api.timeout.ms": "15000", "request.timeout.ms": "10000"}
 
 
-@dataclass(frozen=True, slots=True)
-class LiveTopics:
-    """`ids`: of each topic; `places`: its partitions, those that are chosen."""
-
-    ids: Mapping[str, str]
-    places: tuple[Place, ...]
-
-
 class KafkaAdmin:
     """The Kafka client that Spark's source brings, in the driver's JVM, with the settings of that
     source (`kafka.…`): what it reaches, the source reaches too.
@@ -102,7 +95,8 @@ class KafkaAdmin:
     def close(self) -> None:
         self._client.close()
 
-    def topics(self, chosen: TopicChoice) -> LiveTopics:
+    def topics(self, chosen: TopicChoice) -> tuple[dict[str, str], list[Place]]:
+        """The id of each topic, and those of its partitions that are chosen."""
         names = sorted(chosen.names or chosen.assigned or ())
         if chosen.pattern is not None:
             every = _asked("the list of topics", lambda: self._client.listTopics().names().get())
@@ -123,9 +117,9 @@ class KafkaAdmin:
                     f"archive then live: the brokers have no partition {missing[0]} of {name!r}"
                 )
             places += [(name, number) for number in sorted(numbers) if chosen.takes(name, number)]
-        return LiveTopics(ids, tuple(places))
+        return ids, places
 
-    def earliest(self, places: tuple[Place, ...]) -> dict[Place, int]:
+    def earliest(self, places: list[Place]) -> dict[Place, int]:
         spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
         made = {place: self._jvm.org.apache.kafka.common.TopicPartition(*place) for place in places}
         asked = self._jvm.java.util.HashMap()
@@ -186,47 +180,48 @@ def archive_then_live(
     file = None if crossing_at is None else CrossingFile(spark, crossing_at)
     crossing = None if file is None else file.read()
     with closing(KafkaAdmin(spark, options)) as admin:
-        brokers = admin.topics(parsed.topics)
+        ids, places = admin.topics(parsed.topics)
         if crossing is None:
-            found = find_crossing(admin, brokers, parsed)
+            found = find_crossing(ids, admin.earliest(places), parsed)
             crossing = found if file is None else file.keep(found)
-    parts = halves(crossing, parsed.starting, parsed.ending)
+    history, live = halves(crossing, parsed.starting, parsed.ending)
     live_only = [f"{topic}-{partition}" for topic, partition in sorted(crossing.live)]
-    log.info("archive_then_live", archived=len(parts.history), read_live_alone=live_only)
+    log.info("archive_then_live", archived=len(history), read_live_alone=live_only)
+    sources = []
+    if history:
+        sources.append((NAME, _history_options(options, history)))
+    if live:
+        live_options = _live_options(options, parsed, live, places, streaming=streaming)
+        sources.append(("kafka", live_options))
     frames = []
-    reader = spark.readStream if streaming else spark.read
-    if parts.history:
-        chosen = _history_options(options, parts)
-        frames.append(reader.format(NAME).options(**chosen).load())
-    if parts.live:
+    for name, chosen in sources:
         reader = spark.readStream if streaming else spark.read  # each keeps its options for good
-        chosen = _live_options(options, parsed, parts, brokers, streaming=streaming)
-        frames.append(reader.format("kafka").options(**chosen).load())
+        frames.append(reader.format(name).options(**chosen).load())
     if not frames:
         return spark.createDataFrame([], all_columns(headers=parsed.include_headers))
     return reduce(DataFrame.unionByName, frames)
 
 
-def find_crossing(admin: KafkaAdmin, brokers: LiveTopics, parsed: SourceOptions) -> Crossing:
+def find_crossing(ids: Mapping[str, str], earliest: Ends, parsed: SourceOptions) -> Crossing:
     """Where the archive ends now, of every partition that the brokers have.
 
-    They are asked first: what is copied and deleted between both looks is then missing at an offset
-    that was named, and so an error. Raises ConfigError, RemoteStorageError, CorruptSegment.
+    They were asked first, for topics' `ids` and partitions' `earliest` offsets: what is copied and
+    deleted between both looks is then missing at an offset that was named, and so an error. Raises
+    ConfigError, RemoteStorageError, CorruptSegment.
     """
-    earliest = admin.earliest(brokers.places)
     views = in_loop(_views(parsed))
     archived_ids = {topic: uuid_text(view.tip.topic_id) for (topic, _), view in views.items()}
-    for topic, topic_id in brokers.ids.items():
+    for topic, topic_id in ids.items():
         if archived_ids.get(topic, topic_id) != topic_id:
             raise ConfigError(
                 f"archive then live: topic {topic} was created again after it was archived; its "
                 "archive is another topic's history: read it by itself"
             )
     ends = {place: view.log_end_offset or 0 for place, view in views.items()}
-    missing = sorted(set(ends) - set(brokers.places))
+    missing = sorted(set(ends) - set(earliest))
     if missing:
         raise ConfigError(f"archive then live: the brokers have no partition {missing[0]}")
-    return Crossing(ends, {place: earliest[place] for place in brokers.places if place not in ends})
+    return Crossing(ends, {place: at for place, at in earliest.items() if place not in ends})
 
 
 def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -249,7 +244,7 @@ async def _views(parsed: SourceOptions) -> Views:
         return await reading.views()
 
 
-def _history_options(options: Mapping[str, str], parts: Halves) -> dict[str, str]:
+def _history_options(options: Mapping[str, str], history: Half) -> dict[str, str]:
     """By partition: those that were not archived at the crossing are the other half's for good."""
     chosen = {
         name: value
@@ -258,17 +253,17 @@ def _history_options(options: Mapping[str, str], parts: Halves) -> dict[str, str
     }
     return {
         **chosen,
-        "assign": as_assign(parts.history),
-        "startingOffsets": as_json({place: start for place, (start, _) in parts.history.items()}),
-        "endingOffsets": as_json({place: end for place, (_, end) in parts.history.items()}),
+        "assign": as_assign(history),
+        "startingOffsets": as_json({place: start for place, (start, _) in history.items()}),
+        "endingOffsets": as_json({place: end for place, (_, end) in history.items()}),
     }
 
 
 def _live_options(
     options: Mapping[str, str],
     parsed: SourceOptions,
-    parts: Halves,
-    brokers: LiveTopics,
+    live: Half,
+    places: list[Place],
     *,
     streaming: bool,
 ) -> dict[str, str]:
@@ -279,17 +274,17 @@ def _live_options(
         if is_live_only(name) or name.lower() in _SHARED
     }
     chosen["kafka.isolation.level"] = parsed.isolation.name.lower()
-    starts: dict[Place, int] = {place: start for place, (start, _) in parts.live.items()}
+    starts: dict[Place, int] = {place: start for place, (start, _) in live.items()}
     topics = parsed.topics
     if not streaming or topics.assigned is not None:
-        chosen["assign"] = as_assign(parts.live)
+        chosen["assign"] = as_assign(live)
     elif topics.names is not None:
         chosen["subscribe"] = ",".join(sorted(topics.names))
     else:
         chosen["subscribePattern"] = topics.pattern or ""
     if streaming and topics.assigned is None:
-        starts = {place: starts.get(place, EARLIEST) for place in brokers.places}
+        starts = {place: starts.get(place, EARLIEST) for place in places}
     if not streaming:
-        ends = {place: end for place, (_, end) in parts.live.items()}
+        ends = {place: end for place, (_, end) in live.items()}
         chosen["endingOffsets"] = as_json(ends)
     return {**chosen, "startingOffsets": as_json(starts)}

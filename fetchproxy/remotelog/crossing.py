@@ -17,20 +17,22 @@ from fetchproxy.remotelog.options import (
     LATEST,
     Bound,
     BoundKind,
+    Ends,
     Place,
     by_place,
     by_topic,
 )
 
-Offsets = Mapping[Place, int]
+# Offsets of each partition that one source reads: (start, end); an end of LATEST: all there is.
+Half = Mapping[Place, tuple[int, int]]
 
 VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    archived: Offsets
-    live: Offsets
+    archived: Ends
+    live: Ends
 
     def encode(self) -> str:
         document = {"archived": by_topic(self.archived), "live": by_topic(self.live)}
@@ -59,16 +61,8 @@ class Crossing:
         return cls(archived, {place: end for place, end in every.items() if end == EARLIEST})
 
 
-@dataclass(frozen=True, slots=True)
-class Halves:
-    """Offsets of each partition that a half reads: (start, end); an end of LATEST: all there is."""
-
-    history: Mapping[Place, tuple[int, int]]
-    live: Mapping[Place, tuple[int, int]]
-
-
-def halves(crossing: Crossing, starting: Bound, ending: Bound) -> Halves:
-    """What of each partition is history and what is live. Raises ConfigError."""
+def halves(crossing: Crossing, starting: Bound, ending: Bound) -> tuple[Half, Half]:
+    """History and live. Raises ConfigError."""
     places = [*crossing.archived, *crossing.live]
     for side, bound in (("starting", starting), ("ending", ending)):
         if bound.kind is BoundKind.OFFSETS and set(bound.by_partition) != set(places):
@@ -89,7 +83,7 @@ def halves(crossing: Crossing, starting: Bound, ending: Bound) -> Halves:
             live_from = crossing.live.get(place, EARLIEST) if start == EARLIEST else start
         if end == LATEST or end > live_from:
             live[place] = (live_from, end)
-    return Halves(history, live)
+    return history, live
 
 
 def _given(bound: Bound, place: Place) -> int:
@@ -98,7 +92,7 @@ def _given(bound: Bound, place: Place) -> int:
     return LATEST if bound.kind is BoundKind.LATEST else EARLIEST
 
 
-def as_json(offsets: Offsets) -> str:
+def as_json(offsets: Ends) -> str:
     """As both sources take them."""
     return json.dumps(by_topic(offsets))
 

@@ -117,9 +117,11 @@ _OF_STREAMS = (
 
 # Topic and number of a partition.
 Place = tuple[str, int]
+# The next offset of each.
+Ends = Mapping[Place, int]
 
 
-def by_topic(offsets: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+def by_topic(offsets: Ends) -> dict[str, dict[str, int]]:
     """As Spark's JSON has them: {"topic": {"0": 23}}."""
     document: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
@@ -150,7 +152,7 @@ class Bound:
     """
 
     kind: BoundKind
-    by_partition: Mapping[Place, int] = field(default_factory=dict)
+    by_partition: Ends = field(default_factory=dict)
     everywhere: int | None = None
 
 
@@ -273,10 +275,7 @@ class _Given:
         return int(matched[1]) * _DURATION_MS[matched[2] or "ms"]
 
     def boolean(self, name: str, default: bool) -> bool:
-        text = self.values.get(name.lower(), str(default)).lower()
-        if text not in ("true", "false"):
-            raise ConfigError(f"remotelog: {name} is {text!r}, expected true or false")
-        return text == "true"
+        return self.one_of(name, ("true", "false"), default=str(default)) == "true"
 
     def number(self, name: str, default: int, least: int) -> int:
         text = self.values.get(name.lower(), str(default))
@@ -284,9 +283,9 @@ class _Given:
             raise ConfigError(f"remotelog: {name} is {text!r}, expected a number from {least} on")
         return int(text)
 
-    def one_of(self, name: str, choices: tuple[str, ...]) -> str:
-        """The first is the default."""
-        text = self.values.get(name.lower(), choices[0]).lower()
+    def one_of(self, name: str, choices: tuple[str, ...], default: str = "") -> str:
+        """By default the first."""
+        text = self.values.get(name.lower(), default or choices[0]).lower()
         if text not in choices:
             raise ConfigError(f"remotelog: {name} is {text!r}, expected {' or '.join(choices)}")
         return text

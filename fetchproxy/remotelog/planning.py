@@ -1,9 +1,10 @@
-"""Which task reads which bytes of which segments, and which offsets the archive lacks. Pure."""
+"""Which task reads which bytes of which segments, and which offsets the archive lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -25,31 +26,44 @@ from fetchproxy.writing.archive_health import (
 )
 from fetchproxy.writing.published import read_finished_offsets
 
+
+class DataLoss(FetchProxyError):
+    """Offsets that were asked for are not in the archive, and `failOnDataLoss` is set."""
+
+
+class OffsetSpan(NamedTuple):
+    """`start` up to but not `end`."""
+
+    start: int
+    end: int
+
+
+# Offsets that are asked for of a partition.
+Asked = tuple[PartitionView, OffsetSpan]
+
 # Which offsets the archive does not have, by the rule of `verify` (`archive_health.not_held`): a
 # gap is one only where the archiver has put it on record; a hole without a record was archived and
 # is gone. It costs one small object a partition, or nothing where what is asked for lies within
 # the archive's ends.
 
 PARTITIONS_AT_ONCE = 32
-ALL_OFFSETS: Offsets = (0, 2**63 - 1)
+ALL_OFFSETS = OffsetSpan(0, 2**63)
 
 
 async def holes_of(
-    rsm: RemoteStorageManager,
-    asked: Iterable[tuple[PartitionView, Offsets]],
-    *,
-    views_of_store: bool = True,
+    rsm: RemoteStorageManager, asked: Iterable[Asked], *, views_of_store: bool = True
 ) -> dict[TopicIdPartition, str]:
-    """In words the first hole of the worst kind within what is asked for (first and last offset,
-    both inclusive; `ALL_OFFSETS`: from where the archive has to begin, to where it was finished).
+    """In words the first hole of the worst kind within what is asked for (`ALL_OFFSETS`: from where
+    the archive has to begin, to where it was finished).
 
     `views_of_store` False: they are older than the store, as those of cache files may be; then
     nothing is said of what lies behind their ends. Raises RemoteStorageError.
     """
     found: dict[TopicIdPartition, str] = {}
 
-    async def look(one: tuple[PartitionView, Offsets]) -> None:
-        view, offsets = one
+    async def look(one: Asked) -> None:
+        view, (start, end) = one
+        offsets = start, end - 1
         if not _has_all(view, offsets):
             holes = _clipped(await _holes(rsm, view, views_of_store), offsets)
             said = _in_words(holes, view, offsets)
@@ -127,42 +141,18 @@ def _clipped(found: NotHeld, asked: Offsets) -> NotHeld:
 # piece.
 
 
-class DataLoss(FetchProxyError):
-    """Offsets that were asked for are not in the archive, and `failOnDataLoss` is set."""
-
-
-class OffsetSpan(NamedTuple):
-    """`start` up to but not `end`."""
-
-    start: int
-    end: int
-
-
-# Offsets that are asked for of a partition.
-Asked = tuple[PartitionView, OffsetSpan]
-
-
-class SegmentToRead(NamedTuple):
-    """A StoredSegment."""
-
-    segment_id: RemoteLogSegmentId
-    start_offset: int
-    segment_size_bytes: int
-    has_aborted_txns: bool
-    packed: bool
-
-
 class SegmentPart(NamedTuple):
-    """A tuple of numbers, as there may be millions to be sent: `segment` is for stores.
+    """A StoredSegment, and what of it is read: bytes `byte_from` up to but not `byte_to` of the
+    log; of their records those with the offsets `offset_from` up to but not `offset_end`.
 
-    Bytes `byte_from` up to but not `byte_to` of the log; of their records those with the offsets
-    `offset_from` up to but not `offset_end`.
+    A tuple of numbers, as there may be millions to be sent.
     """
 
-    segment_id: bytes
+    tip: TopicIdPartition
+    raw_id: bytes
     start_offset: int
     stored_end_offset: int
-    size_bytes: int
+    segment_size_bytes: int
     has_aborted_txns: bool
     packed: bool
     byte_from: int
@@ -170,11 +160,9 @@ class SegmentPart(NamedTuple):
     offset_from: int
     offset_end: int
 
-    def segment(self, tip: TopicIdPartition) -> SegmentToRead:
-        segment_id = RemoteLogSegmentId(tip, UUID(bytes=self.segment_id))
-        return SegmentToRead(
-            segment_id, self.start_offset, self.size_bytes, self.has_aborted_txns, self.packed
-        )
+    @property
+    def segment_id(self) -> RemoteLogSegmentId:
+        return RemoteLogSegmentId(self.tip, UUID(bytes=self.raw_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +175,7 @@ class ReadTask:
     def __reduce__(self) -> tuple[Any, ...]:
         """Plain tuples are pickled in a third of the time and of the bytes."""
         tip = self.tip
-        plain = tuple([tuple(part) for part in self.parts])
+        plain = tuple([part[1:] for part in self.parts])
         return _task_of, (tip.topic_id.bytes, tip.topic, tip.partition, plain)
 
     @property
@@ -203,7 +191,7 @@ def _task_of(
     topic_id: bytes, topic: str, partition: int, parts: tuple[tuple[Any, ...], ...]
 ) -> ReadTask:
     tip = TopicIdPartition(UUID(bytes=topic_id), topic, partition)
-    return ReadTask(tip, tuple([SegmentPart(*part) for part in parts]))
+    return ReadTask(tip, tuple([SegmentPart(tip, *part) for part in parts]))
 
 
 def plan_tasks(
@@ -222,7 +210,7 @@ def plan_tasks(
     ordered = sorted(asked, key=lambda one: (one[0].tip.topic, one[0].tip.partition))
     if partitions_min:
         wholes = (part for view, span in ordered for part in _parts(view, span, 2**63 - 1))
-        total = sum(part.size_bytes for part in wholes)
+        total = sum(part.segment_size_bytes for part in wholes)
         # Rounded down, or the last of the tasks would be missing.
         partition_bytes_max = min(partition_bytes_max, max(1, total // partitions_min))
     tasks: list[ReadTask] = []
@@ -257,7 +245,7 @@ def _short_tasks(
     gathered: list[SegmentPart] = []
     room, bytes_left = records_max, float(bytes_max)
     for whole in _parts(view, span, 2**63 - 1):
-        record_bytes = whole.size_bytes / (whole.stored_end_offset + 1 - whole.start_offset)
+        record_bytes = whole.segment_size_bytes / (whole.stored_end_offset + 1 - whole.start_offset)
         at = whole.offset_from
         while at < whole.offset_end:
             count = min(room, whole.offset_end - at, max(1, int(bytes_left / record_bytes)))
@@ -271,26 +259,28 @@ def _short_tasks(
 
 
 def _parts(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[SegmentPart]:
-    """Neighbours may overlap: what the one before has is not read again."""
-    next_offset = max(span.start, view.raised_log_start)
-    if span.end <= next_offset:
+    for segment, asked in segments_with(view, span):
+        raw_id, start, _, stored_end, size, aborted, packed = segment
+        said = view.tip, raw_id, start, stored_end, size, aborted, packed
+        count = -(-size // bytes_max)
+        borders = [size * number // count for number in range(count + 1)] if count else []
+        for bytes_of_piece in pairwise(borders):
+            yield SegmentPart(*said, *bytes_of_piece, *asked)
+
+
+def segments_with(
+    view: PartitionView, span: OffsetSpan
+) -> Iterator[tuple[SegmentExtent, OffsetSpan]]:
+    """The segments that have some of these offsets, and which. Neighbours may overlap: what the
+    one before has is not read again.
+    """
+    at = max(span.start, view.raised_log_start)
+    if span.end <= at:
         return
-    for segment in view.segments.extents(view.segments.index_at_or_after(next_offset)):
+    for segment in view.segments.extents(view.segments.index_at_or_after(at)):
         if segment.start_offset >= span.end:
             return
-        offset_from = max(segment.start_offset, next_offset)
-        offset_end = min(segment.end_offset + 1, span.end)
-        if offset_from < offset_end and segment.size_bytes:
-            yield from _pieces(segment, offset_from, offset_end, bytes_max)
-        next_offset = max(next_offset, offset_end)
-
-
-def _pieces(
-    segment: SegmentExtent, offset_from: int, offset_end: int, bytes_max: int
-) -> Iterator[SegmentPart]:
-    raw_id, start, _, stored_end, size, aborted, packed = segment
-    said = raw_id, start, stored_end, size, aborted, packed
-    count = -(-size // bytes_max)
-    for number in range(count):
-        byte_from, byte_to = size * number // count, size * (number + 1) // count
-        yield SegmentPart(*said, byte_from, byte_to, offset_from, offset_end)
+        found = OffsetSpan(max(segment.start_offset, at), min(segment.end_offset + 1, span.end))
+        if found.start < found.end:
+            yield segment, found
+            at = found.end

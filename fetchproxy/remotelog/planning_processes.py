@@ -14,12 +14,11 @@ import asyncio
 import os
 import pickle
 import sys
-from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from struct import Struct
-from typing import Any
+from typing import BinaryIO
 
 import structlog
 
@@ -74,13 +73,14 @@ async def read_elsewhere(
     assert process.stdout is not None
     taken: list[TopicIdPartition] = []
     try:
-        send(process.stdin, options)
+        process.stdin.write(pickle.dumps(options))
         while waiting:
             taken = waiting[-PARTITIONS_EACH:]
             del waiting[-PARTITIONS_EACH:]
-            send(process.stdin, taken)
+            process.stdin.write(pickle.dumps(taken))
             await process.stdin.drain()
-            found = await received(process.stdout)
+            (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
+            found = pickle.loads(await process.stdout.readexactly(length))
             if isinstance(found, FetchProxyError):
                 raise found
             views.update(found)
@@ -95,32 +95,16 @@ async def read_elsewhere(
         await process.wait()
 
 
-def send(to: StreamWriter, value: object) -> None:
-    content = pickle.dumps(value)
-    to.write(_LENGTH.pack(len(content)) + content)
-
-
-async def received(of: StreamReader) -> Any:
-    """Raises EOFError."""
-    (length,) = _LENGTH.unpack(await of.readexactly(_LENGTH.size))
-    return pickle.loads(await of.readexactly(length))
-
-
-async def _answer(answers: int) -> None:
-    """`answers`: a descriptor that nothing else writes to."""
-    loop = asyncio.get_running_loop()
-    asked = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(asked), sys.stdin.buffer)
-    pipe = os.fdopen(answers, "wb")
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
-    told = asyncio.StreamWriter(transport, protocol, None, loop)
-    with suppress(asyncio.IncompleteReadError):  # nothing comes any more
-        options: SourceOptions = await received(asked)
+async def _answer(answers: BinaryIO) -> None:
+    """Nothing else is written to `answers`. Between two questions there is nothing to do."""
+    with suppress(EOFError, pickle.UnpicklingError):  # nothing comes any more
+        options: SourceOptions = pickle.load(sys.stdin.buffer)
         async with opened_store(options) as rsm, metadata_of(options, rsm) as rlmm:
             while True:
-                tips = await received(asked)
-                send(told, await _read(rlmm, tips, options.plan_max_ms / 1000))
-                await told.drain()
+                tips = pickle.load(sys.stdin.buffer)
+                content = pickle.dumps(await _read(rlmm, tips, options.plan_max_ms / 1000))
+                answers.write(_LENGTH.pack(len(content)) + content)
+                answers.flush()
 
 
 async def _read(
@@ -141,6 +125,6 @@ async def _read(
 
 
 if __name__ == "__main__":
-    own = os.dup(1)
+    own = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anybody prints goes where logs go
     asyncio.run(_answer(own))

@@ -4,14 +4,13 @@ never has nothing where something is new, so that a stream always gets to its en
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.remotelog.options import Place, TriggerLimits
+from fetchproxy.remotelog.options import Ends, Place, TriggerLimits
+from fetchproxy.remotelog.planning import OffsetSpan, segments_with
 
-# The next offset.
-Ends = Mapping[Place, int]
 Views = Mapping[Place, PartitionView]
 
 
@@ -26,21 +25,14 @@ def new_offsets(views: Views, starts: Ends, ends: Ends) -> dict[Place, int]:
     return begins
 
 
-def admitted(views: Views, starts: Ends, ends: Ends, limits: TriggerLimits) -> Ends:
-    """`ends` as far as the limits let one batch go from `starts`."""
-    begins = new_offsets(views, starts, ends)
+def admitted(views: Views, begins: Ends, ends: Ends, limits: TriggerLimits) -> Ends:
+    """`ends` as far as the limits let one batch go from `begins`, as of `new_offsets`."""
     found = dict(ends)
     if limits.offsets_max:
         found |= _by_offsets(begins, ends, limits.offsets_max)
     if limits.bytes_max:
         found |= _by_bytes(views, begins, found, limits.bytes_max)
     return found
-
-
-def waits_for_more(views: Views, starts: Ends, ends: Ends, limits: TriggerLimits) -> bool:
-    """Whether fewer offsets are new than a batch should have."""
-    begins = new_offsets(views, starts, ends)
-    return sum(ends[key] - begin for key, begin in begins.items()) < limits.offsets_min
 
 
 def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[Place, int]:
@@ -78,8 +70,8 @@ def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[Pl
 def _bytes_up_to(view: PartitionView, begin: int, end: int, enough: int) -> int:
     """Stored bytes of these offsets; counting ends where there are more than `enough`."""
     total = 0
-    for _, _, _, size in _pieces(view, begin, end):
-        total += size
+    for segment, span in segments_with(view, OffsetSpan(begin, end)):
+        total += _bytes(segment, span)
         if total > enough:
             break
     return total
@@ -88,27 +80,19 @@ def _bytes_up_to(view: PartitionView, begin: int, end: int, enough: int) -> int:
 def _end_within(view: PartitionView, begin: int, end: int, share: int) -> int:
     """Whole segments where one fits, else a part of one, as if its records were of one size."""
     at, left = begin, share
-    for segment, first, piece_end, size in _pieces(view, begin, end):
+    for segment, span in segments_with(view, OffsetSpan(begin, end)):
+        size = _bytes(segment, span)
         if size > left:
             if at > begin:
                 return at
-            return min(piece_end, first + max(1, left * _offsets(segment) // segment.size_bytes))
-        at, left = piece_end, left - size
+            within = max(1, left * _offsets(segment) // segment.size_bytes)
+            return min(span.end, span.start + within)
+        at, left = span.end, left - size
     return min(max(at, begin + 1), end)
 
 
-def _pieces(
-    view: PartitionView, begin: int, end: int
-) -> Iterator[tuple[SegmentExtent, int, int, int]]:
-    """Segments with some of these offsets: which of them (the last exclusive) and their bytes."""
-    at = begin
-    for segment in view.segments.extents(view.segments.index_at_or_after(begin)):
-        if segment.start_offset >= end:
-            return
-        first, piece_end = max(segment.start_offset, at), min(segment.end_offset + 1, end)
-        count = max(0, piece_end - first)
-        yield segment, first, piece_end, -(-segment.size_bytes * count // _offsets(segment))
-        at = max(at, piece_end)
+def _bytes(segment: SegmentExtent, span: OffsetSpan) -> int:
+    return -(-segment.size_bytes * (span.end - span.start) // _offsets(segment))
 
 
 def _offsets(segment: SegmentExtent) -> int:

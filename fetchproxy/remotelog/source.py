@@ -169,9 +169,6 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return rows_of(partition.value, self._options, self._columns, RowLimits())
 
-    def commit(self, end: StreamOffset) -> None:
-        """Nothing to do: the archive is not the stream's to trim."""
-
     def stop(self) -> None:
         if self._followed is not None:
             if self._repeated and not self._looked_for_new:

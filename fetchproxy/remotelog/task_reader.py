@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RangeNotSatisfiable
-from fetchproxy.model import ByteRange, IsolationLevel, StoredSegment
+from fetchproxy.model import ByteRange, IsolationLevel
 from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches
 from fetchproxy.remotelog.decoder.log_decoder import AbortedBatches, LogDecoder
 from fetchproxy.remotelog.decoder.record_rows import RowLimits
@@ -47,7 +47,7 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
         partition=str(task.tip),
         offsets=f"{start} to {end - 1}",
         rows=rows,
-        segments=len({part.segment_id for part in task.parts}),
+        segments=len({part.raw_id for part in task.parts}),
         stored_bytes_max=task.size_bytes,
     )
 
@@ -95,10 +95,9 @@ def read_task(
     arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition)
     rsm = opened_store(options)
     with closing(LoopThread("store", rsm)) as loop:
-        reading = _TaskReading(options, task, rsm, loop, passed_over or PassedOver())
-        decoder = LogDecoder(arrow, reading.damaged, goes_on=options.skip_corrupt)
+        reading = _TaskReading(options, task, rsm, loop, arrow, passed_over or PassedOver())
         for each in _fetched_ahead(reading.ranges()):
-            yield from reading.decoded(each, decoder, rows)
+            yield from reading.decoded(each, rows)
     reading.report()
 
 
@@ -122,12 +121,14 @@ class _TaskReading:
         task: ReadTask,
         rsm: RemoteStorageManager,
         loop: LoopThread,
+        arrow: ArrowBatches,
         passed_over: PassedOver,
     ) -> None:
         self._options = options
         self._task = task
         self._rsm = rsm
         self._loop = loop
+        self._decoder = LogDecoder(arrow, self._damaged, goes_on=options.skip_corrupt)
         self._passed_over = passed_over
         self._key = ""  # of the object that is being decoded
         self._faults: list[dict[str, Any]] = []
@@ -136,37 +137,36 @@ class _TaskReading:
         """Each with its read begun."""
         tip, rsm = self._task.tip, self._rsm
         for part in self._task.parts:
-            segment = part.segment(tip)
             where = f"{tip}, offsets {part.offset_from} to {part.offset_end - 1}"
             try:
-                index, aborted = self._indexes(part, segment, where)
+                index, aborted = self._indexes(part, where)
             except ObjectNotFound as error:
                 self._lost(error, part.offset_from, part.offset_end)
                 continue
-            key = rsm.object_key(segment, SegmentFile.LOG)
+            key = rsm.object_key(part, SegmentFile.LOG)
             for i, j in _runs(part, index):
                 span = index.merged(i, j)
                 wanted = ByteRange(span.position, span.end)
                 what = f"{where}: {key}, bytes {wanted.start} to {wanted.end - 1}"
-                read = self._begin(what, partial(rsm.fetch_log_segment, segment, wanted))
+                read = self._begin(what, partial(rsm.fetch_log_segment, part, wanted))
                 borders = [index[n].position for n in range(i, j)]
                 yield _Range(part, key, span, borders, aborted, read)
 
     def _indexes(
-        self, part: SegmentPart, segment: StoredSegment, where: str
+        self, part: SegmentPart, where: str
     ) -> tuple[RemoteLogIndex, AbortedBatches | None]:
         committed = self._options.isolation is IsolationLevel.READ_COMMITTED
-        committed = committed and segment.has_aborted_txns
+        committed = committed and part.has_aborted_txns
         files = [SegmentFile.INDEX, *[SegmentFile.TXN] * committed]
-        keys = [self._rsm.object_key(segment, file) for file in files]
+        keys = [self._rsm.object_key(part, file) for file in files]
         reads = [
-            self._begin(f"{where}: {key}", partial(self._rsm.fetch_index, segment, file))
+            self._begin(f"{where}: {key}", partial(self._rsm.fetch_index, part, file))
             for file, key in zip(files, keys, strict=True)
         ]
         raw = [read.result() for read in reads]
         try:
             index = RemoteLogIndex.parse(raw[0])
-            index.check_covers(part.stored_end_offset, part.size_bytes)
+            index.check_covers(part.stored_end_offset, part.segment_size_bytes)
             return index, AbortedBatches(decode_aborted(raw[1])) if committed else None
         except CorruptSegment as error:
             raise CorruptSegment(
@@ -176,8 +176,8 @@ class _TaskReading:
     def _begin(self, what: str, read: Callable[[], Awaitable[T]]) -> Future[T]:
         return self._loop.begin(with_retries(what, read, self._options.read_max_ms / 1000))
 
-    def decoded(self, each: _Range, decoder: LogDecoder, rows: RowLimits) -> Iterator[Any]:
-        self._key, span, part = each.key, each.span, each.part
+    def decoded(self, each: _Range, rows: RowLimits) -> Iterator[Any]:
+        self._key, span, part, decoder = each.key, each.span, each.part, self._decoder
         try:
             data = each.data.result()
         except (ObjectNotFound, RangeNotSatisfiable) as error:
@@ -195,13 +195,13 @@ class _TaskReading:
         )
         if len(data) < span.length:
             what = f"the log ends, its index goes on to {span.end}"
-            self.damaged(span.position + len(data), span.last_offset, what)
+            self._damaged(span.position + len(data), span.last_offset, what)
             if decoder.next_offset:
                 decoder.records_skipped += span.last_offset + 1 - decoder.next_offset
         self._passed_over.records += decoder.records_skipped
         decoder.records_skipped = 0
 
-    def damaged(self, position: int, offset: int, what: str) -> None:
+    def _damaged(self, position: int, offset: int, what: str) -> None:
         tip = self._task.tip
         if not self._options.skip_corrupt:
             raise CorruptSegment(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.primitives import Buffer
@@ -21,7 +22,8 @@ from fetchproxy_protocol.record_batch import (
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata
-from fetchproxy.segments.contents import AbortedTxnCollector, GatheredSegment
+from fetchproxy.segments.contents import GatheredSegment, listed_aborted
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import epoch_at, first_difference
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.segments.side_files import ENTRY_BYTES, decode_epochs
@@ -40,11 +42,10 @@ class TxnEvent:
     control: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Txn:
-    producer_id: int
-    first_offset: int  # of the data that was seen
+class _Txn(NamedTuple):
     last_offset: int  # its marker; where none was seen: how far the log was
+    first_offset: int  # of the data that was seen
+    producer_id: int
 
 
 class TxnHistory:
@@ -70,7 +71,7 @@ class TxnHistory:
             return
         first_offset = self._open.pop(event.producer_id, None)
         if first_offset is not None and event.control == CONTROL_ABORT:
-            self._aborted.append(_Txn(event.producer_id, first_offset, event.offset))
+            self._aborted.append(_Txn(event.offset, first_offset, event.producer_id))
 
     def restart(
         self, log_end_offset: int, goes_on_at: int, aborted_open: Mapping[int, int] | None
@@ -80,7 +81,10 @@ class TxnHistory:
         `aborted_open`: the first offset, by producer id, of each transaction that was open there
         and was aborted later; None: not known.
         """
-        self._undecided += [_Txn(*txn, log_end_offset) for txn in self._open.items()]
+        self._undecided += [
+            _Txn(log_end_offset, first_offset, producer_id)
+            for producer_id, first_offset in self._open.items()
+        ]
         if self.is_dark:
             self._dark.append((self._run_start, log_end_offset))
         self._open = dict(aborted_open or {})
@@ -106,13 +110,7 @@ class TxnHistory:
                     f"the archive does not show how the transaction of producer {txn.producer_id} "
                     f"from offset {txn.first_offset} ended"
                 )
-        found = [txn for txn in self._aborted if _overlaps(txn, first, last)]
-        collector = AbortedTxnCollector()
-        collector.report((txn.producer_id, txn.first_offset) for txn in found)
-        for txn in sorted(found, key=lambda txn: txn.last_offset):
-            if txn.last_offset <= last:
-                collector.abort_marker(txn.producer_id, txn.last_offset)
-        return collector.up_to(last)
+        return listed_aborted({t for t in self._aborted if _overlaps(t, first, last)}, last)
 
 
 def _overlaps(txn: _Txn, first: int, last: int) -> bool:
@@ -123,11 +121,10 @@ def _overlaps(txn: _Txn, first: int, last: int) -> bool:
 class SeenLog:
     """How far the partition's log was read, front to back."""
 
-    anything: bool = False
     end: int = -1  # up to there each event was seen, from where the history was begun
     last: RemoteLogSegmentMetadata | None = None
     lineage: tuple[EpochStart, ...] | None = None  # up to `lineage_end`; None: not known
-    lineage_end: int = -1
+    lineage_end: int = -1  # of the last segment whose lineage was noted; -1: there was none
 
     def goes_on_with(self, metadata: RemoteLogSegmentMetadata) -> bool:
         """The segment begins where this log ends, or it is another copy of the last one."""
@@ -144,7 +141,6 @@ class SeenLog:
     def note_lineage(
         self, metadata: RemoteLogSegmentMetadata, found: tuple[EpochStart, ...] | None
     ) -> None:
-        self.anything = True
         if metadata.end_offset >= self.lineage_end:
             self.lineage_end = metadata.end_offset
             self.lineage = found and tuple(
@@ -160,12 +156,12 @@ class SeenLog:
 
 
 @dataclass(frozen=True, slots=True)
-class TxnFault:
-    """`object_key` is that of the transaction index which is wrong."""
+class Finding:
+    """Of one object of a segment."""
 
     object_key: str
     byte_position: int | None
-    offset: int
+    offset: int | None
     what: str
 
 
@@ -195,7 +191,7 @@ class TxnCheck:
         self._entries: tuple[AbortedTxn, ...] = ()
         self._of_producer: dict[int, list[int]] = {}
         self._explained: set[int] = set()
-        self._faults: list[TxnFault] = []
+        self._faults: list[Finding] = []
 
     def restart(self) -> None:
         self._open.clear()
@@ -228,7 +224,7 @@ class TxnCheck:
             self._committed(header.producer_id, header.base_offset)
             self._ended.add(header.producer_id)
 
-    def end(self) -> list[TxnFault]:
+    def end(self) -> list[Finding]:
         """The faults of this segment's index, and of earlier ones that this segment proves."""
         for producer_id, txn in self._open.items():
             if self._explain(producer_id, txn, self._end_offset):
@@ -259,7 +255,7 @@ class TxnCheck:
         if not self._explain(producer_id, txn, marker):
             self._fault(None, txn.first_offset, what)
         if txn.unlisted_in is not None:
-            self._faults.append(TxnFault(txn.unlisted_in, None, txn.first_offset, what))
+            self._faults.append(Finding(txn.unlisted_in, None, txn.first_offset, what))
 
     def _committed(self, producer_id: int, marker: int) -> None:
         txn = self._open.pop(producer_id, None)
@@ -271,7 +267,7 @@ class TxnCheck:
                 self._explained.add(i)
                 self._fault(i, txn.first_offset, what)
         if txn.listed_in is not None:
-            self._faults.append(TxnFault(txn.listed_in, None, txn.first_offset, what))
+            self._faults.append(Finding(txn.listed_in, None, txn.first_offset, what))
 
     def _explain(self, producer_id: int, txn: _Open, last_offset: int) -> bool:
         for i in self._of_producer.get(producer_id, ()):
@@ -295,7 +291,7 @@ class TxnCheck:
 
     def _fault(self, entry: int | None, offset: int, what: str) -> None:
         position = None if entry is None else entry * ENTRY_BYTES
-        self._faults.append(TxnFault(self._key, position, offset, what))
+        self._faults.append(Finding(self._key, position, offset, what))
 
 
 # Every fault is reported once, where it is, and not again as its own consequences: after a broken
@@ -303,17 +299,6 @@ class TxnCheck:
 # span that holds a broken batch is not compared with its index entry.
 
 _WHERE = re.compile(r" at byte [0-9]+")  # counted from the bytes at hand: a Finding says it better
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """In the log, at `byte_position`, unless it is `in_index` or `in_metadata`."""
-
-    byte_position: int | None
-    offset: int | None
-    what: str
-    in_index: bool = False
-    in_metadata: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,12 +334,14 @@ class SegmentCheck:
     def __init__(
         self,
         metadata: RemoteLogSegmentMetadata,
+        key_of: Callable[[SegmentFile], str],
         spans: Sequence[IndexSpan],
         txns: TxnCheck,
         *,
         continues: bool,
     ) -> None:
         self._metadata = metadata
+        self._key_of = key_of
         self._size = metadata.segment_size_bytes
         self._spans = spans
         self._txns = txns
@@ -404,7 +391,7 @@ class SegmentCheck:
         stated = self._metadata.max_timestamp_ms
         if self.log_is_sound and stated != self._max_timestamp_ms:
             what = f"max_timestamp_ms is {stated}, in the log it is {self._max_timestamp_ms}"
-            self.findings.append(Finding(None, None, what, in_metadata=True))
+            self.findings.append(Finding(self._key_of(SegmentFile.METADATA), None, None, what))
 
     def _partial(self, data: Buffer, start: int, position: int) -> Next | None:
         """What is left holds no whole batch: ask for it, unless it cannot be in the segment."""
@@ -543,11 +530,12 @@ class SegmentCheck:
 
     def _index_fault(self, span: IndexSpan, what: str) -> None:
         text = f"entry for byte {span.position} of the log: {what}"
-        self.findings.append(Finding(None, span.first_offset, text, in_index=True))
+        key = self._key_of(SegmentFile.INDEX)
+        self.findings.append(Finding(key, None, span.first_offset, text))
 
     def _log_fault(self, position: int, offset: int | None, what: str) -> None:
         self.log_is_sound = False
-        self.findings.append(Finding(position, offset, what))
+        self.findings.append(Finding(self._key_of(SegmentFile.LOG), position, offset, what))
 
 
 def first_newer(

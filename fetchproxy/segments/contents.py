@@ -59,24 +59,30 @@ class AbortedTxnCollector:
             self._open[producer_id] = later
 
     def up_to(self, last: int) -> tuple[AbortedTxn, ...]:
-        """The entries of the segment that ends with offset `last` (inclusive), by last offset.
-
-        `last_stable_offset` as in Kafka's ProducerStateManager, counting aborted transactions only:
-        a search in order of the markers may stop at an entry whose LSO it has reached.
-        """
-        found = sorted(
+        txns = (
             (last if marker is None else marker, first_offset, producer_id)
             for (producer_id, first_offset), marker in self._marker_of.items()
-            if first_offset <= last
         )
-        entries: list[AbortedTxn] = []
-        undecided = last + 1  # lowest first offset of the transactions that end later
-        for last_offset, first_offset, producer_id in reversed(found):
+        return listed_aborted(txns, last)
+
+
+def listed_aborted(txns: Iterable[tuple[int, int, int]], last: int) -> tuple[AbortedTxn, ...]:
+    """The entries of the segment that ends with offset `last` (inclusive), by last offset. `txns`:
+    offset of the marker, first offset, producer id.
+
+    `last_stable_offset` as in Kafka's ProducerStateManager, counting aborted transactions only: a
+    search in order of the markers may stop at an entry whose LSO it has reached.
+    """
+    entries: list[AbortedTxn] = []
+    undecided = last + 1  # lowest first offset of the transactions that end later
+    found = sorted((min(marker, last), first, producer) for marker, first, producer in txns)
+    for last_offset, first_offset, producer_id in reversed(found):
+        if first_offset <= last:
             stable = min(last_offset + 1, undecided)
             entries.append(AbortedTxn(first_offset, last_offset, producer_id, stable))
             undecided = min(undecided, first_offset)
-        entries.reverse()
-        return tuple(entries)
+    entries.reverse()
+    return tuple(entries)
 
 
 # Kafka numbers records without a hole, markers of transactions included, and a producer fills the

@@ -47,10 +47,7 @@ def legal_partition(topic_id: UUID, topic: str, partition: int) -> TopicIdPartit
 
 
 def legal_segment(said: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-    """`said` itself. Raises CorruptSegment.
-
-    A leader epoch of -1 stands for none: records of before Kafka 0.11 have none.
-    """
+    """`said` itself; none of its fields is below its least value. Raises CorruptSegment."""
     start, end, copied = said.start_offset, said.end_offset, said.stored_end_offset
     if not 0 <= start <= end <= copied <= OFFSET_MAX:
         raise CorruptSegment(
@@ -59,12 +56,8 @@ def legal_segment(said: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
     size = said.segment_size_bytes
     if not 0 <= size <= SEGMENT_BYTES_MAX:
         raise CorruptSegment(f"a segment of {size} bytes: 0 to {SEGMENT_BYTES_MAX} are possible")
-    if said.max_timestamp_ms < -1 or said.event_timestamp_ms < -1:
-        raise CorruptSegment(
-            f"timestamps {said.max_timestamp_ms} and {said.event_timestamp_ms}: below -1"
-        )
     for epoch in said.segment_leader_epochs:
-        if epoch.epoch < -1 or not 0 <= epoch.start_offset <= OFFSET_MAX:
+        if epoch.start_offset > OFFSET_MAX:
             raise CorruptSegment(f"leader epoch {epoch.epoch} from offset {epoch.start_offset}")
     return said
 
@@ -137,6 +130,12 @@ class Fields:
             raise CorruptSegment(f"field {name} is {what}")
         return value
 
+    def _list(self, name: str, kind: type, what: str) -> list[Any]:
+        value = self._field(name)
+        if not isinstance(value, list) or any(type(one) is not kind for one in value):
+            raise CorruptSegment(f"field {name} is no list of {what}")
+        return value
+
     def integer(self, name: str, low: int, limit: int) -> int:
         value = self._field(name)
         # bool is an int in Python, but not in JSON.
@@ -146,22 +145,17 @@ class Fields:
 
     def integers(self, name: str, low: int, limit: int) -> tuple[int, ...]:
         """A list; where it is missing, an empty one."""
-        value = self._document.get(name, [])
-        if not isinstance(value, list) or any(type(v) is not int for v in value):
-            raise CorruptSegment(f"field {name} is no list of integers")
-        if not all(low <= v < limit for v in value):
+        values = self._list(name, int, "integers") if name in self._document else []
+        if not all(low <= value < limit for value in values):
             raise CorruptSegment(f"field {name} has integers not from {low} below {limit}")
-        return tuple(value)
+        return tuple(values)
 
     def text(self, name: str) -> str:
         value: str = self._typed(name, str, "no text")
         return value
 
     def texts(self, name: str) -> list[str]:
-        value = self._field(name)
-        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise CorruptSegment(f"field {name} is no list of texts")
-        return value
+        return self._list(name, str, "texts")
 
     def uuid(self, name: str) -> UUID:
         value = parse_uuid(self.text(name))
@@ -187,8 +181,7 @@ class Fields:
         return value
 
     def uuids(self, name: str) -> list[UUID]:
-        value = self._field(name)
-        found = [parse_uuid(str(text)) for text in value] if isinstance(value, list) else [None]
+        found = [parse_uuid(text) for text in self._list(name, str, "Kafka Uuids")]
         if None in found:
             raise CorruptSegment(f"field {name} is no list of Kafka Uuids")
         return [value for value in found if value is not None]
@@ -238,12 +231,6 @@ LEGAL_NEXT: dict[State | None, frozenset[State]] = {
     State.DELETE_SEGMENT_STARTED: frozenset({State.DELETE_SEGMENT_FINISHED}),
     State.DELETE_SEGMENT_FINISHED: frozenset(),
 }
-LEGAL_NEXT_DELETION: dict[DeleteState | None, frozenset[DeleteState]] = {
-    None: frozenset({DeleteState.DELETE_PARTITION_MARKED}),
-    DeleteState.DELETE_PARTITION_MARKED: frozenset({DeleteState.DELETE_PARTITION_STARTED}),
-    DeleteState.DELETE_PARTITION_STARTED: frozenset({DeleteState.DELETE_PARTITION_FINISHED}),
-    DeleteState.DELETE_PARTITION_FINISHED: frozenset(),
-}
 
 
 def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMetadata) -> None:
@@ -269,7 +256,8 @@ def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMe
 
 def check_deletion(old: DeleteState | None, new: DeleteState) -> None:
     """Raises ValueError where `new` may not follow `old`; None is a partition nobody deletes."""
-    if new is not old and new not in LEGAL_NEXT_DELETION[old]:
+    following = DeleteState.DELETE_PARTITION_MARKED if old is None else old + 1
+    if new not in (old, following):
         before = "a partition nobody deletes" if old is None else old.name
         raise ValueError(f"illegal partition deletion: {before} to {new.name}")
 

@@ -27,7 +27,8 @@ def add_in_order(
         parted = first_difference(before, segment, settled_below)
         if parted is None:
             break
-        if _epoch_at(segment, parted) < epoch_at(before.segment_leader_epochs, parted):
+        epochs = segment.segment_leader_epochs
+        if epoch_at(epochs, parted) < epoch_at(before.segment_leader_epochs, parted):
             if parted == segment.start_offset:
                 return
             segment = segment.clipped(parted - 1)
@@ -55,7 +56,7 @@ def first_difference(
     if first > last:
         return None
     for offset in sorted({first, *(start for start in starts if first < start <= last)}):
-        epochs = _epoch_at(one, offset), _epoch_at(other, offset)
+        epochs = [epoch_at(each.segment_leader_epochs, offset) for each in (one, other)]
         if -1 not in epochs and epochs[0] != epochs[1]:  # -1: written without epochs
             return offset
     return None
@@ -71,7 +72,3 @@ def epoch_at(epochs: Sequence[EpochStart], offset: int) -> int:
         if entry.start_offset <= offset:
             found = entry.epoch
     return found
-
-
-def _epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
-    return epoch_at(segment.segment_leader_epochs, offset)

@@ -188,7 +188,7 @@ class Packing:
     log_bytes: int
     block_bytes: int
     ends: array[int]
-    key: WrappedKey | None
+    key: WrappedKey | None = None
     described: Described | None = None
 
     @property
@@ -255,18 +255,6 @@ def packed_blocks(
             yield b"".join((head, body, check.to_bytes(_CRC_BYTES, "big")))
 
 
-def packing_of(
-    segment_id: RemoteLogSegmentId,
-    log_bytes: int,
-    stored_block_bytes: Iterable[int],
-    key: WrappedKey | None,
-    block_bytes: int = BLOCK_BYTES,
-    described: Described | None = None,
-) -> Packing:
-    ends = array("q", accumulate(stored_block_bytes))
-    return Packing(segment_id, log_bytes, block_bytes, ends, key, described)
-
-
 def unpacked(
     packing: Packing, cipher: Cipher | None, stored: Buffer, byte_range: ByteRange
 ) -> bytearray:
@@ -298,7 +286,10 @@ class _Unpacking:
         self._place = packing.segment_id, packing.log_bytes, packing.block_bytes
         self._cipher = cipher
         self._check_bytes = _CRC_BYTES if cipher is None else TAG_BYTES
-        self._of_block, self._of_body = _Room(), _Room()
+        # What is written between two steps, used again by each block: fresh memory is dear.
+        room = min(packing.block_bytes, packing.log_bytes)
+        self._of_block = memoryview(bytearray(room))
+        self._of_body = memoryview(bytearray(0 if cipher is None else room))
 
     def unpack(
         self, number: int, block: memoryview, length: int, low: int, target: memoryview
@@ -309,11 +300,11 @@ class _Unpacking:
             raise CorruptSegment(f"codec {codec} is not known")
         if codec == _AS_IT_IS and len(body) != length:
             raise CorruptSegment(f"a block of {len(block)} bytes has not {length}")
-        whole = target if len(target) == length else self._of_block.of(length)
+        whole = target if len(target) == length else self._of_block[:length]
         if codec == _AS_IT_IS:
             self._open_into(number, block, whole)
         else:
-            opened = body if self._cipher is None else self._of_body.of(len(body))
+            opened = body if self._cipher is None else self._of_body[: len(body)]
             self._open_into(number, block, None if self._cipher is None else opened)
             try:
                 count = cramjam.zstd.decompress_into(opened, whole)
@@ -336,18 +327,6 @@ class _Unpacking:
             raise CorruptSegment("its checksum does not match")
         if out is not None:
             out[:] = body
-
-
-class _Room:
-    """What is written between two steps, kept from block to block: fresh memory is dear."""
-
-    def __init__(self) -> None:
-        self._kept = memoryview(b"")
-
-    def of(self, size: int) -> memoryview:
-        if len(self._kept) < size:
-            self._kept = memoryview(bytearray(size))
-        return self._kept[:size]
 
 
 def sealed_file(cipher: Cipher, label: bytes, content: bytes, random_bytes: bytes) -> bytes:
@@ -409,7 +388,8 @@ def _packing(fields: Fields) -> Packing:
     described = None
     if fields.integer("version", 1, PACKING_VERSION + 1) > _UNDESCRIBED_VERSION:
         described = _described(fields, log_bytes)
-    return packing_of(segment_id, log_bytes, sizes, key, block_bytes, described)
+    ends = array("q", accumulate(sizes))
+    return Packing(segment_id, log_bytes, block_bytes, ends, key, described)
 
 
 def _described(fields: Fields, log_bytes: int) -> Described:

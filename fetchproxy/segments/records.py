@@ -197,30 +197,20 @@ def framed(record: bytes) -> bytes:
 
 def decode_message(raw: bytes, where: str) -> MetadataEvent:
     """Raises CorruptSegment, naming `where` and the field; NewerMetadataVersion."""
-
-    def read(fields: _Fields) -> MetadataEvent:
-        kind, version = fields.record_head()
-        topic = fields.read("topic", lambda cursor: cursor.string(False))
-        topic_id = fields.read("topic id", Cursor.uuid)
-        partition = fields.read("partition", Cursor.int32)
-        return _decode(fields, kind, version, legal_partition(topic_id, topic, partition))
-
-    return _whole(raw, where, read)
+    return _decoded(raw, None, where)
 
 
 def decode_entry(raw: bytes, tip: TopicIdPartition, where: str) -> MetadataEvent:
     """An entry of `tip`'s file behind its length. Raises as `decode_message`."""
-
-    def read(fields: _Fields) -> MetadataEvent:
-        return _decode(fields, *fields.record_head(), tip)
-
-    return _whole(raw, where, read)
+    return _decoded(raw, tip, where)
 
 
-def _whole(raw: bytes, where: str, read: Callable[[_Fields], T]) -> T:
+def _decoded(raw: bytes, tip: TopicIdPartition | None, where: str) -> MetadataEvent:
+    """`tip` None: the record says it behind its head."""
     try:
         fields = _Fields(raw)
-        event = read(fields)
+        kind, version = fields.record_head()
+        event = _decode(fields, kind, version, tip or fields.partition())
         if fields.remaining:
             raise CorruptSegment(f"{fields.remaining} bytes behind the last field")
         return event
@@ -265,6 +255,11 @@ class _Fields:
         if value not in (0, 1):
             raise CorruptSegment(f"field {name} is {value}, neither 0 nor 1")
         return bool(value)
+
+    def partition(self) -> TopicIdPartition:
+        topic = self.read("topic", lambda cursor: cursor.string(False))
+        topic_id = self.read("topic id", Cursor.uuid)
+        return legal_partition(topic_id, topic, self.read("partition", Cursor.int32))
 
     def record_head(self) -> tuple[RecordType, int]:
         kind = self.read("type", Cursor.uvarint)

@@ -7,9 +7,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +47,6 @@ from fetchproxy.segments.packing import (
     file_label,
     opened_file,
     packed_blocks,
-    packing_of,
     sealed_file,
     unpacked,
 )
@@ -412,7 +413,8 @@ def _pack(
             packed.write(block)
             sizes.append(len(block))
             crc = crc32c(block, crc)
-    return packing_of(segment_id, log_bytes, sizes, None), crc
+    ends = array("q", accumulate(sizes))
+    return Packing(segment_id, log_bytes, BLOCK_BYTES, ends), crc
 
 
 def _parts(

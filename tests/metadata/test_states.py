@@ -9,7 +9,6 @@ from fetchproxy.model import RemoteLogSegmentState as State
 from fetchproxy.model import RemotePartitionDeleteState as DeleteState
 from fetchproxy.segments.description import (
     LEGAL_NEXT,
-    LEGAL_NEXT_DELETION,
     check_deletion,
     check_update,
 )
@@ -62,10 +61,6 @@ def test_exactly_kafka_s_deletions(old: DeleteState | None, new: DeleteState) ->
     else:
         with pytest.raises(ValueError, match=f"illegal .* to {new.name}"):
             check_deletion(old, new)
-
-
-def test_every_deletion_state_is_in_the_table() -> None:
-    assert set(LEGAL_NEXT_DELETION) == {None, *DeleteState}
 
 
 @pytest.mark.parametrize("end", [9, 5, 0])

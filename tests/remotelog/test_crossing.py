@@ -22,27 +22,27 @@ def offsets(archived: int, live: int) -> Bound:
 
 
 def test_a_partition_without_archive_at_the_crossing_is_read_live_alone() -> None:
-    parts = halves(CROSSING, FIRST, LAST)
-    assert parts.history == {ARCHIVED: (EARLIEST, 500)}
-    assert parts.live == {ARCHIVED: (500, LATEST), LIVE: (0, LATEST)}
+    history, live = halves(CROSSING, FIRST, LAST)
+    assert history == {ARCHIVED: (EARLIEST, 500)}
+    assert live == {ARCHIVED: (500, LATEST), LIVE: (0, LATEST)}
 
 
 def test_latest_means_the_brokers_latest() -> None:
-    parts = halves(CROSSING, LAST, LAST)
-    assert parts.history == {}
-    assert parts.live == {ARCHIVED: (LATEST, LATEST), LIVE: (LATEST, LATEST)}
-    one = halves(CROSSING, offsets(LATEST, 7), LAST)
-    assert one.history == {}
-    assert one.live == {ARCHIVED: (LATEST, LATEST), LIVE: (7, LATEST)}
+    history, live = halves(CROSSING, LAST, LAST)
+    assert history == {}
+    assert live == {ARCHIVED: (LATEST, LATEST), LIVE: (LATEST, LATEST)}
+    history, live = halves(CROSSING, offsets(LATEST, 7), LAST)
+    assert history == {}
+    assert live == {ARCHIVED: (LATEST, LATEST), LIVE: (7, LATEST)}
 
 
 def test_an_end_holds_on_both_sides_of_the_crossing() -> None:
-    parts = halves(CROSSING, FIRST, offsets(10, 20))
-    assert parts.history == {ARCHIVED: (EARLIEST, 10)}
-    assert parts.live == {LIVE: (0, 20)}
-    parts = halves(CROSSING, FIRST, offsets(700, LATEST))
-    assert parts.history == {ARCHIVED: (EARLIEST, 500)}
-    assert parts.live == {ARCHIVED: (500, 700), LIVE: (0, LATEST)}
+    history, live = halves(CROSSING, FIRST, offsets(10, 20))
+    assert history == {ARCHIVED: (EARLIEST, 10)}
+    assert live == {LIVE: (0, 20)}
+    history, live = halves(CROSSING, FIRST, offsets(700, LATEST))
+    assert history == {ARCHIVED: (EARLIEST, 500)}
+    assert live == {ARCHIVED: (500, 700), LIVE: (0, LATEST)}
 
 
 @given(st.integers(EARLIEST, 30), st.integers(LATEST, 30), st.integers(0, 20))
@@ -53,10 +53,12 @@ def test_every_offset_is_read_once(start: int, end: int, cross: int) -> None:
     if start == LATEST:
         return
     starting, ending = ({ARCHIVED: each} for each in (start, end))
-    parts = halves(crossing, Bound(BoundKind.OFFSETS, starting), Bound(BoundKind.OFFSETS, ending))
+    history, live = halves(
+        crossing, Bound(BoundKind.OFFSETS, starting), Bound(BoundKind.OFFSETS, ending)
+    )
     read = [
         offset
-        for half in (parts.history, parts.live)
+        for half in (history, live)
         for begin, until in half.values()
         for offset in range(max(begin, 0), there if until == LATEST else min(until, there))
     ]

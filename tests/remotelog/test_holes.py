@@ -12,7 +12,7 @@ from written_archive import TIP, WrittenArchive
 from fetchproxy.observability.health import Offsets
 from fetchproxy.remotelog.archive_reading import ArchiveReading, plan_input
 from fetchproxy.remotelog.options import parse_options
-from fetchproxy.remotelog.planning import ALL_OFFSETS, DataLoss, holes_of
+from fetchproxy.remotelog.planning import ALL_OFFSETS, DataLoss, OffsetSpan, holes_of
 from fetchproxy.segments.description import (
     FinishedOffsets,
     encode_archive_gap,
@@ -41,11 +41,11 @@ async def state(archive: WrittenArchive, end: int, gap: Offsets | None = None) -
 
 
 async def holes(
-    archive: WrittenArchive, asked: Offsets = ALL_OFFSETS, *, of_store: bool = True
+    archive: WrittenArchive, asked: tuple[int, int] = ALL_OFFSETS, *, of_store: bool = True
 ) -> str | None:
     options = parse_options({"store": archive.url, "topics": "orders"})
     async with ArchiveReading(options) as reading:
-        asked_of = [(view, asked) for view in (await reading.views()).values()]
+        asked_of = [(v, OffsetSpan(*asked)) for v in (await reading.views()).values()]
         return (await holes_of(reading.rsm, asked_of, views_of_store=of_store)).get(TIP)
 
 
@@ -81,16 +81,16 @@ async def test_what_vanished_at_the_start_and_at_the_end_is_missing(
             archive.path(segment, file).unlink()
     assert await holes(archive, of_store=of_store) == fault(0, 99)
     # Cache files may be older than the store: what is behind their end is not missing yet.
-    behind = await holes(archive, (200, ALL_OFFSETS[1]), of_store=of_store)
+    behind = await holes(archive, (200, ALL_OFFSETS.end), of_store=of_store)
     assert behind == (fault(300, 399) if of_store else None)
-    gap = await holes(archive, (100, 250), of_store=of_store)
+    gap = await holes(archive, (100, 251), of_store=of_store)
     assert gap == "offsets 100 to 199 were lost before they could be archived"
 
 
 async def test_only_what_is_asked_for_counts(archive: WrittenArchive) -> None:
     await state(archive, 399)
-    assert await holes(archive, (0, 99)) is None
-    assert await holes(archive, (150, 250)) == fault(150, 199)
+    assert await holes(archive, (0, 100)) is None
+    assert await holes(archive, (150, 251)) == fault(150, 199)
 
 
 async def test_metadata_that_cannot_be_read_are_a_hole_of_their_own(
@@ -98,7 +98,7 @@ async def test_metadata_that_cannot_be_read_are_a_hole_of_their_own(
 ) -> None:
     await state(archive, 399, (100, 199))
     archive.path(archive.segments[1], SegmentFile.METADATA).write_bytes(b"{")
-    assert await holes(archive, (200, 399)) == (
+    assert await holes(archive, (200, 400)) == (
         "the metadata of the segment at offset 200 cannot be read: "
         "`fetchproxy verify --repair` may mend it"
     )
@@ -150,5 +150,5 @@ async def test_an_archive_that_grows_meanwhile_has_no_hole(archive: WrittenArchi
         [view] = (await reading.views()).values()
         await asyncio.to_thread(archive.add, [made_batch(400, [Record()] * 100)])
         await state(archive, 499)
-        found = await holes_of(reading.rsm, [(view, (200, ALL_OFFSETS[1]))])
+        found = await holes_of(reading.rsm, [(view, OffsetSpan(200, ALL_OFFSETS.end))])
     assert found == {}

@@ -52,7 +52,7 @@ def covered(tasks: list[ReadTask], view: PartitionView) -> list[int]:
             count = part.stored_end_offset - part.start_offset + 1
             # A batch belongs to the piece in which it begins.
             for n in range(count):
-                begins = n * part.size_bytes // count
+                begins = n * part.segment_size_bytes // count
                 offset = part.start_offset + n
                 in_piece = part.byte_from <= begins < part.byte_to
                 if in_piece and part.offset_from <= offset < part.offset_end:

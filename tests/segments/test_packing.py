@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import replace
+from itertools import accumulate
 from uuid import UUID
 
 import pytest
@@ -25,7 +27,6 @@ from fetchproxy.segments.packing import (
     file_label,
     opened_file,
     packed_blocks,
-    packing_of,
     sealed_file,
     unpacked,
 )
@@ -53,7 +54,8 @@ def packed(
         )
     ]
     key = None if cipher is None else KEY
-    return packing_of(segment_id, len(log), map(len, blocks), key, BLOCK), b"".join(blocks)
+    ends = array("q", accumulate(map(len, blocks)))
+    return Packing(segment_id, len(log), BLOCK, ends, key), b"".join(blocks)
 
 
 def read(
@@ -129,7 +131,7 @@ def test_a_block_counts_in_its_own_place_alone(cipher: Cipher | None) -> None:
         with pytest.raises(CorruptSegment, match="block 0"):
             read(packing, cipher, transplanted, whole(packing))
     # Without its last block, and with a packing that says so: the label has the log's size.
-    shorter = packing_of(SEGMENT, 2 * BLOCK, (size, size), packing.key, BLOCK)
+    shorter = Packing(SEGMENT, 2 * BLOCK, BLOCK, array("q", (size, 2 * size)), packing.key)
     with pytest.raises(CorruptSegment, match="block 0"):
         read(shorter, cipher, first + second, whole(shorter))
 
@@ -144,7 +146,7 @@ def test_a_block_that_claims_to_be_small_fills_no_memory() -> None:
     """A gigabyte of zeros in some bytes: the room for it is that of a block."""
     blocks = packed_blocks([bytes(BLOCK_BYTES_MAX)], SEGMENT, BLOCK, compress=True, cipher=None)
     stored = b"".join(blocks)
-    packing = packing_of(SEGMENT, BLOCK, [len(stored)], None, BLOCK)
+    packing = Packing(SEGMENT, BLOCK, BLOCK, array("q", [len(stored)]))
     with pytest.raises(CorruptSegment, match="block 0"):
         read(packing, None, stored, whole(packing))
 
@@ -167,7 +169,7 @@ def test_a_file_beside_the_log_is_bound_to_its_name_and_segment() -> None:
 
 
 def test_a_packing_is_what_the_docs_say_and_refuses_what_cannot_be() -> None:
-    packing = packing_of(SEGMENT, 100, (30, 20), KEY, BLOCK)
+    packing = Packing(SEGMENT, 100, BLOCK, array("q", (30, 50)), KEY)
     document = json.loads(encode_packing(packing))
     assert document == {
         "version": 1,
@@ -200,7 +202,7 @@ def test_a_packing_is_what_the_docs_say_and_refuses_what_cannot_be() -> None:
 def test_an_encrypted_segment_says_what_it_was_copied_with() -> None:
     epochs = (EpochStart(-1, 0), EpochStart(7, 5))
     described = Described(5, 19, -1, 100, has_aborted_txns=False, leader_epochs=epochs)
-    packing = packing_of(SEGMENT, 100, (30, 20), KEY, BLOCK, described)
+    packing = Packing(SEGMENT, 100, BLOCK, array("q", (30, 50)), KEY, described)
     document = json.loads(encode_packing(packing))
     assert document["version"] == 2
     assert decode_packing(json.dumps(document).encode(), "a key") == packing

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from fetchproxy_protocol.record_batch import TIMESTAMP_TYPE_MASK
 
 from fetchproxy.remotelog.decoder import record_rows as rows
+from fetchproxy.remotelog.decoder.header_scan import ATTRIBUTES, BASE_OFFSET, COUNT, LAST_OFFSET
 from fetchproxy.remotelog.decoder.record_rows import RowLimits
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -49,10 +51,7 @@ HEADER_ROWS_MAX = 2_000_000
 
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> Any:
-    """pyarrow's; raises ValueError for a column that is none of `COLUMNS`."""
-    unknown = [name for name in columns if name not in _TYPES]
-    if unknown:
-        raise ValueError(f"no column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
+    """pyarrow's; each is one of `COLUMNS`."""
     return pa.schema([pa.field(name, _TYPES[name]) for name in columns])
 
 
@@ -99,20 +98,23 @@ class ArrowBatches:
             elif needed:
                 room_bytes = needed  # one record that is larger than a batch
 
-    def may_be_of_headers(self, counts: Any, limits: RowLimits) -> bool:
-        """Whether the headers of batches say all that is asked for, if these lack no offset;
-        `counts`: the records that each claims.
+    def headers_suffice(self, batches: Any, limits: RowLimits) -> bool:
+        """Nothing is asked for that a look at records would tell, so they stay compressed. Offsets
+        rise within a batch: it lacks none if it has as many records as it spans.
         """
+        counts = batches[:, COUNT]
+        spans = batches[:, LAST_OFFSET] - batches[:, BASE_OFFSET] + 1
         asked = set(self._columns) <= _IN_HEADERS and limits.any_timestamp
-        return asked and int(counts.sum()) <= HEADER_ROWS_MAX
+        return asked and int(counts.sum()) <= HEADER_ROWS_MAX and bool((spans == counts).all())
 
-    def of_headers(
-        self, first: Any, counts: Any, log_append: Any, limits: RowLimits
-    ) -> Iterator[Any]:
-        """As `of`, of batches (an item of each array) that lack none of their offsets."""
+    def of_headers(self, batches: Any, limits: RowLimits) -> Iterator[Any]:
+        """As `of`, where headers suffice."""
+        counts = batches[:, COUNT]
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
-        offsets = np.arange(total, dtype=np.int64) + np.repeat(first - (ends - counts), counts)
+        before = np.repeat(batches[:, BASE_OFFSET] - (ends - counts), counts)
+        offsets = np.arange(total, dtype=np.int64) + before
+        log_append = (batches[:, ATTRIBUTES] & TIMESTAMP_TYPE_MASK) != 0
         types = np.repeat(log_append.astype(np.int32), counts)
         inside = slice(*np.searchsorted(offsets, (limits.offset_from, limits.offset_end)).tolist())
         offsets, types = offsets[inside], types[inside]

@@ -13,7 +13,6 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 from fetchproxy_protocol.record_batch import (
-    COMPRESSION_MASK,
     HEADER_BYTES,
     LOG_OVERHEAD_BYTES,
     MAGIC,
@@ -54,10 +53,6 @@ class ScannedHeaders:
     table: Any  # numpy.ndarray
     end: int
     fault: int
-
-    @property
-    def codec(self) -> Any:
-        return self.table[:, ATTRIBUTES] & COMPRESSION_MASK
 
     def has(self, attribute: int) -> Any:
         """A boolean for each batch; `attribute`: its mask."""

@@ -11,10 +11,10 @@ import numpy as np
 from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import MalformedMessage
 from fetchproxy_protocol.record_batch import (
+    COMPRESSION_MASK,
     CONTROL_MASK,
     CRC_COVERS_FROM,
     RECORDS_BYTES_MAX,
-    TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
     CompressionType,
     decompress,
@@ -23,6 +23,7 @@ from fetchproxy_protocol.record_batch import (
 from fetchproxy.model import AbortedTxn
 from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches, BrokenRecords, first_fault
 from fetchproxy.remotelog.decoder.header_scan import (
+    ATTRIBUTES,
     BASE_OFFSET,
     COUNT,
     CRC,
@@ -230,32 +231,15 @@ class LogDecoder:
         if aborted is not None:
             gives_rows &= ~aborted.among(headers)
         chosen = [i for i in np.flatnonzero(gives_rows).tolist() if i in sound]
-        if self._headers_suffice(table[chosen], limits):
-            yield from self._rows.of_headers(
-                table[chosen, BASE_OFFSET],
-                table[chosen, COUNT],
-                headers.has(TIMESTAMP_TYPE_MASK)[chosen],
-                limits,
-            )
+        if not self._goes_on and self._rows.headers_suffice(table[chosen], limits):
+            yield from self._rows.of_headers(table[chosen], limits)
         else:
             yield from self._rows_of_records(headers, chosen, limits)
-
-    def _headers_suffice(self, chosen: Any, limits: RowLimits) -> bool:
-        """Nothing is asked for that a look at records would tell, so they stay compressed. Offsets
-        rise within a batch: it lacks none if it has as many records as it spans.
-        """
-        counts = chosen[:, COUNT]
-        spans = chosen[:, LAST_OFFSET] - chosen[:, BASE_OFFSET] + 1
-        return (
-            not self._goes_on
-            and self._rows.may_be_of_headers(counts, limits)
-            and bool((spans == counts).all())
-        )
 
     def _rows_of_records(
         self, headers: ScannedHeaders, chosen: Sequence[int], limits: RowLimits
     ) -> Iterator[Any]:
-        codecs = headers.codec.tolist()
+        codecs = (headers.table[:, ATTRIBUTES] & COMPRESSION_MASK).tolist()
         stored: list[int] = []  # consecutive ones that need no decompression
         packed: list[int] = []  # consecutive ones in the arena
         for i in chosen:
