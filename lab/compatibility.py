@@ -14,7 +14,7 @@ from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey
 
-from fetchproxy.serving.relay.apis import addresses_rewritten
+from fetchproxy.serving.relay.apis import addresses_rewritten, answered
 from fetchproxy.serving.relay.apis.table import BEHAVIOURS, SPECIAL
 from fetchproxy.serving.relay.session import VERSION_MAX, Behaviour, Treatment
 
@@ -118,8 +118,10 @@ def _rows_of_relayed() -> list[str]:
 
 
 def module_name(key: ApiKey) -> str:
-    shared = any(key == api.key for api in addresses_rewritten.APIS)
-    return "addresses_rewritten" if shared else key.name.lower()
+    for module in (addresses_rewritten, answered):
+        if any(key == api.key for api in module.APIS):
+            return module.__name__.rpartition(".")[2]
+    return key.name.lower()
 
 
 def api_name(key: ApiKey) -> str:

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from uuid import UUID
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
-from fetchproxy_protocol.topic_entries import BrokerEntry
+from fetchproxy_protocol.topic_entries import BrokerEntry, MetadataAnswer, TopicInfo
 from kafka.protocol.admin import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -22,14 +22,7 @@ from kafka.protocol.consumer.fetch import FetchRequest
 from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
 from fetchproxy.brokers.leaders import Leaders, LogEdgesReads, Told, epoch_ends
-from fetchproxy.brokers.messages import (
-    FetchedPartition,
-    MetadataAnswer,
-    TopicInfo,
-    decode_fetch,
-    raise_for,
-    versioned,
-)
+from fetchproxy.brokers.messages import FetchedPartition, decode_fetch, raise_for
 from fetchproxy.brokers.sasl import sasl_credentials
 from fetchproxy.brokers.topic_metadata import MetadataCache, SameAnswers
 from fetchproxy.config.schema import ClusterConfig, TlsConfig
@@ -131,9 +124,8 @@ class Cluster:
         return self._metadata.topics()
 
     async def topic_by_name(self, name: str, max_age_ms: int | None = None) -> TopicInfo:
-        """Raises ClusterError with the broker's code; 3 for an unknown topic. Creates none.
-
-        A name that no topic can have is unknown without asking, as clients may send anything.
+        """Raises ClusterError with the broker's code; 3 for an unknown topic, also for a name that
+        no topic can have. Creates none.
         """
         return _found((await self.topics_by_name([name], max_age_ms))[name])
 
@@ -146,11 +138,11 @@ class Cluster:
             names,
             ClusterError("no topic can have this name", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         )
-        return {**found, **await self._look_up(possible, self._metadata.by_name, max_age_ms)}
+        return {**found, **await self._look_up(possible, max_age_ms)}
 
     async def topic_by_id(self, topic_id: UUID, max_age_ms: int | None = None) -> TopicInfo:
         """Raises ClusterError; 100 for an unknown id (also: deleted, or re-created by its name)."""
-        found = await self._look_up([topic_id], self._metadata.by_id, max_age_ms)
+        found = await self._look_up([topic_id], max_age_ms)
         return _found(found[topic_id])
 
     async def topics_of(
@@ -161,20 +153,17 @@ class Cluster:
         names = [key for key in keys if isinstance(key, str)]
         ids = [key for key in keys if isinstance(key, UUID)]
         by_name = await self.topics_by_name(names, max_age_ms)
-        by_id = await self._look_up(ids, self._metadata.by_id, max_age_ms)
+        by_id = await self._look_up(ids, max_age_ms)
         return dict((*by_name.items(), *by_id.items()))
 
     async def _look_up(
-        self,
-        keys: Collection[K],
-        known: Callable[[K, float], TopicInfo | None],
-        max_age_ms: int | None,
+        self, keys: Collection[K], max_age_ms: int | None
     ) -> dict[K, TopicInfo | ClusterError]:
         oldest = self._oldest(max_age_ms)
         found: dict[K, TopicInfo | ClusterError] = {}
         asked: list[K] = []
         for key in keys:
-            topic = known(key, oldest)
+            topic = self._metadata.get(key, oldest)
             if topic is None:
                 asked.append(key)
             else:
@@ -188,11 +177,11 @@ class Cluster:
 
     def cached_topic_by_id(self, topic_id: UUID) -> TopicInfo | None:
         """The last known, however old. Never blocks."""
-        return self._metadata.by_id(topic_id)
+        return self._metadata.get(topic_id)
 
     def cached_topic_by_name(self, name: str) -> TopicInfo | None:
         """The last known, however old. Never blocks."""
-        return self._metadata.by_name(name)
+        return self._metadata.get(name)
 
     async def topic_config(self, name: str) -> dict[str, str]:
         """The topic's effective configuration; {} where the broker has no DescribeConfigs."""
@@ -269,10 +258,9 @@ class Cluster:
         wait_max_ms: int,
         isolation: IsolationLevel,
     ) -> FetchedPartition:
-        """Raw batches from `offset` on; the first one comes whole, also above `bytes_max`.
-
-        An offset out of range comes back as `error_code` 1, every other error is raised. By topic
-        id where the broker can (Kafka 3.1), so that a re-created topic is never taken for this one.
+        """Raw batches from `offset` on; the first one comes whole, also above `bytes_max`. Raises
+        all errors but an offset out of range. By topic id where the broker can (Kafka 3.1), so that
+        a re-created topic is never taken for this one.
         """
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> FetchedPartition:
@@ -296,7 +284,8 @@ class Cluster:
                 forgotten_topics_data=[],
                 rack_id="",
             )
-            [payload] = await connection.send([versioned(request, version)], wait_max_ms)
+            body = request.encode(version=version)
+            [payload] = await connection.send(ApiKey.FETCH, version, [body], wait_max_ms)
             return decode_fetch(payload, version, tip)
 
         return await self.ask_leader(tip, ask)
@@ -399,9 +388,9 @@ _REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; the answer is an error af
 async def delete_records(cluster: Cluster, tip: TopicIdPartition, offset: int) -> int:
     """Everything below `offset` goes from the brokers; the log start after it, of all replicas.
 
-    It goes by topic *name*, as Kafka has no other form, so the topic's id is looked up anew before:
-    a topic that was created again is another log. May be repeated. Raises ClusterError: with
-    Kafka's code where the leader refuses; without an answer it may have happened.
+    Kafka knows only topic *names* here, so the topic's id is looked up anew before: one that was
+    created again is another log. May be repeated. Raises ClusterError; without Kafka's code it may
+    have happened.
     """
 
     async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:

@@ -14,10 +14,11 @@ from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
 from fetchproxy_protocol.list_offsets import OffsetResult
 from fetchproxy_protocol.offset_for_leader_epoch import EpochResult
 from fetchproxy_protocol.primitives import Cursor
+from fetchproxy_protocol.topic_entries import TopicInfo
 
 from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
-from fetchproxy.brokers.messages import RETRIABLE, EncodedRequest, TopicInfo, body_at
+from fetchproxy.brokers.messages import RETRIABLE, body_at
 from fetchproxy.brokers.topic_metadata import MetadataCache
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
@@ -251,11 +252,11 @@ class LogEdgesReads:
         async for tip, topic in each_of(topics.items()):
             epoch = topic.leaders[tip.partition][1]
             asked.setdefault(topic.name, []).append((tip.partition, epoch))
-        requests = []
+        bodies = []
         for timestamp, isolation in wanted:
             written = list_offsets.write_request(version, isolation, asked, timestamp)
-            requests.append(EncodedRequest(ApiKey.LIST_OFFSETS, version, await collected(written)))
-        payloads = await connection.send(requests)
+            bodies.append(b"".join(await collected(written)))
+        payloads = await connection.send(ApiKey.LIST_OFFSETS, version, bodies)
         starts, stables, ends = [await _decoded_edges(payload, version) for payload in payloads]
         found: FoundEdges = {}
         async for tip, topic in each_of(topics.items()):
@@ -312,8 +313,8 @@ async def epoch_ends(
     if not asked:
         return found
     version = connection.version_of(api_key)
-    body = await collected(offset_for_leader_epoch.write_request(version, asked))
-    [payload] = await connection.send([EncodedRequest(api_key, version, body)])
+    body = b"".join(await collected(offset_for_leader_epoch.write_request(version, asked)))
+    [payload] = await connection.send(api_key, version, [body])
     results = _results(payload, api_key, version, offset_for_leader_epoch.results_in)
     told = {place: result async for place, result in results}
     async for tip, topic in each_of(topics.items()):

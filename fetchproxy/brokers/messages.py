@@ -5,15 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
 from fetchproxy_protocol.fetch import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM
-from fetchproxy_protocol.headers import request_header, response_header_version
-from fetchproxy_protocol.primitives import INT32, Cursor
+from fetchproxy_protocol.headers import response_header_version
+from fetchproxy_protocol.primitives import Cursor
 from fetchproxy_protocol.record_batch import check_crc, walk
-from fetchproxy_protocol.topic_entries import BrokerEntry
+from fetchproxy_protocol.topic_entries import TopicInfo
 from kafka.errors import CorruptRecordError, UnsupportedCodecError
 from kafka.protocol.admin.topics import CreateTopicsRequest
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
@@ -23,8 +22,8 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment
 from fetchproxy.model import TopicIdPartition
 
-# Codes after which the same request may succeed once leaders are known afresh. Source: Kafka's
-# Errors (RetriableException), as far as Metadata, ListOffsets and Fetch may answer them.
+# The same request may succeed once leaders are known afresh. Source: Kafka's Errors
+# (RetriableException), as far as Metadata, ListOffsets and Fetch may answer them.
 RETRIABLE = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,  # a broker that has not heard of a new topic yet
@@ -44,31 +43,11 @@ RETRIABLE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class TopicInfo:
-    """`topic_id` is the zero UUID on brokers before 2.8. Leader -1: none at the moment."""
-
-    topic_id: UUID
-    name: str
-    is_internal: bool
-    leaders: Mapping[int, tuple[int, int]]  # partition -> (leader node id or -1, leader epoch)
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataAnswer:
-    """`failed` has the topics that were asked for and refused, by name or by id."""
-
-    brokers: Mapping[int, BrokerEntry]
-    topics: tuple[TopicInfo, ...]
-    failed: Mapping[str | UUID, int]  # -> error code
-    cluster_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class FetchedPartition:
-    """One partition's part of a Fetch answer; `error_code` is 0 or OFFSET_OUT_OF_RANGE (1).
+    """`error_code` is 0 or OFFSET_OUT_OF_RANGE (1); then the offsets are -1 and there are no
+    records.
 
-    With an error the offsets are -1 and there are no records. `records` may end in a part of a
-    batch. `aborted` is empty unless read_committed was asked for.
+    `records` may end in a part of a batch. `aborted`: only where read_committed was asked for.
     """
 
     error_code: int
@@ -77,26 +56,6 @@ class FetchedPartition:
     log_start_offset: int
     aborted: tuple[tuple[int, int], ...]  # (producer id, first offset)
     records: bytes | memoryview
-
-
-class EncodedRequest:
-    """One of `messages.Request` that may name very many topics; `body` in pieces.
-
-    kafka-python makes an object for every partition: 10,000 would hold the loop for half a second.
-    """
-
-    def __init__(self, api_key: int, version: int, body: list[bytes]) -> None:
-        self.API_KEY = api_key
-        self.API_VERSION = version
-        self._body = body
-        self._header = b""
-
-    def with_header(self, correlation_id: int, client_id: str) -> None:
-        self._header = request_header(self.API_KEY, self.API_VERSION, correlation_id, client_id)
-
-    def encode(self, *, header: bool, framed: bool) -> bytes:
-        message = b"".join([self._header if header else b"", *self._body])
-        return INT32.pack(len(message)) + message if framed else message
 
 
 def body_at(payload: memoryview, api_key: int, version: int) -> Cursor:
@@ -195,23 +154,6 @@ METADATA_BY_TOPIC_ID_VERSION = 12
 LIST_OFFSETS_LOCAL_VERSION = 8
 
 
-class Request(Protocol):
-    """What a connection sends: one of kafka-python's requests, or an EncodedRequest."""
-
-    API_KEY: int
-    API_VERSION: int
-
-    def with_header(self, correlation_id: int, client_id: str) -> None: ...
-    def encode(self, *, header: bool, framed: bool) -> bytes: ...
-
-
-def versioned(request: Any, version: int) -> Request:
-    """To be encoded in this version."""
-    # `Any`: kafka-python makes its message classes at import time, without types for mypy.
-    request.API_VERSION = version
-    return request  # type: ignore[no-any-return]
-
-
 def body_of(response: Any, payload: memoryview, version: int) -> Any:
     """Decode what follows the correlation id. (kafka-python's own header reader copies it all.)"""
     cursor = Cursor(payload)
@@ -226,8 +168,8 @@ def body_of(response: Any, payload: memoryview, version: int) -> Any:
 def decode_api_versions(
     payload: memoryview, version: int
 ) -> tuple[int, dict[int, tuple[int, int]]]:
-    """(error code, api key -> lowest and highest version). An error comes without the table:
-    brokers fill it in different ways then, and the answer to version 0 has it anyway.
+    """(error code, api key -> lowest and highest version); without the table where there is an
+    error, as brokers fill it in different ways then.
     """
     error_code = Cursor(payload).int16()
     if error_code != 0:
@@ -315,8 +257,8 @@ def create_topic_request(
 
 
 def check_created(answer: Any) -> None:
-    """Raises ClusterError; ClusterUnavailable where another broker has to be asked. One that is
-    there already was created by another instance meanwhile.
+    """Raises ClusterError; ClusterUnavailable where another broker has to be asked. Another
+    instance may have created it meanwhile.
     """
     for topic in answer.topics:
         code = topic.error_code

@@ -30,14 +30,11 @@ from fetchproxy.runtime.flights import SingleFlight
 ITERATIONS_MIN = 4_096
 
 
-class TooFewIterations(Exception):
-    """Nothing that was made of the password has been sent."""
-
-
 class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
     def create_salted_password(self, salt: bytes, iterations: int) -> None:
         if iterations < ITERATIONS_MIN:
-            raise TooFewIterations(
+            # Nothing that was made of the password has been sent.
+            raise AuthenticationRefused(
                 f"the broker asks for {iterations} iterations of SCRAM: expected at least "
                 f"{ITERATIONS_MIN}; set the user's credentials anew with more of them"
             )
@@ -45,7 +42,7 @@ class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
 
 
 class Scram(SaslMechanismScram):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's, which takes any number of iterations; `receive` raises TooFewIterations."""
+    """kafka-python's takes any number of iterations; this raises AuthenticationRefused."""
 
     def __init__(self, mechanism: str, username: str, password: str) -> None:
         super().__init__(
@@ -217,9 +214,8 @@ class SaslCredentials:
         return Scram(self.mechanism, _escaped(username or ""), password)
 
     async def prepare(self) -> None:
-        """Before a connection is opened: a token endpoint may take longer than that may.
-
-        Raises AuthenticationRefused, also again while the last one is fresh; ClusterUnavailable.
+        """Before a connection is opened, as a token endpoint may take longer than that may. Raises
+        AuthenticationRefused, also again while the last one is fresh; ClusterUnavailable.
         """
         if self._refused is not None:
             error, at = self._refused

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from uuid import UUID
 
 from cachetools import LRUCache
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
-from fetchproxy_protocol.topic_entries import (
-    BrokerEntry,
-    ClusterEntry,
-    LeaderEntries,
-    TopicEntry,
-    entries_in,
-    write_request,
-)
+from fetchproxy_protocol.topic_entries import BrokerEntry, MetadataAnswer, TopicInfo, write_request
 
 from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.messages import (
-    EncodedRequest,
-    MetadataAnswer,
-    TopicInfo,
-    body_at,
-)
+from fetchproxy.brokers.messages import body_at
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.runtime.loop import collected, each_of
 
 # Each may tell the leaders of a hundred partitions, some 30 µs.
-ENTRIES_AT_ONCE = 10
+STEPS_AT_ONCE = 10
 # Answers that are kept: 30 bytes a partition.
 KEPT_ANSWERS_MAX = 16
 KEPT_BYTES_MAX = 1024 * 1024
 
 
 class SameAnswers:
-    """The last answers: one that says the same again is not taken apart again.
+    """The last answers: for one that says the same again the very same values are given.
 
     Who looks up thousands of partitions asks for their topic each second, and nearly always
-    nothing has changed; then the very same values are given, which is seen at once too.
+    nothing has changed.
     """
 
     def __init__(self) -> None:
@@ -49,8 +37,8 @@ class SameAnswers:
     ) -> MetadataAnswer:
         """Of all topics for None; by id only from METADATA_BY_TOPIC_ID_VERSION on. Creates none."""
         version = connection.version_of(ApiKey.METADATA)
-        body = await collected(write_request(version, topics))
-        [payload] = await connection.send([EncodedRequest(ApiKey.METADATA, version, body)])
+        body = b"".join(await collected(write_request(version, topics)))
+        [payload] = await connection.send(ApiKey.METADATA, version, [body])
         return await self.decode(payload, version, topics)
 
     async def decode(
@@ -70,37 +58,14 @@ class SameAnswers:
 
 async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
     """Raises ClusterError."""
-    brokers: dict[int, BrokerEntry] = {}
-    topics: list[TopicInfo] = []
-    failed: dict[str | UUID, int] = {}
-    cluster_id: str | None = None
-    leaders: dict[int, tuple[int, int]] = {}  # of the topic that is being read
+    answer = MetadataAnswer()
     try:
         body = body_at(payload, ApiKey.METADATA, version)
-        async for entry in each_of(entries_in(body, version), ENTRIES_AT_ONCE):
-            if isinstance(entry, LeaderEntries):
-                leaders.update(entry.leaders)
-            elif isinstance(entry, BrokerEntry):
-                brokers[entry.node_id] = entry
-            elif isinstance(entry, ClusterEntry):
-                cluster_id = entry.cluster_id
-            else:
-                leaders = _add_topic(entry, topics, failed)
+        async for _ in each_of(answer.read(body, version), STEPS_AT_ONCE):
+            pass
     except WireError as error:
         raise ClusterError(f"Metadata version {version} is malformed: {error}") from None
-    return MetadataAnswer(brokers, tuple(topics), failed, cluster_id)
-
-
-def _add_topic(
-    entry: TopicEntry, topics: list[TopicInfo], failed: dict[str | UUID, int]
-) -> dict[int, tuple[int, int]]:
-    """Where the leaders of its partitions go, which follow."""
-    leaders: dict[int, tuple[int, int]] = {}
-    if entry.error_code:
-        failed[entry.topic_id if entry.name is None else entry.name] = entry.error_code
-    elif entry.name is not None:
-        topics.append(TopicInfo(entry.topic_id, entry.name, entry.is_internal, leaders))
-    return leaders
+    return answer
 
 
 NEVER = float("-inf")
@@ -120,14 +85,11 @@ class MetadataCache:
         self._names: dict[UUID, str] = {}
         self._topic_at: dict[str, float] = {}
 
-    def by_name(self, name: str, not_older_than: float = NEVER) -> TopicInfo | None:
-        if self._topic_at.get(name, NEVER) < not_older_than:
+    def get(self, topic: str | UUID, not_older_than: float = NEVER) -> TopicInfo | None:
+        name = self._names.get(topic) if isinstance(topic, UUID) else topic
+        if name is None or self._topic_at.get(name, NEVER) < not_older_than:
             return None
         return self._by_name.get(name)
-
-    def by_id(self, topic_id: UUID, not_older_than: float = NEVER) -> TopicInfo | None:
-        name = self._names.get(topic_id)
-        return None if name is None else self.by_name(name, not_older_than)
 
     def topics(self) -> list[TopicInfo]:
         return [self._by_name[name] for name in sorted(self._by_name)]
@@ -153,11 +115,9 @@ class MetadataCache:
                 self._forget(self._names.get(missing) if isinstance(missing, UUID) else missing)
         if all_topics:
             self.all_topics_at = asked_at
-            self._keep({topic.name for topic in answer.topics} | set(answer.failed))
-
-    def _keep(self, names: Collection[str | UUID]) -> None:
-        for name in [known for known in self._by_name if known not in names]:
-            self._forget(name)
+            named = {topic.name for topic in answer.topics} | set(answer.failed)
+            for name in [known for known in self._by_name if known not in named]:
+                self._forget(name)
 
     def _forget(self, name: str | None) -> None:
         topic = self._by_name.pop(name, None) if name is not None else None

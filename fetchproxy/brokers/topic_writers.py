@@ -7,7 +7,7 @@ in everybody where it has no rule, are in no ACL: brokers tell nobody of these.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from fetchproxy_protocol.apis import ErrorCode
@@ -31,14 +31,6 @@ log = structlog.get_logger(__name__)
 _WRITES = (ACLOperation.WRITE, ACLOperation.ALL)
 _EVERYBODY, _EVERYWHERE = "User:*", "*"
 _NAMED_MAX = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Acl:
-    principal: str
-    host: str
-    operation: int
-    permission: int
 
 
 class MetadataTopicWriters:
@@ -92,7 +84,7 @@ class MetadataTopicWriters:
             hint="DESCRIBE on the cluster lets this process see who may write there",
         )
 
-    async def _acls(self) -> list[Acl]:
+    async def _acls(self) -> list[Any]:
         """Every rule that holds for the topic: of its name, of a beginning of it, of all topics."""
         asked = DescribeAclsRequest(
             resource_type_filter=ACLResourceType.TOPIC,
@@ -104,15 +96,11 @@ class MetadataTopicWriters:
             permission_type=ACLPermissionType.ANY,
         )
 
-        async def ask(connection: BrokerConnection) -> list[Acl]:
+        async def ask(connection: BrokerConnection) -> list[Any]:
             answer = await connection.call(asked, DescribeAclsResponse)
             if answer.error_code:
                 raise ClusterError(f"DescribeAcls: {answer.error_message}", answer.error_code)
-            return [
-                Acl(acl.principal, acl.host, acl.operation, acl.permission_type)
-                for resource in answer.resources
-                for acl in resource.acls
-            ]
+            return [acl for resource in answer.resources for acl in resource.acls]
 
         return await self._cluster.ask_any(ask)
 
@@ -124,14 +112,16 @@ def own_principal(config: ClusterConfig) -> str | None:
     return None if config.sasl_username is None else f"User:{config.sasl_username}"
 
 
-def writers(acls: Iterable[Acl]) -> set[str]:
+def writers(acls: Iterable[Any]) -> set[str]:
     """Principals that may write from somewhere. What is denied everywhere is not allowed."""
     rules = [acl for acl in acls if acl.operation in _WRITES]
     denied = {
         acl.principal
         for acl in rules
-        if acl.permission == ACLPermissionType.DENY and acl.host == _EVERYWHERE
+        if acl.permission_type == ACLPermissionType.DENY and acl.host == _EVERYWHERE
     }
     if _EVERYBODY in denied:
         return set()
-    return {acl.principal for acl in rules if acl.permission == ACLPermissionType.ALLOW} - denied
+    return {
+        acl.principal for acl in rules if acl.permission_type == ACLPermissionType.ALLOW
+    } - denied

@@ -15,9 +15,8 @@ from kafka.protocol.admin.topics import CreateTopicsResponse
 from kafka.protocol.producer.produce import ProduceResponse
 
 from fetchproxy.brokers import messages
-from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.messages import TopicInfo
 from fetchproxy.brokers.topic_writers import MetadataTopicWriters
 from fetchproxy.config.schema import ClusterConfig, KiB, MetadataConfig
 from fetchproxy.errors import (

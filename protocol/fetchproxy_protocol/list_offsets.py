@@ -42,15 +42,6 @@ _RESULT_WITH_EPOCH = Struct(">hqqi")
 _ASKED = ">iiq"  # from v4 on: partition, leader epoch, timestamp
 
 
-class AskedOffset(NamedTuple):
-    """`timestamp` in ms, or one of the negative names above."""
-
-    topic: str
-    partition: int
-    current_leader_epoch: int
-    timestamp: int
-
-
 class OffsetResult(NamedTuple):
     """One partition's result; `position` is where it begins in the payload."""
 
@@ -63,19 +54,21 @@ class OffsetResult(NamedTuple):
     position: int
 
 
-def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedOffset]:
-    """What a request asks for, one by one. Raises `WireError`."""
+def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tuple[str, int], int]]:
+    """Topic and partition, and the timestamp that a request asks for (ms, or one of the negative
+    names above), one by one. Raises `WireError`.
+    """
     cursor = Cursor(buf, body_pos)
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     cursor.skip(4 + (api_version >= 2), "replica id and isolation level")
     if api_version >= _LEADER_EPOCH_FROM:
         for topic, rows, _, _ in cursor.by_topic(_ASKED, flexible):
-            for row in rows:
-                yield AskedOffset(topic, *row)
+            for partition, _current_epoch, timestamp in rows:
+                yield (topic, partition), timestamp
         return
     for topic, rows, _, _ in cursor.by_topic(">iq" if api_version else ">iqi", flexible):
         for partition, timestamp, *_max_num_offsets in rows:
-            yield AskedOffset(topic, partition, UNKNOWN_EPOCH, timestamp)
+            yield (topic, partition), timestamp
 
 
 def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:

@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
 from fetchproxy_protocol.addresses import (
-    AnswerAddresses,
+    NodeAddress,
+    find_addresses,
     hide_node_endpoints,
+    splice_addresses,
     splice_node_endpoints_tag,
 )
 from fetchproxy_protocol.primitives import Buffer
@@ -102,7 +104,7 @@ class AddressMap:
                     f"{node_id}: {error.strerror}"
                 ) from error
 
-    async def ensure(self, nodes: Iterable[tuple[int, str, int]]) -> None:
+    async def ensure(self, nodes: Iterable[NodeAddress]) -> None:
         """A listener for every node; raises OSError where a port cannot be had."""
         for node_id, host, port in nodes:
             if node_id < 0 or not host:
@@ -149,7 +151,7 @@ class AddressMap:
             log.warning("node_port_taken", broker_id=node_id, port=port, error=str(error))
             return await self._open_listener(node_id, 0)
 
-    def heard_of(self, nodes: Sequence[tuple[int, str, int]]) -> bool:
+    def heard_of(self, nodes: Sequence[NodeAddress]) -> bool:
         """Whether each has its listener; where each is, the broker says, is remembered then."""
         if not all(n[0] in self.proxied or n[0] < 0 or not n[1] for n in nodes):
             return False
@@ -194,16 +196,16 @@ class ToldAddresses:
         return told_host, told_port
 
     def rewrite(
-        self, payload: bytes, version: int, addresses: AnswerAddresses
+        self, payload: bytes, api_key: int, version: int
     ) -> Sequence[Buffer] | Awaitable[Sequence[Buffer]]:
         """The answer with proxied addresses; waits only where a listener must be opened first."""
-        nodes = addresses.find(payload, version)
+        nodes = find_addresses(payload, api_key, version)
         if self._nodes.heard_of(nodes):
-            return [addresses.splice(payload, version, self.lookup)]
+            return [splice_addresses(payload, api_key, version, self.lookup)]
 
         async def open_and_splice() -> Sequence[Buffer]:
             await self._nodes.ensure(nodes)
-            return [addresses.splice(payload, version, self.lookup)]
+            return [splice_addresses(payload, api_key, version, self.lookup)]
 
         return open_and_splice()
 

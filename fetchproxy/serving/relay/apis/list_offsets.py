@@ -36,7 +36,7 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, 
 from fetchproxy.metadata.lineage import lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, each_of
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
 from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
 from fetchproxy.serving.relay.offset_lookup import (
     VIEW_AGE_MAX_S,
@@ -95,8 +95,7 @@ class ListOffsetsHandler:
         asked: Asked | None = None
         of_all = wire.asked_of_all(request, body_at, version)
         if of_all is None and len(frame) <= READ_AT_ONCE_BYTES_MAX:
-            every = wire.asked_in(request, body_at, version)
-            asked = {(a.topic, a.partition): a.timestamp for a in every}
+            asked = dict(wire.asked_in(request, body_at, version))
         of_replica = Cursor(request, body_at).int32() >= 0
         if of_replica or of_all in _NOT_OURS:
             return Answer(head.correlation_id)
@@ -108,8 +107,7 @@ class ListOffsetsHandler:
                 return [await self._correct_earliest(payload, version)]
             wanted = of_all if asked is None else asked
             if wanted is None:
-                every = each_of(wire.asked_in(request, body_at, version))
-                wanted = {(a.topic, a.partition): a.timestamp async for a in every}
+                wanted = dict(await collected(wire.asked_in(request, body_at, version)))
             return [await self._correct(payload, version, wanted)]
 
         return HeldAnswer(head.correlation_id, rewrite)

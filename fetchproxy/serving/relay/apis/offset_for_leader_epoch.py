@@ -54,16 +54,14 @@ class OffsetForLeaderEpochHandler:
         request, version = memoryview(frame)[4:], head.api_version
         asked: Asked | None = None
         if len(frame) <= READ_AT_ONCE_BYTES_MAX:
-            every = wire.asked_in(request, body_at, version)
-            asked = {(a.topic, a.partition): a.leader_epoch for a in every}
+            asked = dict(wire.asked_in(request, body_at, version))
         if wire.replica_id(request, body_at, version) >= 0:
             return Answer(head.correlation_id)  # a follower must get its leader's own answer
 
         async def rewrite(payload: bytes) -> Sequence[Buffer]:
             wanted = asked
             if wanted is None:
-                every = each_of(wire.asked_in(request, body_at, version))
-                wanted = {(a.topic, a.partition): a.leader_epoch async for a in every}
+                wanted = dict(await collected(wire.asked_in(request, body_at, version)))
             return [await self._correct(payload, version, wanted)]
 
         return HeldAnswer(head.correlation_id, rewrite)
