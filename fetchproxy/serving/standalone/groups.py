@@ -1,17 +1,15 @@
-"""The consumer groups of an archive without brokers: each a state machine, and who gives time
-to them.
-"""
+"""The consumer groups of an archive without brokers: state machines, and who gives time to them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from sys import getsizeof
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fetchproxy_protocol.apis import ErrorCode
 
@@ -52,17 +50,16 @@ class JoinRequest:
     can_skip_assignment: bool  # v9+ (KIP-814)
 
 
-@dataclass(frozen=True, slots=True)
-class JoinReply:
-    """`members` are (member id, instance id, metadata), for the leader alone."""
+class JoinReply(NamedTuple):
+    """The answer's fields. `members`: for the leader alone."""
 
     error_code: ErrorCode = ErrorCode.NONE
     member_id: str = ""
-    generation: int = NO_GENERATION
+    generation_id: int = NO_GENERATION
     protocol_type: str | None = None
     protocol_name: str | None = None
     leader: str = ""
-    members: tuple[tuple[str, str | None, bytes], ...] = ()
+    members: Sequence[Mapping[str, object]] = ()
     skip_assignment: bool = False
 
 
@@ -85,8 +82,9 @@ class SyncRequest:
     protocol_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SyncReply:
+class SyncReply(NamedTuple):
+    """The answer's fields."""
+
     error_code: ErrorCode = ErrorCode.NONE
     assignment: bytes = b""
     protocol_type: str | None = None
@@ -358,8 +356,7 @@ class ClassicGroup:
             self._rebalance(now)
             return
         leads = self.leader == member_id and request.can_skip_assignment
-        reply = replace(
-            self._joined(member),
+        reply = self._joined(member)._replace(
             # An older client that read its own id here would assign anew, and wait for syncs.
             leader=(self.leader if request.can_skip_assignment else former_leader) or "",
             members=self._roll() if leads else (),
@@ -453,18 +450,22 @@ class ClassicGroup:
     def _joined(self, member: Member) -> JoinReply:
         return JoinReply(
             member_id=member.member_id,
-            generation=self.generation,
+            generation_id=self.generation,
             protocol_type=self.protocol_type,
             protocol_name=self.protocol_name,
             leader=self.leader or "",
             members=self._roll() if member.member_id == self.leader else (),
         )
 
-    def _roll(self) -> tuple[tuple[str, str | None, bytes], ...]:
-        return tuple(
-            (m.member_id, m.group_instance_id, m.metadata(self.protocol_name))
+    def _roll(self) -> Sequence[Mapping[str, object]]:
+        return [
+            {
+                "member_id": m.member_id,
+                "group_instance_id": m.group_instance_id,
+                "metadata": m.metadata(self.protocol_name),
+            }
             for m in self.members.values()
-        )
+        ]
 
     def _synced(self, member: Member) -> SyncReply:
         return SyncReply(ErrorCode.NONE, member.assignment, self.protocol_type, self.protocol_name)
@@ -552,10 +553,8 @@ def texts_bytes(texts: Iterable[str]) -> int:
 
 @dataclass(eq=False, repr=False)
 class GroupCoordinator:
-    """Gives each request to its group, and time to the groups.
-
-    It has no tasks: whoever asks waits on a future, and one timer per group brings the next
-    deadline. `_new_member_id(prefix)` makes an id that was never used before.
+    """Gives each request to its group, and time to the groups, by one timer each.
+    `_new_member_id(prefix)` makes an id that was never used before.
     """
 
     _limits: StandaloneLimits

@@ -81,10 +81,8 @@ def log_edges(view: PartitionView) -> tuple[int, int]:
 
 
 class ArchiveWatch:
-    """`load()` first; then `run()` keeps `catalogue` and the views that are waited for up to date.
-
-    `refresh_interval_s` bounds how old both may be while the store answers; while it does not, the
-    last ones stay.
+    """`load()` first; then `run()` keeps `catalogue` and the views that are waited for no older
+    than `refresh_interval_s`. While the store does not answer, the last ones stay.
     """
 
     def __init__(self, rlmm: RemoteLogMetadataManager, refresh_interval_s: float) -> None:

@@ -1,7 +1,5 @@
-"""The APIs of consumer groups: finding, joining, leaving and looking at them.
-
-What a request needs no group for is checked here; the rules of a group are in `groups`. A user
-who may not join a group learns nothing of it.
+"""The APIs of consumer groups, whose rules are in `groups`. A user who may not join a group learns
+nothing of it.
 """
 
 from __future__ import annotations
@@ -67,25 +65,9 @@ async def _join_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
     """Checks that need no group, then the group's own rules (`groups`)."""
     group_id, join = _join_of(parts.limits, request)
     reply = join if isinstance(join, JoinReply) else await parts.groups.join(group_id, join)
-    name = reply.protocol_name
-    if name is None and request.version < _NULL_PROTOCOL_FROM:
-        name = ""
-    members = [
-        {"member_id": member_id, "group_instance_id": instance, "metadata": metadata}
-        for member_id, instance, metadata in reply.members
-    ]
-    return request.respond(
-        {
-            "error_code": reply.error_code,
-            "generation_id": reply.generation,
-            "protocol_type": reply.protocol_type,
-            "protocol_name": name,
-            "leader": reply.leader,
-            "skip_assignment": reply.skip_assignment,
-            "member_id": reply.member_id,
-            "members": members,
-        },
-    )
+    if reply.protocol_name is None and request.version < _NULL_PROTOCOL_FROM:
+        reply = reply._replace(protocol_name="")
+    return request.respond(reply._asdict())
 
 
 def _join_of(limits: StandaloneLimits, request: Request) -> tuple[str, JoinRequest | JoinReply]:
@@ -133,14 +115,7 @@ async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
         reply = await parts.groups.sync(group_id, sync)
     else:
         reply = SyncReply(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-    return request.respond(
-        {
-            "error_code": reply.error_code,
-            "protocol_type": reply.protocol_type,
-            "protocol_name": reply.protocol_name,
-            "assignment": reply.assignment,
-        },
-    )
+    return request.respond(reply._asdict())
 
 
 async def _heartbeat(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
