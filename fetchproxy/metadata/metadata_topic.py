@@ -32,10 +32,7 @@ from fetchproxy.model import IsolationLevel, TopicIdPartition
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Values by rising offset. The next read begins at `next_offset`.
-
-    Where nothing is new, that is the offset that was asked.
-    """
+    """Values by rising offset. The next read begins at `next_offset`."""
 
     values: tuple[tuple[int, bytes], ...]
     next_offset: int
@@ -98,10 +95,8 @@ class KafkaMetadataLog:
             return await self._find() is not None
 
     async def append(self, partition: int, value: bytes) -> int:
-        """The value's offset; durable when it returns.
-
-        After an error it may have been appended or not, also once more than once and later than
-        now: whoever reads must not mind.
+        """The value's offset; durable when it returns. After an error it may have been appended or
+        not, or may be later, also more than once.
         """
         tip = self._tip(partition)
         wait_max_ms = self._cluster_config.request_max_ms
@@ -203,9 +198,8 @@ class KafkaMetadataLog:
 
 
 def settings_fault(name: str, settings: dict[str, str]) -> str | None:
-    """Why a topic with these settings would lose events, with the command that mends it. Pure.
-
-    A setting that the broker does not tell is not held against it.
+    """Why a topic with these settings would lose events, with the command that mends it. A setting
+    that the broker does not tell is not held against it.
     """
     wrong = {
         key: settings[key]

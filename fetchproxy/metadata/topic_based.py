@@ -351,9 +351,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     chosen so that a crash between both leaves an unfinished copy or a deletion to be repeated, and
     never a segment that is served while its objects are not all there (docs/adr/0015).
 
-    `async with` owns the reads; `rsm` and what `metadata_topic` needs belong to the caller.
-
-    `wall_clock_ms` stamps the events of log starts.
+    `async with` owns the reads. `wall_clock_ms` stamps the events of log starts.
     """
 
     def __init__(
@@ -513,12 +511,10 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     # --- writing ---
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """Write the event and the segment's object in the store; returns when it was read back.
-
-        A finished copy goes to the store first: what a crash leaves then is a copy that was begun.
-        Everything else goes to the topic first. DELETE_SEGMENT_FINISHED is in the topic alone: the
-        object went with `RemoteStorageManager.delete_log_segment_data`.
-        Raises ValueError on an illegal transition, also where another writer was first, and
+        """A finished copy goes to the store first: what a crash leaves then is a copy that was
+        begun. Everything else goes to the topic first. DELETE_SEGMENT_FINISHED is in the topic
+        alone: the object went with `RemoteStorageManager.delete_log_segment_data`. Raises
+        ValueError on an illegal transition, also where another writer was first, and
         RemoteStorageError: then it may have happened or not, and may be repeated.
         """
         tip = metadata.topic_id_partition

@@ -10,13 +10,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from fetchproxy_protocol.apis import ApiKey, is_flexible
-from fetchproxy_protocol.primitives import (
-    INT32,
-    Buffer,
-    Cursor,
-    encode_count,
-    encode_string,
-)
+from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_count, encode_string
 
 _REPLICA_ID_FROM = 3
 # What a request without a replica id stands for: a "debug" consumer (Kafka's schema).

@@ -1,6 +1,4 @@
-"""What clients are told instead of the brokers' addresses: ports, server names, and who
-listens where.
-"""
+"""What clients are told instead of the brokers' addresses: who listens where, by which name."""
 
 from __future__ import annotations
 
@@ -30,11 +28,11 @@ from fetchproxy.config.values import (
 from fetchproxy.errors import ConfigError
 from fetchproxy.serving.session import Address
 
-# One port for all brokers: which server name (SNI) stands for which of them. Pure.
-
 
 class ServerNames:
-    """Names are compared without regard to case (RFC 6066, 3)."""
+    """One port for all brokers: which server name (SNI) stands for which of them. Names are
+    compared without regard to case (RFC 6066, 3).
+    """
 
     def __init__(self, bootstrap: str, node_pattern: str) -> None:
         self._bootstrap = bootstrap.lower()
@@ -64,11 +62,6 @@ class ServerNames:
         return is_bootstrap or self.node_of(name) is not None
 
 
-# One proxy address for every broker: who listens where, as clients are told (`addresses`).
-#
-# A node id gets its listener before the answer that names it leaves, so a client never dials a
-# closed port. Node ids and racks stay the brokers' own.
-
 log = structlog.get_logger(__name__)
 
 PORTS = 1 << 16
@@ -76,7 +69,9 @@ OpenListener = Callable[[int, int], Awaitable[asyncio.Server]]  # (node id, port
 
 
 class AddressMap:
-    """`open_listener(node_id, port)` starts a listener; port 0 takes a free one."""
+    """One proxy address for every broker. A node id gets its listener before the answer that names
+    it leaves, so a client never dials a closed port. Port 0 takes a free one.
+    """
 
     def __init__(self, config: GatewayConfig, open_listener: OpenListener) -> None:
         self._config = config
@@ -165,13 +160,6 @@ class AddressMap:
             server.close()
 
 
-# What clients are told in answers instead of the brokers' addresses.
-#
-# A proxy that listens on all addresses of its machine, and has no name to give, tells each client
-# the address at which this one has reached it: the one address of which it is known that it works
-# there.
-
-
 def in_words(nodes: Mapping[int, Address]) -> list[str]:
     """What clients are told, for the console; in the order of node ids."""
     said = []
@@ -182,7 +170,9 @@ def in_words(nodes: Mapping[int, Address]) -> list[str]:
 
 
 class ToldAddresses:
-    """`reached`: the proxy's own address on the connection of the one client that asks."""
+    """`reached`: the proxy's own address on the connection of the one client that asks. A proxy
+    that listens on all addresses, and has no name to give, tells it that one: it works there.
+    """
 
     def __init__(self, nodes: AddressMap) -> None:
         self._nodes = nodes

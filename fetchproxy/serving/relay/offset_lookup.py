@@ -306,36 +306,24 @@ ROWS_AT_ONCE = 400
 SEARCHED_AT_ONCE = 50
 
 
-class ResultsOfAll:
-    """The results of an answer, v4 or newer; they can be gone through again."""
+def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:
+    """The results of an answer, v4 or newer. Raises WireError."""
+    body = response_body(payload, ApiKey.LIST_OFFSETS, version)
+    return wire.result_rows_in(body, version)
 
-    def __init__(self, payload: bytes, version: int) -> None:
-        self._payload = payload
-        self._version = version
 
-    def rows(self) -> Iterator[TopicRows]:
-        """Raises WireError."""
-        body = response_body(self._payload, ApiKey.LIST_OFFSETS, self._version)
-        return wire.result_rows_in(body, self._version)
-
-    def digest(self) -> int:
-        """Nearly surely another one for other results, in this process. Raises WireError."""
-        body = response_body(self._payload, ApiKey.LIST_OFFSETS, self._version)
-        body.skip(4, "throttle time")
-        return hash(self._payload[body.pos :])
-
-    async def that_begin_above_0(self) -> set[str]:
-        """Names of the topics with such a partition: nothing can lie below the others."""
-        found: set[str] = set()
-        for topic, rows, _, _ in self.rows():
-            if topic in found:
-                continue
-            for piece in pieces(rows, ROWS_AT_ONCE):
-                if any(offset and not error_code for _, error_code, _, offset, _ in piece):
-                    found.add(topic)
-                    break
-                await asyncio.sleep(0)
-        return found
+async def topics_above_0(payload: bytes, version: int) -> set[str]:
+    """Those with a partition that begins above 0: nothing can lie below the others."""
+    found: set[str] = set()
+    for topic, rows, _, _ in rows_in(payload, version):
+        if topic in found:
+            continue
+        for piece in pieces(rows, ROWS_AT_ONCE):
+            if any(offset and not error_code for _, error_code, _, offset, _ in piece):
+                found.add(topic)
+                break
+            await asyncio.sleep(0)
+    return found
 
 
 async def patch_starts(

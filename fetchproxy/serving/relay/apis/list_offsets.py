@@ -43,13 +43,14 @@ from fetchproxy.serving.relay.offset_lookup import (
     ArchiveLookup,
     Identified,
     Looked,
-    ResultsOfAll,
     edge_of_archive,
     found_at,
     not_known,
     of_records,
     patch_starts,
     patch_times,
+    rows_in,
+    topics_above_0,
 )
 from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
@@ -114,17 +115,19 @@ class ListOffsetsHandler:
 
     async def _correct_earliest(self, payload: bytes, version: int) -> Buffer:
         """Of all partitions: what was found before is written over the broker's where it counts."""
-        every = ResultsOfAll(payload, version)
-        names = await every.that_begin_above_0()
+        names = await topics_above_0(payload, version)
         if not names:
             return payload
         lookup = ArchiveLookup(self._archive, self._archive.clock())
-        found = await lookup.identify(names, every.digest())
+        # Nearly surely another hash for other results, in this process.
+        body = response_body(payload, ApiKey.LIST_OFFSETS, version)
+        body.skip(4, "throttle time")
+        found = await lookup.identify(names, hash(payload[body.pos :]))
         corrected = bytearray(payload)
         others = await self._about_to_have_an_archive(found.others.values())
         starts, oldest = self._archive.starts, self._archive.clock() - VIEW_AGE_MAX_S
         left: list[OffsetResult] = []
-        for rows in every.rows():
+        for rows in rows_in(payload, version):
             if (topic := found.archived.get(rows.topic)) is not None:
                 left += await patch_starts(corrected, version, rows, starts.of(topic, oldest))
             elif rows.topic in others or rows.topic in found.unknown:
