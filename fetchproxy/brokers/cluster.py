@@ -19,12 +19,11 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.consumer.fetch import FetchRequest
 
-from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
 from fetchproxy.brokers.leaders import Leaders, LogEdgesReads, Told, epoch_ends
 from fetchproxy.brokers.messages import FetchedPartition, decode_fetch, raise_for
 from fetchproxy.brokers.sasl import sasl_credentials
-from fetchproxy.brokers.topic_metadata import MetadataCache, SameAnswers
+from fetchproxy.brokers.topic_metadata import MetadataCache
 from fetchproxy.config.schema import ClusterConfig, TlsConfig
 from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, ClusterUnavailable
@@ -68,7 +67,6 @@ class Cluster:
         upstream = UpstreamTls(tls or upstream_context(config, TlsConfig()))
         self._connections = BrokerConnections(config, self._sasl, upstream)
         self._metadata = MetadataCache()
-        self._same_answers = SameAnswers()
         self._metadata_flights = SingleFlight[MetadataAnswer]()
         self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
         self._edges = LogEdgesReads(self._leaders, self._connections)
@@ -107,10 +105,7 @@ class Cluster:
 
     async def greet(self, address: HostPort) -> None:
         """Ask this one broker for the brokers that it knows. Raises ClusterError."""
-        asked_at = asyncio.get_running_loop().time()
-        connection = await self._connections.shared(address)
-        answer = await self._same_answers.ask(connection, [])
-        self._metadata.learn(answer, asked_at, all_topics=False)
+        await self._metadata.ask(await self._connections.shared(address), [])
 
     async def cluster_id(self) -> str | None:
         """None: the brokers do not say; age as for `brokers`."""
@@ -311,18 +306,7 @@ class Cluster:
         return await self._metadata_flights.run(key, lambda: self._fetch_metadata(topics))
 
     async def _fetch_metadata(self, topics: Sequence[str | UUID] | None) -> MetadataAnswer:
-        asked_at = asyncio.get_running_loop().time()
-
-        async def ask(connection: BrokerConnection) -> tuple[MetadataAnswer, bool]:
-            version = connection.version_of(ApiKey.METADATA)
-            by_id = any(isinstance(topic, UUID) for topic in topics or ())
-            # Brokers before 2.8 … 3.0 cannot be asked by id: ask for all and look.
-            everything = by_id and version < messages.METADATA_BY_TOPIC_ID_VERSION
-            asked = None if everything else topics
-            return await self._same_answers.ask(connection, asked), asked is None
-
-        answer, all_topics = await self.ask_any(ask)
-        self._metadata.learn(answer, asked_at, all_topics=all_topics)
+        answer = await self.ask_any(lambda connection: self._metadata.ask(connection, topics))
         self._connections.retain({*self._candidates(), *self._bootstrap})
         return answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Hashable, Mapping, Sequence
 from uuid import UUID
 
@@ -10,7 +11,7 @@ from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
 from fetchproxy_protocol.topic_entries import BrokerEntry, MetadataAnswer, TopicInfo, write_request
 
 from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.messages import body_at
+from fetchproxy.brokers.messages import METADATA_BY_TOPIC_ID_VERSION, body_at
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.runtime.loop import collected, each_of
@@ -20,40 +21,6 @@ STEPS_AT_ONCE = 10
 # Answers that are kept: 30 bytes a partition.
 KEPT_ANSWERS_MAX = 16
 KEPT_BYTES_MAX = 1024 * 1024
-
-
-class SameAnswers:
-    """The last answers: for one that says the same again the very same values are given.
-
-    Who looks up thousands of partitions asks for their topic each second, and nearly always
-    nothing has changed.
-    """
-
-    def __init__(self) -> None:
-        self._kept: LRUCache[Hashable, tuple[bytes, MetadataAnswer]] = LRUCache(KEPT_ANSWERS_MAX)
-
-    async def ask(
-        self, connection: BrokerConnection, topics: Sequence[str | UUID] | None
-    ) -> MetadataAnswer:
-        """Of all topics for None; by id only from METADATA_BY_TOPIC_ID_VERSION on. Creates none."""
-        version = connection.version_of(ApiKey.METADATA)
-        body = b"".join(await collected(write_request(version, topics)))
-        [payload] = await connection.send(ApiKey.METADATA, version, [body])
-        return await self.decode(payload, version, topics)
-
-    async def decode(
-        self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
-    ) -> MetadataAnswer:
-        """Raises ClusterError."""
-        said = bytes(payload)  # behind the correlation id
-        key = version, None if asked is None else tuple(asked)
-        kept = self._kept.get(key)
-        if kept is not None and kept[0] == said:
-            return kept[1]
-        answer = await decode_metadata(payload, version)
-        if len(said) <= KEPT_BYTES_MAX:
-            self._kept[key] = said, answer
-        return answer
 
 
 async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
@@ -74,9 +41,15 @@ _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class MetadataCache:
-    """What is known of brokers and topics, and since when (loop seconds)."""
+    """What is known of brokers and topics, and since when (loop seconds).
+
+    Of the last answers: for one that says the same again the very same values are given. Who looks
+    up thousands of partitions asks for their topic each second, and nearly always nothing has
+    changed.
+    """
 
     def __init__(self) -> None:
+        self._answers: LRUCache[Hashable, tuple[bytes, MetadataAnswer]] = LRUCache(KEPT_ANSWERS_MAX)
         self.brokers: Mapping[int, BrokerEntry] = {}
         self.brokers_at = NEVER
         self.cluster_id: str | None = None
@@ -84,6 +57,35 @@ class MetadataCache:
         self._by_name: dict[str, TopicInfo] = {}
         self._names: dict[UUID, str] = {}
         self._topic_at: dict[str, float] = {}
+
+    async def ask(
+        self, connection: BrokerConnection, topics: Sequence[str | UUID] | None
+    ) -> MetadataAnswer:
+        """Of all topics for None. Creates none. Raises ClusterError."""
+        asked_at = asyncio.get_running_loop().time()
+        version = connection.version_of(ApiKey.METADATA)
+        by_id = any(isinstance(topic, UUID) for topic in topics or ())
+        if by_id and version < METADATA_BY_TOPIC_ID_VERSION:
+            topics = None  # brokers before 2.8 … 3.0 cannot be asked by id: ask for all and look
+        body = b"".join(await collected(write_request(version, topics)))
+        [payload] = await connection.send(ApiKey.METADATA, version, [body])
+        answer = await self.decode(payload, version, topics)
+        self._learn(answer, asked_at, all_topics=topics is None)
+        return answer
+
+    async def decode(
+        self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
+    ) -> MetadataAnswer:
+        """Raises ClusterError."""
+        said = bytes(payload)  # behind the correlation id
+        key = version, None if asked is None else tuple(asked)
+        kept = self._answers.get(key)
+        if kept is not None and kept[0] == said:
+            return kept[1]
+        answer = await decode_metadata(payload, version)
+        if len(said) <= KEPT_BYTES_MAX:
+            self._answers[key] = said, answer
+        return answer
 
     def get(self, topic: str | UUID, not_older_than: float = NEVER) -> TopicInfo | None:
         name = self._names.get(topic) if isinstance(topic, UUID) else topic
@@ -98,7 +100,7 @@ class MetadataCache:
         """What is known of this topic proved wrong: it is asked for before it is used again."""
         self._topic_at[name] = NEVER
 
-    def learn(self, answer: MetadataAnswer, asked_at: float, *, all_topics: bool) -> None:
+    def _learn(self, answer: MetadataAnswer, asked_at: float, *, all_topics: bool) -> None:
         """`all_topics`: what the answer does not name is gone."""
         if answer.brokers:
             self.brokers = answer.brokers

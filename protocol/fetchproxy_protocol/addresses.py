@@ -87,10 +87,8 @@ def tagged_node_endpoints(cursor: Cursor) -> list[Place]:
 
 
 def splice_node_endpoints_tag(tag_section: Buffer, lookup: Lookup) -> bytes:
-    """That section with the addresses in its tag 0 replaced, other tags byte for byte.
-
-    Raises `WireError` when the section or its NodeEndpoints are broken. Bytes behind the section
-    are kept.
+    """That section with the addresses in its tag 0 replaced, other tags and what is behind it byte
+    for byte. Raises `WireError`.
     """
     if len(tag_section) == 1 and tag_section[0] == 0:
         return b"\x00"
@@ -250,10 +248,7 @@ def acks_of(buf: Buffer, body_pos: int, api_version: int, end: int | None = None
 
 
 def _behind_single_quiet_partition(buf: Buffer, pos: int, version: int) -> int:
-    """Most Produce answers: one topic, one partition, no error. 0 for any other.
-
-    Every byte that has to be a length is looked at, so what passes here is not guessed.
-    """
+    """Of most Produce answers: one topic, one partition, no error. 0 for any other."""
     try:
         if buf[pos] != 2:
             return 0

@@ -72,9 +72,8 @@ def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tup
 
 
 def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
-    """The timestamp, where a request asks all its partitions for the same one; else None.
-
-    Only of entries that have all one length, which take no time. Raises `WireError`.
+    """The timestamp, where a request asks all its partitions for the same one; None also where its
+    entries differ in length. Raises `WireError`.
     """
     if api_version < _LEADER_EPOCH_FROM:
         return None
@@ -148,10 +147,8 @@ def write_request(
 
 
 def patch(payload: bytearray | memoryview, api_version: int, result: OffsetResult) -> None:
-    """Write `result`'s error, timestamp, offset and epoch over those at its position.
-
-    The length stays. `result` is one of `results_in`'s, with other values
-    (`entry._replace(offset=...)`); before v4 its epoch has no place and is dropped.
+    """Write one of `results_in`'s, with other values, over what is at its position; before v4 its
+    epoch has no place and is dropped.
     """
     values = (result.error_code, result.timestamp, result.offset)
     patch_at(payload, api_version, result.position, *values, result.leader_epoch)

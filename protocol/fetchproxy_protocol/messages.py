@@ -1,8 +1,8 @@
-"""Whole messages from tables of their fields: one reader of requests, one writer of responses.
+"""Whole messages from tables of their fields, for the APIs that the proxy answers by itself.
 
-For the APIs that the proxy answers by itself. A table says what Kafka's message JSON says: each
-field's type and the versions that have it. Fields become the keys of a dict, with Kafka's names in
-snake_case. Tagged fields are skipped when read and never written.
+A table says what Kafka's message JSON says: each field's type and the versions that have it. Fields
+become the keys of a dict, with Kafka's names in snake_case. Tagged fields are skipped when read and
+never written.
 """
 
 from __future__ import annotations
@@ -169,10 +169,8 @@ class Array(Kind):
 
 
 def read_request(table: Structure, buf: Buffer, body_at: int, api_key: int, version: int) -> Fields:
-    """The body of a whole request. Raises `WireError`: it ends too early, has too many elements.
-
-    What is left over is nobody's, as at a broker (AbstractRequest.parseRequest): librdkafka 2.16
-    sends Metadata 13 with a field that ended with version 10.
+    """The body of a whole request. Raises `WireError`. What is left over is nobody's, as at a
+    broker (AbstractRequest.parseRequest): librdkafka 2.16 sends more than it should.
     """
     return table.read(_RequestCursor(buf, body_at), version, is_flexible(api_key, version))
 

@@ -115,10 +115,8 @@ _UNPACK: dict[int, Callable[[Buffer, int], Unpacked]] = {
 
 
 def unpack_up_to(codec: int, data: Buffer, bytes_max: int) -> Unpacked:
-    """The first bytes of the records, and whether these are all; no more memory is taken.
-
-    Snappy gives whole blocks: less than `bytes_max` where the next one does not fit. Records that
-    were not compressed are `data` itself, whatever its size.
+    """The first bytes of the records, and whether these are all; no more memory is taken. Snappy
+    gives whole blocks. Records that were not compressed are `data` itself, whatever its size.
     Raises `MalformedMessage` for an unknown codec or damaged data.
     """
     unpack = _UNPACK.get(codec)
@@ -144,10 +142,8 @@ def decompress(codec: int, data: Buffer) -> Buffer:
         room *= 4
 
 
-# Record batches (magic 2) by their fixed 61-byte header. Layout: Kafka's DefaultRecordBatch. The
-# CRC-32C covers everything from `attributes` on, so base offset, length and partition leader epoch
-# may be read but nothing here ever changes a byte. Records are looked into in two cases only: the
-# type of a control batch, and a search by timestamp.
+# Record batches (magic 2) by their fixed 61-byte header. Layout: Kafka's DefaultRecordBatch.
+# Records are looked into in two cases only: the type of a control batch, and a search by timestamp.
 
 LOG_OVERHEAD_BYTES = 12
 HEADER_BYTES = 61
@@ -181,7 +177,7 @@ class BatchHeader(NamedTuple):
     """One batch's header and place. A tuple, because making a frozen dataclass costs 4 times more.
 
     `position` counts from the start of the walked buffer; `size` is the whole batch in bytes,
-    with the 12 leading ones (base offset and length), `batch_length` as stored, without them.
+    `batch_length` as stored, without the 12 leading ones (base offset and length).
     """
 
     position: int

@@ -26,7 +26,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from scripted_broker import ScriptedBroker, encode, serving
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
-from fetchproxy.brokers.topic_metadata import KEPT_ANSWERS_MAX, SameAnswers, decode_metadata
+from fetchproxy.brokers.topic_metadata import KEPT_ANSWERS_MAX, MetadataCache, decode_metadata
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.leader_views import LeaderLog
@@ -357,7 +357,7 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
 
 
 async def test_an_answer_that_says_the_same_is_not_read_again() -> None:
-    fleet, same = Fleet(), SameAnswers()
+    fleet, same = Fleet(), MetadataCache()
 
     async def told(*names: str, version: int = 12) -> MetadataAnswer:
         payload = memoryview(encode(fleet.metadata(metadata_request(*names)), version, 9))[8:]
@@ -376,7 +376,7 @@ async def test_an_answer_that_says_the_same_is_not_read_again() -> None:
     assert await told("topic-1") is moved
     for name in [*TOPICS, SECRET] * 20:
         await told(name)
-    assert len(same._kept) <= KEPT_ANSWERS_MAX
+    assert len(same._answers) <= KEPT_ANSWERS_MAX
     assert other.topics[0].name == "topic-2"
 
 

@@ -102,11 +102,7 @@ class AddressMap:
     async def ensure(self, nodes: Iterable[NodeAddress]) -> None:
         """A listener for every node; raises OSError where a port cannot be had."""
         for node_id, host, port in nodes:
-            if node_id < 0 or not host:
-                continue  # "no coordinator yet"
             self.brokers[node_id] = (host, port)
-            if node_id in self.proxied:
-                continue
             async with self._opening:
                 if node_id not in self.proxied:
                     await self._open(node_id)
@@ -147,13 +143,9 @@ class AddressMap:
             return await self._open_listener(node_id, 0)
 
     def heard_of(self, nodes: Sequence[NodeAddress]) -> bool:
-        """Whether each has its listener; where each is, the broker says, is remembered then."""
-        if not all(n[0] in self.proxied or n[0] < 0 or not n[1] for n in nodes):
-            return False
-        for node_id, host, port in nodes:
-            if node_id >= 0 and host:
-                self.brokers[node_id] = (host, port)
-        return True
+        """Whether each has its listener; where each is, the broker says, is remembered."""
+        self.brokers.update((node_id, (host, port)) for node_id, host, port in nodes)
+        return all(node_id in self.proxied for node_id, _, _ in nodes)
 
     def close(self) -> None:
         for server in self._servers.values():
