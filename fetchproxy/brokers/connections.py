@@ -114,8 +114,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
     async def send(
         self, api_key: int, version: int, bodies: Sequence[bytes], extra_ms: int = 0
     ) -> list[memoryview]:
-        """Requests with these bodies, all at once; their answers in order, as they come behind the
-        correlation id.
+        """Requests with these bodies, all at once; their answers in order, without size prefix.
 
         Raises ClusterUnavailable after request_max_ms + `extra_ms` (what the broker itself was
         told to wait) and where the connection is or goes lost.
@@ -252,7 +251,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             return
         _, answer = self._pending.popleft()
         if not answer.done():  # else its caller has left
-            answer.set_result(memoryview(frame)[_CORRELATION_ID_BYTES:])
+            answer.set_result(memoryview(frame))
 
     def _fail(self, why: str) -> None:
         if self._lost is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
 from fetchproxy_protocol.fetch import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM
-from fetchproxy_protocol.headers import response_header_version
+from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import Cursor
 from fetchproxy_protocol.record_batch import check_crc, walk
 from fetchproxy_protocol.topic_entries import TopicInfo
@@ -58,29 +58,18 @@ class FetchedPartition:
     records: bytes | memoryview
 
 
-def body_at(payload: memoryview, api_key: int, version: int) -> Cursor:
-    """A cursor at the body of an answer, of which the correlation id was read. Raises WireError."""
-    cursor = Cursor(payload)
-    if response_header_version(api_key, version) == 1:
-        cursor.skip_tags()
-    return cursor
-
-
 _UUID_BYTES = 16
 _PREFERRED_REPLICA_FROM = 11
 
 
 def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> FetchedPartition:
-    """An answer to a Fetch of one partition, v5 to v17. `payload` follows the correlation id.
-
-    `records` is a view of it: kafka-python's decoder copies them, which takes milliseconds for a
-    fetch of 8 MiB, on the loop that relays the tail. `tip` is for errors' texts. Raises
-    ClusterError for all but 0 and OFFSET_OUT_OF_RANGE.
+    """An answer to a Fetch of one partition, v5 to v17. `records` is a view of it: kafka-python's
+    decoder copies them, which takes milliseconds for a fetch of 8 MiB, on the loop that relays the
+    tail. `tip` is for errors' texts. Raises ClusterError for all but 0 and OFFSET_OUT_OF_RANGE.
     """
-    cursor, flexible = Cursor(payload), version >= FLEXIBLE_FROM
+    flexible = version >= FLEXIBLE_FROM
     try:
-        if flexible:
-            cursor.skip_tags()
+        cursor = response_body(payload, ApiKey.FETCH, version)
         cursor.int32()  # throttle time
         if version >= SESSIONS_FROM:
             raise_for(cursor.int16(), f"Fetch of {tip}")
@@ -92,8 +81,7 @@ def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> Fe
                 cursor.skip_string(flexible)
             if cursor.count(flexible):
                 return _partition(cursor, payload, version, tip)
-            if flexible:
-                cursor.skip_tags()
+            cursor.skip_tags(flexible)
     except WireError as error:
         raise ClusterError(f"FetchResponse version {version} is malformed: {error}") from None
     raise ClusterError("Fetch was answered without the partition")
@@ -112,8 +100,7 @@ def _partition(
     aborted = []
     for _ in range(cursor.count(flexible) or 0):
         aborted.append((cursor.int64(), cursor.int64()))
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
     if version >= _PREFERRED_REPLICA_FROM:
         cursor.int32()
     length = cursor.uvarint() - 1 if flexible else cursor.int32()
@@ -155,12 +142,10 @@ LIST_OFFSETS_LOCAL_VERSION = 8
 
 
 def body_of(response: Any, payload: memoryview, version: int) -> Any:
-    """Decode what follows the correlation id. (kafka-python's own header reader copies it all.)"""
-    cursor = Cursor(payload)
+    """An answer without size prefix. (kafka-python's own header reader copies it all.)"""
     try:
-        if response.flexible_version_q(version) and response is not ApiVersionsResponse:
-            cursor.skip_tags()
-        return response.decode(payload[cursor.pos :], version=version)
+        body = response_body(payload, response.API_KEY, version)
+        return response.decode(payload[body.pos :], version=version)
     except (WireError, struct.error, ValueError, IndexError, KeyError) as error:
         raise ClusterError(f"{response.__name__} version {version} is malformed: {error}") from None
 
@@ -171,7 +156,10 @@ def decode_api_versions(
     """(error code, api key -> lowest and highest version); without the table where there is an
     error, as brokers fill it in different ways then.
     """
-    error_code = Cursor(payload).int16()
+    try:
+        error_code = response_body(payload, ApiKey.API_VERSIONS, version).int16()
+    except WireError as error:
+        raise ClusterError(f"ApiVersionsResponse is malformed: {error}") from None
     if error_code != 0:
         return error_code, {}
     answer = body_of(ApiVersionsResponse, payload, version)

@@ -31,6 +31,8 @@ ITERATIONS_MIN = 4_096
 
 
 class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
+    """kafka-python's takes any number of iterations."""
+
     def create_salted_password(self, salt: bytes, iterations: int) -> None:
         if iterations < ITERATIONS_MIN:
             # Nothing that was made of the password has been sent.
@@ -39,16 +41,6 @@ class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
                 f"{ITERATIONS_MIN}; set the user's credentials anew with more of them"
             )
         super().create_salted_password(salt, iterations)
-
-
-class Scram(SaslMechanismScram):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's takes any number of iterations; this raises AuthenticationRefused."""
-
-    def __init__(self, mechanism: str, username: str, password: str) -> None:
-        super().__init__(
-            sasl_mechanism=mechanism, sasl_plain_username=username, sasl_plain_password=password
-        )
-        self._scram_client = _Client(username, password, mechanism)
 
 
 # Secrets, passwords and tokens, never appear in errors or logs.
@@ -211,7 +203,14 @@ class SaslCredentials:
         username = self._config.sasl_username
         if self.mechanism == "PLAIN":
             return SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=password)
-        return Scram(self.mechanism, _escaped(username or ""), password)
+        username = _escaped(username or "")
+        scram = SaslMechanismScram(
+            sasl_mechanism=self.mechanism,
+            sasl_plain_username=username,
+            sasl_plain_password=password,
+        )
+        scram._scram_client = _Client(username, password, self.mechanism)
+        return scram
 
     async def prepare(self) -> None:
         """Before a connection is opened, as a token endpoint may take longer than that may. Raises

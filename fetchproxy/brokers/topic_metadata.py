@@ -8,10 +8,11 @@ from uuid import UUID
 
 from cachetools import LRUCache
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
+from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.topic_entries import BrokerEntry, MetadataAnswer, TopicInfo, write_request
 
 from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.messages import METADATA_BY_TOPIC_ID_VERSION, body_at
+from fetchproxy.brokers.messages import METADATA_BY_TOPIC_ID_VERSION
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.runtime.loop import collected, each_of
@@ -27,7 +28,7 @@ async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
     """Raises ClusterError."""
     answer = MetadataAnswer()
     try:
-        body = body_at(payload, ApiKey.METADATA, version)
+        body = response_body(payload, ApiKey.METADATA, version)
         async for _ in each_of(answer.read(body, version), STEPS_AT_ONCE):
             pass
     except WireError as error:
@@ -77,7 +78,7 @@ class MetadataCache:
         self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
     ) -> MetadataAnswer:
         """Raises ClusterError."""
-        said = bytes(payload)  # behind the correlation id
+        said = bytes(payload[4:])  # behind the correlation id
         key = version, None if asked is None else tuple(asked)
         kept = self._answers.get(key)
         if kept is not None and kept[0] == said:

@@ -5,7 +5,7 @@ lose events, appended to and read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +17,6 @@ from kafka.protocol.producer.produce import ProduceResponse
 from fetchproxy.brokers import messages
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.topic_writers import MetadataTopicWriters
 from fetchproxy.config.schema import ClusterConfig, KiB, MetadataConfig
 from fetchproxy.errors import (
     ClusterError,
@@ -57,7 +56,8 @@ class KafkaMetadataLog:
     raises RemoteStorageError where the log cannot be reached or refuses.
 
     `cluster` is opened and closed by the caller; `wall_clock_ms` stamps the records.
-    `writers`: who tells who else may write, in processes that go by what is written.
+    `tell_writers` says who else may write, in processes that go by what is written; False: it could
+    not yet.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class KafkaMetadataLog:
         cluster_config: ClusterConfig,
         config: MetadataConfig,
         wall_clock_ms: Callable[[], int],
-        writers: MetadataTopicWriters | None = None,
+        tell_writers: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self._cluster = cluster
         self._cluster_config = cluster_config
         self._config = config
         self._wall_clock_ms = wall_clock_ms
-        self._writers = writers
+        self._tell_writers = tell_writers
         self._topic: TopicInfo | None = None
 
     async def open(self) -> TopicInfo:
@@ -84,8 +84,8 @@ class KafkaMetadataLog:
             if topic is None:
                 topic = await self._create()
             await self._check(topic)
-            if self._writers is not None:
-                await self._writers.tell_once()
+            if self._tell_writers is not None and await self._tell_writers():
+                self._tell_writers = None
         self._topic = topic
         return topic
 

@@ -315,7 +315,7 @@ async def test_a_partition_that_cannot_be_asked_about_harms_no_other() -> None:
 
 
 async def test_the_event_loop_is_left_to_others() -> None:
-    payload = memoryview(encode(Fleet().metadata(metadata_request(*TOPICS)), 12, 9))[8:]
+    payload = memoryview(encode(Fleet().metadata(metadata_request(*TOPICS)), 12, 9))[4:]
     turns = 0
 
     async def watch() -> None:
@@ -345,7 +345,7 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
 
     fleet = Fleet()
     answer = fleet.metadata(metadata_request("topic-1", SECRET))
-    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[8:], version)
+    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[4:], version)
     told = TOPICS["topic-1"] if version >= 10 else UUID(int=0)
     leaders = {n: (fleet.leader(n), 7 if version >= 7 else -1) for n in range(PARTITIONS)}
     assert decoded == MetadataAnswer(
@@ -360,7 +360,7 @@ async def test_an_answer_that_says_the_same_is_not_read_again() -> None:
     fleet, same = Fleet(), MetadataCache()
 
     async def told(*names: str, version: int = 12) -> MetadataAnswer:
-        payload = memoryview(encode(fleet.metadata(metadata_request(*names)), version, 9))[8:]
+        payload = memoryview(encode(fleet.metadata(metadata_request(*names)), version, 9))[4:]
         found = await same.decode(payload, version, names)
         assert found == await decode_metadata(payload, version)
         return found
@@ -389,7 +389,7 @@ async def test_partitions_whose_replicas_differ_are_read_as_well(version: int) -
         entry.isr_nodes = [] if lost else [1]
         entry.offline_replicas = [2] * (entry.partition_index // 300)
         entry.leader_id = -1 if lost else fleet.leader(entry.partition_index)
-    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[8:], version)
+    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[4:], version)
     assert decoded.topics[0].leaders == {
         entry.partition_index: (entry.leader_id, 7 if version >= 7 else -1)
         for entry in answer.topics[0].partitions

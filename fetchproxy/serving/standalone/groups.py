@@ -365,9 +365,12 @@ class ClassicGroup:
         answer(reply)
 
     def _drop_join(self, member: Member, error: ErrorCode) -> None:
+        self._answer_join(member, JoinReply(error, member.member_id))
+
+    def _answer_join(self, member: Member, reply: JoinReply) -> None:
         answer, member.answer_join = member.answer_join, None
         if answer is not None:
-            answer(JoinReply(error, member.member_id))
+            answer(reply)
 
     def _rebalance(self, now: float) -> None:
         """Begin one, unless it is under way; end it where all are there already."""
@@ -414,10 +417,8 @@ class ClassicGroup:
         self._not_synced = set(self.members)
         self._syncs_until = now + self._longest_rebalance_s()
         for member in joined:
-            answer, member.answer_join = member.answer_join, None
             self._note_life(now, member.member_id)
-            assert answer is not None
-            answer(self._joined(member))
+            self._answer_join(member, self._joined(member))
 
     def _remove(self, now: float, gone: Sequence[Member]) -> None:
         """Members that left or went silent; the others share what they had."""
