@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from uuid import UUID
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
-from fetchproxy_protocol.topic_entries import BrokerEntry, MetadataAnswer, TopicInfo
+from fetchproxy_protocol.topic_entries import MetadataAnswer, TopicInfo
 from kafka.protocol.admin import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -61,7 +61,7 @@ class Cluster:
     ) -> None:
         """`tls` is made here if not given. Raises ConfigError where a file cannot be used."""
         self._config = config
-        self._bootstrap = parse_bootstrap(config.bootstrap)
+        self.bootstrap = parse_bootstrap(config.bootstrap)
         self._rng = rng or random.Random()
         self._sasl = sasl_credentials(config)
         upstream = UpstreamTls(tls or upstream_context(config, TlsConfig()))
@@ -89,19 +89,15 @@ class Cluster:
         return () if self._sasl is None else self._sasl.health.all(now)
 
     # --- brokers and topics ---
-    async def brokers(self) -> dict[int, BrokerEntry]:
+    async def brokers(self) -> dict[int, HostPort]:
         """Not older than METADATA_AGE_MAX_MS."""
         if self._metadata.brokers_at < self._oldest(None):
             await self._ask_metadata([])
         return dict(self._metadata.brokers)
 
-    @property
-    def bootstrap(self) -> list[HostPort]:
-        return list(self._bootstrap)
-
     def broker_addresses(self) -> list[HostPort]:
         """As the cluster last named them; none before it has. Never blocks."""
-        return [HostPort(b.host, b.port) for b in self._metadata.brokers.values()]
+        return list(self._metadata.brokers.values())
 
     async def greet(self, address: HostPort) -> None:
         """Ask this one broker for the brokers that it knows. Raises ClusterError."""
@@ -307,7 +303,7 @@ class Cluster:
 
     async def _fetch_metadata(self, topics: Sequence[str | UUID] | None) -> MetadataAnswer:
         answer = await self.ask_any(lambda connection: self._metadata.ask(connection, topics))
-        self._connections.retain({*self._candidates(), *self._bootstrap})
+        self._connections.retain({*self._candidates(), *self.bootstrap})
         return answer
 
     def exclusive(self, address: HostPort) -> AbstractAsyncContextManager[BrokerConnection]:
@@ -345,7 +341,7 @@ class Cluster:
         known = self.broker_addresses()
         self._rng.shuffle(known)  # spread over brokers when the last one fails
         first = [] if self._last_good is None else [self._last_good]
-        return list(dict.fromkeys([*first, *known, *self._bootstrap]))
+        return list(dict.fromkeys([*first, *known, *self.bootstrap]))
 
     def _oldest(self, max_age_ms: int | None) -> float:
         age_ms = METADATA_AGE_MAX_MS if max_age_ms is None else max_age_ms

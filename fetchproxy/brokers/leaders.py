@@ -120,7 +120,7 @@ class Leaders:
                 what = f"{topic.name}-{tip.partition} has no leader"
                 found[tip] = ClusterUnavailable(what, ErrorCode.LEADER_NOT_AVAILABLE)
             else:
-                by_leader.setdefault(HostPort(leader.host, leader.port), {})[tip] = topic
+                by_leader.setdefault(leader, {})[tip] = topic
 
         async def ask_one(leader: HostPort, its: Mapping[TopicIdPartition, TopicInfo]) -> None:
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +12,11 @@ from fetchproxy_protocol.fetch import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FR
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import Cursor
 from fetchproxy_protocol.record_batch import check_crc, walk
-from fetchproxy_protocol.topic_entries import TopicInfo
 from kafka.errors import CorruptRecordError, UnsupportedCodecError
-from kafka.protocol.admin.topics import CreateTopicsRequest
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
-from kafka.protocol.producer.produce import ProduceRequest
-from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from kafka.record.default_records import DefaultRecordBatch
 
-from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment
+from fetchproxy.errors import ClusterError, CorruptSegment
 from fetchproxy.model import TopicIdPartition
 
 # The same request may succeed once leaders are known afresh. Source: Kafka's Errors
@@ -180,81 +177,6 @@ def pick_version(api_key: int, offered: dict[int, tuple[int, int]]) -> int:
         what = f"no common version of API {api_key}: broker has {theirs}"
         raise ClusterError(what, ErrorCode.UNSUPPORTED_VERSION)
     return version
-
-
-_ALL_REPLICAS = -1  # acks
-_MAGIC = 2
-_NO_PRODUCER = -1
-# Too few replicas in sync: the same request succeeds once they are back. Source: Kafka's Errors.
-_NOT_ENOUGH_REPLICAS = (
-    ErrorCode.NOT_ENOUGH_REPLICAS,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-)
-
-
-def produce_request(
-    topic: TopicInfo,
-    partition: int,
-    value: bytes,
-    timestamp_ms: int,
-    wait_max_ms: int,
-) -> Any:
-    """One record without a key, acknowledged by all replicas in sync."""
-    asked = ProduceRequest.TopicProduceData
-    builder = DefaultRecordBatchBuilder(
-        _MAGIC, 0, False, _NO_PRODUCER, _NO_PRODUCER, _NO_PRODUCER, batch_size=0
-    )
-    builder.append(0, timestamp_ms, None, value, [])
-    place = asked.PartitionProduceData(index=partition, records=bytes(builder.build()))
-    return ProduceRequest(
-        transactional_id=None,
-        acks=_ALL_REPLICAS,
-        timeout_ms=wait_max_ms,
-        topic_data=[asked(name=topic.name, topic_id=topic.topic_id, partition_data=[place])],
-    )
-
-
-def produced_at(answer: Any) -> int:
-    """The record's offset. Raises ClusterError; ClusterUnavailable for too few replicas."""
-    for topic in answer.responses:
-        for partition in topic.partition_responses:
-            code = partition.error_code
-            if code in _NOT_ENOUGH_REPLICAS:
-                raise ClusterUnavailable("Produce: too few replicas are in sync", code)
-            raise_for(code, "Produce")
-            return int(partition.base_offset)
-    raise ClusterError("Produce was answered without the partition")
-
-
-def create_topic_request(
-    name: str,
-    partitions: int,
-    replication_factor: int,
-    configs: Mapping[str, str],
-    wait_max_ms: int,
-) -> Any:
-    asked = CreateTopicsRequest.CreatableTopic
-    topic = asked(
-        name=name,
-        num_partitions=partitions,
-        replication_factor=replication_factor,
-        assignments=[],
-        configs=[asked.CreatableTopicConfig(name=k, value=v) for k, v in configs.items()],
-    )
-    return CreateTopicsRequest(topics=[topic], timeout_ms=wait_max_ms, validate_only=False)
-
-
-def check_created(answer: Any) -> None:
-    """Raises ClusterError; ClusterUnavailable where another broker has to be asked. Another
-    instance may have created it meanwhile.
-    """
-    for topic in answer.topics:
-        code = topic.error_code
-        if code == ErrorCode.NOT_CONTROLLER:
-            raise ClusterUnavailable("CreateTopics: not the controller", code)
-        if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-            why = f": {topic.error_message}" if topic.error_message else ""
-            raise ClusterError(f"CreateTopics of {topic.name}: error {code}{why}", code)
 
 
 def values_in(records: bytes | memoryview) -> Iterator[tuple[int, bytes | None]]:

@@ -9,10 +9,11 @@ from uuid import UUID
 from cachetools import LRUCache
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
 from fetchproxy_protocol.headers import response_body
-from fetchproxy_protocol.topic_entries import BrokerEntry, MetadataAnswer, TopicInfo, write_request
+from fetchproxy_protocol.topic_entries import MetadataAnswer, TopicInfo, write_request
 
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import METADATA_BY_TOPIC_ID_VERSION
+from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.runtime.loop import collected, each_of
@@ -51,7 +52,7 @@ class MetadataCache:
 
     def __init__(self) -> None:
         self._answers: LRUCache[Hashable, tuple[bytes, MetadataAnswer]] = LRUCache(KEPT_ANSWERS_MAX)
-        self.brokers: Mapping[int, BrokerEntry] = {}
+        self.brokers: Mapping[int, HostPort] = {}
         self.brokers_at = NEVER
         self.cluster_id: str | None = None
         self.all_topics_at = NEVER
@@ -104,7 +105,7 @@ class MetadataCache:
     def _learn(self, answer: MetadataAnswer, asked_at: float, *, all_topics: bool) -> None:
         """`all_topics`: what the answer does not name is gone."""
         if answer.brokers:
-            self.brokers = answer.brokers
+            self.brokers = {n: HostPort(*address) for n, address in answer.brokers.items()}
             self.brokers_at = asked_at
             self.cluster_id = answer.cluster_id
         for topic in answer.topics:

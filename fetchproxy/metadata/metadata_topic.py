@@ -8,18 +8,21 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from fetchproxy_protocol.apis import ErrorCode
-from kafka.protocol.admin.topics import CreateTopicsResponse
-from kafka.protocol.producer.produce import ProduceResponse
+from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
+from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
+from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from fetchproxy.brokers import messages
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.connections import BrokerConnection
+from fetchproxy.brokers.messages import raise_for, values_in
 from fetchproxy.config.schema import ClusterConfig, KiB, MetadataConfig
 from fetchproxy.errors import (
     ClusterError,
+    ClusterUnavailable,
     ConfigError,
     CorruptSegment,
     RemoteStorageError,
@@ -45,7 +48,14 @@ SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes":
 _READ_WAIT_MS = 500  # for a follower of the old leader whose high watermark lags after an election
 _VISIBLE_PAUSE_S = 0.1  # a new topic is known to all brokers after some of these
 _DENIED = (29, 31)  # TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
-
+_ALL_REPLICAS = -1  # acks
+_MAGIC = 2
+_NO_PRODUCER = -1
+# Too few replicas in sync: the same request succeeds once they are back. Source: Kafka's Errors.
+_NOT_ENOUGH_REPLICAS = (
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+)
 
 # Of the metadata topic per fetch. Decoding so much holds everything else up for some 20 ms.
 READ_BYTES = 256 * KiB
@@ -100,13 +110,19 @@ class KafkaMetadataLog:
         """
         tip = self._tip(partition)
         wait_max_ms = self._cluster_config.request_max_ms
-        now_ms = self._wall_clock_ms()
+        batch = DefaultRecordBatchBuilder(
+            _MAGIC, 0, False, _NO_PRODUCER, _NO_PRODUCER, _NO_PRODUCER, batch_size=0
+        )
+        batch.append(0, self._wall_clock_ms(), None, value, [])
+        asked = ProduceRequest.TopicProduceData
+        place = asked.PartitionProduceData(index=partition, records=bytes(batch.build()))
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
-            request = messages.produce_request(topic, partition, value, now_ms, wait_max_ms)
-            return messages.produced_at(
-                await connection.call(request, ProduceResponse, extra_ms=wait_max_ms)
+            data = asked(name=topic.name, topic_id=topic.topic_id, partition_data=[place])
+            request = ProduceRequest(
+                transactional_id=None, acks=_ALL_REPLICAS, timeout_ms=wait_max_ms, topic_data=[data]
             )
+            return _produced_at(await connection.call(request, ProduceResponse, wait_max_ms))
 
         with _as_storage_errors(f"append to {tip}"):
             return await self._cluster.ask_leader(tip, ask)
@@ -154,14 +170,19 @@ class KafkaMetadataLog:
         replicas = self._config.topic_replication_factor
         wait_max_ms = self._cluster_config.request_max_ms
 
+        settings = {**SETTINGS, "min.insync.replicas": str(max(1, replicas - 1))}
+        asked = CreateTopicsRequest.CreatableTopic
+        topic = asked(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replicas,
+            assignments=[],
+            configs=[asked.CreatableTopicConfig(name=k, value=v) for k, v in settings.items()],
+        )
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=wait_max_ms, validate_only=False)
+
         async def ask(connection: BrokerConnection) -> None:
-            settings = {**SETTINGS, "min.insync.replicas": str(max(1, replicas - 1))}
-            request = messages.create_topic_request(
-                name, partitions, replicas, settings, wait_max_ms
-            )
-            messages.check_created(
-                await connection.call(request, CreateTopicsResponse, extra_ms=wait_max_ms)
-            )
+            _check_created(await connection.call(request, CreateTopicsResponse, wait_max_ms))
 
         try:
             await self._cluster.ask_any(ask)
@@ -216,10 +237,35 @@ def settings_fault(name: str, settings: dict[str, str]) -> str | None:
     )
 
 
+def _produced_at(answer: Any) -> int:
+    """The record's offset. Raises ClusterError; ClusterUnavailable for too few replicas."""
+    for topic in answer.responses:
+        for partition in topic.partition_responses:
+            code = partition.error_code
+            if code in _NOT_ENOUGH_REPLICAS:
+                raise ClusterUnavailable("Produce: too few replicas are in sync", code)
+            raise_for(code, "Produce")
+            return int(partition.base_offset)
+    raise ClusterError("Produce was answered without the partition")
+
+
+def _check_created(answer: Any) -> None:
+    """Raises ClusterError; ClusterUnavailable where another broker has to be asked. Another
+    instance may have created it meanwhile.
+    """
+    for topic in answer.topics:
+        code = topic.error_code
+        if code == ErrorCode.NOT_CONTROLLER:
+            raise ClusterUnavailable("CreateTopics: not the controller", code)
+        if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            why = f": {topic.error_message}" if topic.error_message else ""
+            raise ClusterError(f"CreateTopics of {topic.name}: error {code}{why}", code)
+
+
 def _chunk(records: bytes | memoryview, from_offset: int) -> LogChunk:
     values: list[tuple[int, bytes]] = []
     next_offset = from_offset
-    for offset, value in messages.values_in(records):
+    for offset, value in values_in(records):
         if value is not None and offset >= from_offset:
             values.append((offset, value))
         next_offset = max(next_offset, offset + 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import Struct, calcsize
-from typing import NamedTuple
 from uuid import UUID
 
 from fetchproxy_protocol.apis import ApiKey, is_flexible
@@ -26,13 +25,6 @@ _ZERO = UUID(int=0)
 _NO_EPOCH = (-1,)
 
 
-class BrokerEntry(NamedTuple):
-    node_id: int
-    host: str
-    port: int
-    rack: str | None
-
-
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
     """`topic_id` is the zero UUID on brokers before 2.8. Leader -1: none at the moment."""
@@ -47,7 +39,7 @@ class TopicInfo:
 class MetadataAnswer:
     """`failed` has the topics that were asked for and refused, by name or by id."""
 
-    brokers: dict[int, BrokerEntry] = field(default_factory=dict)
+    brokers: dict[int, tuple[str, int]] = field(default_factory=dict)  # by id: host, port
     topics: list[TopicInfo] = field(default_factory=list)
     failed: dict[str | UUID, int] = field(default_factory=dict)  # -> error code
     cluster_id: str | None = None
@@ -57,9 +49,9 @@ class MetadataAnswer:
         flexible = is_flexible(ApiKey.METADATA, api_version)
         cursor.skip(4, "throttle time")
         for _ in range(cursor.count(flexible) or 0):
-            node_id, host, port = cursor.int32(), cursor.string(flexible), cursor.int32()
-            rack = cursor.nullable_string(flexible)
-            self.brokers[node_id] = BrokerEntry(node_id, host, port, rack)
+            node_id = cursor.int32()
+            self.brokers[node_id] = cursor.string(flexible), cursor.int32()
+            cursor.skip_string(flexible)  # rack
             cursor.skip_tags(flexible)
             yield
         self.cluster_id = cursor.nullable_string(flexible)

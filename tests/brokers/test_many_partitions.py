@@ -14,7 +14,7 @@ from fetchproxy_protocol import list_offsets, offset_for_leader_epoch
 from fetchproxy_protocol import topic_entries as topic_metadata
 from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.headers import peek_request_header
-from fetchproxy_protocol.topic_entries import BrokerEntry, MetadataAnswer
+from fetchproxy_protocol.topic_entries import MetadataAnswer
 from kafka.protocol.consumer.offsets import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -349,7 +349,7 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
     told = TOPICS["topic-1"] if version >= 10 else UUID(int=0)
     leaders = {n: (fleet.leader(n), 7 if version >= 7 else -1) for n in range(PARTITIONS)}
     assert decoded == MetadataAnswer(
-        {n: BrokerEntry(n, "127.0.0.1", 0, None) for n in NODES},
+        dict.fromkeys(NODES, ("127.0.0.1", 0)),
         [TopicInfo(told, "topic-1", False, leaders)],
         {SECRET: NOT_AUTHORIZED},
         "c",

@@ -561,35 +561,29 @@ class GroupCoordinator:
     _limits: StandaloneLimits
     _memory: GroupMemory
     _new_member_id: NewMemberId
-    _groups: dict[str, ClassicGroup] = field(default_factory=dict)
+    by_id: dict[str, ClassicGroup] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)  # bytes, by group
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
 
     def close(self) -> None:
         """No timer outlives its owner; whoever waits is told to look for a coordinator."""
-        for group in list(self._groups.values()):
+        for group in list(self.by_id.values()):
             group.kill()
             self._settle(group)
 
-    def groups(self) -> Iterable[ClassicGroup]:
-        return self._groups.values()
-
-    def group(self, group_id: str) -> ClassicGroup | None:
-        return self._groups.get(group_id)
-
     async def join(self, group_id: str, request: JoinRequest) -> JoinReply:
         """When all members have joined, or the request's rebalance timeout is over."""
-        group = self._groups.get(group_id)
+        group = self.by_id.get(group_id)
         if group is None:
             if request.member_id:
                 return JoinReply(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-            if len(self._groups) >= self._limits.groups_max:
+            if len(self.by_id) >= self._limits.groups_max:
                 LIMITS_REACHED.labels("groups_max").inc()
                 return JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED)
             group = ClassicGroup(group_id, self._limits, self._new_member_id)
         if self._is_full(self._more_bytes(group, request)):
             return JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id)
-        self._groups[group_id] = group
+        self.by_id[group_id] = group
         reply: asyncio.Future[JoinReply] = asyncio.get_running_loop().create_future()
         group.join(self._now(), request, partial(_give, reply))
         self._note_size(group)
@@ -598,7 +592,7 @@ class GroupCoordinator:
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncReply:
         """When the leader has sent everybody's assignment."""
-        group = self._groups.get(group_id)
+        group = self.by_id.get(group_id)
         if group is None:
             return SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)
         given = sum(len(data) for _, data in request.assignments)
@@ -613,7 +607,7 @@ class GroupCoordinator:
         return await reply
 
     def heartbeat(self, group_id: str, member: Membership) -> ErrorCode:
-        group = self._groups.get(group_id)
+        group = self.by_id.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         error = group.heartbeat(self._now(), member)
@@ -624,7 +618,7 @@ class GroupCoordinator:
         self, group_id: str, members: Sequence[tuple[str, str | None]]
     ) -> list[ErrorCode] | None:
         """For each (member id, instance id); None where there is no such group."""
-        group = self._groups.get(group_id)
+        group = self.by_id.get(group_id)
         if group is None:
             return None
         errors = [group.leave(self._now(), *member) for member in members]
@@ -633,7 +627,7 @@ class GroupCoordinator:
         return errors
 
     def check_commit(self, group_id: str, member: Membership) -> ErrorCode:
-        group = self._groups.get(group_id)
+        group = self.by_id.get(group_id)
         if group is None:
             # Readers that assign themselves their partitions belong to no generation.
             return ErrorCode.NONE if member.generation < 0 else ErrorCode.ILLEGAL_GENERATION
@@ -669,14 +663,14 @@ class GroupCoordinator:
         if timer is not None:
             timer.cancel()
         if group.unused or group.state is GroupState.DEAD:
-            self._groups.pop(group.group_id, None)
+            self.by_id.pop(group.group_id, None)
             self._memory.take(-self._sizes.pop(group.group_id, 0))
         else:
             at = group.next_deadline()
             if at is not None:
                 loop = asyncio.get_running_loop()
                 self._timers[group.group_id] = loop.call_at(at, self._advance, group)
-        ARCHIVE_ONLY_GROUPS.set(len(self._groups))
+        ARCHIVE_ONLY_GROUPS.set(len(self.by_id))
 
     def _advance(self, group: ClassicGroup) -> None:
         # The loop may call a timer earlier than its time, by its clock's resolution.

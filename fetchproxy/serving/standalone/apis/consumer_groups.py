@@ -163,7 +163,7 @@ async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
     found = {
         group_id: ("consumer", GroupState.EMPTY) for group_id in sorted(parts.offsets.groups())
     }
-    for group in parts.groups.groups():
+    for group in parts.groups.by_id.values():
         found[group.group_id] = (group.protocol_type or "", group.state)
     groups = [
         {
@@ -199,7 +199,7 @@ def _described_group(parts: ArchiveOnlyParts, request: Request, group_id: str) -
     }
     if not request.may_join(group_id):
         return blank | {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "group_state": ""}
-    group = parts.groups.group(group_id)
+    group = parts.groups.by_id.get(group_id)
     if group is not None:
         return {
             "group_id": group_id,
@@ -245,7 +245,7 @@ async def _delete_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[
 
 
 async def _delete_group(parts: ArchiveOnlyParts, group_id: str) -> ErrorCode:
-    if parts.groups.group(group_id) is not None:
+    if group_id in parts.groups.by_id:
         return ErrorCode.NON_EMPTY_GROUP
     keys = [key for key, _ in parts.offsets.of_group(group_id)]
     if not keys:
