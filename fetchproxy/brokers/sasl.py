@@ -203,7 +203,8 @@ class SaslCredentials:
         username = self._config.sasl_username
         if self.mechanism == "PLAIN":
             return SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=password)
-        username = _escaped(username or "")
+        # As it is inside SCRAM's comma separated messages (RFC 5802, 5.1: saslname).
+        username = (username or "").replace("=", "=3D").replace(",", "=2C")
         scram = SaslMechanismScram(
             sasl_mechanism=self.mechanism,
             sasl_plain_username=username,
@@ -276,8 +277,3 @@ def _token_source(config: ClusterConfig) -> Tokens | None:
 
 def _secret(secret: SecretStr | SecretFile | Path | None, key: str) -> str:
     return secret_from(secret, key) or ""
-
-
-def _escaped(name: str) -> str:
-    """A user name inside SCRAM's comma separated messages (RFC 5802, 5.1: saslname)."""
-    return name.replace("=", "=3D").replace(",", "=2C")

@@ -52,10 +52,7 @@ _ALL_REPLICAS = -1  # acks
 _MAGIC = 2
 _NO_PRODUCER = -1
 # Too few replicas in sync: the same request succeeds once they are back. Source: Kafka's Errors.
-_NOT_ENOUGH_REPLICAS = (
-    ErrorCode.NOT_ENOUGH_REPLICAS,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-)
+_NOT_ENOUGH_REPLICAS = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 
 # Of the metadata topic per fetch. Decoding so much holds everything else up for some 20 ms.
 READ_BYTES = 256 * KiB

@@ -237,8 +237,10 @@ NOBODY = User("", Names.of(()), Names.of(()))
 
 # The users of an archive, as their file says: TOML, a table for each user.
 #
-# [alice] topics = ["orders", "payments-*"] groups = ["alice-*"] SCRAM-SHA-256 =
-# "salt=…,stored_key=…,server_key=…,iterations=16384"
+#     [alice]
+#     topics = ["orders", "payments-*"]
+#     groups = ["alice-*"]
+#     SCRAM-SHA-256 = "salt=…,stored_key=…,server_key=…,iterations=16384"
 
 _TOPICS, _GROUPS = "topics", "groups"
 
