@@ -24,8 +24,7 @@ def is_topic_name(text: str) -> bool:
     return _TOPIC_NAME.fullmatch(text) is not None and text not in (".", "..")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TopicIdPartition:
+class TopicIdPartition(NamedTuple):
     """One partition of one *incarnation* of a topic: a re-created topic has another id."""
 
     topic_id: UUID
@@ -43,21 +42,6 @@ class TopicIdPartition:
     def order(self) -> tuple[int, str, int]:
         """As `<`, for sorting thousands: there UUID's own would take most of the time."""
         return self.topic_id.int, self.topic, self.partition
-
-    # Both are asked for two dozen times a fetch: UUID's own would take most of the time.
-    def __hash__(self) -> int:
-        return hash(self.topic_id.int + self.partition)
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if type(other) is not TopicIdPartition:
-            return NotImplemented
-        return (
-            self.partition == other.partition
-            and self.topic_id.int == other.topic_id.int
-            and self.topic == other.topic
-        )
 
 
 class RemoteLogSegmentState(IntEnum):

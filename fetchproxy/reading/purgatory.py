@@ -29,7 +29,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.reading.chunk_cache import Chunk, ChunkKey
 from fetchproxy.reading.disk_cache import DiskCache
-from fetchproxy.reading.fetcher_pool import FetcherPool, HedgedReads, Load, LoopSteps
+from fetchproxy.reading.fetcher_pool import FetcherPool, HedgedReads, Load
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.read_ahead import ReadAhead, ReadAheadLoads
 from fetchproxy.reading.segment_loads import SegmentLoads
@@ -49,6 +49,7 @@ from fetchproxy.reading.segment_reader import (
     Served,
 )
 from fetchproxy.reading.timestamp_lookup import TimestampLookup
+from fetchproxy.runtime.loop import LoopSteps
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
@@ -333,20 +334,22 @@ class RemoteFetchPurgatory:
         bytes_max: int,
         deadline: float,
         completed: asyncio.Event | None = None,
+        views: Sequence[PartitionView] = (),
     ) -> DelayedRemoteFetch:
         """Begin to read all `requests`, in their order, for one fetch.
 
         Requests are read in parallel as far as `bytes_max` could take them; what the first ones
         use up is not there for the last, so the caller rotates them as brokers do. `deadline` is
         loop time (s): the fetch completes then at the latest. Never raises for a store's sake.
-        `completed` is set then; several fetches may share it.
+        `completed` is set then; several fetches may share it. `views`: of the requests, if the
+        caller has just looked at them; what has to wait is looked at anew.
         """
         completed = completed or asyncio.Event()
         fetch = DelayedRemoteFetch(requests, bytes_max, deadline, completed, self._cancel)
         now = asyncio.get_running_loop().time()
         if self._closed:
             fetch.complete(CompletionReason.CANCELLED, {})
-        elif not self._try_complete(fetch, now):
+        elif not self._try_complete(fetch, now, views):
             if deadline <= now:
                 self._register(fetch, now)  # the work begins, although nobody waits
                 self._expire(fetch)
@@ -392,9 +395,11 @@ class RemoteFetchPurgatory:
         for i in _pursued(fetch):
             fetch.reads[i] = self._pending.ask(fetch.requests[i], wanted_until, fetch)
 
-    def _try_complete(self, fetch: DelayedRemoteFetch, now: float) -> bool:
+    def _try_complete(
+        self, fetch: DelayedRemoteFetch, now: float, views: Sequence[PartitionView] = ()
+    ) -> bool:
         """Complete with what memory has, if it has anything."""
-        results, needs = self._collect(fetch, now)
+        results, needs = self._collect(fetch, now, views)
         if not results:
             return False
         data = any(result.size_bytes for result in results.values())
@@ -405,7 +410,7 @@ class RemoteFetchPurgatory:
         return True
 
     def _collect(
-        self, fetch: DelayedRemoteFetch, now: float
+        self, fetch: DelayedRemoteFetch, now: float, views: Sequence[PartitionView]
     ) -> tuple[dict[int, RemoteReadResult], dict[int, Need]]:
         """What memory has for each request, within the fetch's bytes; and what is lacking."""
         results: dict[int, RemoteReadResult] = {}
@@ -422,6 +427,7 @@ class RemoteFetchPurgatory:
                 now if read is None else read.created_at,
                 now,
                 NO_CHUNKS if read is None else read.held,
+                views[i] if views else None,
             )
             if isinstance(outcome, Served):
                 results[i] = outcome.result

@@ -59,7 +59,7 @@ class RemoteReadResult(NamedTuple):
     `error`: OffsetNotArchived, judged by a view that is newer than the request; OffsetLost;
     CorruptSegment; or StorageUnavailable, which is stated only after `remote_error_after_ms` of
     failures. `skipped`: the recorded gap between the fetch offset and the records, as (first, last)
-    lost offsets.
+    lost offsets. `view`: the archive that the records are of.
     """
 
     records: tuple[memoryview | bytes, ...]
@@ -67,6 +67,7 @@ class RemoteReadResult(NamedTuple):
     error: FetchProxyError | None
     size_bytes: int
     skipped: tuple[int, int] | None = None
+    view: PartitionView | None = None
 
 
 NOTHING_YET = RemoteReadResult((), (), None, 0)
@@ -268,14 +269,16 @@ class SegmentReader:
         fresh_since: float,
         now: float,
         held: Mapping[ChunkKey, Chunk] = NO_CHUNKS,
+        view: PartitionView | None = None,
     ) -> Served | RemoteReadResult | Need:
         """Served: data. RemoteReadResult: an error, or NOTHING_YET where no batch fits.
 
         At most `bytes_max` and `request.bytes_max` bytes; with `min_one` the first batch comes
         whole even when it is larger. "Not archived" is said only by a view that was read at or
-        after `fresh_since`. `held` are chunks that the caller keeps alive, cached or not.
+        after `fresh_since`. `held` are chunks that the caller keeps alive, cached or not. `view`:
+        the archive, if the caller has just looked at it.
         """
-        view = self._rlmm.view(request.tip)
+        view = view or self._rlmm.view(request.tip)
         if view is None:
             return NeedView(request.tip, fresh_since)
         place = self.locate(view, request.fetch_offset, fresh_since, now)
@@ -296,7 +299,7 @@ class SegmentReader:
         if start == end:
             if up_to is not None and chunk.readable_from(request.fetch_offset, up_to) == 0:
                 further = request._replace(fetch_offset=up_to + 1)  # nothing more counts here
-                return self.read(further, bytes_max, min_one, fresh_since, now, held)
+                return self.read(further, bytes_max, min_one, fresh_since, now, held, view)
             return NOTHING_YET
         answer = _Answer()
         answer.add(place, chunk, start, end, last)
@@ -308,7 +311,8 @@ class SegmentReader:
         skipped = None
         if place.metadata.start_offset > request.fetch_offset:
             skipped = view.gap_around(place.metadata.start_offset - 1)
-        result = RemoteReadResult(tuple(answer.records), aborted, None, answer.size_bytes, skipped)
+        records, size_bytes = tuple(answer.records), answer.size_bytes
+        result = RemoteReadResult(records, aborted, None, size_bytes, skipped, view)
         return Served(result, answer.last + 1, answer.place, tuple(answer.chunks))
 
     def locate(

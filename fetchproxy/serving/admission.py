@@ -64,20 +64,24 @@ class AnswerBudget:
             return left
         return self._answer_max
 
-    async def wait_for_room(self, deadline: float) -> None:
-        """While it is full, until it is this one's turn; at most to `deadline` (loop time, s)."""
+    async def wait_for_room(self, deadline: float) -> bool:
+        """While it is full, until it is this one's turn; at most to `deadline` (loop time, s).
+
+        True: it waited.
+        """
         if not self.full:
-            return
+            return False
         turn = asyncio.Event()
         self._waiting.append(turn)
         try:
             async with asyncio.timeout_at(deadline):
                 await turn.wait()
         except TimeoutError:
-            return
+            pass
         finally:
             if not turn.is_set():
                 self._waiting.remove(turn)
+        return True
 
     @contextmanager
     def taking(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
@@ -154,14 +158,15 @@ class AnswerTurns:
         self._taken: dict[Hashable, float] = {}  # since loop time, s; the oldest first
         self._timer: asyncio.TimerHandle | None = None  # for the oldest; only while others wait
 
-    async def take(self, connection: Hashable, size_bytes: int, deadline: float) -> None:
+    async def take(self, connection: Hashable, size_bytes: int, deadline: float) -> bool:
         """Wait for a turn; from `deadline` (loop time, s) on without one. `give_back` must follow.
+        True: it waited.
 
         `size_bytes`: what the answer may take, which counts as given to the connection.
         """
         if len(self._taken) < self._turns_max:  # so nobody waits
             self._taken[connection] = asyncio.get_running_loop().time()
-            return
+            return False
         LIMITS_REACHED.labels("remote_answer_turns_max").inc()
         begun = self._begun[connection] = asyncio.Event()
         self._queue.push(connection, connection, max(size_bytes, COST_BYTES_MIN))
@@ -171,6 +176,7 @@ class AnswerTurns:
                 await begun.wait()
         except TimeoutError:
             self.give_back(connection)
+        return True
 
     def give_back(self, connection: Hashable) -> None:
         """Its turn, or its place in the queue; also where it has neither."""
@@ -278,8 +284,8 @@ class Admission(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Share:
-    """One connection's, which has one fetch at a time. `payer()`: `payer_of` its transport, which
-    is known when it is there.
+    """One connection's, which has one fetch at a time. `payer`: `payer_of` its transport, from the
+    moment on that this is there, or the user who has logged in.
 
     A fetch asks how long it owes (`owed_s`). If it owes nothing it may `enter`: its turn has come,
     and there is memory for its answer. Before it waits for the store it lets others go on
@@ -292,7 +298,7 @@ class Share:
     """
 
     _admission: Admission
-    _payer: Callable[[], str]
+    payer: str = ""
     _pause_s: float = 0.0  # that it was told to wait
     _waited: bool = False
     _charged: int = 0
@@ -339,16 +345,19 @@ class Share:
     def owed_s(self) -> float:
         """At the begin of a fetch: for so long it may have nothing of the archive."""
         waited, self._waited = self._waited, False
-        return 0.0 if waited else self._admission.rates.owed_s(self._payer())
+        return 0.0 if waited else self._admission.rates.owed_s(self.payer)
 
     def reads_max(self, bytes_max: int) -> int:
         """Of `bytes_max` wanted bytes, what is to be read for one answer."""
         return self._admission.rates.room(bytes_max)
 
-    async def enter(self, bytes_max: int, deadline: float) -> None:
-        """Waits for a turn, and for memory; from `deadline` (loop time, s) on it goes without."""
-        await self._admission.turns.take(self, bytes_max, deadline)
-        await self._admission.answers.wait_for_room(deadline)
+    async def enter(self, bytes_max: int, deadline: float) -> bool:
+        """Waits for a turn, and for memory; from `deadline` (loop time, s) on it goes without.
+
+        True: it waited.
+        """
+        waited = await self._admission.turns.take(self, bytes_max, deadline)
+        return await self._admission.answers.wait_for_room(deadline) or waited
 
     def to_store(self) -> None:
         """The store is waited for, so others may go on; also where nothing was entered."""
@@ -365,7 +374,7 @@ class Share:
         `told`: the client is made to wait. Where it is not, it has nothing more until it has paid.
         """
         self._charged += size_bytes
-        owed_s = self._admission.rates.spend(self._payer(), size_bytes)
+        owed_s = self._admission.rates.spend(self.payer, size_bytes)
         self._pause_s = owed_s if told else 0.0
         if not self._pause_s:
             return 0

@@ -5,7 +5,7 @@ behind lost offsets.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -19,6 +19,7 @@ from fetchproxy_protocol.fetch import (
     fetch_offset,
 )
 
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.observability.metrics import OFFSETS_SKIPPED, READERS_LED_ON
 from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
@@ -30,6 +31,8 @@ from fetchproxy.reading.segment_reader import (
 from fetchproxy.serving.admission import Client
 
 log = structlog.get_logger(__name__)
+
+NOT_LOOKED_AT: Mapping[PartitionKey, PartitionView] = {}
 
 
 @dataclass(slots=True)
@@ -52,12 +55,19 @@ class ArchivedReads:
     completed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def watch(
-        self, remote: Iterable[tuple[PartitionKey, TopicIdPartition]], deadline: float
+        self,
+        remote: Iterable[tuple[PartitionKey, TopicIdPartition]],
+        deadline: float,
+        views: Mapping[PartitionKey, PartitionView] = NOT_LOOKED_AT,
+        held: Set[TopicIdPartition] = frozenset(),
     ) -> None:
-        """Begin reading the first ones; completes at once where the chunk cache has it all."""
+        """Begin reading the first ones but those that are `held`; completes at once where the chunk
+        cache has it all. `views`: of them all, as just looked at.
+        """
         if self.owed_s:
             return
-        keys = list(islice(remote, PARTITIONS_READ_MAX - len(self.read_for())))
+        free = ((key, tip) for key, tip in remote if tip not in held) if held else remote
+        keys = list(islice(free, PARTITIONS_READ_MAX - len(self.read_for())))
         if not keys:
             return
         isolation = IsolationLevel(self.request.isolation_level)
@@ -67,7 +77,11 @@ class ArchivedReads:
             offset, bytes_max = fetch_offset(entry), entry_bytes_max(entry)
             reads.append(RemoteReadRequest(tip, offset, bytes_max, isolation, self.client))
         delayed = self.purgatory.watch(
-            reads, bytes_max=self.bytes_max, deadline=deadline, completed=self.completed
+            reads,
+            bytes_max=self.bytes_max,
+            deadline=deadline,
+            completed=self.completed,
+            views=[views[key] for key, _ in keys] if views else (),
         )
         self.watched.append((keys, delayed))
 

@@ -25,9 +25,8 @@ from fetchproxy_protocol.primitives import INT32, Buffer
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, WIRE_ERRORS
-from fetchproxy.reading.fetcher_pool import LoopSteps
-from fetchproxy.runtime.loop import MESSAGES_A_TURN
-from fetchproxy.serving.admission import payer_of
+from fetchproxy.runtime.loop import MESSAGES_A_TURN, LoopSteps
+from fetchproxy.serving.admission import Admission, Share, payer_of
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
 from fetchproxy.tls.contexts import looks_like_tls
@@ -67,14 +66,15 @@ class ClientSession(asyncio.BufferedProtocol):
 
     requests: RequestFraming[Any]
 
-    def __init__(self, owner: SessionOwner, steps: LoopSteps) -> None:
+    def __init__(self, owner: SessionOwner, steps: LoopSteps, admission: Admission) -> None:
         self._owner = owner
         self._config = owner.config
         self._limits = owner.limits
         self._receive = owner.receive
         self._steps = steps
         self.warnings = owner.warnings
-        self.client = self.payer = ""  # both set when it is there
+        self.client = ""  # set when it is there
+        self.share = Share(admission)
         self._transport: asyncio.Transport | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self.closing = False
@@ -91,7 +91,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.client = f"{peer[0]}:{peer[1]}" if peer else "unknown"
-        self.payer = payer_of(transport)
+        self.share.payer = payer_of(transport)
         self._transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         self._owner.made(self)
 
@@ -120,6 +120,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self.share.close()
         self._end()
         self._owner.lost(self)
 
@@ -249,9 +250,9 @@ class ClientSession(asyncio.BufferedProtocol):
 
     @property
     def kept_bytes(self) -> int:
-        """In memory: what is unsent, and what is not whole."""
+        """In memory: what is unsent, what is not whole, and of its appetite."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return unsent + self.requests.kept_bytes
+        return unsent + self.requests.kept_bytes + self.share.kept_bytes
 
     # -- answers -----------------------------------------------------------------------------------
     def write_to_client(self, data: Buffer) -> None:

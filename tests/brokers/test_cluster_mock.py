@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -110,7 +109,7 @@ async def test_fetch_gives_whole_raw_batches(
         now = asyncio.get_running_loop().time()
         assert cluster.knows_log_edges(tip, now - 60)
         assert not cluster.knows_log_edges(tip, now + 1)
-        assert not cluster.knows_log_edges(replace(tip, partition=0), now - 60)
+        assert not cluster.knows_log_edges(tip._replace(partition=0), now - 60)
 
 
 async def test_out_of_range_is_an_answer(mock_producer: Producer, config: ClusterConfig) -> None:

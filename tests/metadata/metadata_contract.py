@@ -511,7 +511,7 @@ class MetadataContract:
             assert await manager.archived_topics(now()) == {TIP.topic_id}
 
     async def test_a_topic_is_read_as_its_partitions_are(self, backing: Backing) -> None:
-        third = replace(TIP, partition=12)
+        third = TIP._replace(partition=12)
         other_topic = TopicIdPartition(UUID(int=5), "orders", 1)
         async with backing.manager() as writer, backing.manager() as reader:
             await copied(writer, segment(1, 0, 9))

@@ -17,7 +17,7 @@ from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
 from fetchproxy.storage.attached_topics import AttachedObjectStore, AttachedTopic
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-SECOND = replace(TIP, partition=1)
+SECOND = TIP._replace(partition=1)
 LOG, INDEX = SegmentFile.LOG, SegmentFile.INDEX
 
 

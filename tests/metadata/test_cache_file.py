@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -284,7 +283,7 @@ def test_to_be_loaded_first(tmp_path: Path) -> None:
 
 def test_another_magic_and_another_topic(written: CacheFile, tmp_path: Path, path: Path) -> None:
     other = TopicIdPartition(UUID(int=9), "orders", 3)
-    for tip in (other, replace(TIP, partition=TIP.partition + 1)):
+    for tip in (other, TIP._replace(partition=TIP.partition + 1)):
         assert CacheFile(path, tip).load() == CachedEntries(b"", 0, damaged=True)
     good = path.read_bytes()
     older = b"\x00\x00" + good[2:-15]

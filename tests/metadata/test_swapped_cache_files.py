@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 from memory_metadata_log import MemoryMetadataLog
@@ -13,7 +12,7 @@ from structlog.testing import capture_logs
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.topic_based import TopicFollower
 
-OTHER = replace(TIP, partition=TIP.partition + 1)
+OTHER = TIP._replace(partition=TIP.partition + 1)
 
 
 async def known(config: MetadataConfig, log: MemoryMetadataLog) -> list[list[object]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 from virtual_loop import VirtualTimeLoop, run_virtual
 
-from fetchproxy.reading.fetcher_pool import LoopSteps
+from fetchproxy.runtime.loop import LoopSteps
 
 READERS = 5
 

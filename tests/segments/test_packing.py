@@ -121,8 +121,8 @@ def test_a_block_counts_in_its_own_place_alone(cipher: Cipher | None) -> None:
             read(packing, cipher, changed, whole(packing))
     tip = SEGMENT.topic_id_partition
     for other in (
-        RemoteLogSegmentId(replace(tip, partition=1), SEGMENT.id),
-        RemoteLogSegmentId(replace(tip, topic_id=UUID(int=2)), SEGMENT.id),
+        RemoteLogSegmentId(tip._replace(partition=1), SEGMENT.id),
+        RemoteLogSegmentId(tip._replace(topic_id=UUID(int=2)), SEGMENT.id),
         RemoteLogSegmentId(tip, UUID(int=8)),
     ):
         transplanted = packed(log, cipher, compress=False, segment_id=other)[1]

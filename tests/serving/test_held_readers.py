@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from uuid import UUID
 
 from fetchproxy_protocol.fetch import PartitionKey
@@ -72,7 +71,7 @@ def test_all_held_partitions_are_one_look_a_second_and_none_where_nobody_is_held
             assert not judge.looks
             keys = [(b"t", n) for n in range(1_000)]
             for key in keys:
-                tip = replace(TIP, partition=key[1])
+                tip = TIP._replace(partition=key[1])
                 held.hold(reader, False, key, 7, Judgement(Verdict.HOLD, tip))
             assert in_metric() == 1_000
             await asyncio.sleep(5.5)

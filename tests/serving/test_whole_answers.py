@@ -12,12 +12,12 @@ from fetchproxy_protocol.apis import ErrorCode, WireError
 from fetchproxy_protocol.fetch import TopicRef
 from fetchproxy_protocol.primitives import INT32, Buffer
 
+from fetchproxy.serving.relay.apis.fetch import FetchAnswer
 from fetchproxy.serving.relay.broker_link import (
     WALKED_BYTES,
     WHOLE_BYTES_MAX,
     Answer,
     BrokerLink,
-    FetchAnswer,
     HeldAnswer,
     Payload,
 )
@@ -82,6 +82,7 @@ class Conversation:
     def __init__(self, answer: Answer) -> None:
         self.client = Client()
         self.link = BrokerLink(self.client, ReceiveBuffer(), Wire(), 1 << 20)
+        self.link.tells_answered = True
         self.link.connection_made(Wire())
         self.link.expected.append(answer)
 

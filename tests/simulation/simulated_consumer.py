@@ -200,10 +200,12 @@ class SimulatedConsumer:
         rng = self.rng
         if rng.random() < self.habits.seeks and not self.world.faults_over:
             tip = rng.choice(tips)
-            first = self.world.log_of(tip).first_offset
-            self.positions[tip] = rng.randint(first, self.positions[tip])
-            if self.positions[tip] <= self.world.log_of(tip).final_offset:
-                self.above.discard(tip)
+            log = self.world.log_of(tip)
+            # No higher than what is there by now: above it the broker says that it is out of range.
+            self.positions[tip] = rng.randint(
+                log.first_offset, min(self.positions[tip], log.high_watermark)
+            )
+            self.above.discard(tip)
             self.starving_since.pop(tip, None)
             self.world.note(self.name, "seeks", str(tip), self.positions[tip])
         if rng.random() < self.habits.pauses:

@@ -22,8 +22,8 @@ from fetchproxy.serving import session as request_reader
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import SWEEP_INTERVAL_S
 from fetchproxy.serving.relay.apis import fetch as fetch_api
+from fetchproxy.serving.relay.broker_link import BrokerLink
 from fetchproxy.serving.relay.fetch_session import ASKED_BYTES
-from fetchproxy.serving.relay.session import RelaySession
 from fetchproxy.serving.relay.withheld import SPLIT_AT_ONCE, FetchJudging
 
 VERSION = 12
@@ -180,7 +180,7 @@ def test_who_sends_many_requests_at_once_gets_a_few_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     handled: Counter[tuple[str, int]] = Counter()  # by side and turn of the loop
-    peek, write = request_reader.peek_request_header, RelaySession.answered
+    peek, write = request_reader.peek_request_header, BrokerLink._finish
 
     def turn() -> int:
         loop = asyncio.get_running_loop()
@@ -191,12 +191,12 @@ def test_who_sends_many_requests_at_once_gets_a_few_in_each_turn(
         handled["requests", turn()] += 1
         return peek(view, pos, end)
 
-    def answered(session: RelaySession) -> None:
+    def answered(link: BrokerLink) -> None:
         handled["answers", turn()] += 1
-        write(session)
+        write(link)
 
     monkeypatch.setattr(request_reader, "peek_request_header", peeked)
-    monkeypatch.setattr(RelaySession, "answered", answered)
+    monkeypatch.setattr(BrokerLink, "_finish", answered)
 
     async def main(replay: Replay) -> None:
         connection = await connected("pipelining")

@@ -414,7 +414,7 @@ async def test_a_deleted_partition_has_no_concerns() -> None:
 async def test_what_is_known_is_not_read_again() -> None:
     planted = PlantedArchive()
     objects = planted.rsm.concerns
-    tips = [replace(TIP, partition=number) for number in range(40)]
+    tips = [TIP._replace(partition=number) for number in range(40)]
     concerns = ArchiverConcerns(objects)
     with capture_logs():
         for tip in tips:

@@ -5,6 +5,7 @@ socket.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from asyncio.trsock import TransportSocket
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -13,8 +14,7 @@ from struct import Struct
 from typing import Protocol, cast
 
 from fetchproxy_protocol.apis import FrameTooLarge, MalformedMessage, WireError
-from fetchproxy_protocol.fetch import LogStarts, head_bytes, plain_session_id
-from fetchproxy_protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags, Withhold
+from fetchproxy_protocol.fetch_scan import FetchResponseScan
 from fetchproxy_protocol.primitives import INT32, Buffer
 
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
@@ -25,11 +25,9 @@ from fetchproxy.tls.contexts import looks_like_tls
 # What a connection expects from the broker, in request order: one object per answer.
 #
 # An `Answer` passes untouched. A `HeldAnswer` is gathered whole and rewritten, perhaps after
-# waiting for something. A `FetchAnswer` is scanned while it streams; it may be *parked*: asked for,
-# but not taken off the socket before a fetch of the client wants it.
+# waiting for something. A `ScannedAnswer` is looked at while it streams; it may be *parked*: asked
+# for, but not taken off the socket before a fetch of the client wants it.
 
-# The broker's session id → the one that the client is shown.
-OnPlain = Callable[[int], int]
 Payload = Sequence[Buffer]
 Rewrite = Callable[[bytes], Payload | Awaitable[Payload]]
 
@@ -68,79 +66,19 @@ class HeldAnswer(Answer):
         return False
 
 
-@dataclass(eq=False, repr=False, slots=True)
-class FetchAnswer(Answer):
-    """A Fetch answer on its way. Either attached to the client's fetch, or parked."""
+class ScannedAnswer(Answer, ABC):
+    """An answer that is scanned while it streams. `discarded`: nothing of it leaves."""
 
-    correlation_id: int
-    version: int
-    _splice_tags: SpliceTags
-    log_starts: LogStarts | None = None
-    frame_bytes: int = 0  # known from its arrival on
-    _on_head: OnHead | None = None
-    _on_error: OnError | None = None
-    _withhold: Withhold | None = None
-    any_empty: bool = False  # `withhold` is asked of any answer without records
-    _on_done: Callable[[], None] | None = None
-    on_arrival: Callable[[], None] | None = None
-    on_plain: OnPlain | None = None  # asked in place of `on_head` and `on_error`
-    walked_slowly: bool = False  # it may be of very many partitions
-    discarded: bool = False  # scanned like any other, but nothing leaves
+    __slots__ = ()
 
-    @property
-    def attached(self) -> bool:
-        return self._on_head is not None
+    discarded: bool
 
-    def attach(
-        self,
-        on_head: OnHead,
-        on_error: OnError,
-        on_done: Callable[[], None],
-        withhold: Withhold | None = None,
-    ) -> None:
-        """From now on the answer may flow. The link must be told to go on.
+    @abstractmethod
+    def arrived(self, frame_bytes: int) -> bool:
+        """Its first bytes are there. False: it is parked, see `BrokerLink.go_on`."""
 
-        `withhold`: see `FetchResponseScan`. An answer that it keeps is done like any other.
-        """
-        self._on_head, self._on_error, self._on_done = on_head, on_error, on_done
-        self._withhold = withhold
-
-    def done(self) -> None:
-        if (on_done := self._on_done) is not None:
-            self.let_go()
-            on_done()
-
-    def let_go(self) -> None:
-        """It is done with: what it would have called may hold it, and all of a large request."""
-        self._on_head = self._on_error = self._withhold = None
-        self._on_done = self.on_arrival = self.on_plain = None
-
-    def passes(self, frame: memoryview) -> bool:
-        """False: it is to be scanned."""
-        if self.on_plain is None:
-            return False
-        session_id = plain_session_id(frame, self.version, self.log_starts)
-        if session_id is None:
-            return False
-        self.frame_bytes = len(frame)
-        shown_id = self.on_plain(session_id)
-        if shown_id != session_id:
-            INT32.pack_into(frame, head_bytes(self.version) - INT32.size, shown_id)
-        return True
-
-    def begin(self, frame_bytes: int) -> FetchResponseScan:
-        assert self._on_head is not None
-        assert self._on_error is not None
-        return FetchResponseScan(
-            self.version,
-            frame_bytes,
-            self._on_head,
-            self._on_error,
-            self._splice_tags,
-            self.log_starts,
-            self._withhold,
-            self.any_empty,
-        )
+    @abstractmethod
+    def begin(self) -> FetchResponseScan: ...
 
 
 # How they come: off the broker's socket, in request order.
@@ -160,7 +98,7 @@ class LinkOwner(Protocol):
     def write_pieces(self, pieces: Iterable[Buffer]) -> None: ...
 
     def answered(self) -> None:
-        """One answer has left whole."""
+        """One answer has left whole; only told where `tells_answered`."""
 
     def rewrite(self, answer: HeldAnswer) -> Payload | None:
         """The new payload, or None: `BrokerLink.rewritten` will bring it."""
@@ -194,10 +132,11 @@ class BrokerLink(asyncio.BufferedProtocol):
     expected: deque[Answer] = field(default_factory=deque)
     transport: asyncio.Transport | None = None
     heard: bool = False  # since the owner last looked
+    tells_answered: bool = False  # the owner waits for answers to leave
     _carry: bytearray = field(default_factory=bytearray)
     _left: int = 0  # of a relayed answer
     _scan: FetchResponseScan | None = None
-    _fetch: FetchAnswer | None = None  # that `_scan` walks
+    _scanned: ScannedAnswer | None = None  # that `_scan` walks
     _held: HeldAnswer | None = None
     _waiting: bool = False  # an answer is being rewritten, or parked
     _client_slow: bool = False
@@ -255,8 +194,8 @@ class BrokerLink(asyncio.BufferedProtocol):
         scan, records = self._scan, self._records
         if scan is None or records is None or self._sockets is None:
             return 0
-        assert self._fetch is not None
-        if self._fetch.discarded or self._client.get_write_buffer_size() or self._owner.closing:
+        assert self._scanned is not None
+        if self._scanned.discarded or self._client.get_write_buffer_size() or self._owner.closing:
             return 0
         left = scan.records_left
         return left if left >= records.bytes_min else 0
@@ -432,18 +371,12 @@ class BrokerLink(asyncio.BufferedProtocol):
             raise MalformedMessage(
                 f"broker answered {correlation_id} where {answer.correlation_id} was due"
             )
-        if isinstance(answer, FetchAnswer):
-            answer.frame_bytes = size + 4
-            if not answer.attached:
+        if isinstance(answer, ScannedAnswer):
+            if not answer.arrived(size + 4):
                 self._waiting = True
-                if answer.on_arrival is not None:
-                    answer.on_arrival()
-                # the owner may have attached it at once
-                if not answer.attached:
-                    return False
-                self._waiting = False
-            self._fetch = answer
-            self._scan = answer.begin(size + 4)
+                return False
+            self._scanned = answer
+            self._scan = answer.begin()
         elif isinstance(answer, HeldAnswer):
             answer.left = size + 4
             self._held = answer
@@ -452,7 +385,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         return True
 
     def _feed(self, view: memoryview, pos: int, end: int) -> int:
-        scan, answer = self._scan, self._fetch
+        scan, answer = self._scan, self._scanned
         if scan is not None and answer is not None:
             step = min(scan.left, end - pos)
             pieces = scan.feed(view[pos : pos + step])
@@ -463,7 +396,7 @@ class BrokerLink(asyncio.BufferedProtocol):
             else:
                 self._owner.write_pieces(pieces)
             if scan.done:
-                self._scan = self._fetch = None
+                self._scan = self._scanned = None
                 self._finish()
                 answer.done()
             return pos + step
@@ -483,4 +416,5 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     def _finish(self) -> None:
         self.expected.popleft()
-        self._owner.answered()
+        if self.tells_answered:
+            self._owner.answered()

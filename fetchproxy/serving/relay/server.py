@@ -270,7 +270,8 @@ async def open_gateway(
         clock=listener.clock,
     )
     fetches = _shared_by_fetches(config, archive, listener.limits, rng or random.Random())
-    listener.appetites = fetches.admission.appetites
+    admission = admission_of(config, listener.limits, listener.clock)
+    listener.appetites = admission.appetites
     if health is not None:
         health.watch(lambda now: fetches.held.conditions())
     async with AsyncExitStack() as opened:
@@ -279,7 +280,7 @@ async def open_gateway(
             opened.callback(records.close)
         sasl = config.cluster.security_protocol.startswith("SASL_")
         new_fetches = partial(FetchHandler, shared=fetches)
-        relay = Relay(archive, BEHAVIOURS, new_fetches, records, sasl)
+        relay = Relay(archive, admission, BEHAVIOURS, new_fetches, records, sasl)
         await opened.enter_async_context(listener)
         if first_looks_max_s:
             await _look_first(listener, archive, first_looks_max_s)
@@ -312,7 +313,6 @@ def _shared_by_fetches(
             *(archive.cluster, archive.rlmm, archive.knowledge, archive.clock),
             limits.log_start_max_age_ms / 1000,
         ),
-        admission=admission_of(config, limits, archive.clock),
         wait_max_s=limits.remote_fetch_max_wait_ms / 1000,
         answer_bytes_max=limits.remote_answer_bytes_max,
         permit_ttl_s=gateway.permit_ttl_ms / 1000,

@@ -10,10 +10,10 @@ puts them together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 from fetchproxy_protocol.apis import (
@@ -32,7 +32,7 @@ from fetchproxy.observability.metrics import (
     LIMITS_REACHED,
     RELAYED_BYTES_TO_BROKER,
 )
-from fetchproxy.serving.admission import Share
+from fetchproxy.serving.admission import Admission
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.broker_link import Answer, BrokerLink, HeldAnswer, Payload
 from fetchproxy.serving.relay.served_archive import ServedArchive
@@ -114,7 +114,7 @@ def relayed(first: int, last: int, why: str) -> Behaviour:
 
 
 def _fetch(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    return session.fetch.on_request(frame, body_at)
+    return session.on_fetch(frame, body_at)
 
 
 # A connection has one handler of fetches (`apis.fetch`), as they build upon each other.
@@ -142,17 +142,41 @@ def handling_of(apis: ApiTable, head: RequestHead) -> Passes | Held:
 Connect = Callable[[Callable[[], BrokerLink]], Awaitable[BrokerLink]]
 
 
+class Upstream(NamedTuple):
+    """A fetch that goes to the broker. `expect` makes its answer, when it has been sent: what the
+    broker says cannot come before the loop's next turn, and nobody waits for what is done then.
+    """
+
+    frame: Buffer
+    expect: Callable[[], Answer]
+
+
+class Muting(NamedTuple):
+    """A fetch that the client is muted for while `work` is done. `again`: it is looked at anew
+    afterwards.
+    """
+
+    work: Coroutine[None, None, object]
+    name: str
+    again: bool = False
+
+
+class InTurn(NamedTuple):
+    """A fetch that is answered by `work`, behind all that is due before it: `work(waited)`."""
+
+    work: Callable[[bool], Awaitable[None]]
+    name: str
+
+
 class Fetches(Protocol):
     """The fetches of one connection (`apis.fetch`)."""
-
-    share: Share
 
     @property
     def parked(self) -> object | None:
         """A poll upstream waits for a fetch of the client that takes it up."""
 
-    def on_request(self, frame: bytes, body_at: int) -> bool:
-        """A whole framed request. False: one is under way, come again when the session unmutes."""
+    def on_request(self, frame: bytes, body_at: int) -> Upstream | InTurn | Muting:
+        """What becomes of a whole framed request."""
 
     def only_parked(self, expected: Iterable[Answer]) -> bool:
         """Nothing is due but that poll's answer."""
@@ -175,6 +199,7 @@ class Relay:
     """What all sessions of the relay share. `clients_use_sasl`: brokers ask them for it."""
 
     archive: ServedArchive
+    admission: Admission
     apis: ApiTable
     new_fetches: Callable[[RelaySession], Fetches]
     records: RecordPipe | None
@@ -198,7 +223,7 @@ class RelaySession(ClientSession):
         connect: Connect,
         node_id: int | None = None,
     ) -> None:
-        super().__init__(owner, relay.archive.purgatory.steps)
+        super().__init__(owner, relay.archive.purgatory.steps, relay.admission)
         self._relay = relay
         self._connect = connect
         self.archive = relay.archive
@@ -207,6 +232,7 @@ class RelaySession(ClientSession):
         self.link: BrokerLink | None = None
         self._upstream_slow = False
         self._drained = asyncio.Event()
+        self._drained.set()
         self._wanted = asyncio.Event()  # the broker, or nothing any more
         self.fetch = relay.new_fetches(self)
         self.requests = RelayedRequests(self, owner, relay)
@@ -224,6 +250,11 @@ class RelaySession(ClientSession):
         self.heard = True
         self._take(self._receive.view[:nbytes])
         self._receive.release(self.link.transport if self.link else None)
+
+    def eof_received(self) -> bool:
+        if self.link is not None:
+            self.link.tells_answered = True
+        return super().eof_received()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -259,6 +290,7 @@ class RelaySession(ClientSession):
             return False
         if self.link.transport is None:
             return False
+        self.link.tells_answered = self.requests.ended
         self.link.transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         return True
 
@@ -301,6 +333,8 @@ class RelaySession(ClientSession):
             self._pace()
         if self.requests.ended:  # the bytes of this answer are yet to be written
             asyncio.get_running_loop().call_soon(self.requests.close_if_answered)
+        waits = self.requests.limited or self.requests.ended or not self._drained.is_set()
+        self.link.tells_answered = waits
 
     def rewrite(self, answer: HeldAnswer) -> Payload | None:
         payload = answer.rewrite(bytes(answer.payload))
@@ -356,11 +390,26 @@ class RelaySession(ClientSession):
     def answer_in_turn(self, payload: bytes) -> None:
         """The proxy's own answer, without size prefix, behind all that are due before it."""
 
-        async def answer() -> None:
-            await self.drained()
+        async def answer(waited: bool) -> None:
             self.write_to_client(INT32.pack(len(payload)) + payload)
 
-        self.mute_while(answer(), "own-answer")
+        self.mute_while(self._in_turn(answer), "own-answer")
+
+    async def _in_turn(self, work: Callable[[bool], Awaitable[None]]) -> None:
+        await work(await self._drained_before())
+
+    def on_fetch(self, frame: bytes, body_at: int) -> bool:
+        """As `Held.on_request`."""
+        way = self.fetch.on_request(frame, body_at)
+        if isinstance(way, Upstream):
+            self.send_upstream(way.frame, None)
+            self.expect(way.expect())
+        elif isinstance(way, InTurn):
+            self.mute_while(self._in_turn(way.work), way.name)
+        else:
+            self.mute_while(way.work, way.name)
+            return not way.again
+        return True
 
     def at_inflight_limit(self) -> bool:
         # A parked poll is the proxy's own: counted, it would keep out the fetch that takes it up.
@@ -372,13 +421,14 @@ class RelaySession(ClientSession):
         """The answer under way is the only one that is due, and no request waits behind it."""
         return self.link is not None and len(self.link.expected) == 1 and not self.muted
 
-    async def drained(self) -> bool:
+    async def _drained_before(self) -> bool:
         """Until every request so far has been answered, but for a parked fetch; True: it waited."""
         assert self.link is not None
         waited = False
         while self.link.expected and not self.fetch.only_parked(self.link.expected):
             waited = True
             self._drained.clear()
+            self.link.tells_answered = True
             await self._drained.wait()
         return waited
 
@@ -502,7 +552,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
             frame = bytes(view[pos : pos + 4 + size])
             body_at = head.body_position - pos - 4
             if handling is FETCH:  # nearly all of them: without a step in between
-                taken = session.fetch.on_request(frame, body_at)
+                taken = session.on_fetch(frame, body_at)
             else:
                 taken = handling.on_request(session, frame, head, body_at)
             if not taken:
@@ -525,10 +575,10 @@ class RelayedRequests(RequestFraming[Passes | Held]):
     def _is_full(self) -> bool:
         session = self._session
         link = session.link
-        in_flight = len(link.expected) if link else 0
-        if in_flight >= self._limits.inflight_requests_max and session.at_inflight_limit():
+        at_most = self._limits.inflight_requests_max
+        if link is not None and len(link.expected) >= at_most and session.at_inflight_limit():
             LIMITS_REACHED.labels("inflight_requests_max").inc()
-            self.limited = True
+            self.limited = link.tells_answered = True
             return True
         return False
 

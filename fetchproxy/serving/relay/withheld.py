@@ -36,8 +36,7 @@ from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition
 from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
-from fetchproxy.runtime.loop import at_once, chosen, each_of, in_steps
-from fetchproxy.serving.admission import Admission
+from fetchproxy.runtime.loop import each_of, in_steps
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.relay.fetch_session import FetchSessionMirror
 from fetchproxy.serving.relay.held_readers import HeldReaders
@@ -68,7 +67,6 @@ class SharedByFetches:
     held: HeldReaders
     skipped: SkippedOffsets
     topics: ArchivedTopics
-    admission: Admission
     wait_max_s: float
     answer_bytes_max: int
     permit_ttl_s: float
@@ -84,11 +82,16 @@ class SharedByFetches:
         judging = Judging(self.archive, self.refuses_lost, by_id, offsets, caught_at, impatient)
         return await judging.run()
 
-    def watermarks(self, tip: TopicIdPartition | None) -> PartitionPatch:
-        """What is known without waiting: ends of the live log, start of the archived one."""
+    def watermarks(
+        self, tip: TopicIdPartition | None, view: PartitionView | None = None
+    ) -> PartitionPatch:
+        """What is known without waiting: ends of the live log, start of the archived one.
+
+        `view`: the archive as the answer shows it; None: as it is now.
+        """
         if tip is None:
             return PartitionPatch()
-        view = self.archive.views.view(tip)
+        view = view or self.archive.views.view(tip)
         edges = self.archive.cluster.cached_log_edges(tip)
         start = view.log_start_offset if view is not None else None
         if edges is None:
@@ -137,16 +140,19 @@ class Mark:
 class Split:
     """`remote` and `judging` are `withheld` from the broker; the rest of `asked` is its.
 
+    `remote` has the archive as it was looked at: what is read at once is read of that.
     Of that it is asked from behind lost offsets on for those in `ahead`.
     """
 
-    remote: Mapping[PartitionKey, TopicIdPartition]
+    remote: Mapping[PartitionKey, PartitionView]
     judging: Set[PartitionKey]
     ahead: Mapping[PartitionKey, int] = field(default_factory=dict)
     withheld: frozenset[PartitionKey] = field(init=False)
+    tips: Sequence[TopicIdPartition] = field(init=False)  # of `remote`, in its order
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "withheld", frozenset(self.judging).union(self.remote))
+        object.__setattr__(self, "tips", [view.tip for view in self.remote.values()])
 
 
 NOTHING_WITHHELD = Split({}, frozenset())
@@ -239,7 +245,7 @@ class FetchMarks:
         """Splitting so many takes more than one step."""
         if not (self.marks or self.permits):
             return False
-        return len(self.marks) + len(asked if self.learned else changed) > SPLIT_AT_ONCE
+        return len(self.marks) + len(asked if self.learned else changed) >= SPLIT_AT_ONCE
 
     def split_in_steps(
         self,
@@ -256,7 +262,7 @@ class FetchMarks:
         if not (self.marks or self.permits):
             return NOTHING_WITHHELD
         self._forget_permits(now)
-        remote: dict[PartitionKey, TopicIdPartition] = {}
+        remote: dict[PartitionKey, PartitionView] = {}
         judging: dict[PartitionKey, None] = {}  # in order: equal runs do equal things
         ahead: dict[PartitionKey, int] = {}
         for number, key in enumerate(list(self.marks), 1):
@@ -289,7 +295,7 @@ class FetchMarks:
         self,
         key: PartitionKey,
         offset: int,
-        remote: dict[PartitionKey, TopicIdPartition],
+        remote: dict[PartitionKey, PartitionView],
         judging: dict[PartitionKey, None],
         ahead: dict[PartitionKey, int],
         known: Knowledge,
@@ -303,13 +309,13 @@ class FetchMarks:
             return
         judgement = mark.judgement
         if judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
-            if not _archive_serves(judgement.tip, offset, known, mark.caught):
+            view = _serving(judgement.tip, offset, known, mark.caught)
+            if view is None:
                 del self.marks[key]
-            elif key[0] in self.permits:
-                mark.offset = offset
-                remote[key] = judgement.tip
-            else:
-                mark.offset = offset  # goes upstream once, for a new permit
+                return
+            mark.offset = offset
+            if key[0] in self.permits:  # else it goes upstream once, for a new one
+                remote[key] = view
         elif mark.offset != offset:
             if judgement.tip is not None and mark.offset < judgement.forward_to <= offset:
                 self.led_on.append((judgement.tip, mark.offset, judgement.forward_to - 1))
@@ -324,7 +330,7 @@ class FetchMarks:
         self,
         asked: Mapping[PartitionKey, FetchEntry],
         changed: Collection[PartitionKey],
-        remote: dict[PartitionKey, TopicIdPartition],
+        remote: dict[PartitionKey, PartitionView],
         known: Knowledge,
     ) -> Generator[None, None, None]:
         """Partitions of a permitted topic that are known to lie below the log start.
@@ -349,20 +355,23 @@ class FetchMarks:
             offset = fetch_offset(entry)
             if tip is None or edges is None or offset >= edges.log_start_offset:
                 continue
-            if _archive_serves(tip, offset, known):
+            if (view := _serving(tip, offset, known)) is not None:
                 self.marks[key] = Mark(offset, Judgement(Verdict.REMOTE, tip))
-                remote[key] = tip
+                remote[key] = view
 
 
-def _archive_serves(tip: TopicIdPartition, offset: int, known: Knowledge, caught: int = -1) -> bool:
-    """The archive has the offset, and the broker, as far as known, has not."""
+def _serving(
+    tip: TopicIdPartition, offset: int, known: Knowledge, caught: int = -1
+) -> PartitionView | None:
+    """The archive, if it has the offset, and the broker, as far as known, has not."""
     view = known.view(tip)
     if view is None or not view.answers_for(offset):
-        return False
-    if offset <= caught:
-        return True
-    edges = known.edges(tip)
-    return edges is None or offset < edges.log_start_offset
+        return None
+    if offset > caught:
+        edges = known.edges(tip)
+        if edges is not None and offset >= edges.log_start_offset:
+            return None
+    return view
 
 
 # Does a topic's name still stand for the id whose archive a connection reads?
@@ -473,7 +482,12 @@ class FetchJudging:
         """None: there is too much to look at for one step."""
         if self.marks.is_wide(self._mirror.asked, self._mirror.changed):
             return None
-        return at_once(self._split_in_steps())
+        try:
+            next(self._split_in_steps())
+        except StopIteration as ended:
+            split: Split = ended.value
+            return split
+        raise AssertionError("a narrow split takes one step")
 
     async def split(self) -> Split:
         return await in_steps(self._split_in_steps(), self._shared.archive.purgatory.steps.go_on)
@@ -488,15 +502,18 @@ class FetchJudging:
         return split
 
     async def confirmed(
-        self, split: Split, patience: Callable[[Split], float]
+        self, split: Split, deadline: float, alone_deadline: float
     ) -> tuple[Split, frozenset[TopicIdPartition]]:
         """`split`, or a new one where topics or leaders have changed; and what must wait until its
-        new leader has said what is in its log. `patience`: until when (loop time) brokers may be
-        asked.
+        new leader has said what is in its log.
+
+        Until `deadline` (loop time) brokers may be asked; until `alone_deadline` if no partition of
+        the tail waits for that.
         """
-        if await self._forget_lost_topics(split, patience(split)):
+        if await self._asked_for_topics(split, alone_deadline if self.alone(split) else deadline):
             split = await self.split()
-        held = await self._held_by_leaders(split, patience(split))
+        until = alone_deadline if self.alone(split) else deadline
+        held = await self._held_by_leaders(split, until)
         if held is not None:
             split = await self.split()
         if split.judging:
@@ -513,16 +530,19 @@ class FetchJudging:
             return archive.views.view(tip)
         return shown
 
-    async def _forget_lost_topics(self, split: Split, deadline: float) -> bool:
-        """True: some of its topics are no more, and what was known of them is forgotten."""
-        lost = await self._identities.lost(split.remote.values(), deadline)
+    def alone(self, split: Split) -> bool:
+        """The broker is asked for nothing."""
+        return len(split.withheld) >= len(self._mirror.asked)
+
+    async def _asked_for_topics(self, split: Split, deadline: float) -> bool:
+        """True: brokers were asked. They may have named other leaders, and what was known of topics
+        that are no more is forgotten.
+        """
+        lost = await self._identities.lost(split.tips, deadline)
         if lost:
-            topics = {key[0] for key, tip in split.remote.items() if tip.topic_id in lost}
+            topics = {key[0] for key, view in split.remote.items() if view.tip.topic_id in lost}
             self.marks.forget_topics(topics)
-        elif lost is not None:  # brokers were asked: they may have named other leaders
-            views = self._shared.archive.views
-            self._unchecked.update(await chosen(split.remote.values(), views.wants_check))
-        return bool(lost)
+        return lost is not None
 
     async def _held_by_leaders(
         self, split: Split, deadline: float
@@ -534,7 +554,7 @@ class FetchJudging:
         """
         if not self._unchecked:
             return None
-        tips = await chosen(split.remote.values(), self._unchecked.__contains__)
+        tips = [tip async for tip in each_of(split.tips) if tip in self._unchecked]
         return await self._shared.archive.views.check(tips, deadline) if tips else None
 
     async def _still_held(self, judging: Iterable[PartitionKey]) -> None:
@@ -686,11 +706,12 @@ class FetchJudging:
         The brokers are asked once for all that are old: one fetch may name ten thousand.
         """
         oldest, cluster = self._clock() - EDGES_AGE_MAX_MS / 1000, self._cluster
-
-        def is_old(tip: TopicIdPartition) -> bool:
-            return tip not in self._refreshing and not cluster.knows_log_edges(tip, oldest)
-
-        if old := await chosen(tips, is_old):
+        old = [
+            tip
+            async for tip in each_of(tips)
+            if tip not in self._refreshing and not cluster.knows_log_edges(tip, oldest)
+        ]
+        if old:
             self._refreshing.update(old)
             self._spawn(self._ask_edges(old, oldest), "refresh-log-edges")
 

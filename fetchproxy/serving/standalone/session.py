@@ -21,7 +21,7 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REQUESTS,
     LIMITS_REACHED,
 )
-from fetchproxy.serving.admission import Share, host_of
+from fetchproxy.serving.admission import host_of
 from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, RequestRefused
 from fetchproxy.serving.standalone.logins import ANYBODY, NOBODY, Login, LoginRefused, User
@@ -44,11 +44,10 @@ class _UserGone(Exception):
 
 class StandaloneSession(ClientSession):
     def __init__(self, owner: SessionOwner, parts: ArchiveOnlyParts) -> None:
-        super().__init__(owner, parts.purgatory.steps)
+        super().__init__(owner, parts.purgatory.steps, parts.admission)
         self._parts = parts
         self._logins = parts.logins
         self._host, self._port = "", 0  # both set when the client is there
-        self._share = Share(parts.admission, lambda: self.payer)
         self._login: Login | None = None
         self._login_until = owner.clock() + _LOGIN_MAX_S
         self._answering = False  # an answer is being taken
@@ -68,10 +67,6 @@ class StandaloneSession(ClientSession):
             secret_path = tls or is_loopback(str(local[0]))
             self._login = Login(self._logins, host_of(self.client_host), secret_path)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._share.close()
-        super().connection_lost(exc)
-
     # -- looked at by the listener, again and again ------------------------------------------------
     def look(self, now: float) -> None:
         logs_in = self._login is not None and self._login.user is None
@@ -85,11 +80,6 @@ class StandaloneSession(ClientSession):
         self.heard = self.heard or self._answering
         return super().silent_s(now)
 
-    @property
-    def kept_bytes(self) -> int:
-        """And of its appetite."""
-        return super().kept_bytes + self._share.kept_bytes
-
     # -- requests --------------------------------------------------------------------------------
     def on_request(self, payload: bytes) -> None:
         """A whole one, without size prefix."""
@@ -101,7 +91,7 @@ class StandaloneSession(ClientSession):
             request = self._request(payload)
             del payload
             pieces = await self._answer(request)
-            with self._share.sending(pieces) as pieces:
+            with self.share.sending(pieces) as pieces:
                 self._answering = True
                 await self.write_as_taken(pieces)
             del request, pieces
@@ -113,9 +103,9 @@ class StandaloneSession(ClientSession):
         except _UserGone as gone:
             self.close("user_changed", user=str(gone))
         finally:
-            self._share.to_store()
+            self.share.to_store()
             self.heard, self._answering = True, False
-        await self._share.pay()
+        await self.share.pay()
         if self._ended:
             self.close()
 
@@ -128,7 +118,7 @@ class StandaloneSession(ClientSession):
             client_id(payload, head),
             self.client_host,
             self._user(),
-            self._share,
+            self.share,
             self._host,
             self._port,
         )
@@ -176,7 +166,7 @@ class StandaloneSession(ClientSession):
             self._say_closed("login_refused", kind=str(refused), user=login.name)
             return login_refusal(request, login.mechanism)
         if login.user is not None:
-            self.payer = f"User:{login.user.name}"
+            self.share.payer = f"User:{login.user.name}"
             self.requests.bytes_max = self._parts.limits.request_bytes_max
             ARCHIVE_ONLY_LOGINS.labels("accepted").inc()
         return pieces

@@ -40,7 +40,7 @@ from fetchproxy.serving.relay.session import (
 
 def _expect(session: RelaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
     version = head.api_version
-    session.fetch.share.software_is(*client_software(view, head, end))
+    session.share.software_is(*client_software(view, head, end))
     return HeldAnswer(head.correlation_id, lambda payload: [intersect_response(payload, version)])
 
 

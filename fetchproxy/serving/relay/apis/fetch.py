@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 
 from fetchproxy_protocol.apis import ErrorCode, MalformedMessage
 from fetchproxy_protocol.fetch import (
@@ -27,18 +28,22 @@ from fetchproxy_protocol.fetch import (
     FetchRequest,
     FetchResponseHead,
     HeadPatch,
+    LogStarts,
     PartitionKey,
     PartitionPatch,
     TopicRef,
     encode_error_response,
     fetch_offset,
+    head_bytes,
     parse_fetch_request,
+    plain_session_id,
     request_in_steps,
     with_bytes_max,
     with_session,
 )
+from fetchproxy_protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags, Withhold
 from fetchproxy_protocol.headers import client_id, peek_request_header
-from fetchproxy_protocol.primitives import Buffer
+from fetchproxy_protocol.primitives import INT32, Buffer
 
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import TopicIdPartition
@@ -50,8 +55,8 @@ from fetchproxy.reading.segment_reader import (
 )
 from fetchproxy.runtime.flights import first_of
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, breathe, each_of, in_steps
-from fetchproxy.serving.admission import Client, Share
-from fetchproxy.serving.archived_reads import ArchivedReads
+from fetchproxy.serving.admission import Client
+from fetchproxy.serving.archived_reads import NOT_LOOKED_AT, ArchivedReads
 from fetchproxy.serving.fetch_answer import (
     AnswerRoom,
     EncodedTopics,
@@ -59,11 +64,11 @@ from fetchproxy.serving.fetch_answer import (
     encode_own_answer,
     encode_topics,
 )
-from fetchproxy.serving.relay.broker_link import Answer, FetchAnswer
+from fetchproxy.serving.relay.broker_link import Answer, ScannedAnswer
 from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
 from fetchproxy.serving.relay.served_archive import TopicsOfConnection
-from fetchproxy.serving.relay.session import RelaySession
+from fetchproxy.serving.relay.session import InTurn, Muting, RelaySession, Upstream
 from fetchproxy.serving.relay.withheld import (
     NOTHING_WITHHELD,
     FetchJudging,
@@ -122,6 +127,88 @@ class TailMarks:
         return answers
 
 
+# The broker's session id → the one that the client is shown.
+OnPlain = Callable[[int], int]
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class FetchAnswer(ScannedAnswer):
+    """A Fetch answer on its way. Either attached to the client's fetch, or parked."""
+
+    correlation_id: int
+    version: int
+    _splice_tags: SpliceTags
+    log_starts: LogStarts | None = None
+    frame_bytes: int = 0  # known from its arrival on
+    _on_head: OnHead | None = None
+    _on_error: OnError | None = None
+    _withhold: Withhold | None = None
+    any_empty: bool = False  # `withhold` is asked of any answer without records
+    _on_done: Callable[[], None] | None = None
+    on_arrival: Callable[[], None] | None = None
+    on_plain: OnPlain | None = None  # asked in place of `on_head` and `on_error`
+    walked_slowly: bool = False  # it may be of very many partitions
+    discarded: bool = False  # scanned like any other, but nothing leaves
+
+    def arrived(self, frame_bytes: int) -> bool:
+        self.frame_bytes = frame_bytes
+        attached = self._on_head is not None
+        if not attached and self.on_arrival is not None:
+            self.on_arrival()
+        return attached
+
+    def attach(
+        self,
+        on_head: OnHead,
+        on_error: OnError,
+        on_done: Callable[[], None],
+        withhold: Withhold | None = None,
+    ) -> None:
+        """From now on the answer may flow. The link must be told to go on.
+
+        `withhold`: see `FetchResponseScan`. An answer that it keeps is done like any other.
+        """
+        self._on_head, self._on_error, self._on_done = on_head, on_error, on_done
+        self._withhold = withhold
+
+    def done(self) -> None:
+        if (on_done := self._on_done) is not None:
+            self.let_go()
+            on_done()
+
+    def let_go(self) -> None:
+        """It is done with: what it would have called may hold it, and all of a large request."""
+        self._on_head = self._on_error = self._withhold = None
+        self._on_done = self.on_arrival = self.on_plain = None
+
+    def passes(self, frame: memoryview) -> bool:
+        """False: it is to be scanned."""
+        if self.on_plain is None:
+            return False
+        session_id = plain_session_id(frame, self.version, self.log_starts)
+        if session_id is None:
+            return False
+        self.frame_bytes = len(frame)
+        shown_id = self.on_plain(session_id)
+        if shown_id != session_id:
+            INT32.pack_into(frame, head_bytes(self.version) - INT32.size, shown_id)
+        return True
+
+    def begin(self) -> FetchResponseScan:
+        assert self._on_head is not None
+        assert self._on_error is not None
+        return FetchResponseScan(
+            self.version,
+            self.frame_bytes,
+            self._on_head,
+            self._on_error,
+            self._splice_tags,
+            self.log_starts,
+            self._withhold,
+            self.any_empty,
+        )
+
+
 # A fetch that the proxy sends in the client's place, for the partitions that are not withheld.
 
 
@@ -167,7 +254,7 @@ class FetchHandler:
         self.mirror = FetchSessionMirror(shared.new_session_id)
         self.judging = FetchJudging(shared, self.mirror, session.spawn, session.node_id)
         self.tail = TailMarks(shared, self.judging)
-        self.share = Share(shared.admission, lambda: session.payer)
+        self.share = session.share
         self.topics = TopicsOfConnection(shared.topics)
         self.cut_short = False
         self.throttle_time_ms = 0
@@ -183,7 +270,6 @@ class FetchHandler:
         """The client is gone."""
         self.shared.topics.leave(self.topics)
         self.shared.held.leave(self.judging)
-        self.share.close()
 
     def drop(self) -> None:
         """Nor is anything under way any more."""
@@ -196,25 +282,21 @@ class FetchHandler:
 
     @property
     def kept_bytes(self) -> int:
-        """Of its fetch session, and of its appetite."""
-        return self.mirror.kept_bytes + self.share.kept_bytes
+        """Of its fetch session."""
+        return self.mirror.kept_bytes
 
     # -- requests ----------------------------------------------------------------------------------
-    def on_request(self, frame: bytes, body_at: int) -> bool:
+    def on_request(self, frame: bytes, body_at: int) -> Upstream | InTurn | Muting:
         if self._busy:
-            self.session.mute_while(self._until_idle(), "fetch-behind-fetch")
-            return False
+            return Muting(self._until_idle(), "fetch-behind-fetch", again=True)
         if self._read is None and len(frame) > READ_AT_ONCE_BYTES_MAX:
-            self.session.mute_while(self._read_in_steps(frame, body_at), "read-large-fetch")
-            return False
+            return Muting(self._read_in_steps(frame, body_at), "read-large-fetch", again=True)
         request, self._read = self._read or parse_fetch_request(frame[4:], body_at), None
         if request.replica_id >= 0:  # a follower must get its leader's own answer (KIP-405)
-            self.session.send_upstream(frame, Answer(request.correlation_id))
-            return True
+            return Upstream(frame, partial(Answer, request.correlation_id))
         if not self._paced and (due_in := self._due_in(frame, request)):
             self._read, self._paced = request, True
-            self.session.mute_while(asyncio.sleep(due_in), "pace-by-appetite")
-            return False
+            return Muting(asyncio.sleep(due_in), "pace-by-appetite", again=True)
         self._paced = False
         bytes_max = self.share.bytes_wanted(request.bytes_max)
         if bytes_max < request.bytes_max:
@@ -222,9 +304,7 @@ class FetchHandler:
             request = request._replace(bytes_max=bytes_max)
         kind = self.mirror.on_request(request)
         if kind.error_code:
-            refusal = self._refuse(request, kind.error_code)
-            self.session.mute_while(refusal, "fetch-session-error")
-            return True
+            return InTurn(partial(self._refuse, request, kind.error_code), "fetch-session-error")
         if len(self.mirror.asked) > PARTITIONS_MAX:
             raise MalformedMessage(f"a fetch session of more than {PARTITIONS_MAX} partitions")
         by_id = request.version >= TOPIC_IDS_FROM
@@ -237,10 +317,8 @@ class FetchHandler:
         ended = not self.mirror.asked and not self.mirror.in_lockstep
         if split is None or split.withheld or self.parked is not None or ended:
             fetch = ServedFetch(self, request, kind, self._client_of(frame), self.clock())
-            self.session.mute_while(fetch.run(split), "serve-fetch")
-        else:
-            self._pass(frame, body_at, request, kind)
-        return True
+            return InTurn(partial(fetch.run, split), "serve-fetch")
+        return self._pass(frame, body_at, request, kind)
 
     def _due_in(self, frame: bytes, request: FetchRequest) -> float:
         return self.share.due_in(
@@ -269,13 +347,12 @@ class FetchHandler:
             self._idle.clear()
             await self._idle.wait()
 
-    async def _refuse(self, request: FetchRequest, code: int) -> None:
-        await self.session.drained()
+    async def _refuse(self, request: FetchRequest, code: int, waited: bool) -> None:
         self.session.write_to_client(
             encode_error_response(request.version, request.correlation_id, code)
         )
 
-    def _pass(self, frame: bytes, body_at: int, request: FetchRequest, kind: FetchKind) -> None:
+    def _pass(self, frame: bytes, body_at: int, request: FetchRequest, kind: FetchKind) -> Upstream:
         """Nothing is withheld: the request goes as it came, unless the sessions have parted."""
         if not self.mirror.rejoin():
             brokers_own = self.mirror.pass_on(request)
@@ -283,8 +360,9 @@ class FetchHandler:
                 frame = with_session(frame, body_at, request.version, *brokers_own)
             elif (upstream := self.mirror.upstream_request(frozenset())) is not None:
                 frame = upstream.encode(request, request.max_wait_ms)
-        # The answer cannot come before the loop's next turn: nobody waits for what follows.
-        self.session.send_upstream(frame, None)
+        return Upstream(frame, partial(self._expect_passed, frame, request, kind))
+
+    def _expect_passed(self, frame: bytes, request: FetchRequest, kind: FetchKind) -> FetchAnswer:
         answer = self.expect(request)
         asked_at = self.clock()
 
@@ -294,7 +372,8 @@ class FetchHandler:
             self.drop_answer()
             # From here on, as the next request may be taken before this answer is done with.
             fetch = ServedFetch(self, request, kind, self._client_of(frame), asked_at)
-            self.session.mute_while(fetch.run(self.split_at_once()), "serve-caught-fetch")
+            run = fetch.run(self.split_at_once(), waited=False)
+            self.session.mute_while(run, "serve-caught-fetch")
             return True
 
         def passed() -> None:
@@ -312,7 +391,7 @@ class FetchHandler:
         if not self.throttle_time_ms:  # else the answer's head is another
             answer.on_plain = self.mirror.on_fine_answer
         self._busy = True
-        self.session.expect(answer)
+        return answer
 
     # -- of the fetch at hand ----------------------------------------------------------------------
     def split_at_once(self) -> Split | None:
@@ -412,11 +491,11 @@ class ServedFetch:
         self._deadline = asked_at + min(request.max_wait_ms / 1000, wait_max_s)
         self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
 
-    async def run(self, split: Split | None) -> None:
-        """`split`: as the client asks now, where that is known. For work that mutes the client."""
+    async def run(self, split: Split | None, waited: bool) -> None:
+        """`split`: as the client asks now, where that is known; not if it `waited` for its turn."""
         on = self._on
         try:
-            if await on.session.drained() or split is None:
+            if waited or split is None:
                 split = await on.judging.split()  # a permit may have run out meanwhile
             while not await self._answer(split):
                 split = await on.judging.split()
@@ -427,19 +506,18 @@ class ServedFetch:
     async def _answer(self, split: Split) -> bool:
         """False: nothing was answered yet, and who is to be asked has changed."""
         on, clock = self._on, self._on.clock
-        split, held = await on.judging.confirmed(split, self._patience)
+        tail_deadline = min(self._deadline, clock() + TAIL_GRACE_S)
+        split, held = await on.judging.confirmed(split, tail_deadline, self._archive_deadline)
         side = self._remote_side(on.share.owed_s())
-        alone = self._alone(split)
+        alone, views = on.judging.alone(split), split.remote
         patience = self._archive_deadline if alone else self._deadline
         if side.owed_s:  # told at once; where the tail has a part, it is as if nothing were there
             patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
         elif alone:
-            await on.share.enter(side.asked_bytes(split.withheld), patience)
-            await on.steps.begin()
-        remote: Iterable[tuple[PartitionKey, TopicIdPartition]] = split.remote.items()
-        if held:
-            remote = ((key, tip) for key, tip in remote if tip not in held)
-        side.watch(remote, patience)
+            entered = await on.share.enter(side.asked_bytes(split.withheld), patience)
+            if await on.steps.begin() or entered:
+                views = NOT_LOOKED_AT  # they may be old by now
+        side.watch(zip(split.remote, split.tips, strict=True), patience, views, held)
         await breathe(len(split.remote))
         ready = side.ready
         if not ready:
@@ -458,7 +536,7 @@ class ServedFetch:
                 return False
         finally:
             side.cancel()
-        await on.judging.refresh_edges(split.remote.values())
+        await on.judging.refresh_edges(split.tips)
         return True
 
     def _remote_side(self, owed_s: float) -> ArchivedReads:
@@ -488,16 +566,6 @@ class ServedFetch:
             and verdicts <= {Verdict.REFUSED, *HELD_VERDICTS}
             and all(isinstance(result.error, OffsetLost) for _, result in results)
         )
-
-    def _alone(self, split: Split) -> bool:
-        """The broker is asked for nothing."""
-        return len(split.withheld) >= len(self._on.mirror.asked)
-
-    def _patience(self, split: Split) -> float:
-        """How long what is only looked up may take: partitions of the tail wait too."""
-        if self._alone(split):
-            return self._archive_deadline
-        return min(self._deadline, self._on.clock() + TAIL_GRACE_S)
 
     async def _poll_upstream(self, split: Split, ready: bool) -> UpstreamPoll | None:
         """Ask the broker for the rest; a parked poll is taken up if it asks for the same."""
@@ -596,8 +664,10 @@ class ServedFetch:
         offset, watermarks = fetch_offset(self._on.mirror.asked[key]), self._on.shared.watermarks
         if judgement and (answer := judged_answer(key, offset, judgement, watermarks)):
             return answer
-        tip = split.remote.get(key) or (judgement.tip if judgement else None)
-        answer = read_answer(key, watermarks(tip), result, may_fail=self._alone(split))
+        view = split.remote.get(key)
+        tip = view.tip if view else judgement.tip if judgement else None
+        shown = watermarks(tip, result and result.view)
+        answer = read_answer(key, shown, result, may_fail=self._on.judging.alone(split))
         if result is not None and isinstance(result.error, OffsetNotArchived):
             self._on.judging.again(key)
         return answer
@@ -669,7 +739,7 @@ class ServedFetch:
         the connection is shut meanwhile, and tail data never waits for the archive.
         """
         of_tail: list[PartitionAnswer] = []
-        alone = self._alone(split)
+        alone = self._on.judging.alone(split)
         if self._kind.lists_all and not alone:
             rest = [key for key in self._on.mirror.asked if key not in split.withheld]
             of_tail = await self._on.tail.answers(rest)
