@@ -7,10 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.brokers.topic_writers import MetadataTopicWriters
+from fetchproxy.brokers.topic_writers import tell_writers
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
@@ -37,10 +38,8 @@ def metadata_manager(
         return StoreBackedRemoteLogMetadataManager(
             rsm, config.metadata, collects=collects, read_max_ms=config.store.metadata_read_max_ms
         )
-    writers = MetadataTopicWriters(cluster, config)
-    metadata_log = KafkaMetadataLog(
-        cluster, config.cluster, config.metadata, wall_clock_ms, writers
-    )
+    tell = partial(tell_writers, cluster, config)
+    metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms, tell)
     return TopicBasedRemoteLogMetadataManager(
         metadata_log, rsm, config.metadata, wall_clock_ms, config.store.metadata_read_max_ms
     )

@@ -1,7 +1,7 @@
 """Which brokers answer: asked every few seconds, so that it is known also while nobody else asks.
 
-A broker that refuses the proxy's own credentials answers. One that goes away is named by the others
-no longer; it is still asked, and counted as away, until it has been gone for long.
+A broker that refuses the proxy's own credentials answers. One that the others name no longer is
+still asked, and counted as away, until it has been gone for long.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from uuid import UUID
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
-from fetchproxy_protocol.topic_entries import BrokerEntry
+from fetchproxy_protocol.topic_entries import MetadataAnswer, TopicInfo
 from kafka.protocol.admin import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -19,19 +19,11 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.consumer.fetch import FetchRequest
 
-from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
 from fetchproxy.brokers.leaders import Leaders, LogEdgesReads, Told, epoch_ends
-from fetchproxy.brokers.messages import (
-    FetchedPartition,
-    MetadataAnswer,
-    TopicInfo,
-    decode_fetch,
-    raise_for,
-    versioned,
-)
+from fetchproxy.brokers.messages import FetchedPartition, decode_fetch, raise_for
 from fetchproxy.brokers.sasl import sasl_credentials
-from fetchproxy.brokers.topic_metadata import MetadataCache, SameAnswers
+from fetchproxy.brokers.topic_metadata import MetadataCache
 from fetchproxy.config.schema import ClusterConfig, TlsConfig
 from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, ClusterUnavailable
@@ -69,13 +61,12 @@ class Cluster:
     ) -> None:
         """`tls` is made here if not given. Raises ConfigError where a file cannot be used."""
         self._config = config
-        self._bootstrap = parse_bootstrap(config.bootstrap)
+        self.bootstrap = parse_bootstrap(config.bootstrap)
         self._rng = rng or random.Random()
         self._sasl = sasl_credentials(config)
         upstream = tls or upstream_context(config, TlsConfig())
         self._connections = BrokerConnections(config, self._sasl, upstream)
         self._metadata = MetadataCache()
-        self._same_answers = SameAnswers()
         self._metadata_flights = SingleFlight[MetadataAnswer]()
         self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
         self._edges = LogEdgesReads(self._leaders, self._connections)
@@ -98,26 +89,19 @@ class Cluster:
         return () if self._sasl is None else self._sasl.health.all(now)
 
     # --- brokers and topics ---
-    async def brokers(self) -> dict[int, BrokerEntry]:
+    async def brokers(self) -> dict[int, HostPort]:
         """Not older than METADATA_AGE_MAX_MS."""
         if self._metadata.brokers_at < self._oldest(None):
             await self._ask_metadata([])
         return dict(self._metadata.brokers)
 
-    @property
-    def bootstrap(self) -> list[HostPort]:
-        return list(self._bootstrap)
-
     def broker_addresses(self) -> list[HostPort]:
         """As the cluster last named them; none before it has. Never blocks."""
-        return [HostPort(b.host, b.port) for b in self._metadata.brokers.values()]
+        return list(self._metadata.brokers.values())
 
     async def greet(self, address: HostPort) -> None:
         """Ask this one broker for the brokers that it knows. Raises ClusterError."""
-        asked_at = asyncio.get_running_loop().time()
-        connection = await self._connections.shared(address)
-        answer = await self._same_answers.ask(connection, [])
-        self._metadata.learn(answer, asked_at, all_topics=False)
+        await self._metadata.ask(await self._connections.shared(address), [])
 
     async def cluster_id(self) -> str | None:
         """None: the brokers do not say; age as for `brokers`."""
@@ -131,9 +115,8 @@ class Cluster:
         return self._metadata.topics()
 
     async def topic_by_name(self, name: str, max_age_ms: int | None = None) -> TopicInfo:
-        """Raises ClusterError with the broker's code; 3 for an unknown topic. Creates none.
-
-        A name that no topic can have is unknown without asking, as clients may send anything.
+        """Raises ClusterError with the broker's code; 3 for an unknown topic, also for a name that
+        no topic can have. Creates none.
         """
         return _found((await self.topics_by_name([name], max_age_ms))[name])
 
@@ -146,11 +129,11 @@ class Cluster:
             names,
             ClusterError("no topic can have this name", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         )
-        return {**found, **await self._look_up(possible, self._metadata.by_name, max_age_ms)}
+        return {**found, **await self._look_up(possible, max_age_ms)}
 
     async def topic_by_id(self, topic_id: UUID, max_age_ms: int | None = None) -> TopicInfo:
         """Raises ClusterError; 100 for an unknown id (also: deleted, or re-created by its name)."""
-        found = await self._look_up([topic_id], self._metadata.by_id, max_age_ms)
+        found = await self._look_up([topic_id], max_age_ms)
         return _found(found[topic_id])
 
     async def topics_of(
@@ -161,20 +144,17 @@ class Cluster:
         names = [key for key in keys if isinstance(key, str)]
         ids = [key for key in keys if isinstance(key, UUID)]
         by_name = await self.topics_by_name(names, max_age_ms)
-        by_id = await self._look_up(ids, self._metadata.by_id, max_age_ms)
+        by_id = await self._look_up(ids, max_age_ms)
         return dict((*by_name.items(), *by_id.items()))
 
     async def _look_up(
-        self,
-        keys: Collection[K],
-        known: Callable[[K, float], TopicInfo | None],
-        max_age_ms: int | None,
+        self, keys: Collection[K], max_age_ms: int | None
     ) -> dict[K, TopicInfo | ClusterError]:
         oldest = self._oldest(max_age_ms)
         found: dict[K, TopicInfo | ClusterError] = {}
         asked: list[K] = []
         for key in keys:
-            topic = known(key, oldest)
+            topic = self._metadata.get(key, oldest)
             if topic is None:
                 asked.append(key)
             else:
@@ -188,11 +168,11 @@ class Cluster:
 
     def cached_topic_by_id(self, topic_id: UUID) -> TopicInfo | None:
         """The last known, however old. Never blocks."""
-        return self._metadata.by_id(topic_id)
+        return self._metadata.get(topic_id)
 
     def cached_topic_by_name(self, name: str) -> TopicInfo | None:
         """The last known, however old. Never blocks."""
-        return self._metadata.by_name(name)
+        return self._metadata.get(name)
 
     async def topic_config(self, name: str) -> dict[str, str]:
         """The topic's effective configuration; {} where the broker has no DescribeConfigs."""
@@ -269,10 +249,9 @@ class Cluster:
         wait_max_ms: int,
         isolation: IsolationLevel,
     ) -> FetchedPartition:
-        """Raw batches from `offset` on; the first one comes whole, also above `bytes_max`.
-
-        An offset out of range comes back as `error_code` 1, every other error is raised. By topic
-        id where the broker can (Kafka 3.1), so that a re-created topic is never taken for this one.
+        """Raw batches from `offset` on; the first one comes whole, also above `bytes_max`. Raises
+        all errors but an offset out of range. By topic id where the broker can (Kafka 3.1), so that
+        a re-created topic is never taken for this one.
         """
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> FetchedPartition:
@@ -296,7 +275,8 @@ class Cluster:
                 forgotten_topics_data=[],
                 rack_id="",
             )
-            [payload] = await connection.send([versioned(request, version)], wait_max_ms)
+            body = request.encode(version=version)
+            [payload] = await connection.send(ApiKey.FETCH, version, [body], wait_max_ms)
             return decode_fetch(payload, version, tip)
 
         return await self.ask_leader(tip, ask)
@@ -322,19 +302,8 @@ class Cluster:
         return await self._metadata_flights.run(key, lambda: self._fetch_metadata(topics))
 
     async def _fetch_metadata(self, topics: Sequence[str | UUID] | None) -> MetadataAnswer:
-        asked_at = asyncio.get_running_loop().time()
-
-        async def ask(connection: BrokerConnection) -> tuple[MetadataAnswer, bool]:
-            version = connection.version_of(ApiKey.METADATA)
-            by_id = any(isinstance(topic, UUID) for topic in topics or ())
-            # Brokers before 2.8 … 3.0 cannot be asked by id: ask for all and look.
-            everything = by_id and version < messages.METADATA_BY_TOPIC_ID_VERSION
-            asked = None if everything else topics
-            return await self._same_answers.ask(connection, asked), asked is None
-
-        answer, all_topics = await self.ask_any(ask)
-        self._metadata.learn(answer, asked_at, all_topics=all_topics)
-        self._connections.retain({*self._candidates(), *self._bootstrap})
+        answer = await self.ask_any(lambda connection: self._metadata.ask(connection, topics))
+        self._connections.retain({*self._candidates(), *self.bootstrap})
         return answer
 
     def exclusive(self, address: HostPort) -> AbstractAsyncContextManager[BrokerConnection]:
@@ -372,7 +341,7 @@ class Cluster:
         known = self.broker_addresses()
         self._rng.shuffle(known)  # spread over brokers when the last one fails
         first = [] if self._last_good is None else [self._last_good]
-        return list(dict.fromkeys([*first, *known, *self._bootstrap]))
+        return list(dict.fromkeys([*first, *known, *self.bootstrap]))
 
     def _oldest(self, max_age_ms: int | None) -> float:
         age_ms = METADATA_AGE_MAX_MS if max_age_ms is None else max_age_ms
@@ -399,9 +368,9 @@ _REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; the answer is an error af
 async def delete_records(cluster: Cluster, tip: TopicIdPartition, offset: int) -> int:
     """Everything below `offset` goes from the brokers; the log start after it, of all replicas.
 
-    It goes by topic *name*, as Kafka has no other form, so the topic's id is looked up anew before:
-    a topic that was created again is another log. May be repeated. Raises ClusterError: with
-    Kafka's code where the leader refuses; without an answer it may have happened.
+    Kafka knows only topic *names* here, so the topic's id is looked up anew before: one that was
+    created again is another log. May be repeated. Raises ClusterError; without Kafka's code it may
+    have happened.
     """
 
     async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import Any
 
-from fetchproxy_protocol.apis import ErrorCode
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.headers import request_header
 from fetchproxy_protocol.primitives import INT32
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 from kafka.protocol.sasl import (
@@ -22,19 +23,13 @@ from kafka.protocol.sasl import (
 )
 
 from fetchproxy.brokers import messages
-from fetchproxy.brokers.messages import Request
-from fetchproxy.brokers.sasl import SaslCredentials, TooFewIterations
+from fetchproxy.brokers.sasl import SaslCredentials
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.loop import uninitialised
 from fetchproxy.tls.contexts import ReloadingContext, in_words, looks_like_tls, tls_to
-
-# One TCP connection to a broker: framing, correlation ids, versions. No topics, no retries.
-#
-# Requests are pipelined; Kafka answers them in order. `connect` is the one place where a
-# connection comes to be, so TLS and SASL go there.
 
 _SIZE_BYTES = 4
 _CORRELATION_ID_BYTES = 4
@@ -56,13 +51,10 @@ def _software_version() -> str:
 SOFTWARE_VERSION = _software_version()
 
 
-class _Pending(NamedTuple):
-    correlation_id: int
-    answer: asyncio.Future[memoryview]
-
-
 class BrokerConnection(asyncio.BufferedProtocol):
-    """Each answer is received straight into a buffer of its own size, without a copy."""
+    """One TCP connection: framing, correlation ids, versions. Requests are pipelined; Kafka answers
+    them in order. Each answer is received straight into a buffer of its own size, without a copy.
+    """
 
     def __init__(self, address: HostPort, config: ClusterConfig) -> None:
         self.address = address
@@ -70,7 +62,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._config = config
         self._transport: asyncio.Transport | None = None
         self._lost: ClusterUnavailable | None = None
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[tuple[int, asyncio.Future[memoryview]]] = deque()  # by correlation id
         self._correlation_id = 0
         self._size = bytearray(_SIZE_BYTES)
         self._frame: bytearray | None = None  # None: the size prefix is being received
@@ -108,27 +100,32 @@ class BrokerConnection(asyncio.BufferedProtocol):
         """One of kafka-python's requests, in the highest version that both sides speak; its answer
         as one of the class `answer`. Raises as `send`; ClusterError for an answer that is none.
         """
-        version = self.version_of(message.API_KEY)
-        [payload] = await self.send([messages.versioned(message, version)], extra_ms)
+        # `Any`: kafka-python makes its message classes at import time, without types for mypy.
+        await self._renew_if_due()
+        return await self.ask(message, answer, extra_ms)
+
+    async def ask(self, message: Any, answer: Any, extra_ms: int = 0) -> Any:
+        """As `call`, but also while an authentication is under way."""
+        key, version = message.API_KEY, self.version_of(message.API_KEY)
+        body = message.encode(version=version)
+        [payload] = await self._exchange(key, version, [body], extra_ms)
         return messages.body_of(answer, payload, version)
 
-    async def send(self, requests: Sequence[Request], extra_ms: int = 0) -> list[memoryview]:
-        """All at once; their answers in order, as they come behind the correlation id.
+    async def send(
+        self, api_key: int, version: int, bodies: Sequence[bytes], extra_ms: int = 0
+    ) -> list[memoryview]:
+        """Requests with these bodies, all at once; their answers in order, without size prefix.
 
         Raises ClusterUnavailable after request_max_ms + `extra_ms` (what the broker itself was
         told to wait) and where the connection is or goes lost.
         """
         await self._renew_if_due()
-        return await self._exchange(requests, extra_ms)
+        return await self._exchange(api_key, version, bodies, extra_ms)
 
-    async def ask(self, message: Any, answer: Any) -> Any:
-        """As `call`, but also while an authentication is under way."""
-        version = self.version_of(message.API_KEY)
-        [payload] = await self._exchange([messages.versioned(message, version)], 0)
-        return messages.body_of(answer, payload, version)
-
-    async def _exchange(self, requests: Sequence[Request], extra_ms: int) -> list[memoryview]:
-        answers = [self._send(request) for request in requests]
+    async def _exchange(
+        self, api_key: int, version: int, bodies: Sequence[bytes], extra_ms: int
+    ) -> list[memoryview]:
+        answers = [self._send(api_key, version, body) for body in bodies]
         try:
             async with asyncio.timeout((self._config.request_max_ms + extra_ms) / 1000):
                 return [await answer for answer in answers]
@@ -149,7 +146,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
             asked = ApiVersionsRequest(
                 client_software_name="fetchproxy", client_software_version=SOFTWARE_VERSION
             )
-            [payload] = await self.send([messages.versioned(asked, api_version)])
+            body = asked.encode(version=api_version)
+            [payload] = await self.send(ApiKey.API_VERSIONS, api_version, [body])
             error_code, found = messages.decode_api_versions(payload, api_version)
             if error_code == 0:
                 self.versions = found
@@ -177,8 +175,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
             self._renew_at, self._credentials = now + after_s, credentials
 
     async def _renew_if_due(self) -> None:
-        """Before a request is sent. Requests under way are answered first, as they came first;
-        those that come meanwhile wait here, as brokers close a connection that asks in between.
+        """Before a request is sent; those that come meanwhile wait here, as brokers close a
+        connection that asks in between.
         """
         credentials = self._credentials
         if credentials is not None and asyncio.get_running_loop().time() >= self._renew_at:
@@ -211,7 +209,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             try:
                 # SCRAM hashes the password thousands of times here.
                 await asyncio.to_thread(exchange.receive, bytes(answer.auth_bytes))
-            except TooFewIterations as error:
+            except AuthenticationRefused as error:
                 raise refused(str(error)) from None
             except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
                 raise refused(f"the broker's answer is none: {type(error).__name__}") from None
@@ -226,14 +224,15 @@ class BrokerConnection(asyncio.BufferedProtocol):
     def close(self) -> None:
         self._fail("closed")
 
-    def _send(self, request: Request) -> asyncio.Future[memoryview]:
+    def _send(self, api_key: int, version: int, body: bytes) -> asyncio.Future[memoryview]:
         if self._transport is None or self._lost is not None:
             raise self._lost or self._unavailable("not connected")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        request.with_header(correlation_id=self._correlation_id, client_id=CLIENT_ID)
         answer = asyncio.get_running_loop().create_future()
-        self._pending.append(_Pending(self._correlation_id, answer))
-        self._transport.write(request.encode(header=True, framed=True))
+        self._pending.append((self._correlation_id, answer))
+        header = request_header(api_key, version, self._correlation_id, CLIENT_ID)
+        size = INT32.pack(len(header) + len(body))
+        self._transport.write(b"".join((size, header, body)))
         return answer
 
     def _begin_frame(self, size: int) -> None:
@@ -247,12 +246,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._lost is not None:
             return
         correlation_id = INT32.unpack_from(frame)[0]
-        if not self._pending or self._pending[0].correlation_id != correlation_id:
+        if not self._pending or self._pending[0][0] != correlation_id:
             self._fail(f"answer with correlation id {correlation_id} to no request")
             return
-        answer = self._pending.popleft().answer
+        _, answer = self._pending.popleft()
         if not answer.done():  # else its caller has left
-            answer.set_result(memoryview(frame)[_CORRELATION_ID_BYTES:])
+            answer.set_result(memoryview(frame))
 
     def _fail(self, why: str) -> None:
         if self._lost is not None:
@@ -261,7 +260,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         while self._pending:
-            answer = self._pending.popleft().answer
+            _, answer = self._pending.popleft()
             if not answer.done():
                 answer.set_exception(self._unavailable(why))
 
@@ -269,15 +268,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
         return ClusterUnavailable(f"broker {self.address}: {why}")
 
 
-# Which connections are open to which broker. Decides no retries and reads no answers.
-#
-# Short requests share one pipelined connection per broker. A fetch may wait in the broker, and
-# Kafka answers a connection in order, so each fetch has a connection to itself while it lasts;
-# there are never more of them than fetches at once.
-
-
 @dataclass(eq=False, repr=False)
 class BrokerConnections:
+    """Short requests share one connection per broker. A fetch may wait in the broker, and Kafka
+    answers a connection in order, so each fetch has a connection to itself while it lasts.
+    """
+
     _config: ClusterConfig
     _sasl: SaslCredentials | None = None
     _tls: ReloadingContext | None = None
@@ -331,9 +327,8 @@ class BrokerConnections:
         return connection
 
     async def _connect(self, address: HostPort) -> BrokerConnection:
-        """Raises ClusterUnavailable within connect_max_ms (a token may take request_max_ms more).
-
-        Raises AuthenticationRefused where the broker does not take the proxy's credentials.
+        """Raises ClusterUnavailable within connect_max_ms (a token may take request_max_ms more),
+        and AuthenticationRefused.
         """
         loop = asyncio.get_running_loop()
         if self._sasl is not None:

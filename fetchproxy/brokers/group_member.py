@@ -55,10 +55,8 @@ _NO_COORDINATOR_YET = (
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Kafka's group.id, group.instance.id, session.timeout.ms and heartbeat.interval.ms.
-
-    Within the rebalance timeout all members must have joined again; they do at their next
-    heartbeat, so the session's will do for it.
+    """Kafka's settings. The session's timeout is the rebalance's too: members join again at their
+    next heartbeat.
     """
 
     group_id: str

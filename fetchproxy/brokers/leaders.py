@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
 from fetchproxy_protocol import list_offsets, offset_for_leader_epoch
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
+from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.list_offsets import OffsetResult
 from fetchproxy_protocol.offset_for_leader_epoch import EpochResult
 from fetchproxy_protocol.primitives import Cursor
+from fetchproxy_protocol.topic_entries import TopicInfo
 
 from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
-from fetchproxy.brokers.messages import RETRIABLE, EncodedRequest, TopicInfo, body_at
+from fetchproxy.brokers.messages import RETRIABLE
 from fetchproxy.brokers.topic_metadata import MetadataCache
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
@@ -118,7 +120,7 @@ class Leaders:
                 what = f"{topic.name}-{tip.partition} has no leader"
                 found[tip] = ClusterUnavailable(what, ErrorCode.LEADER_NOT_AVAILABLE)
             else:
-                by_leader.setdefault(HostPort(leader.host, leader.port), {})[tip] = topic
+                by_leader.setdefault(leader, {})[tip] = topic
 
         async def ask_one(leader: HostPort, its: Mapping[TopicIdPartition, TopicInfo]) -> None:
             try:
@@ -157,8 +159,6 @@ def _may_pass(found: object, topic_is_known: bool) -> bool:
 
 _GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 FoundEdges = dict[TopicIdPartition, LogEdges | ClusterError]
-# (offset, its epoch or -1), or why there is none; by topic and partition.
-_Offsets = dict[tuple[str, int], tuple[int, int] | ClusterError]
 
 
 class _Flight:
@@ -251,12 +251,15 @@ class LogEdgesReads:
         async for tip, topic in each_of(topics.items()):
             epoch = topic.leaders[tip.partition][1]
             asked.setdefault(topic.name, []).append((tip.partition, epoch))
-        requests = []
+        bodies = []
         for timestamp, isolation in wanted:
             written = list_offsets.write_request(version, isolation, asked, timestamp)
-            requests.append(EncodedRequest(ApiKey.LIST_OFFSETS, version, await collected(written)))
-        payloads = await connection.send(requests)
-        starts, stables, ends = [await _decoded_edges(payload, version) for payload in payloads]
+            bodies.append(b"".join(await collected(written)))
+        payloads = await connection.send(ApiKey.LIST_OFFSETS, version, bodies)
+        starts, stables, ends = [
+            await _results(payload, ApiKey.LIST_OFFSETS, version, list_offsets.results_in)
+            for payload in payloads
+        ]
         found: FoundEdges = {}
         async for tip, topic in each_of(topics.items()):
             key = (topic.name, tip.partition)
@@ -267,25 +270,17 @@ class LogEdgesReads:
         return found
 
 
-async def _decoded_edges(payload: memoryview, version: int) -> _Offsets:
-    results = _results(payload, ApiKey.LIST_OFFSETS, version, list_offsets.results_in)
-    return {
-        place: result if isinstance(result, ClusterError) else (result.offset, result.leader_epoch)
-        async for place, result in results
-    }
-
-
-def _edges_of(*offsets: tuple[int, int] | ClusterError | None) -> LogEdges | ClusterError:
+def _edges_of(*results: OffsetResult | ClusterError | None) -> LogEdges | ClusterError:
     """Of the log start, the last stable offset and the high watermark."""
-    known: list[tuple[int, int]] = []
-    for offset in offsets:
-        if isinstance(offset, ClusterError):
-            return offset
-        if offset is None:
+    known: list[OffsetResult] = []
+    for result in results:
+        if isinstance(result, ClusterError):
+            return result
+        if result is None:
             return ClusterError("ListOffsets was answered without the partition")
-        known.append(offset)
+        known.append(result)
     start, stable, end = known
-    return LogEdges(start[0], end[0], stable[0], start[1])
+    return LogEdges(start.offset, end.offset, stable.offset, start.leader_epoch)
 
 
 # (leader epoch of who says so, what it says), or None: it has no such request, or tells no epochs.
@@ -312,10 +307,9 @@ async def epoch_ends(
     if not asked:
         return found
     version = connection.version_of(api_key)
-    body = await collected(offset_for_leader_epoch.write_request(version, asked))
-    [payload] = await connection.send([EncodedRequest(api_key, version, body)])
-    results = _results(payload, api_key, version, offset_for_leader_epoch.results_in)
-    told = {place: result async for place, result in results}
+    body = b"".join(await collected(offset_for_leader_epoch.write_request(version, asked)))
+    [payload] = await connection.send(api_key, version, [body])
+    told = await _results(payload, api_key, version, offset_for_leader_epoch.results_in)
     async for tip, topic in each_of(topics.items()):
         current = topic.leaders[tip.partition][1]
         if current >= 0:
@@ -334,16 +328,15 @@ async def _results(
     api_key: ApiKey,
     version: int,
     results_in: Callable[[Cursor, int], Iterator[R]],
-) -> AsyncIterator[tuple[tuple[str, int], R | ClusterError]]:
-    """Each with its topic and partition. Raises ClusterError."""
+) -> dict[tuple[str, int], R | ClusterError]:
+    """By topic and partition. Raises ClusterError."""
     api = "".join(map(str.capitalize, api_key.name.split("_")))
+    found: dict[tuple[str, int], R | ClusterError] = {}
     try:
-        async for result in each_of(results_in(body_at(payload, api_key, version), version)):
-            code = result.error_code
-            place = result.topic, result.partition
-            yield (
-                place,
-                ClusterError(f"{api} of {place[0]}: error {code}", code) if code else result,
-            )
+        async for result in each_of(results_in(response_body(payload, api_key, version), version)):
+            code, topic = result.error_code, result.topic
+            error = ClusterError(f"{api} of {topic}: error {code}", code) if code else None
+            found[topic, result.partition] = error or result
     except WireError as error:
         raise ClusterError(f"{api} version {version} is malformed: {error}") from None
+    return found

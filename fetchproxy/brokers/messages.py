@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
 from fetchproxy_protocol.fetch import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM
-from fetchproxy_protocol.headers import request_header, response_header_version
-from fetchproxy_protocol.primitives import INT32, Cursor
+from fetchproxy_protocol.headers import response_body
+from fetchproxy_protocol.primitives import Cursor
 from fetchproxy_protocol.record_batch import check_crc, walk
-from fetchproxy_protocol.topic_entries import BrokerEntry
 from kafka.errors import CorruptRecordError, UnsupportedCodecError
-from kafka.protocol.admin.topics import CreateTopicsRequest
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
-from kafka.protocol.producer.produce import ProduceRequest
-from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from kafka.record.default_records import DefaultRecordBatch
 
-from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment
+from fetchproxy.errors import ClusterError, CorruptSegment
 from fetchproxy.model import TopicIdPartition
 
-# Codes after which the same request may succeed once leaders are known afresh. Source: Kafka's
-# Errors (RetriableException), as far as Metadata, ListOffsets and Fetch may answer them.
+# The same request may succeed once leaders are known afresh. Source: Kafka's Errors
+# (RetriableException), as far as Metadata, ListOffsets and Fetch may answer them.
 RETRIABLE = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,  # a broker that has not heard of a new topic yet
@@ -44,31 +40,11 @@ RETRIABLE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class TopicInfo:
-    """`topic_id` is the zero UUID on brokers before 2.8. Leader -1: none at the moment."""
-
-    topic_id: UUID
-    name: str
-    is_internal: bool
-    leaders: Mapping[int, tuple[int, int]]  # partition -> (leader node id or -1, leader epoch)
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataAnswer:
-    """`failed` has the topics that were asked for and refused, by name or by id."""
-
-    brokers: Mapping[int, BrokerEntry]
-    topics: tuple[TopicInfo, ...]
-    failed: Mapping[str | UUID, int]  # -> error code
-    cluster_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class FetchedPartition:
-    """One partition's part of a Fetch answer; `error_code` is 0 or OFFSET_OUT_OF_RANGE (1).
+    """`error_code` is 0 or OFFSET_OUT_OF_RANGE (1); then the offsets are -1 and there are no
+    records.
 
-    With an error the offsets are -1 and there are no records. `records` may end in a part of a
-    batch. `aborted` is empty unless read_committed was asked for.
+    `records` may end in a part of a batch. `aborted`: only where read_committed was asked for.
     """
 
     error_code: int
@@ -79,49 +55,18 @@ class FetchedPartition:
     records: bytes | memoryview
 
 
-class EncodedRequest:
-    """One of `messages.Request` that may name very many topics; `body` in pieces.
-
-    kafka-python makes an object for every partition: 10,000 would hold the loop for half a second.
-    """
-
-    def __init__(self, api_key: int, version: int, body: list[bytes]) -> None:
-        self.API_KEY = api_key
-        self.API_VERSION = version
-        self._body = body
-        self._header = b""
-
-    def with_header(self, correlation_id: int, client_id: str) -> None:
-        self._header = request_header(self.API_KEY, self.API_VERSION, correlation_id, client_id)
-
-    def encode(self, *, header: bool, framed: bool) -> bytes:
-        message = b"".join([self._header if header else b"", *self._body])
-        return INT32.pack(len(message)) + message if framed else message
-
-
-def body_at(payload: memoryview, api_key: int, version: int) -> Cursor:
-    """A cursor at the body of an answer, of which the correlation id was read. Raises WireError."""
-    cursor = Cursor(payload)
-    if response_header_version(api_key, version) == 1:
-        cursor.skip_tags()
-    return cursor
-
-
 _UUID_BYTES = 16
 _PREFERRED_REPLICA_FROM = 11
 
 
 def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> FetchedPartition:
-    """An answer to a Fetch of one partition, v5 to v17. `payload` follows the correlation id.
-
-    `records` is a view of it: kafka-python's decoder copies them, which takes milliseconds for a
-    fetch of 8 MiB, on the loop that relays the tail. `tip` is for errors' texts. Raises
-    ClusterError for all but 0 and OFFSET_OUT_OF_RANGE.
+    """An answer to a Fetch of one partition, v5 to v17. `records` is a view of it: kafka-python's
+    decoder copies them, which takes milliseconds for a fetch of 8 MiB, on the loop that relays the
+    tail. `tip` is for errors' texts. Raises ClusterError for all but 0 and OFFSET_OUT_OF_RANGE.
     """
-    cursor, flexible = Cursor(payload), version >= FLEXIBLE_FROM
+    flexible = version >= FLEXIBLE_FROM
     try:
-        if flexible:
-            cursor.skip_tags()
+        cursor = response_body(payload, ApiKey.FETCH, version)
         cursor.int32()  # throttle time
         if version >= SESSIONS_FROM:
             raise_for(cursor.int16(), f"Fetch of {tip}")
@@ -133,8 +78,7 @@ def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> Fe
                 cursor.skip_string(flexible)
             if cursor.count(flexible):
                 return _partition(cursor, payload, version, tip)
-            if flexible:
-                cursor.skip_tags()
+            cursor.skip_tags(flexible)
     except WireError as error:
         raise ClusterError(f"FetchResponse version {version} is malformed: {error}") from None
     raise ClusterError("Fetch was answered without the partition")
@@ -153,8 +97,7 @@ def _partition(
     aborted = []
     for _ in range(cursor.count(flexible) or 0):
         aborted.append((cursor.int64(), cursor.int64()))
-        if flexible:
-            cursor.skip_tags()
+        cursor.skip_tags(flexible)
     if version >= _PREFERRED_REPLICA_FROM:
         cursor.int32()
     length = cursor.uvarint() - 1 if flexible else cursor.int32()
@@ -195,30 +138,11 @@ METADATA_BY_TOPIC_ID_VERSION = 12
 LIST_OFFSETS_LOCAL_VERSION = 8
 
 
-class Request(Protocol):
-    """What a connection sends: one of kafka-python's requests, or an EncodedRequest."""
-
-    API_KEY: int
-    API_VERSION: int
-
-    def with_header(self, correlation_id: int, client_id: str) -> None: ...
-    def encode(self, *, header: bool, framed: bool) -> bytes: ...
-
-
-def versioned(request: Any, version: int) -> Request:
-    """To be encoded in this version."""
-    # `Any`: kafka-python makes its message classes at import time, without types for mypy.
-    request.API_VERSION = version
-    return request  # type: ignore[no-any-return]
-
-
 def body_of(response: Any, payload: memoryview, version: int) -> Any:
-    """Decode what follows the correlation id. (kafka-python's own header reader copies it all.)"""
-    cursor = Cursor(payload)
+    """An answer without size prefix. (kafka-python's own header reader copies it all.)"""
     try:
-        if response.flexible_version_q(version) and response is not ApiVersionsResponse:
-            cursor.skip_tags()
-        return response.decode(payload[cursor.pos :], version=version)
+        body = response_body(payload, response.API_KEY, version)
+        return response.decode(payload[body.pos :], version=version)
     except (WireError, struct.error, ValueError, IndexError, KeyError) as error:
         raise ClusterError(f"{response.__name__} version {version} is malformed: {error}") from None
 
@@ -226,10 +150,13 @@ def body_of(response: Any, payload: memoryview, version: int) -> Any:
 def decode_api_versions(
     payload: memoryview, version: int
 ) -> tuple[int, dict[int, tuple[int, int]]]:
-    """(error code, api key -> lowest and highest version). An error comes without the table:
-    brokers fill it in different ways then, and the answer to version 0 has it anyway.
+    """(error code, api key -> lowest and highest version); without the table where there is an
+    error, as brokers fill it in different ways then.
     """
-    error_code = Cursor(payload).int16()
+    try:
+        error_code = response_body(payload, ApiKey.API_VERSIONS, version).int16()
+    except WireError as error:
+        raise ClusterError(f"ApiVersionsResponse is malformed: {error}") from None
     if error_code != 0:
         return error_code, {}
     answer = body_of(ApiVersionsResponse, payload, version)
@@ -250,81 +177,6 @@ def pick_version(api_key: int, offered: dict[int, tuple[int, int]]) -> int:
         what = f"no common version of API {api_key}: broker has {theirs}"
         raise ClusterError(what, ErrorCode.UNSUPPORTED_VERSION)
     return version
-
-
-_ALL_REPLICAS = -1  # acks
-_MAGIC = 2
-_NO_PRODUCER = -1
-# Too few replicas in sync: the same request succeeds once they are back. Source: Kafka's Errors.
-_NOT_ENOUGH_REPLICAS = (
-    ErrorCode.NOT_ENOUGH_REPLICAS,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-)
-
-
-def produce_request(
-    topic: TopicInfo,
-    partition: int,
-    value: bytes,
-    timestamp_ms: int,
-    wait_max_ms: int,
-) -> Any:
-    """One record without a key, acknowledged by all replicas in sync."""
-    asked = ProduceRequest.TopicProduceData
-    builder = DefaultRecordBatchBuilder(
-        _MAGIC, 0, False, _NO_PRODUCER, _NO_PRODUCER, _NO_PRODUCER, batch_size=0
-    )
-    builder.append(0, timestamp_ms, None, value, [])
-    place = asked.PartitionProduceData(index=partition, records=bytes(builder.build()))
-    return ProduceRequest(
-        transactional_id=None,
-        acks=_ALL_REPLICAS,
-        timeout_ms=wait_max_ms,
-        topic_data=[asked(name=topic.name, topic_id=topic.topic_id, partition_data=[place])],
-    )
-
-
-def produced_at(answer: Any) -> int:
-    """The record's offset. Raises ClusterError; ClusterUnavailable for too few replicas."""
-    for topic in answer.responses:
-        for partition in topic.partition_responses:
-            code = partition.error_code
-            if code in _NOT_ENOUGH_REPLICAS:
-                raise ClusterUnavailable("Produce: too few replicas are in sync", code)
-            raise_for(code, "Produce")
-            return int(partition.base_offset)
-    raise ClusterError("Produce was answered without the partition")
-
-
-def create_topic_request(
-    name: str,
-    partitions: int,
-    replication_factor: int,
-    configs: Mapping[str, str],
-    wait_max_ms: int,
-) -> Any:
-    asked = CreateTopicsRequest.CreatableTopic
-    topic = asked(
-        name=name,
-        num_partitions=partitions,
-        replication_factor=replication_factor,
-        assignments=[],
-        configs=[asked.CreatableTopicConfig(name=k, value=v) for k, v in configs.items()],
-    )
-    return CreateTopicsRequest(topics=[topic], timeout_ms=wait_max_ms, validate_only=False)
-
-
-def check_created(answer: Any) -> None:
-    """Raises ClusterError; ClusterUnavailable where another broker has to be asked. One that is
-    there already was created by another instance meanwhile.
-    """
-    for topic in answer.topics:
-        code = topic.error_code
-        if code == ErrorCode.NOT_CONTROLLER:
-            raise ClusterUnavailable("CreateTopics: not the controller", code)
-        if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-            why = f": {topic.error_message}" if topic.error_message else ""
-            raise ClusterError(f"CreateTopics of {topic.name}: error {code}{why}", code)
 
 
 def values_in(records: bytes | memoryview) -> Iterator[tuple[int, bytes | None]]:

@@ -30,28 +30,17 @@ from fetchproxy.runtime.flights import SingleFlight
 ITERATIONS_MIN = 4_096
 
 
-class TooFewIterations(Exception):
-    """Nothing that was made of the password has been sent."""
-
-
 class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
+    """kafka-python's takes any number of iterations."""
+
     def create_salted_password(self, salt: bytes, iterations: int) -> None:
         if iterations < ITERATIONS_MIN:
-            raise TooFewIterations(
+            # Nothing that was made of the password has been sent.
+            raise AuthenticationRefused(
                 f"the broker asks for {iterations} iterations of SCRAM: expected at least "
                 f"{ITERATIONS_MIN}; set the user's credentials anew with more of them"
             )
         super().create_salted_password(salt, iterations)
-
-
-class Scram(SaslMechanismScram):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's, which takes any number of iterations; `receive` raises TooFewIterations."""
-
-    def __init__(self, mechanism: str, username: str, password: str) -> None:
-        super().__init__(
-            sasl_mechanism=mechanism, sasl_plain_username=username, sasl_plain_password=password
-        )
-        self._scram_client = _Client(username, password, mechanism)
 
 
 # Secrets, passwords and tokens, never appear in errors or logs.
@@ -214,12 +203,19 @@ class SaslCredentials:
         username = self._config.sasl_username
         if self.mechanism == "PLAIN":
             return SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=password)
-        return Scram(self.mechanism, _escaped(username or ""), password)
+        # As it is inside SCRAM's comma separated messages (RFC 5802, 5.1: saslname).
+        username = (username or "").replace("=", "=3D").replace(",", "=2C")
+        scram = SaslMechanismScram(
+            sasl_mechanism=self.mechanism,
+            sasl_plain_username=username,
+            sasl_plain_password=password,
+        )
+        scram._scram_client = _Client(username, password, self.mechanism)
+        return scram
 
     async def prepare(self) -> None:
-        """Before a connection is opened: a token endpoint may take longer than that may.
-
-        Raises AuthenticationRefused, also again while the last one is fresh; ClusterUnavailable.
+        """Before a connection is opened, as a token endpoint may take longer than that may. Raises
+        AuthenticationRefused, also again while the last one is fresh; ClusterUnavailable.
         """
         if self._refused is not None:
             error, at = self._refused
@@ -281,8 +277,3 @@ def _token_source(config: ClusterConfig) -> Tokens | None:
 
 def _secret(secret: SecretStr | SecretFile | Path | None, key: str) -> str:
     return secret_from(secret, key) or ""
-
-
-def _escaped(name: str) -> str:
-    """A user name inside SCRAM's comma separated messages (RFC 5802, 5.1: saslname)."""
-    return name.replace("=", "=3D").replace(",", "=2C")

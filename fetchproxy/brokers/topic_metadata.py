@@ -2,105 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+import asyncio
+from collections.abc import Hashable, Mapping, Sequence
 from uuid import UUID
 
 from cachetools import LRUCache
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
-from fetchproxy_protocol.topic_entries import (
-    BrokerEntry,
-    ClusterEntry,
-    LeaderEntries,
-    TopicEntry,
-    entries_in,
-    write_request,
-)
+from fetchproxy_protocol.headers import response_body
+from fetchproxy_protocol.topic_entries import MetadataAnswer, TopicInfo, write_request
 
 from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.messages import (
-    EncodedRequest,
-    MetadataAnswer,
-    TopicInfo,
-    body_at,
-)
+from fetchproxy.brokers.messages import METADATA_BY_TOPIC_ID_VERSION
+from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.runtime.loop import collected, each_of
 
 # Each may tell the leaders of a hundred partitions, some 30 µs.
-ENTRIES_AT_ONCE = 10
+STEPS_AT_ONCE = 10
 # Answers that are kept: 30 bytes a partition.
 KEPT_ANSWERS_MAX = 16
 KEPT_BYTES_MAX = 1024 * 1024
 
 
-class SameAnswers:
-    """The last answers: one that says the same again is not taken apart again.
-
-    Who looks up thousands of partitions asks for their topic each second, and nearly always
-    nothing has changed; then the very same values are given, which is seen at once too.
-    """
-
-    def __init__(self) -> None:
-        self._kept: LRUCache[Hashable, tuple[bytes, MetadataAnswer]] = LRUCache(KEPT_ANSWERS_MAX)
-
-    async def ask(
-        self, connection: BrokerConnection, topics: Sequence[str | UUID] | None
-    ) -> MetadataAnswer:
-        """Of all topics for None; by id only from METADATA_BY_TOPIC_ID_VERSION on. Creates none."""
-        version = connection.version_of(ApiKey.METADATA)
-        body = await collected(write_request(version, topics))
-        [payload] = await connection.send([EncodedRequest(ApiKey.METADATA, version, body)])
-        return await self.decode(payload, version, topics)
-
-    async def decode(
-        self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
-    ) -> MetadataAnswer:
-        """Raises ClusterError."""
-        said = bytes(payload)  # behind the correlation id
-        key = version, None if asked is None else tuple(asked)
-        kept = self._kept.get(key)
-        if kept is not None and kept[0] == said:
-            return kept[1]
-        answer = await decode_metadata(payload, version)
-        if len(said) <= KEPT_BYTES_MAX:
-            self._kept[key] = said, answer
-        return answer
-
-
 async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
     """Raises ClusterError."""
-    brokers: dict[int, BrokerEntry] = {}
-    topics: list[TopicInfo] = []
-    failed: dict[str | UUID, int] = {}
-    cluster_id: str | None = None
-    leaders: dict[int, tuple[int, int]] = {}  # of the topic that is being read
+    answer = MetadataAnswer()
     try:
-        body = body_at(payload, ApiKey.METADATA, version)
-        async for entry in each_of(entries_in(body, version), ENTRIES_AT_ONCE):
-            if isinstance(entry, LeaderEntries):
-                leaders.update(entry.leaders)
-            elif isinstance(entry, BrokerEntry):
-                brokers[entry.node_id] = entry
-            elif isinstance(entry, ClusterEntry):
-                cluster_id = entry.cluster_id
-            else:
-                leaders = _add_topic(entry, topics, failed)
+        body = response_body(payload, ApiKey.METADATA, version)
+        async for _ in each_of(answer.read(body, version), STEPS_AT_ONCE):
+            pass
     except WireError as error:
         raise ClusterError(f"Metadata version {version} is malformed: {error}") from None
-    return MetadataAnswer(brokers, tuple(topics), failed, cluster_id)
-
-
-def _add_topic(
-    entry: TopicEntry, topics: list[TopicInfo], failed: dict[str | UUID, int]
-) -> dict[int, tuple[int, int]]:
-    """Where the leaders of its partitions go, which follow."""
-    leaders: dict[int, tuple[int, int]] = {}
-    if entry.error_code:
-        failed[entry.topic_id if entry.name is None else entry.name] = entry.error_code
-    elif entry.name is not None:
-        topics.append(TopicInfo(entry.topic_id, entry.name, entry.is_internal, leaders))
-    return leaders
+    return answer
 
 
 NEVER = float("-inf")
@@ -109,10 +43,16 @@ _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class MetadataCache:
-    """What is known of brokers and topics, and since when (loop seconds)."""
+    """What is known of brokers and topics, and since when (loop seconds).
+
+    Of the last answers: for one that says the same again the very same values are given. Who looks
+    up thousands of partitions asks for their topic each second, and nearly always nothing has
+    changed.
+    """
 
     def __init__(self) -> None:
-        self.brokers: Mapping[int, BrokerEntry] = {}
+        self._answers: LRUCache[Hashable, tuple[bytes, MetadataAnswer]] = LRUCache(KEPT_ANSWERS_MAX)
+        self.brokers: Mapping[int, HostPort] = {}
         self.brokers_at = NEVER
         self.cluster_id: str | None = None
         self.all_topics_at = NEVER
@@ -120,14 +60,40 @@ class MetadataCache:
         self._names: dict[UUID, str] = {}
         self._topic_at: dict[str, float] = {}
 
-    def by_name(self, name: str, not_older_than: float = NEVER) -> TopicInfo | None:
-        if self._topic_at.get(name, NEVER) < not_older_than:
+    async def ask(
+        self, connection: BrokerConnection, topics: Sequence[str | UUID] | None
+    ) -> MetadataAnswer:
+        """Of all topics for None. Creates none. Raises ClusterError."""
+        asked_at = asyncio.get_running_loop().time()
+        version = connection.version_of(ApiKey.METADATA)
+        by_id = any(isinstance(topic, UUID) for topic in topics or ())
+        if by_id and version < METADATA_BY_TOPIC_ID_VERSION:
+            topics = None  # brokers before 2.8 … 3.0 cannot be asked by id: ask for all and look
+        body = b"".join(await collected(write_request(version, topics)))
+        [payload] = await connection.send(ApiKey.METADATA, version, [body])
+        answer = await self.decode(payload, version, topics)
+        self._learn(answer, asked_at, all_topics=topics is None)
+        return answer
+
+    async def decode(
+        self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
+    ) -> MetadataAnswer:
+        """Raises ClusterError."""
+        said = bytes(payload[4:])  # behind the correlation id
+        key = version, None if asked is None else tuple(asked)
+        kept = self._answers.get(key)
+        if kept is not None and kept[0] == said:
+            return kept[1]
+        answer = await decode_metadata(payload, version)
+        if len(said) <= KEPT_BYTES_MAX:
+            self._answers[key] = said, answer
+        return answer
+
+    def get(self, topic: str | UUID, not_older_than: float = NEVER) -> TopicInfo | None:
+        name = self._names.get(topic) if isinstance(topic, UUID) else topic
+        if name is None or self._topic_at.get(name, NEVER) < not_older_than:
             return None
         return self._by_name.get(name)
-
-    def by_id(self, topic_id: UUID, not_older_than: float = NEVER) -> TopicInfo | None:
-        name = self._names.get(topic_id)
-        return None if name is None else self.by_name(name, not_older_than)
 
     def topics(self) -> list[TopicInfo]:
         return [self._by_name[name] for name in sorted(self._by_name)]
@@ -136,10 +102,10 @@ class MetadataCache:
         """What is known of this topic proved wrong: it is asked for before it is used again."""
         self._topic_at[name] = NEVER
 
-    def learn(self, answer: MetadataAnswer, asked_at: float, *, all_topics: bool) -> None:
+    def _learn(self, answer: MetadataAnswer, asked_at: float, *, all_topics: bool) -> None:
         """`all_topics`: what the answer does not name is gone."""
         if answer.brokers:
-            self.brokers = answer.brokers
+            self.brokers = {n: HostPort(*address) for n, address in answer.brokers.items()}
             self.brokers_at = asked_at
             self.cluster_id = answer.cluster_id
         for topic in answer.topics:
@@ -153,11 +119,9 @@ class MetadataCache:
                 self._forget(self._names.get(missing) if isinstance(missing, UUID) else missing)
         if all_topics:
             self.all_topics_at = asked_at
-            self._keep({topic.name for topic in answer.topics} | set(answer.failed))
-
-    def _keep(self, names: Collection[str | UUID]) -> None:
-        for name in [known for known in self._by_name if known not in names]:
-            self._forget(name)
+            named = {topic.name for topic in answer.topics} | set(answer.failed)
+            for name in [known for known in self._by_name if known not in named]:
+                self._forget(name)
 
     def _forget(self, name: str | None) -> None:
         topic = self._by_name.pop(name, None) if name is not None else None

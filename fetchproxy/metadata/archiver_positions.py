@@ -1,9 +1,8 @@
 """From which offset on archivers are gathering each partition: what the archive is about to get.
 
-The archive itself shows what was copied. What an archiver has in its spool, and what it has passed
-over because the brokers had lost it, only the archiver knows. So each one leaves an object in the
-store that says it, and `ArchiverPositions` reads all of them: below the position there is nothing
-to wait for, at and above it there is.
+Only an archiver knows what it has in its spool, and what it has passed over because the brokers had
+lost it. So each leaves an object in the store that says it, and `ArchiverPositions` reads all of
+them: below the position there is nothing to wait for, at and above it there is.
 
     {"version": 1, "beat": 17, "troubles": ["a sentence"], "retention": "the brokers delete …",
      "positions": {"<topic id>": {"0": 1234, "1": -1}}}
@@ -181,7 +180,7 @@ class ArchiverPositions:
         await self._reads.get(None, not_older_than)
 
     async def look(self, age_max_s: float) -> None:
-        """As `refresh`, for callers that no outage may hold up: then what was last said counts."""
+        """As `refresh`, for callers that no outage may hold up: then what was said last counts."""
         if self._failing:
             return  # `run` tries again
         with suppress(RemoteStorageError, TimeoutError):

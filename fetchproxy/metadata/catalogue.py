@@ -25,12 +25,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.description import check_deletion, check_update
 from fetchproxy.segments.overlaps import add_in_order
-from fetchproxy.segments.records import (
-    LogHistorySaid,
-    LogStartOffset,
-    MetadataEvent,
-    Restore,
-)
+from fetchproxy.segments.records import LogHistorySaid, LogStartOffset, MetadataEvent, Restore
 
 _STARTED = RemoteLogSegmentState.COPY_SEGMENT_STARTED
 _FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED

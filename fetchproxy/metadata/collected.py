@@ -25,11 +25,10 @@ from fetchproxy.storage.listings import SegmentMetadataObject
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
-# A process that has just started knows nothing of the archive: 2,000 partitions are 2,000 objects
-# to be read. So whoever had to read many of a topic leaves what all of them say in one object. It
-# is a copy, and never more: which segments there are, a listing says, and of those an entry
-# counts only for the very version of the object that it was taken from. Whatever is missing,
-# damaged or of another version is read from where it stands.
+# A process that has just started has 2,000 objects to read of 2,000 partitions. So whoever had to
+# read many of a topic leaves what all of them say in one object. It is a copy, and never more: a
+# listing says which segments there are, and an entry counts only for the very version of the object
+# that it was taken from. What is missing, damaged or of another version is read where it stands.
 #
 #     magic      "collected metadata 1\n"
 #     body       zlib, which has a checksum; of each object, behind one another:

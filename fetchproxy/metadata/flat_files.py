@@ -50,11 +50,9 @@ from fetchproxy.storage.stores.filesystem import sync, write_all
 #
 # Every write ends with a CacheFileCheckpointRecord: the offset up to which the file has all
 # events now, and the CRC-32C of all bytes of the file up to that checksum. What is behind the
-# last one that holds does not count. Mostly a crash tore it, and nobody had relied on it, as
-# offsets are committed only after the files are on the disk; but a disk may also lose what it
-# had. So the file stays as it is, and counts as damaged, until the events from the last good
-# checkpoint on have been read again and the file is replaced. One that names another partition
-# has none that is good. Events may be read twice; that does no harm (`catalogue`).
+# last one that holds does not count: a crash tore it before anybody relied on it, or the disk has
+# lost something. The file stays damaged until the events from there on have been read again and it
+# is replaced. Events may be read twice; that does no harm (`catalogue`).
 #
 # Blocking: for threads, and for one at a time.
 
@@ -75,11 +73,8 @@ APPENDED_BYTES_MIN = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class CachedEntries:
-    """What a file holds: the last state of each segment, for `PartitionTable.load`.
-
-    All of the partition's events below `metadata_topic_offset` are in it. `damaged`: something that
-    was written is lost, so the events from there on have to be read again, if that is below the
-    offset that is read next.
+    """What a file holds, for `PartitionTable.load`: all of the partition's events below
+    `metadata_topic_offset`. `damaged`: those from there on have to be read again.
     """
 
     entries: bytes
@@ -101,10 +96,8 @@ class CacheFile:
         self._compacted = 0  # bytes when it was last written anew
 
     def load(self) -> CachedEntries:
-        """What the file holds; where there is none, nothing, from offset 0 on. Changes no file.
-
-        Raises OSError; NewerMetadataVersion where a newer fetchproxy has written it;
-        CorruptSegment where its checksums hold and it still cannot be understood.
+        """Changes no file. Raises OSError; NewerMetadataVersion where a newer fetchproxy has
+        written it; CorruptSegment where its checksums hold and it still cannot be understood.
         """
         try:
             raw = self.path.read_bytes()
@@ -129,10 +122,9 @@ class CacheFile:
         return CachedEntries(entries, offset, damaged)
 
     def append(self, events: Sequence[MetadataEvent], metadata_topic_offset: int) -> None:
-        """Add events that the table took; the file has then all below `metadata_topic_offset`.
-
-        A damaged one is replaced. Raises OSError, as when the disk is full: nothing of it counts
-        then, and it may be called again. Raises ValueError where the file was not loaded.
+        """Add events that the table took, so that the file has all below `metadata_topic_offset`. A
+        damaged one is replaced. Raises OSError: nothing of it counts then, and it may be called
+        again. Raises ValueError where the file was not loaded.
         """
         size, lost = self._loaded_size(), self._lost
         entries = b"".join([encode_entry(event) for event in events])

@@ -92,8 +92,8 @@ def epoch_of(view: PartitionView, offset: int) -> int:
 def end_offset_for(lineage: Sequence[EpochStart], requested: int, log_end_offset: int) -> EpochEnd:
     """LeaderEpochFileCache.endOffsetFor: the largest epoch up to `requested`, and its end.
 
-    Of the latest epoch that is the log's end; of one before the first known, itself and where the
-    first begins; of one that is not known yet, undefined.
+    Of one before the first known: itself and where the first begins. Of one that is not known yet:
+    undefined.
     """
     if requested == UNDEFINED_EPOCH or not lineage:
         return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_OFFSET)

@@ -5,23 +5,24 @@ lose events, appended to and read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from fetchproxy_protocol.apis import ErrorCode
-from kafka.protocol.admin.topics import CreateTopicsResponse
-from kafka.protocol.producer.produce import ProduceResponse
+from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
+from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
+from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from fetchproxy.brokers import messages
-from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.messages import TopicInfo
-from fetchproxy.brokers.topic_writers import MetadataTopicWriters
+from fetchproxy.brokers.messages import raise_for, values_in
 from fetchproxy.config.schema import ClusterConfig, KiB, MetadataConfig
 from fetchproxy.errors import (
     ClusterError,
+    ClusterUnavailable,
     ConfigError,
     CorruptSegment,
     RemoteStorageError,
@@ -33,10 +34,7 @@ from fetchproxy.model import IsolationLevel, TopicIdPartition
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Values by rising offset. The next read begins at `next_offset`.
-
-    Where nothing is new, that is the offset that was asked.
-    """
+    """Values by rising offset. The next read begins at `next_offset`."""
 
     values: tuple[tuple[int, bytes], ...]
     next_offset: int
@@ -50,7 +48,11 @@ SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes":
 _READ_WAIT_MS = 500  # for a follower of the old leader whose high watermark lags after an election
 _VISIBLE_PAUSE_S = 0.1  # a new topic is known to all brokers after some of these
 _DENIED = (29, 31)  # TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
-
+_ALL_REPLICAS = -1  # acks
+_MAGIC = 2
+_NO_PRODUCER = -1
+# Too few replicas in sync: the same request succeeds once they are back. Source: Kafka's Errors.
+_NOT_ENOUGH_REPLICAS = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 
 # Of the metadata topic per fetch. Decoding so much holds everything else up for some 20 ms.
 READ_BYTES = 256 * KiB
@@ -61,7 +63,8 @@ class KafkaMetadataLog:
     raises RemoteStorageError where the log cannot be reached or refuses.
 
     `cluster` is opened and closed by the caller; `wall_clock_ms` stamps the records.
-    `writers`: who tells who else may write, in processes that go by what is written.
+    `tell_writers` says who else may write, in processes that go by what is written; False: it could
+    not yet.
     """
 
     def __init__(
@@ -70,13 +73,13 @@ class KafkaMetadataLog:
         cluster_config: ClusterConfig,
         config: MetadataConfig,
         wall_clock_ms: Callable[[], int],
-        writers: MetadataTopicWriters | None = None,
+        tell_writers: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self._cluster = cluster
         self._cluster_config = cluster_config
         self._config = config
         self._wall_clock_ms = wall_clock_ms
-        self._writers = writers
+        self._tell_writers = tell_writers
         self._topic: TopicInfo | None = None
 
     async def open(self) -> TopicInfo:
@@ -88,8 +91,8 @@ class KafkaMetadataLog:
             if topic is None:
                 topic = await self._create()
             await self._check(topic)
-            if self._writers is not None:
-                await self._writers.tell_once()
+            if self._tell_writers is not None and await self._tell_writers():
+                self._tell_writers = None
         self._topic = topic
         return topic
 
@@ -99,20 +102,24 @@ class KafkaMetadataLog:
             return await self._find() is not None
 
     async def append(self, partition: int, value: bytes) -> int:
-        """The value's offset; durable when it returns.
-
-        After an error it may have been appended or not, also once more than once and later than
-        now: whoever reads must not mind.
+        """The value's offset; durable when it returns. After an error it may have been appended or
+        not, or may be later, also more than once.
         """
         tip = self._tip(partition)
         wait_max_ms = self._cluster_config.request_max_ms
-        now_ms = self._wall_clock_ms()
+        batch = DefaultRecordBatchBuilder(
+            _MAGIC, 0, False, _NO_PRODUCER, _NO_PRODUCER, _NO_PRODUCER, batch_size=0
+        )
+        batch.append(0, self._wall_clock_ms(), None, value, [])
+        asked = ProduceRequest.TopicProduceData
+        place = asked.PartitionProduceData(index=partition, records=bytes(batch.build()))
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
-            request = messages.produce_request(topic, partition, value, now_ms, wait_max_ms)
-            return messages.produced_at(
-                await connection.call(request, ProduceResponse, extra_ms=wait_max_ms)
+            data = asked(name=topic.name, topic_id=topic.topic_id, partition_data=[place])
+            request = ProduceRequest(
+                transactional_id=None, acks=_ALL_REPLICAS, timeout_ms=wait_max_ms, topic_data=[data]
             )
+            return _produced_at(await connection.call(request, ProduceResponse, wait_max_ms))
 
         with _as_storage_errors(f"append to {tip}"):
             return await self._cluster.ask_leader(tip, ask)
@@ -160,14 +167,19 @@ class KafkaMetadataLog:
         replicas = self._config.topic_replication_factor
         wait_max_ms = self._cluster_config.request_max_ms
 
+        settings = {**SETTINGS, "min.insync.replicas": str(max(1, replicas - 1))}
+        asked = CreateTopicsRequest.CreatableTopic
+        topic = asked(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replicas,
+            assignments=[],
+            configs=[asked.CreatableTopicConfig(name=k, value=v) for k, v in settings.items()],
+        )
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=wait_max_ms, validate_only=False)
+
         async def ask(connection: BrokerConnection) -> None:
-            settings = {**SETTINGS, "min.insync.replicas": str(max(1, replicas - 1))}
-            request = messages.create_topic_request(
-                name, partitions, replicas, settings, wait_max_ms
-            )
-            messages.check_created(
-                await connection.call(request, CreateTopicsResponse, extra_ms=wait_max_ms)
-            )
+            _check_created(await connection.call(request, CreateTopicsResponse, wait_max_ms))
 
         try:
             await self._cluster.ask_any(ask)
@@ -204,9 +216,8 @@ class KafkaMetadataLog:
 
 
 def settings_fault(name: str, settings: dict[str, str]) -> str | None:
-    """Why a topic with these settings would lose events, with the command that mends it. Pure.
-
-    A setting that the broker does not tell is not held against it.
+    """Why a topic with these settings would lose events, with the command that mends it. A setting
+    that the broker does not tell is not held against it.
     """
     wrong = {
         key: settings[key]
@@ -223,10 +234,35 @@ def settings_fault(name: str, settings: dict[str, str]) -> str | None:
     )
 
 
+def _produced_at(answer: Any) -> int:
+    """The record's offset. Raises ClusterError; ClusterUnavailable for too few replicas."""
+    for topic in answer.responses:
+        for partition in topic.partition_responses:
+            code = partition.error_code
+            if code in _NOT_ENOUGH_REPLICAS:
+                raise ClusterUnavailable("Produce: too few replicas are in sync", code)
+            raise_for(code, "Produce")
+            return int(partition.base_offset)
+    raise ClusterError("Produce was answered without the partition")
+
+
+def _check_created(answer: Any) -> None:
+    """Raises ClusterError; ClusterUnavailable where another broker has to be asked. Another
+    instance may have created it meanwhile.
+    """
+    for topic in answer.topics:
+        code = topic.error_code
+        if code == ErrorCode.NOT_CONTROLLER:
+            raise ClusterUnavailable("CreateTopics: not the controller", code)
+        if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            why = f": {topic.error_message}" if topic.error_message else ""
+            raise ClusterError(f"CreateTopics of {topic.name}: error {code}{why}", code)
+
+
 def _chunk(records: bytes | memoryview, from_offset: int) -> LogChunk:
     values: list[tuple[int, bytes]] = []
     next_offset = from_offset
-    for offset, value in messages.values_in(records):
+    for offset, value in values_in(records):
         if value is not None and offset >= from_offset:
             values.append((offset, value))
         next_offset = max(next_offset, offset + 1)

@@ -30,8 +30,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
-# Of up to so many partitions of a topic each is listed by itself: a topic's own listing may be
-# long, and goes page by page.
+# Of up to so many partitions of a topic each is listed by itself: a topic's listing may be long.
 PARTITIONS_ALONE_MAX = 8
 # Metadata objects that are read at once per topic, or partitions of the metadata topic: as many as
 # there are connections to a store, since they wait for its latency.
@@ -64,10 +63,8 @@ class PartitionViews(ABC):
 
     @abstractmethod
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
-        """A view read at or after loop time `not_older_than` (seconds); single-flight.
-
-        Returns the cached one if it is recent enough. An absent partition is an empty view.
-        Raises RemoteStorageError: the caller then knows nothing new, and must not act as if.
+        """A view read at or after loop time `not_older_than` (seconds); single-flight, cached. An
+        absent partition is an empty view. Raises RemoteStorageError: nothing new is known then.
         """
 
 
@@ -77,10 +74,9 @@ class RemoteLogMetadataManager(PartitionViews):
         self._put_topics: set[UUID] = set()  # by this process, ever
 
     async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
-        """Topics that have anything in the archive, read at or after that loop time (s).
-
-        One listing of the archive's top level at most; a topic that this process has put something
-        of is among them at once. Raises RemoteStorageError, as `refresh`.
+        """Topics that have anything in the archive, read at or after that loop time (s), by one
+        listing of its top level at most; and those that this process has put something of. Raises
+        as `refresh`.
         """
         return await self._archived.get(None, not_older_than)
 

@@ -88,7 +88,8 @@ PROBLEMS_KEPT_MAX = 100
 class _LogPartition:
     """One partition of the metadata topic: how far it was read, and what that came to."""
 
-    position: int = 0  # the next offset to read
+    number: int
+    position: int  # the next offset to read
     tables: dict[TopicIdPartition, PartitionTable] = field(default_factory=dict)
     unloaded: set[TopicIdPartition] = field(default_factory=set)  # only their files were seen
     # Files that have more than was committed: the offset up to which nothing is to be taken again.
@@ -141,9 +142,10 @@ class TopicFollower:
     # --- reading ---
     async def table(self, tip: TopicIdPartition, not_older_than: float) -> PartitionTable:
         """The partition's table, the log having been read at or after that loop time (s)."""
-        number = await self._number_of(tip)
-        await self._reads.get(number, not_older_than)
-        return await self._table(number, tip)
+        await self._opened()
+        partition = self._partition(tip)
+        await self._reads.get(partition.number, not_older_than)
+        return await self._table(partition, tip)
 
     async def partitions(self, not_older_than: float) -> list[TopicIdPartition]:
         """Every partition that the log says something of; all of the log is read for it."""
@@ -158,19 +160,19 @@ class TopicFollower:
 
     def read_at(self, tip: TopicIdPartition) -> float | None:
         """The loop time (s) at which the last read of the partition's log began. Never blocks."""
-        return self._reads.cached(self._number(tip)) if self._partitions else None
+        return self._reads.cached(self._partition(tip).number) if self._partitions else None
 
     def renew(self, tip: TopicIdPartition, oldest: float, pause_s: float) -> None:
         """Read again in the background where the last read began before `oldest`."""
         if self._partitions:
-            self._reads.renew(self._number(tip), oldest, pause_s)
+            self._reads.renew(self._partition(tip).number, oldest, pause_s)
 
     def loaded(self, tip: TopicIdPartition) -> PartitionTable | None:
-        return self._partitions[self._number(tip)].tables.get(tip) if self._partitions else None
+        return self._partition(tip).tables.get(tip) if self._partitions else None
 
     def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
         """Events that cannot be read and may have been about the partition. Never blocks."""
-        return self._partitions[self._number(tip)].problems if self._partitions else ()
+        return self._partition(tip).problems if self._partitions else ()
 
     # --- writing ---
     async def append(self, event: MetadataEvent) -> str | None:
@@ -178,16 +180,16 @@ class TopicFollower:
 
         Where it raises, the event may be in the log or not.
         """
-        number = await self._number_of(event.topic_id_partition)
-        partition = self._partitions[number]
+        await self._opened()
+        partition = self._partition(event.topic_id_partition)
         partition.puts_waiting += 1
         try:
             async with self._within(f"append for {event.topic_id_partition}"):
-                offset = await self._log.append(number, encode_message(event))
+                offset = await self._log.append(partition.number, encode_message(event))
             METADATA_EVENTS_WRITTEN.inc()
-            await self._reads.anew(number)
+            await self._reads.anew(partition.number)
             if partition.position <= offset:
-                raise StorageUnavailable(f"{self._place(number, offset)} was not read back")
+                raise StorageUnavailable(f"{self._place(partition, offset)} was not read back")
             return partition.refused.pop(offset, None)
         finally:
             partition.puts_waiting -= 1
@@ -207,37 +209,34 @@ class TopicFollower:
         except ConfigError as error:
             raise RemoteStorageError(str(error)) from error
         self._topic_name = topic.name
-        self._partitions = [_LogPartition(positions.get(n, 0)) for n in range(len(topic.leaders))]
+        numbers = range(len(topic.leaders))
+        self._partitions = [_LogPartition(n, positions.get(n, 0)) for n in numbers]
         for tip in tips:
-            self._partitions[self._number(tip)].unloaded.add(tip)
+            self._partition(tip).unloaded.add(tip)
 
-    async def _number_of(self, tip: TopicIdPartition) -> int:
-        await self._opened()
-        return self._number(tip)
+    def _partition(self, tip: TopicIdPartition) -> _LogPartition:
+        return self._partitions[metadata_partition(tip, len(self._partitions))]
 
-    def _number(self, tip: TopicIdPartition) -> int:
-        return metadata_partition(tip, len(self._partitions))
-
-    def _place(self, number: int, offset: int) -> str:
-        return f"{self._topic_name}-{number} offset {offset}"
+    def _place(self, partition: _LogPartition, offset: int) -> str:
+        return f"{self._topic_name}-{partition.number} offset {offset}"
 
     async def _read(self, number: int, began_at: float) -> float:
         """Up to the log's end as it is from now on. What was read by a failure stays read."""
-        position = self._partitions[number].position
-        what = f"{self._place(number, position)} to the end"
+        partition = self._partitions[number]
+        what = f"{self._place(partition, partition.position)} to the end"
         async with counted(began_at), self._within(what):
-            await self._read_to_end(number)
+            await self._read_to_end(partition)
         return began_at
 
     def _within(self, what: str) -> AbstractAsyncContextManager[object]:
         return within(self._read_max_ms / 1000, what)
 
-    async def _read_to_end(self, number: int) -> None:
-        partition = self._partitions[number]
+    async def _read_to_end(self, partition: _LogPartition) -> None:
+        number = partition.number
         start, end = await self._log.bounds(number)
         if not start <= partition.position <= end:
             raise RemoteStorageError(
-                f"{self._place(number, partition.position)} is where reading goes on, but the "
+                f"{self._place(partition, partition.position)} is where reading goes on, but the "
                 f"topic now has {start} to {end}: it has lost events. Delete the "
                 "topic and rebuild it from the store with `fetchproxy restore`"
             )
@@ -246,23 +245,22 @@ class TopicFollower:
             lag.set(end - partition.position)
             chunk = await self._log.read(number, partition.position)
             for offset, value in chunk.values:
-                await self._take(number, offset, value)
+                await self._take(partition, offset, value)
                 partition.position = offset + 1
             partition.position = max(partition.position, chunk.next_offset)
             if not partition.problems:
                 self._kept.passed(number, partition.position)
         lag.set(0)
 
-    async def _take(self, number: int, offset: int, value: bytes) -> None:
-        partition = self._partitions[number]
+    async def _take(self, partition: _LogPartition, offset: int, value: bytes) -> None:
         METADATA_EVENTS_READ.inc()
         try:
-            event = decode_message(value, self._place(number, offset))
+            event = decode_message(value, self._place(partition, offset))
         except CorruptSegment as error:
-            self._note_problem(number, offset, error)
+            self._note_problem(partition, offset, error)
             return
         tip = event.topic_id_partition
-        table = await self._table(number, tip)
+        table = await self._table(partition, tip)
         if offset < partition.ahead.get(tip, 0):
             return  # against a later state it might be judged otherwise
         try:
@@ -276,14 +274,13 @@ class TopicFollower:
         if not partition.problems:
             self._kept.note(tip, [event], offset + 1)
 
-    def _note_problem(self, number: int, offset: int, error: CorruptSegment) -> None:
+    def _note_problem(self, partition: _LogPartition, offset: int, error: CorruptSegment) -> None:
         """It may be about any partition whose events are here, and about any offset of it.
 
         Nothing behind it is kept on disk, so that a newer program reads it again.
         """
-        partition = self._partitions[number]
         METADATA_UNREADABLE.inc()
-        place = self._place(number, offset)
+        place = self._place(partition, offset)
         if len(partition.problems) == PROBLEMS_KEPT_MAX:
             if not partition.more_problems:
                 log.error("more_metadata_events_unreadable", place=place, told=PROBLEMS_KEPT_MAX)
@@ -293,8 +290,7 @@ class TopicFollower:
         partition.problems = (*partition.problems, MetadataProblem(place, 0, str(error)))
 
     # --- tables ---
-    async def _table(self, number: int, tip: TopicIdPartition) -> PartitionTable:
-        partition = self._partitions[number]
+    async def _table(self, partition: _LogPartition, tip: TopicIdPartition) -> PartitionTable:
         if (table := partition.tables.get(tip)) is not None:
             return table
         async with self._loading:
@@ -305,7 +301,7 @@ class TopicFollower:
                 if cached.metadata_topic_offset > partition.position:
                     partition.ahead[tip] = cached.metadata_topic_offset
                 elif cached.damaged:
-                    await self._read_again(number, table, tip, cached.metadata_topic_offset)
+                    await self._read_again(partition, table, cached.metadata_topic_offset)
                 partition.unloaded.discard(tip)
             else:
                 table = PartitionTable(tip)
@@ -313,24 +309,23 @@ class TopicFollower:
         return table
 
     async def _read_again(
-        self, number: int, table: PartitionTable, tip: TopicIdPartition, from_offset: int
+        self, partition: _LogPartition, table: PartitionTable, position: int
     ) -> None:
-        """What a damaged file has lost of one partition; kept all at once, or not at all."""
-        position = from_offset
+        """What a damaged file has lost from there on; kept all at once, or not at all."""
         found: list[MetadataEvent] = []
-        while position < self._partitions[number].position:
-            chunk = await self._log.read(number, position)
+        while position < partition.position:
+            chunk = await self._log.read(partition.number, position)
             for offset, value in chunk.values:
-                if offset >= self._partitions[number].position:
+                if offset >= partition.position:
                     break
                 try:
-                    event = decode_message(value, self._place(number, offset))
+                    event = decode_message(value, self._place(partition, offset))
                 except CorruptSegment:
                     continue  # known as a problem: it was read before
-                if event.topic_id_partition == tip and table.apply(event):
+                if event.topic_id_partition == table.tip and table.apply(event):
                     found.append(event)
             position = max(position, chunk.next_offset)
-        self._kept.note(tip, found, self._partitions[number].position)
+        self._kept.note(table.tip, found, partition.position)
 
 
 def _known(partition: _LogPartition) -> list[TopicIdPartition]:
@@ -352,9 +347,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     chosen so that a crash between both leaves an unfinished copy or a deletion to be repeated, and
     never a segment that is served while its objects are not all there (docs/adr/0015).
 
-    `async with` owns the reads; `rsm` and what `metadata_topic` needs belong to the caller.
-
-    `wall_clock_ms` stamps the events of log starts.
+    `async with` owns the reads. `wall_clock_ms` stamps the events of log starts.
     """
 
     def __init__(
@@ -514,12 +507,10 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     # --- writing ---
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """Write the event and the segment's object in the store; returns when it was read back.
-
-        A finished copy goes to the store first: what a crash leaves then is a copy that was begun.
-        Everything else goes to the topic first. DELETE_SEGMENT_FINISHED is in the topic alone: the
-        object went with `RemoteStorageManager.delete_log_segment_data`.
-        Raises ValueError on an illegal transition, also where another writer was first, and
+        """A finished copy goes to the store first: what a crash leaves then is a copy that was
+        begun. Everything else goes to the topic first. DELETE_SEGMENT_FINISHED is in the topic
+        alone: the object went with `RemoteStorageManager.delete_log_segment_data`. Raises
+        ValueError on an illegal transition, also where another writer was first, and
         RemoteStorageError: then it may have happened or not, and may be repeated.
         """
         tip = metadata.topic_id_partition

@@ -1,8 +1,8 @@
 """Broker addresses in answers: found, and replaced by others. All other bytes stay as they were.
 
-Where the answers of an API have them is said at the end, and of Produce in `produce`. Fetch answers
-are not handled as a whole, since they are relayed while they stream: only their last tagged-field
-section comes here.
+Where the answers of an API have them is said at the end. Fetch answers are not handled as a whole,
+since they are relayed while they stream: only their last tagged-field section comes here. Of
+requests only Produce's `acks` is read, as one with acks=0 has no answer.
 Node ids and racks are never changed. A negative node id or an empty host is what an answer with an
 error has in place of an address: it is left alone.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from fetchproxy_protocol.apis import ApiKey, is_flexible
+from fetchproxy_protocol.apis import ApiKey, Truncated, is_flexible
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_string, encode_uvarint
 
@@ -25,42 +25,36 @@ UNKNOWN_TAG = 0x7F  # one byte as the tag that it replaces; defined by no Kafka 
 Lookup = Callable[[int, str, int], tuple[str, int]]
 
 
-class NodeAddress(NamedTuple):
-    node_id: int
-    host: str
-    port: int
+# (node id, host, port)
+NodeAddress = tuple[int, str, int]
 
 
 class Place(NamedTuple):
-    """An address and where its host and port lie: they are adjacent in every API."""
+    """An address, and where its host and port lie: they are adjacent in every API."""
 
-    address: NodeAddress
+    node_id: int
+    host: str
+    port: int
     start: int
     end: int
 
 
-class AnswerAddresses:
-    """The addresses in the answers of one API: `locate` finds them in a body, given a cursor at its
-    begin. Both methods raise `WireError`.
-    """
+def find_addresses(payload: Buffer, api_key: int, api_version: int) -> list[NodeAddress]:
+    """Every node's address in the answer, in its order. Raises `WireError`."""
+    cursor = response_body(payload, api_key, api_version)
+    places = _LOCATE[api_key](cursor, api_version)
+    return [place[:3] for place in places if _is_address(place)]
 
-    def __init__(self, api_key: ApiKey, locate: Callable[[Cursor, int], list[Place]]) -> None:
-        self._api_key = api_key
-        self._locate = locate
 
-    def _places(self, payload: Buffer, api_version: int) -> list[Place]:
-        cursor = response_body(payload, self._api_key, api_version)
-        return [place for place in self._locate(cursor, api_version) if _is_address(place)]
-
-    def find(self, payload: Buffer, api_version: int) -> list[NodeAddress]:
-        """Every node's address in the answer, in its order."""
-        return [place.address for place in self._places(payload, api_version)]
-
-    def splice(self, payload: Buffer, api_version: int, lookup: Lookup) -> bytes:
-        """The answer with each address replaced by what `lookup` says for it."""
-        places = self._places(payload, api_version)
-        flexible = is_flexible(self._api_key, api_version)
-        return b"".join(_replaced(payload, 0, len(payload), places, flexible, lookup))
+def splice_addresses(payload: Buffer, api_key: int, api_version: int, lookup: Lookup) -> bytes:
+    """The answer with each address replaced by what `lookup` says for it. Raises `WireError`."""
+    cursor = response_body(payload, api_key, api_version)
+    if api_key == ApiKey.PRODUCE:  # in its last tagged-field section, with the size before them
+        tags, view = _produce_tags(cursor, api_version), memoryview(payload)
+        return b"".join((view[:tags], splice_node_endpoints_tag(view[tags:], lookup)))
+    places = filter(_is_address, _LOCATE[api_key](cursor, api_version))
+    flexible = is_flexible(api_key, api_version)
+    return b"".join(_replaced(payload, 0, len(payload), places, flexible, lookup))
 
 
 def read_place(cursor: Cursor, flexible: bool) -> Place:
@@ -69,7 +63,7 @@ def read_place(cursor: Cursor, flexible: bool) -> Place:
     start = cursor.pos
     host = cursor.nullable_string(flexible) or ""
     port = cursor.int32()
-    return Place(NodeAddress(node_id, host, port), start, cursor.pos)
+    return Place(node_id, host, port, start, cursor.pos)
 
 
 def read_node_endpoints(cursor: Cursor) -> list[Place]:
@@ -93,10 +87,8 @@ def tagged_node_endpoints(cursor: Cursor) -> list[Place]:
 
 
 def splice_node_endpoints_tag(tag_section: Buffer, lookup: Lookup) -> bytes:
-    """That section with the addresses in its tag 0 replaced, other tags byte for byte.
-
-    Raises `WireError` when the section or its NodeEndpoints are broken. Bytes behind the section
-    are kept.
+    """That section with the addresses in its tag 0 replaced, other tags and what is behind it byte
+    for byte. Raises `WireError`.
     """
     if len(tag_section) == 1 and tag_section[0] == 0:
         return b"\x00"
@@ -114,7 +106,7 @@ def splice_node_endpoints_tag(tag_section: Buffer, lookup: Lookup) -> bytes:
 
 
 def _is_address(place: Place) -> bool:
-    return place.address.node_id >= 0 and place.address.host != ""
+    return place.node_id >= 0 and place.host != ""
 
 
 def _replaced(
@@ -124,7 +116,7 @@ def _replaced(
     view = memoryview(buf)
     pieces: list[Buffer] = []
     for place in places:
-        host, port = lookup(*place.address)
+        host, port = lookup(*place[:3])
         pieces.append(view[start : place.start])
         pieces.append(encode_string(host, flexible) + INT32.pack(port))
         start = place.end
@@ -233,15 +225,78 @@ def _behind_share_topics(cursor: Cursor, lock_timeout: bool, fetched: bool) -> l
     return read_node_endpoints(cursor)
 
 
-ADDRESSES: dict[ApiKey, AnswerAddresses] = {
-    key: AnswerAddresses(key, locate)
-    for key, locate in {
-        ApiKey.METADATA: _in_metadata,
-        ApiKey.FIND_COORDINATOR: _in_find_coordinator,
-        ApiKey.DESCRIBE_CLUSTER: _in_describe_cluster,
-        ApiKey.SHARE_FETCH: lambda cursor, version: _behind_share_topics(
-            cursor, version >= 1, True
-        ),
-        ApiKey.SHARE_ACKNOWLEDGE: lambda cursor, v: _behind_share_topics(cursor, v >= 2, False),
-    }.items()
+# Produce: NodeEndpoints are a tagged field of the whole answer (KIP-951). Records are not read.
+
+PRODUCE_ENDPOINTS_FROM = 10
+_TRANSACTIONAL_ID_FROM = 3
+
+# Null or empty record errors, null message, no tags: how a partition without an error ends.
+_QUIET_PARTITION = frozenset((b"\x00\x00\x00", b"\x01\x00\x00"))
+
+
+def acks_of(buf: Buffer, body_pos: int, api_version: int, end: int | None = None) -> int | None:
+    """acks (0, 1 or -1) of a request whose body begins at `body_pos`; None: more bytes needed.
+    Raises `MalformedMessage` for a transactional id with an impossible length.
+    """
+    cursor = Cursor(buf, body_pos, end)
+    try:
+        if api_version >= _TRANSACTIONAL_ID_FROM:
+            cursor.skip_string(is_flexible(ApiKey.PRODUCE, api_version))
+        return cursor.int16()
+    except Truncated:
+        return None
+
+
+def _behind_single_quiet_partition(buf: Buffer, pos: int, version: int) -> int:
+    """Of most Produce answers: one topic, one partition, no error. 0 for any other."""
+    try:
+        if buf[pos] != 2:
+            return 0
+        name = buf[pos + 1]
+        partitions = pos + (17 if version >= 13 else 1 + name)
+        if version < 13 and not 0 < name < 0x80:
+            return 0
+        ends = partitions + 31
+        quiet = buf[partitions] == 2 and bytes(buf[ends : ends + 3]) in _QUIET_PARTITION
+        # Behind the partition: the topic's tags (none) and the throttle time.
+        return ends + 4 if quiet and buf[ends + 3] == 0 and len(buf) >= ends + 8 else 0
+    except IndexError:
+        return 0
+
+
+def _produce_tags(cursor: Cursor, version: int) -> int:
+    buf = cursor.buf
+    single = _behind_single_quiet_partition(buf, cursor.pos, version)
+    if single:
+        return single + 4
+    for _ in range(cursor.count(flexible=True) or 0):
+        if version >= 13:
+            cursor.skip(16, "topic id")
+        else:
+            cursor.skip_string(flexible=True)
+        for _ in range(cursor.count(flexible=True) or 0):
+            pos = cursor.skip(30, "partition result") + 30
+            if bytes(buf[pos : pos + 3]) in _QUIET_PARTITION:
+                cursor.pos = pos + 3
+                continue
+            for _ in range(cursor.count(flexible=True) or 0):
+                cursor.skip(4, "batch index")
+                cursor.skip_string(flexible=True)
+                cursor.skip_tags()
+            cursor.skip_string(flexible=True)
+            cursor.skip_tags()
+        cursor.skip_tags()
+    cursor.skip(4, "throttle time")
+    return cursor.pos
+
+
+_LOCATE: dict[int, Callable[[Cursor, int], list[Place]]] = {
+    ApiKey.METADATA: _in_metadata,
+    ApiKey.FIND_COORDINATOR: _in_find_coordinator,
+    ApiKey.DESCRIBE_CLUSTER: _in_describe_cluster,
+    ApiKey.PRODUCE: lambda cursor, version: tagged_node_endpoints(
+        Cursor(cursor.buf, _produce_tags(cursor, version))
+    ),
+    ApiKey.SHARE_FETCH: lambda cursor, v: _behind_share_topics(cursor, v >= 1, True),
+    ApiKey.SHARE_ACKNOWLEDGE: lambda cursor, v: _behind_share_topics(cursor, v >= 2, False),
 }

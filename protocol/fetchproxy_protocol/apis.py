@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-# What a peer can do wrong on the wire. Every function of `protocol` raises these and nothing
-# else.
+# What a peer can do wrong on the wire. Every function of `protocol` raises these and nothing else.
 #
 # WireError
 # ├── FrameTooLarge      a size prefix beyond a limit, or negative
@@ -94,11 +93,9 @@ class ErrorCode(IntEnum):
 
 
 # Source of the API table: the request schemas in Apache Kafka's kafka-clients 4.1.1 jar (3.9.1 for
-# the inter-broker APIs 4 to 7, which 4.x no longer describes), checked against 4.4.0, which adds
-# keys 93 and 94, ApiVersions v5 and versions of APIs that are relayed unread. What is not in
-# `ApiKey` is never advertised to a client: such an answer might carry a broker's address that we
-# cannot see. DescribeQuorum is relayed as it is although it names the *controllers'* listeners:
-# clients do not connect to them, and operators want to see the true ones.
+# the inter-broker APIs 4 to 7, which 4.x no longer describes), checked against 4.4.0. What is not
+# in `ApiKey` is never advertised to a client: such an answer might carry a broker's address that we
+# cannot see.
 
 
 class ApiKey(IntEnum):
@@ -278,8 +275,6 @@ PROXIED_VERSIONS: dict[int, tuple[int, int]] = {
     ApiKey.SHARE_ACKNOWLEDGE: (0, 2),
 }
 
-_FLEXIBLE_FROM = [FLEXIBLE_FROM[key] for key in range(len(ApiKey))]
-
 
 def is_known(api_key: int) -> bool:
     return 0 <= api_key < len(ApiKey)
@@ -290,7 +285,7 @@ def is_flexible(api_key: int, api_version: int) -> bool:
 
     False for an unknown key: nothing about its bytes can be said.
     """
-    return 0 <= api_key < len(_FLEXIBLE_FROM) and api_version >= _FLEXIBLE_FROM[api_key]
+    return api_version >= FLEXIBLE_FROM.get(api_key, 0x8000)
 
 
 def offered_versions(api_key: int, broker_min: int, broker_max: int) -> tuple[int, int] | None:

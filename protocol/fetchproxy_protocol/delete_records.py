@@ -20,14 +20,6 @@ _PATCHED = Struct(">qh")
 _PATCHED_AT = 4
 
 
-class AskedDeletion(NamedTuple):
-    """Everything below `offset` is to go."""
-
-    topic: str
-    partition: int
-    offset: int
-
-
 class DeletionResult(NamedTuple):
     """One partition's result; `position` is where its partition begins in the payload."""
 
@@ -38,13 +30,13 @@ class DeletionResult(NamedTuple):
     position: int
 
 
-def asked_in(cursor: Cursor, api_version: int) -> Iterator[AskedDeletion]:
-    """What a request asks for from its body on, one by one; `timeout_ms` (int32) lies behind it.
-    Raises `WireError`.
+def asked_in(cursor: Cursor, api_version: int) -> Iterator[tuple[tuple[str, int], int]]:
+    """Topic and partition, and the offset below which all is to go, from a request's body on, one
+    by one; `timeout_ms` (int32) lies behind them. Raises `WireError`.
     """
     for found in cursor.by_topic(">iq", is_flexible(ApiKey.DELETE_RECORDS, api_version)):
         for partition, offset in found.rows:
-            yield AskedDeletion(found.topic, partition, offset)
+            yield (found.topic, partition), offset
 
 
 def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult]:

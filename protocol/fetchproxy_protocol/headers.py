@@ -1,7 +1,4 @@
-"""Heads of requests and answers, and ApiVersions, by which a client chooses all of them. Pure.
-
-Also what a client is answered whose request is of a version that the proxy does not serve.
-"""
+"""Heads of requests and answers, and ApiVersions, by which a client chooses all of them. Pure."""
 
 from __future__ import annotations
 
@@ -37,10 +34,8 @@ _flexible_from = FLEXIBLE_FROM.get
 
 
 class RequestHead(NamedTuple):
-    """A request's header. Positions count in the buffer that was read.
-
-    `client_id_start` to `client_id_end` are the client id's bytes, empty also when it is null.
-    For an API key that we do not know, `body_position` may lie before tagged header fields.
+    """Positions count in the buffer that was read. The client id is empty also when it is null. For
+    an API key that we do not know, `body_position` may lie before tagged header fields.
     """
 
     api_key: int
@@ -98,10 +93,8 @@ _SOFTWARE_FROM = 3  # ApiVersions; KIP-511
 
 
 def client_software(buf: Buffer, head: RequestHead, end: int) -> tuple[str, str]:
-    """The client library's name for itself and its version, in an ApiVersions request.
-
-    Each is "" where it tells none within `buf[:end]`: whether the request is in order is the
-    broker's matter.
+    """The client library's name for itself and its version, in an ApiVersions request; "" where it
+    tells none within `buf[:end]`.
     """
     if head.api_version < _SOFTWARE_FROM:
         return "", ""
@@ -153,9 +146,8 @@ _INT16_BYTES = 2
 def intersect_response(payload: Buffer, api_version: int) -> bytes:
     """The answer with each range narrowed to `offered_versions`, unknown keys left out.
 
-    `payload` begins with the correlation id. An answer with error 35 has the body of v0,
-    whatever version was asked for: the client learns from it which version to ask with.
-    Raises `WireError` for a body that is not an ApiVersionsResponse of that version.
+    `payload` begins with the correlation id. An answer with error 35 has the body of v0, whatever
+    version was asked for. Raises `WireError`.
     """
     return bytes(payload[:4]) + _intersected(bytes(payload[4:]), api_version)
 
@@ -171,10 +163,8 @@ def _intersected(rest: bytes, api_version: int) -> bytes:
 
 
 def _mend_refusal(payload: Buffer) -> bytes:
-    """An answer with error 35 in the body of v0, whatever its array looks like.
-
-    librdkafka's mock cluster counts that array in a form of its own, which stops clients that
-    read it. All that a client takes from it is the range of ApiVersions itself.
+    """An answer with error 35 in the body of v0, whatever its array looks like: librdkafka's mock
+    cluster counts it in a form of its own. A client takes the range of ApiVersions from it.
     """
     start = _ERROR_END
     try:
@@ -210,9 +200,8 @@ def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
 
 
 def unsupported_version_response(correlation_id: int) -> bytes:
-    """The answer to an ApiVersions request newer than we read, without a size prefix.
-
-    Error 35 and our own ApiVersions range, in the body of v0 (KIP-511): the client asks again.
+    """To an ApiVersions request newer than we read, without a size prefix: error 35 and our own
+    range, in the body of v0 (KIP-511). The client asks again.
     """
     low, high = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
     return _REFUSAL.pack(

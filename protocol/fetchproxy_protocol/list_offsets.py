@@ -42,15 +42,6 @@ _RESULT_WITH_EPOCH = Struct(">hqqi")
 _ASKED = ">iiq"  # from v4 on: partition, leader epoch, timestamp
 
 
-class AskedOffset(NamedTuple):
-    """`timestamp` in ms, or one of the negative names above."""
-
-    topic: str
-    partition: int
-    current_leader_epoch: int
-    timestamp: int
-
-
 class OffsetResult(NamedTuple):
     """One partition's result; `position` is where it begins in the payload."""
 
@@ -63,25 +54,26 @@ class OffsetResult(NamedTuple):
     position: int
 
 
-def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedOffset]:
-    """What a request asks for, one by one. Raises `WireError`."""
+def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tuple[str, int], int]]:
+    """Topic and partition, and the timestamp that a request asks for (ms, or one of the negative
+    names above), one by one. Raises `WireError`.
+    """
     cursor = Cursor(buf, body_pos)
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     cursor.skip(4 + (api_version >= 2), "replica id and isolation level")
     if api_version >= _LEADER_EPOCH_FROM:
         for topic, rows, _, _ in cursor.by_topic(_ASKED, flexible):
-            for row in rows:
-                yield AskedOffset(topic, *row)
+            for partition, _current_epoch, timestamp in rows:
+                yield (topic, partition), timestamp
         return
     for topic, rows, _, _ in cursor.by_topic(">iq" if api_version else ">iqi", flexible):
         for partition, timestamp, *_max_num_offsets in rows:
-            yield AskedOffset(topic, partition, UNKNOWN_EPOCH, timestamp)
+            yield (topic, partition), timestamp
 
 
 def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
-    """The timestamp, where a request asks all its partitions for the same one; else None.
-
-    Only of entries that have all one length, which take no time. Raises `WireError`.
+    """The timestamp, where a request asks all its partitions for the same one; None also where its
+    entries differ in length. Raises `WireError`.
     """
     if api_version < _LEADER_EPOCH_FROM:
         return None
@@ -155,10 +147,8 @@ def write_request(
 
 
 def patch(payload: bytearray | memoryview, api_version: int, result: OffsetResult) -> None:
-    """Write `result`'s error, timestamp, offset and epoch over those at its position.
-
-    The length stays. `result` is one of `results_in`'s, with other values
-    (`entry._replace(offset=...)`); before v4 its epoch has no place and is dropped.
+    """Write one of `results_in`'s, with other values, over what is at its position; before v4 its
+    epoch has no place and is dropped.
     """
     values = (result.error_code, result.timestamp, result.offset)
     patch_at(payload, api_version, result.position, *values, result.leader_epoch)

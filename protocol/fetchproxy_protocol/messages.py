@@ -1,8 +1,8 @@
-"""Whole messages from tables of their fields: one reader of requests, one writer of responses.
+"""Whole messages from tables of their fields, for the APIs that the proxy answers by itself.
 
-For the APIs that the proxy answers by itself. A table says what Kafka's message JSON says: each
-field's type and the versions that have it. Fields become the keys of a dict, with Kafka's names in
-snake_case. Tagged fields are skipped when read and never written.
+A table says what Kafka's message JSON says: each field's type and the versions that have it. Fields
+become the keys of a dict, with Kafka's names in snake_case. Tagged fields are skipped when read and
+never written.
 """
 
 from __future__ import annotations
@@ -116,10 +116,15 @@ class Field:
 
 
 class Structure(Kind):
-    def __init__(self, *fields: Field) -> None:
-        self.fields = fields
+    """`nullable`: a byte below zero stands for null, another one goes before the fields."""
 
-    def read(self, cursor: Cursor, version: int, flexible: bool) -> Fields:
+    def __init__(self, *fields: Field, nullable: bool = False) -> None:
+        self.fields = fields
+        self._nullable = nullable
+
+    def read(self, cursor: Cursor, version: int, flexible: bool) -> Any:
+        if self._nullable and cursor.int8() < 0:
+            return None
         found = {
             field.name: field.kind.read(cursor, version, flexible)
             if field.within(version)
@@ -130,24 +135,16 @@ class Structure(Kind):
         return found
 
     def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
+        if self._nullable:
+            out += _INT8.pack(-1 if value is None else 1)
+            if value is None:
+                return
         for field in self.fields:
             if field.within(version):
                 content = value.get(field.name, field.default)
                 field.kind.write(out, content, version, flexible)
         if flexible:
             out.append(0)
-
-
-class NullableStructure(Structure):
-    """A byte below zero stands for null, another one goes before the fields."""
-
-    def read(self, cursor: Cursor, version: int, flexible: bool) -> Any:
-        return None if cursor.int8() < 0 else super().read(cursor, version, flexible)
-
-    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
-        out += _INT8.pack(-1 if value is None else 1)
-        if value is not None:
-            super().write(out, value, version, flexible)
 
 
 class Array(Kind):
@@ -169,12 +166,12 @@ class Array(Kind):
 
 
 def read_request(table: Structure, buf: Buffer, body_at: int, api_key: int, version: int) -> Fields:
-    """The body of a whole request. Raises `WireError`: it ends too early, has too many elements.
-
-    What is left over is nobody's, as at a broker (AbstractRequest.parseRequest): librdkafka 2.16
-    sends Metadata 13 with a field that ended with version 10.
+    """The body of a whole request. Raises `WireError`. What is left over is nobody's, as at a
+    broker (AbstractRequest.parseRequest): librdkafka 2.16 sends more than it should.
     """
-    return table.read(_RequestCursor(buf, body_at), version, is_flexible(api_key, version))
+    cursor = _RequestCursor(buf, body_at)
+    fields: Fields = table.read(cursor, version, is_flexible(api_key, version))
+    return fields
 
 
 def write_response(

@@ -10,13 +10,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from fetchproxy_protocol.apis import ApiKey, is_flexible
-from fetchproxy_protocol.primitives import (
-    INT32,
-    Buffer,
-    Cursor,
-    encode_count,
-    encode_string,
-)
+from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_count, encode_string
 
 _REPLICA_ID_FROM = 3
 # What a request without a replica id stands for: a "debug" consumer (Kafka's schema).
@@ -25,13 +19,6 @@ _CONSUMER = INT32.pack(-1)  # replica_id
 _PLACE = Struct(">iii")
 _ANSWER = Struct(">iq")
 _ANSWER_AT = 6
-
-
-class AskedEpoch(NamedTuple):
-    topic: str
-    partition: int
-    current_leader_epoch: int
-    leader_epoch: int
 
 
 class EpochResult(NamedTuple):
@@ -52,15 +39,18 @@ def replica_id(buf: Buffer, body_pos: int, api_version: int) -> int:
     return Cursor(buf, body_pos).int32()
 
 
-def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[AskedEpoch]:
-    """What a request asks for, v2 to v4, one by one. Raises `WireError`."""
+def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tuple[str, int], int]]:
+    """Topic and partition, and the epoch that a request asks for, v2 to v4, one by one.
+
+    Raises `WireError`.
+    """
     cursor = Cursor(buf, body_pos)
     if api_version >= _REPLICA_ID_FROM:
         cursor.skip(4, "replica id")
     flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
     for topic, rows, _, _ in cursor.by_topic(">iii", flexible):
-        for row in rows:
-            yield AskedEpoch(topic, *row)
+        for partition, _current_epoch, epoch in rows:
+            yield (topic, partition), epoch
 
 
 def results_in(cursor: Cursor, api_version: int) -> Iterator[EpochResult]:

@@ -115,10 +115,8 @@ _UNPACK: dict[int, Callable[[Buffer, int], Unpacked]] = {
 
 
 def unpack_up_to(codec: int, data: Buffer, bytes_max: int) -> Unpacked:
-    """The first bytes of the records, and whether these are all; no more memory is taken.
-
-    Snappy gives whole blocks: less than `bytes_max` where the next one does not fit. Records that
-    were not compressed are `data` itself, whatever its size.
+    """The first bytes of the records, and whether these are all; no more memory is taken. Snappy
+    gives whole blocks. Records that were not compressed are `data` itself, whatever its size.
     Raises `MalformedMessage` for an unknown codec or damaged data.
     """
     unpack = _UNPACK.get(codec)
@@ -144,10 +142,8 @@ def decompress(codec: int, data: Buffer) -> Buffer:
         room *= 4
 
 
-# Record batches (magic 2) by their fixed 61-byte header. Layout: Kafka's DefaultRecordBatch. The
-# CRC-32C covers everything from `attributes` on, so base offset, length and partition leader epoch
-# may be read but nothing here ever changes a byte. Records are looked into in two cases only: the
-# type of a control batch, and a search by timestamp.
+# Record batches (magic 2) by their fixed 61-byte header. Layout: Kafka's DefaultRecordBatch.
+# Records are looked into in two cases only: the type of a control batch, and a search by timestamp.
 
 LOG_OVERHEAD_BYTES = 12
 HEADER_BYTES = 61
@@ -181,7 +177,7 @@ class BatchHeader(NamedTuple):
     """One batch's header and place. A tuple, because making a frozen dataclass costs 4 times more.
 
     `position` counts from the start of the walked buffer; `size` is the whole batch in bytes,
-    with the 12 leading ones (base offset and length), `batch_length` as stored, without them.
+    `batch_length` as stored, without the 12 leading ones (base offset and length).
     """
 
     position: int
@@ -226,24 +222,17 @@ class BatchHeader(NamedTuple):
         return self.attributes & COMPRESSION_MASK
 
 
-def _refuse(buf: Buffer, pos: int, length: int, last_offset_delta: int) -> MalformedMessage:
-    magic = buf[pos + MAGIC_POSITION]
-    if magic != MAGIC:
-        return MalformedMessage(f"batch at byte {pos} has magic {magic}, not {MAGIC}")
-    if length < HEADER_BYTES - LOG_OVERHEAD_BYTES:
-        return MalformedMessage(f"batch at byte {pos} has length {length}")
-    return MalformedMessage(f"batch at byte {pos} has last offset delta {last_offset_delta}")
-
-
-def _check_partial(buf: Buffer, pos: int, limit: int) -> None:
-    """Fewer than 61 bytes are left: that is a cut batch, unless what is there says otherwise."""
-    if limit - pos >= LOG_OVERHEAD_BYTES:
+def _check(buf: Buffer, pos: int, limit: int) -> None:
+    """Raises where what there is of a batch can be none; fewer than 61 bytes may be a cut one."""
+    left = limit - pos
+    if left > MAGIC_POSITION and (magic := buf[pos + MAGIC_POSITION]) != MAGIC:
+        raise MalformedMessage(f"batch at byte {pos} has magic {magic}, not {MAGIC}")
+    if left >= LOG_OVERHEAD_BYTES:
         length = int.from_bytes(buf[pos + 8 : pos + 12], "big", signed=True)
         if length < HEADER_BYTES - LOG_OVERHEAD_BYTES:
             raise MalformedMessage(f"batch at byte {pos} has length {length}")
-    if limit - pos > MAGIC_POSITION and buf[pos + MAGIC_POSITION] != MAGIC:
-        magic = buf[pos + MAGIC_POSITION]
-        raise MalformedMessage(f"batch at byte {pos} has magic {magic}, not {MAGIC}")
+    if left >= HEADER_BYTES and (delta := _BOUNDS.unpack_from(buf, pos)[3]) < 0:
+        raise MalformedMessage(f"batch at byte {pos} has last offset delta {delta}")
 
 
 def walk(buf: Buffer, pos: int = 0, end: int | None = None) -> Iterator[BatchHeader]:
@@ -259,13 +248,13 @@ def walk(buf: Buffer, pos: int = 0, end: int | None = None) -> Iterator[BatchHea
         fields = unpack_from(buf, pos)
         length = fields[1]
         if buf[pos + 16] != 2 or length < 49 or fields[5] < 0:
-            raise _refuse(buf, pos, length, fields[5])
+            _check(buf, pos, limit)
         size = length + 12
         if pos + size > limit:
             return
         yield make(BatchHeader, (pos, size, *fields))
         pos += size
-    _check_partial(buf, pos, limit)
+    _check(buf, pos, limit)
 
 
 def cut(buf: Buffer, from_offset: int, bytes_max: int, min_one: bool) -> tuple[int, int]:
@@ -284,7 +273,7 @@ def cut(buf: Buffer, from_offset: int, bytes_max: int, min_one: bool) -> tuple[i
     while limit - pos >= HEADER_BYTES:
         base, length, magic, delta = unpack_from(buf, pos)
         if magic != 2 or length < 49 or delta < 0:
-            raise _refuse(buf, pos, length, delta)
+            _check(buf, pos, limit)
         after = pos + length + 12
         if after > limit:
             break
@@ -295,7 +284,7 @@ def cut(buf: Buffer, from_offset: int, bytes_max: int, min_one: bool) -> tuple[i
             break
         pos = after
     else:
-        _check_partial(buf, pos, limit)
+        _check(buf, pos, limit)
     return (pos, pos) if start < 0 else (start, pos)
 
 

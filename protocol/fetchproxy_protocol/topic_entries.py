@@ -1,14 +1,14 @@
-"""Metadata by whoever wants to know of topics: the request's body, and an answer entry by entry.
+"""Metadata by whoever wants to know of topics: the request's body, and an answer.
 
-An answer may name 10,000 partitions, so both are made piece by piece, and who reads them may
-let others run in between. What clients are answered is not read here: see `addresses`.
+An answer may name 10,000 partitions, so both are made step by step, and who reads them may let
+others run in between. What clients are answered is not read here: see `addresses`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from struct import Struct, calcsize
-from typing import NamedTuple
 from uuid import UUID
 
 from fetchproxy_protocol.apis import ApiKey, is_flexible
@@ -25,33 +25,54 @@ _ZERO = UUID(int=0)
 _NO_EPOCH = (-1,)
 
 
-class BrokerEntry(NamedTuple):
-    node_id: int
-    host: str
-    port: int
-    rack: str | None
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """`topic_id` is the zero UUID on brokers before 2.8. Leader -1: none at the moment."""
 
-
-class ClusterEntry(NamedTuple):
-    cluster_id: str | None
-
-
-class TopicEntry(NamedTuple):
-    """Its partitions follow. `topic_id` is zero before v10; `name` None where the id is unknown."""
-
-    error_code: int
-    name: str | None
     topic_id: UUID
+    name: str
     is_internal: bool
+    leaders: Mapping[int, tuple[int, int]]  # partition -> (leader node id or -1, leader epoch)
 
 
-class LeaderEntries(NamedTuple):
-    """Leader id and leader epoch of some partitions of the topic before it."""
+@dataclass(slots=True)
+class MetadataAnswer:
+    """`failed` has the topics that were asked for and refused, by name or by id."""
 
-    leaders: dict[int, tuple[int, int]]
+    brokers: dict[int, tuple[str, int]] = field(default_factory=dict)  # by id: host, port
+    topics: list[TopicInfo] = field(default_factory=list)
+    failed: dict[str | UUID, int] = field(default_factory=dict)  # -> error code
+    cluster_id: str | None = None
 
-
-Entry = BrokerEntry | ClusterEntry | TopicEntry | LeaderEntries
+    def read(self, cursor: Cursor, api_version: int) -> Iterator[None]:
+        """Of an answer from its body on, v5 to v13, step by step. Raises `WireError`."""
+        flexible = is_flexible(ApiKey.METADATA, api_version)
+        cursor.skip(4, "throttle time")
+        for _ in range(cursor.count(flexible) or 0):
+            node_id = cursor.int32()
+            self.brokers[node_id] = cursor.string(flexible), cursor.int32()
+            cursor.skip_string(flexible)  # rack
+            cursor.skip_tags(flexible)
+            yield
+        self.cluster_id = cursor.nullable_string(flexible)
+        cursor.skip(4, "controller id")
+        for _ in range(cursor.count(flexible) or 0):
+            error_code = cursor.int16()
+            name = cursor.nullable_string(flexible)  # None: the id is unknown
+            topic_id = cursor.uuid() if api_version >= _TOPIC_ID_FROM else _ZERO
+            leaders: dict[int, tuple[int, int]] = {}
+            topic = TopicInfo(topic_id, name or "", cursor.boolean(), leaders)
+            for some in _leaders_in(cursor, api_version, flexible):
+                leaders.update(some)
+                yield
+            if api_version >= _AUTHORIZED_OPERATIONS_FROM:
+                cursor.skip(4, "authorized operations")
+            cursor.skip_tags(flexible)
+            if error_code:
+                self.failed[topic_id if name is None else name] = error_code
+            elif name is not None:
+                self.topics.append(topic)
+            yield
 
 
 def write_request(api_version: int, topics: Sequence[str | UUID] | None) -> Iterator[bytes]:
@@ -73,29 +94,12 @@ def write_request(api_version: int, topics: Sequence[str | UUID] | None) -> Iter
     yield b"\x00" + operations + tags
 
 
-def entries_in(cursor: Cursor, api_version: int) -> Iterator[Entry]:
-    """Of an answer from its body on, v5 to v13. Raises `WireError`."""
-    flexible = is_flexible(ApiKey.METADATA, api_version)
-    cursor.skip(4, "throttle time")
-    for _ in range(cursor.count(flexible) or 0):
-        node_id, host, port = cursor.int32(), cursor.string(flexible), cursor.int32()
-        yield BrokerEntry(node_id, host, port, cursor.nullable_string(flexible))
-        cursor.skip_tags(flexible)
-    yield ClusterEntry(cursor.nullable_string(flexible))
-    cursor.skip(4, "controller id")
-    for _ in range(cursor.count(flexible) or 0):
-        error_code = cursor.int16()
-        name = cursor.nullable_string(flexible)
-        topic_id = cursor.uuid() if api_version >= _TOPIC_ID_FROM else _ZERO
-        yield TopicEntry(error_code, name, topic_id, cursor.boolean())
-        yield from _leaders_in(cursor, api_version, flexible)
-        if api_version >= _AUTHORIZED_OPERATIONS_FROM:
-            cursor.skip(4, "authorized operations")
-        cursor.skip_tags(flexible)
-
-
-def _leaders_in(cursor: Cursor, api_version: int, flexible: bool) -> Iterator[LeaderEntries]:
-    """One partition field by field, then as rows those that have as many replicas of each kind."""
+def _leaders_in(
+    cursor: Cursor, api_version: int, flexible: bool
+) -> Iterator[dict[int, tuple[int, int]]]:
+    """(leader id, leader epoch) by partition, of some partitions at a time: of one field by field,
+    then as rows of those that have as many replicas of each kind.
+    """
     form = _PARTITION_WITH_EPOCH if api_version >= _EPOCH_FROM else _PARTITION
     left = cursor.count(flexible) or 0
     while left:
@@ -107,7 +111,7 @@ def _leaders_in(cursor: Cursor, api_version: int, flexible: bool) -> Iterator[Le
         while plain and left:
             plain, rows = cursor.rows(row, min(left, _LEADERS_AT_ONCE), lengths)
             # (error code, partition, leader[, epoch])
-            yield LeaderEntries({each[1]: (each[2:] + _NO_EPOCH)[:2] for each in rows})
+            yield {each[1]: (each[2:] + _NO_EPOCH)[:2] for each in rows}
             left -= plain
 
 

@@ -21,7 +21,7 @@ VERSIONS = range(VERSIONS_SPOKEN[ApiKey.FETCH][0], VERSIONS_SPOKEN[ApiKey.FETCH]
 
 
 def payload_of(version: int, answer_error: int = 0, **fields: Any) -> memoryview:
-    """What follows the correlation id in an answer about `TIP`."""
+    """An answer without size prefix about `TIP`."""
     topic = FetchResponse.FetchableTopicResponse
     values = {
         "partition_index": TIP.partition,
@@ -46,7 +46,7 @@ def payload_of(version: int, answer_error: int = 0, **fields: Any) -> memoryview
     )
     message.API_VERSION = version
     message.with_header(correlation_id=1)
-    return memoryview(bytearray(message.encode(header=True, framed=True)))[8:]
+    return memoryview(bytearray(message.encode(header=True, framed=True)))[4:]
 
 
 @given(
@@ -116,6 +116,6 @@ def test_an_answer_about_nothing_is_refused() -> None:
     message = FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=[])
     message.API_VERSION = 17
     message.with_header(correlation_id=1)
-    payload = memoryview(message.encode(header=True, framed=True))[8:]
+    payload = memoryview(message.encode(header=True, framed=True))[4:]
     with pytest.raises(ClusterError, match="without the partition"):
         decode_fetch(payload, 17, TIP)

@@ -14,7 +14,7 @@ from fetchproxy_protocol import list_offsets, offset_for_leader_epoch
 from fetchproxy_protocol import topic_entries as topic_metadata
 from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.headers import peek_request_header
-from fetchproxy_protocol.topic_entries import BrokerEntry
+from fetchproxy_protocol.topic_entries import MetadataAnswer
 from kafka.protocol.consumer.offsets import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -26,8 +26,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from scripted_broker import ScriptedBroker, encode, serving
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
-from fetchproxy.brokers.messages import EncodedRequest, MetadataAnswer
-from fetchproxy.brokers.topic_metadata import KEPT_ANSWERS_MAX, SameAnswers, decode_metadata
+from fetchproxy.brokers.topic_metadata import KEPT_ANSWERS_MAX, MetadataCache, decode_metadata
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.leader_views import LeaderLog
@@ -316,7 +315,7 @@ async def test_a_partition_that_cannot_be_asked_about_harms_no_other() -> None:
 
 
 async def test_the_event_loop_is_left_to_others() -> None:
-    payload = memoryview(encode(Fleet().metadata(metadata_request(*TOPICS)), 12, 9))[8:]
+    payload = memoryview(encode(Fleet().metadata(metadata_request(*TOPICS)), 12, 9))[4:]
     turns = 0
 
     async def watch() -> None:
@@ -337,8 +336,7 @@ async def test_the_event_loop_is_left_to_others() -> None:
 async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
     by_id = version >= 12
     topics: list[str | UUID] = list(TOPICS.values()) if by_id else ["topic-0", "topic-1", "é"]
-    raw = EncodedRequest(3, version, list(topic_metadata.write_request(version, topics)))
-    request = raw.encode(header=False, framed=False)
+    request = b"".join(topic_metadata.write_request(version, topics))
     asked = MetadataRequest.decode(request, version=version)
     assert [t.topic_id if by_id else t.name for t in asked.topics] == topics
     assert not asked.allow_auto_topic_creation
@@ -347,22 +345,22 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
 
     fleet = Fleet()
     answer = fleet.metadata(metadata_request("topic-1", SECRET))
-    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[8:], version)
+    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[4:], version)
     told = TOPICS["topic-1"] if version >= 10 else UUID(int=0)
     leaders = {n: (fleet.leader(n), 7 if version >= 7 else -1) for n in range(PARTITIONS)}
     assert decoded == MetadataAnswer(
-        {n: BrokerEntry(n, "127.0.0.1", 0, None) for n in NODES},
-        (TopicInfo(told, "topic-1", False, leaders),),
+        dict.fromkeys(NODES, ("127.0.0.1", 0)),
+        [TopicInfo(told, "topic-1", False, leaders)],
         {SECRET: NOT_AUTHORIZED},
         "c",
     )
 
 
 async def test_an_answer_that_says_the_same_is_not_read_again() -> None:
-    fleet, same = Fleet(), SameAnswers()
+    fleet, same = Fleet(), MetadataCache()
 
     async def told(*names: str, version: int = 12) -> MetadataAnswer:
-        payload = memoryview(encode(fleet.metadata(metadata_request(*names)), version, 9))[8:]
+        payload = memoryview(encode(fleet.metadata(metadata_request(*names)), version, 9))[4:]
         found = await same.decode(payload, version, names)
         assert found == await decode_metadata(payload, version)
         return found
@@ -378,7 +376,7 @@ async def test_an_answer_that_says_the_same_is_not_read_again() -> None:
     assert await told("topic-1") is moved
     for name in [*TOPICS, SECRET] * 20:
         await told(name)
-    assert len(same._kept) <= KEPT_ANSWERS_MAX
+    assert len(same._answers) <= KEPT_ANSWERS_MAX
     assert other.topics[0].name == "topic-2"
 
 
@@ -391,7 +389,7 @@ async def test_partitions_whose_replicas_differ_are_read_as_well(version: int) -
         entry.isr_nodes = [] if lost else [1]
         entry.offline_replicas = [2] * (entry.partition_index // 300)
         entry.leader_id = -1 if lost else fleet.leader(entry.partition_index)
-    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[8:], version)
+    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[4:], version)
     assert decoded.topics[0].leaders == {
         entry.partition_index: (entry.leader_id, 7 if version >= 7 else -1)
         for entry in answer.topics[0].partitions
@@ -404,27 +402,26 @@ def test_list_offsets_is_written_as_kafka_does(version: int) -> None:
     body = b"".join(list_offsets.write_request(version, 1, wanted, -2))
     parsed = list(list_offsets.asked_in(body, 0, version))
     assert body.startswith(b"\xff\xff\xff\xff\x01")  # replica id and isolation level
-    assert [(a.topic, a.partition, a.timestamp) for a in parsed] == [
-        ("a", 0, -2),
-        ("a", 300, -2),
-        ("b", 1, -2),
-    ]
-    epochs = [a.current_leader_epoch for a in parsed]
-    assert epochs == ([5, -1, 0] if version >= 4 else [-1, -1, -1])
+    assert parsed == [(("a", 0), -2), (("a", 300), -2), (("b", 1), -2)]
     if version <= 10:  # as far as kafka-python knows
         asked = ListOffsetsRequest.decode(body, version=version)
         assert {t.name: [p.partition_index for p in t.partitions] for t in asked.topics} == {
             "a": [0, 300],
             "b": [1],
         }
+        epochs = [p.current_leader_epoch for t in asked.topics for p in t.partitions]
+        assert epochs == ([5, -1, 0] if version >= 4 else [-1, -1, -1])
+    else:
+        assert body == b"".join(list_offsets.write_request(10, 1, wanted, -2))
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_epoch_questions_are_written_as_kafka_does(version: int) -> None:
     body = b"".join(offset_for_leader_epoch.write_request(version, {"a": [(0, 5, 4), (3, 6, 1)]}))
-    parsed = offset_for_leader_epoch.asked_in(body, 0, version)
-    assert [tuple(asked) for asked in parsed] == [("a", 0, 5, 4), ("a", 3, 6, 1)]
+    parsed = list(offset_for_leader_epoch.asked_in(body, 0, version))
+    assert parsed == [(("a", 0), 4), (("a", 3), 1)]
     asked = OffsetForLeaderEpochRequest.decode(body, version=version)
+    assert [p.current_leader_epoch for p in asked.topics[0].partitions] == [5, 6]
     assert [p.leader_epoch for p in asked.topics[0].partitions] == [4, 1]
     assert version < 3 or asked.replica_id == -1
 

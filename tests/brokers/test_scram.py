@@ -26,7 +26,7 @@ class AskingBroker(BrokerConnection):
         self.tokens: list[bytes] = []
         self.closed = False
 
-    async def ask(self, message: Any, answer: Any) -> Any:
+    async def ask(self, message: Any, answer: Any, extra_ms: int = 0) -> Any:
         if answer is SaslHandshakeResponse:
             return SaslHandshakeResponse(error_code=0, mechanisms=["SCRAM-SHA-256"])
         self.tokens.append(bytes(message.auth_bytes))

@@ -9,7 +9,7 @@ from pathlib import Path
 from matrix_all_clients import CLIENTS
 from matrix_client import CASES, MatrixClient
 
-from fetchproxy.serving.relay.document import document
+from lab.compatibility import document
 from lab.kafka_versions import KAFKA_3_9, KAFKA_NEWEST, KAFKA_OLDEST, KAFKA_VERSION
 
 PAGE = Path(__file__).parents[2] / "docs/compatibility.md"

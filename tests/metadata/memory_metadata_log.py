@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
-from fetchproxy.brokers.messages import TopicInfo
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.metadata.metadata_topic import LogChunk
 
 

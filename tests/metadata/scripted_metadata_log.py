@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from memory_metadata_log import MemoryMetadataLog
 
-from fetchproxy.brokers.messages import TopicInfo
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ConfigError, RemoteStorageError
 from fetchproxy.metadata.metadata_topic import LogChunk
 

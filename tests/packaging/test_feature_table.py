@@ -12,8 +12,8 @@ from fetchproxy.cli.main import COMMANDS
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.serving.relay.apis.table import SPECIAL
-from fetchproxy.serving.relay.document import api_name
 from fetchproxy.storage.stores.registry import parse_store_url
+from lab.compatibility import api_name
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TABLE = README.partition("| feature | set by | tests |")[2].partition("\n\n")[0]

@@ -7,9 +7,10 @@ import copy
 from typing import Any
 
 import pytest
-from fetchproxy_protocol import addresses, produce
 from fetchproxy_protocol.addresses import (
-    NodeAddress,
+    PRODUCE_ENDPOINTS_FROM,
+    find_addresses,
+    splice_addresses,
     splice_node_endpoints_tag,
     tagged_node_endpoints,
 )
@@ -20,7 +21,6 @@ from hypothesis import strategies as st
 from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
 from message_schema import encode_response, uvarint, values
 
-ADDRESSES = {**addresses.ADDRESSES, ApiKey.PRODUCE: produce.ADDRESSES}
 # API -> (schema, name of the field that holds an address, name of its node id)
 PLACES = {
     ApiKey.METADATA: ("MetadataResponse", "Brokers", "NodeId"),
@@ -34,7 +34,7 @@ CASES = [
     (key, version)
     for key in PLACES
     for version in range(PROXIED_VERSIONS[key][0], PROXIED_VERSIONS[key][1] + 1)
-    if key != ApiKey.PRODUCE or version >= produce.ENDPOINTS_FROM
+    if key != ApiKey.PRODUCE or version >= PRODUCE_ENDPOINTS_FROM
 ]
 
 
@@ -67,14 +67,12 @@ def test_only_addresses_change(key: ApiKey, version: int) -> None:
     @given(values(name, version))
     def check(value: dict[str, Any]) -> None:
         payload = encode_response(name, version, value)
-        expected = [
-            NodeAddress(h[node_id], h["Host"], h["Port"]) for h in holders(key, version, value)
-        ]
-        addresses = ADDRESSES[key]
-        assert addresses.find(payload, version) == expected
+        expected = [(h[node_id], h["Host"], h["Port"]) for h in holders(key, version, value)]
+        assert find_addresses(payload, key, version) == expected
         wanted = encode_response(name, version, relocated(key, version, value))
-        assert addresses.splice(payload, version, lookup) == wanted
-        assert addresses.splice(memoryview(bytearray(payload)), version, lookup) == wanted
+        assert splice_addresses(payload, key, version, lookup) == wanted
+        view = memoryview(bytearray(payload))
+        assert splice_addresses(view, key, version, lookup) == wanted
 
     check()
 
@@ -92,8 +90,8 @@ def test_truncation_and_garbage_raise_only_wire_errors(key: ApiKey, version: int
             payload[at] = data.draw(st.integers(0, 255))
         for broken in (bytes(payload[:end]), data.draw(st.binary(max_size=60))):
             with contextlib.suppress(WireError):
-                ADDRESSES[key].find(broken, version)
-                ADDRESSES[key].splice(broken, version, lookup)
+                find_addresses(broken, key, version)
+                splice_addresses(broken, key, version, lookup)
 
     check()
 
@@ -108,7 +106,7 @@ def test_metadata_as_kafka_python_reads_it(version: int) -> None:
     message = response(brokers=brokers, topics=[], cluster_id="c", controller_id=3)
     message.with_header(correlation_id=5)
     payload = bytes(message.encode(header=True))
-    spliced = ADDRESSES[ApiKey.METADATA].splice(payload, version, lookup)
+    spliced = splice_addresses(payload, ApiKey.METADATA, version, lookup)
     decoded = response.decode(spliced, header=True)
     assert decoded.header.correlation_id == 5
     assert [(b.node_id, b.host, b.port) for b in decoded.brokers] == [
@@ -134,8 +132,8 @@ def test_coordinator_error_without_address_is_left_alone(version: int) -> None:
         )
     message.with_header(correlation_id=5)
     payload = bytes(message.encode(header=True))
-    assert ADDRESSES[ApiKey.FIND_COORDINATOR].find(payload, version) == []
-    assert ADDRESSES[ApiKey.FIND_COORDINATOR].splice(payload, version, lookup) == payload
+    assert find_addresses(payload, ApiKey.FIND_COORDINATOR, version) == []
+    assert splice_addresses(payload, ApiKey.FIND_COORDINATOR, version, lookup) == payload
 
 
 def endpoints_section(value: dict[str, Any]) -> bytes:
@@ -150,9 +148,9 @@ def test_fetch_tag_section(value: dict[str, Any]) -> None:
     section = endpoints_section(value)
     changed = copy.deepcopy(value)
     found = [e for e in changed.get("NodeEndpoints", []) if e["NodeId"] >= 0 and e["Host"]]
-    addresses = [place.address for place in tagged_node_endpoints(Cursor(section))]
-    assert [one for one in addresses if one.node_id >= 0 and one.host] == [
-        NodeAddress(e["NodeId"], e["Host"], e["Port"]) for e in found
+    places = tagged_node_endpoints(Cursor(section))
+    assert [one[:3] for one in places if one.node_id >= 0 and one.host] == [
+        (e["NodeId"], e["Host"], e["Port"]) for e in found
     ]
     for endpoint in found:
         address = lookup(endpoint["NodeId"], endpoint["Host"], endpoint["Port"])
@@ -163,7 +161,7 @@ def test_fetch_tag_section(value: dict[str, Any]) -> None:
 def test_fetch_tag_section_with_a_size_in_two_bytes() -> None:
     data = b"\x02" + b"\x00\x00\x00\x01" + b"\x02h" + b"\x00\x00\x00\x09" + b"\x00\x00"
     [place] = tagged_node_endpoints(Cursor(b"\x01\x00" + uvarint(len(data)) + data))
-    assert place.address == NodeAddress(1, "h", 9)
+    assert place[:3] == (1, "h", 9)
     padded = bytes([0x80 | len(data), 0x00])
     section = b"\x01\x00" + padded + data
     moved = splice_node_endpoints_tag(section, lambda *_: ("hh", 9))
@@ -210,11 +208,11 @@ def test_usual_produce_answers(
     moved = value | {"NodeEndpoints": [endpoint | {"Host": host, "Port": port}]}
     name = "ProduceResponse"
     plain = encode_response(name, version, value)
-    addresses = produce.ADDRESSES
-    assert addresses.splice(plain, version, lookup) == plain
+    key = ApiKey.PRODUCE
+    assert splice_addresses(plain, key, version, lookup) == plain
     payload = encode_response(name, version, with_endpoint)
-    assert addresses.find(payload, version) == [NodeAddress(2, "broker-2", 9092)]
-    assert addresses.splice(payload, version, lookup) == encode_response(name, version, moved)
+    assert find_addresses(payload, key, version) == [(2, "broker-2", 9092)]
+    assert splice_addresses(payload, key, version, lookup) == encode_response(name, version, moved)
     for end in range(4, len(payload)):
         with pytest.raises(WireError):
-            addresses.splice(payload[:end], version, lookup)
+            splice_addresses(payload[:end], key, version, lookup)

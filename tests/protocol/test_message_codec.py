@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_schema import covers, encode_body, encode_response, schema, values
 
-from fetchproxy.serving.standalone.apis.refused_writes import PRODUCE, REFUSED_WRITES
 from fetchproxy.serving.standalone.schemas import request_of, response_of
-from fetchproxy.serving.standalone.table import ADVERTISED, API_VERSIONS_REQUEST
+from fetchproxy.serving.standalone.table import ADVERTISED, API_VERSIONS_REQUEST, REFUSED_WRITES
 
 RANGES = {api.key: (api.lowest, api.highest) for api in (*ADVERTISED.values(), *REFUSED_WRITES)}
 OTHERWISE = {ApiKey.FETCH}  # has readers and writers of its own
@@ -146,7 +145,3 @@ def test_what_is_left_over_is_overlooked() -> None:
     assert read_request(table, bytes(11), 0, ApiKey.HEARTBEAT, 0) == whole
     with pytest.raises(WireError):
         read_request(table, bytes(7), 0, ApiKey.HEARTBEAT, 0)
-
-
-def test_produce_is_advertised_and_refused() -> None:
-    assert ADVERTISED[ApiKey.PRODUCE] is PRODUCE

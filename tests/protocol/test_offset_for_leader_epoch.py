@@ -10,7 +10,6 @@ import pytest
 from fetchproxy_protocol.apis import ApiKey, WireError
 from fetchproxy_protocol.headers import peek_request_header, response_body
 from fetchproxy_protocol.offset_for_leader_epoch import (
-    AskedEpoch,
     EpochResult,
     asked_in,
     patch,
@@ -40,7 +39,7 @@ def test_request(version: int) -> None:
         body = encode_body(REQUEST, version, value)
         assert replica_id(lead + body, len(lead), version) == value.get("ReplicaId", -2)
         assert list(asked_in(lead + body + b"next", len(lead), version)) == [
-            AskedEpoch(t["Topic"], p["Partition"], p["CurrentLeaderEpoch"], p["LeaderEpoch"])
+            ((t["Topic"], p["Partition"]), p["LeaderEpoch"])
             for t in value["Topics"]
             for p in t["Partitions"]
         ]
@@ -93,7 +92,7 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
     frame = bytes(request.encode(header=True))
     head = peek_request_header(frame)
     asked_for = asked_in(frame, head.body_position, version)
-    assert list(asked_for) == [AskedEpoch("orders", 3, 9, 5)]
+    assert list(asked_for) == [(("orders", 3), 5)]
     assert replica_id(frame, head.body_position, version) == (-2 if version == 2 else -1)
 
     response = OffsetForLeaderEpochResponse[version]

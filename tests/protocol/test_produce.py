@@ -7,8 +7,8 @@ import struct
 from typing import Any
 
 import pytest
+from fetchproxy_protocol.addresses import acks_of
 from fetchproxy_protocol.apis import MalformedMessage, WireError
-from fetchproxy_protocol.produce import acks_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_schema import encode_body, values

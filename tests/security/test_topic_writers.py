@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from kafka.protocol.admin.acl import DescribeAclsResponse
 from memory_object_store import MemoryObjectStore
 from secured_clients import as_user
 from structlog.testing import capture_logs
 
 from fetchproxy.archive import metadata_manager
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.brokers.topic_writers import Acl, own_principal, writers
+from fetchproxy.brokers.topic_writers import own_principal, writers
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -25,18 +26,24 @@ ALL, READ, WRITE = 2, 3, 4
 _numbers = itertools.count(1)
 
 
+def acl(principal: str, host: str, operation: int, permission: int) -> Any:
+    return DescribeAclsResponse.DescribeAclsResource.AclDescription(
+        principal=principal, host=host, operation=operation, permission_type=permission
+    )
+
+
 def test_who_may_write_by_the_rules() -> None:
     rules = [
-        Acl("User:archiver", "*", WRITE, ALLOW),
-        Acl("User:from-one-host", "10.0.0.1", ALL, ALLOW),
-        Acl("User:reader", "*", READ, ALLOW),
-        Acl("User:was-allowed", "*", WRITE, ALLOW),
-        Acl("User:was-allowed", "*", ALL, DENY),
-        Acl("User:elsewhere", "*", WRITE, ALLOW),
-        Acl("User:elsewhere", "10.0.0.1", WRITE, DENY),
+        acl("User:archiver", "*", WRITE, ALLOW),
+        acl("User:from-one-host", "10.0.0.1", ALL, ALLOW),
+        acl("User:reader", "*", READ, ALLOW),
+        acl("User:was-allowed", "*", WRITE, ALLOW),
+        acl("User:was-allowed", "*", ALL, DENY),
+        acl("User:elsewhere", "*", WRITE, ALLOW),
+        acl("User:elsewhere", "10.0.0.1", WRITE, DENY),
     ]
     assert writers(rules) == {"User:archiver", "User:from-one-host", "User:elsewhere"}
-    assert writers([*rules, Acl("User:*", "*", WRITE, DENY)]) == set()
+    assert writers([*rules, acl("User:*", "*", WRITE, DENY)]) == set()
     assert writers([]) == set()
 
 

@@ -18,7 +18,6 @@ from fetchproxy.serving.relay.apis.table import (
     RELAYED_WHY,
     SPECIAL,
 )
-from fetchproxy.serving.relay.document import api_name, document, module_name
 from fetchproxy.serving.relay.session import (
     FETCH,
     REFUSED,
@@ -28,6 +27,7 @@ from fetchproxy.serving.relay.session import (
     Treatment,
     handling_of,
 )
+from lab.compatibility import api_name, document, module_name
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs" / "compatibility"
@@ -93,7 +93,7 @@ def test_reasons_are_for_apis_that_are_relayed() -> None:
 
 def test_the_page_on_disk_is_what_the_code_says() -> None:
     written = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
-    assert written == document(DATA), "run python -m fetchproxy.serving.relay.document"
+    assert written == document(DATA), "run python -m lab.compatibility"
 
 
 def test_the_page_shows_every_api_and_every_point() -> None:

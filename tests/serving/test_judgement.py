@@ -43,10 +43,8 @@ def view(*ranges: tuple[int, int], copying: tuple[int, int] | None = None) -> Pa
 EDGES = LogEdges(log_start_offset=500, high_watermark=900, last_stable_offset=900)
 NOBODY = None  # gathers it
 
-LOST = (Verdict.LOST, 500)
-REMOTE, LOCAL, PASS_ON, HOLD = (
-    (verdict, -1) for verdict in (Verdict.REMOTE, Verdict.LOCAL, Verdict.PASS_ON, Verdict.HOLD)
-)
+LOST, END = Verdict.LOST, Verdict.END
+REMOTE, LOCAL, PASS_ON, HOLD = Verdict.REMOTE, Verdict.LOCAL, Verdict.PASS_ON, Verdict.HOLD
 CASES = {
     "archived": (7, view((0, 499)), NOBODY, REMOTE),
     "archived and still local": (600, view((0, 700)), NOBODY, REMOTE),
@@ -97,8 +95,8 @@ def test_what_is_on_its_way_for_too_long_is_not_waited_for(
 
 def test_where_the_broker_has_nothing_more_the_reader_is_at_the_end() -> None:
     empty = LogEdges(log_start_offset=500, high_watermark=500, last_stable_offset=500)
-    assert decide(450, view((0, 399)), empty, NOBODY) == (Verdict.END, -1)
-    assert decide(450, view((0, 399)), empty, 500) == (Verdict.END, -1)
+    assert decide(450, view((0, 399)), empty, NOBODY) == END
+    assert decide(450, view((0, 399)), empty, 500) == END
     assert decide(450, view((0, 399)), empty, 400) == HOLD, "an archiver has it in its spool"
 
 
@@ -113,14 +111,14 @@ def test_what_any_tier_has_is_never_called_out_of_range(
     offset: int, archive_start: int, archive_end: int, gathered_from: int | None, patient: bool
 ) -> None:
     seen = view((archive_start, archive_end))
-    verdict, forward_to = decide(offset, seen, EDGES, gathered_from, patient=patient)
+    verdict = decide(offset, seen, EDGES, gathered_from, patient=patient)
     reachable = archive_start <= offset <= archive_end or 500 <= offset <= 900
     if reachable:
         assert verdict in (Verdict.REMOTE, Verdict.LOCAL)
     if verdict is Verdict.PASS_ON:
         assert offset < archive_start or offset > 900
     if verdict is Verdict.LOST:
-        assert archive_end < offset < forward_to == 500, "only ever forward, past nothing that is"
+        assert archive_end < offset < 500, "only ever forward, past nothing that is"
         assert not patient or gathered_from is None or gathered_from >= 500
 
 

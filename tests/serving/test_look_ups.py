@@ -132,8 +132,8 @@ class Gateway:
 
     async def corrected(self, frame: bytes, told: bytes) -> bytes:
         head = peek_request_header(frame[4:])
-        handler = list_offsets.ListOffsetsHandler(self.archive)
-        return await rewritten(handler.expect(frame, head, head.body_position), told[4:])
+        expected = list_offsets.expect(self.archive, frame, head, head.body_position)
+        return await rewritten(expected, told[4:])
 
     async def end_of_epoch(
         self, asked: Mapping[str, Collection[int]], epoch: int
@@ -176,8 +176,7 @@ class Gateway:
             )
         )
         head = peek_request_header(frame[4:])
-        handler = offset_for_leader_epoch.OffsetForLeaderEpochHandler(self.archive)
-        expected = handler.expect(frame, head, head.body_position)
+        expected = offset_for_leader_epoch.expect(self.archive, frame, head, head.body_position)
         decoded = OffsetForLeaderEpochResponse.decode(
             (await rewritten(expected, told[4:]))[5:], version=4
         )

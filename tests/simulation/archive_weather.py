@@ -16,7 +16,7 @@ from random import Random
 from faulty_store import Faults, FaultyObjectStore
 from memory_metadata_log import MemoryMetadataLog
 
-from fetchproxy.brokers.messages import TopicInfo
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.metadata_topic import LogChunk
 from fetchproxy.model import ByteRange

@@ -63,14 +63,14 @@ class GroupDriver:
         **more: object,
     ) -> int:
         ticket = next(self._tickets)
-        member = Membership(reply.member_id, instance, reply.generation)
+        member = Membership(reply.member_id, instance, reply.generation_id)
         given = tuple((assignments or {}).items())
         request = SyncRequest(member, given, **more)  # type: ignore[arg-type]
         self.group.sync(self.now, request, partial(self._answer, ticket))
         return ticket
 
     def heartbeat(self, reply: JoinReply, instance: str | None = None) -> ErrorCode:
-        member = Membership(reply.member_id, instance, reply.generation)
+        member = Membership(reply.member_id, instance, reply.generation_id)
         return self.group.heartbeat(self.now, member)
 
     def leave(self, member_id: str, instance: str | None = None) -> ErrorCode:

@@ -29,8 +29,8 @@ def stable_pair() -> tuple[GroupDriver, JoinReply, JoinReply]:
 def test_the_first_to_join_leads_and_alone_sees_the_members() -> None:
     _, first, second = stable_pair()
     assert first.leader == second.leader == first.member_id
-    assert first.generation == second.generation == 1
-    assert {m for m, _, _ in first.members} == {first.member_id, second.member_id}
+    assert first.generation_id == second.generation_id == 1
+    assert {m["member_id"] for m in first.members} == {first.member_id, second.member_id}
     assert second.members == ()
     assert first.protocol_name == "range"
 
@@ -54,7 +54,7 @@ def test_member_id_is_required_first_and_pending_holds_the_rebalance() -> None:
     other = driver.join()
     assert other not in driver.answers  # one is about to come
     ticket = driver.join(given.member_id)
-    assert driver.joined(ticket).generation == driver.joined(other).generation == 1
+    assert driver.joined(ticket).generation_id == driver.joined(other).generation_id == 1
 
 
 def test_a_pending_member_that_never_comes_is_forgotten() -> None:
@@ -71,7 +71,7 @@ def test_a_newcomer_moves_the_others_to_join_again() -> None:
     third = driver.join()
     assert driver.heartbeat(first) is ErrorCode.REBALANCE_IN_PROGRESS
     again = [driver.join(first.member_id), driver.join(second.member_id)]
-    assert {driver.joined(t).generation for t in (*again, third)} == {2}
+    assert {driver.joined(t).generation_id for t in (*again, third)} == {2}
     assert driver.heartbeat(first) is ErrorCode.ILLEGAL_GENERATION
 
 
@@ -83,7 +83,7 @@ def test_who_does_not_join_again_in_time_is_out() -> None:
         driver.advance_to(driver.now + SESSION_S - 1)
         driver.heartbeat(second)  # alive, but it does not join
     driver.advance_to(driver.now + 1)
-    assert {driver.joined(again).generation, driver.joined(third).generation} == {2}
+    assert {driver.joined(again).generation_id, driver.joined(third).generation_id} == {2}
     assert driver.heartbeat(second) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
@@ -116,7 +116,7 @@ def test_leaving_rebalances_and_the_last_one_empties_the_group() -> None:
     assert driver.leave(second.member_id) is ErrorCode.NONE
     assert driver.leave(second.member_id) is ErrorCode.UNKNOWN_MEMBER_ID
     again = driver.join(first.member_id)
-    assert driver.joined(again).generation == 2
+    assert driver.joined(again).generation_id == 2
     assert driver.leave(first.member_id) is ErrorCode.NONE
     assert driver.group.state is GroupState.EMPTY
     assert driver.group.unused
@@ -125,7 +125,7 @@ def test_leaving_rebalances_and_the_last_one_empties_the_group() -> None:
 def test_a_follower_that_lost_its_answer_gets_it_again() -> None:
     driver, _, second = stable_pair()
     again = driver.joined(driver.join(second.member_id))
-    assert (again.generation, again.leader) == (1, second.leader)
+    assert (again.generation_id, again.leader) == (1, second.leader)
     assert driver.group.state is GroupState.STABLE
 
 
@@ -155,7 +155,7 @@ def test_the_protocol_is_the_one_most_members_prefer() -> None:
     ]
     driver.advance_to(3)
     assert driver.joined(tickets[0]).protocol_name == "sticky"
-    assert {data for _, _, data in driver.joined(tickets[0]).members} == {b"s"}
+    assert {m["metadata"] for m in driver.joined(tickets[0]).members} == {b"s"}
 
 
 def test_a_full_group_takes_nobody() -> None:
@@ -166,9 +166,9 @@ def test_a_full_group_takes_nobody() -> None:
 
 def test_syncs_are_checked() -> None:
     driver, first, _ = stable_pair()
-    wrong = JoinReply(member_id=first.member_id, generation=9)
+    wrong = JoinReply(member_id=first.member_id, generation_id=9)
     assert driver.synced(driver.sync(wrong)).error_code is ErrorCode.ILLEGAL_GENERATION
-    wrong = JoinReply(member_id="nobody", generation=1)
+    wrong = JoinReply(member_id="nobody", generation_id=1)
     assert driver.synced(driver.sync(wrong)).error_code is ErrorCode.UNKNOWN_MEMBER_ID
     refused = driver.synced(driver.sync(first, protocol_name="sticky"))
     assert refused.error_code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -199,7 +199,7 @@ def static_pair() -> tuple[GroupDriver, JoinReply, JoinReply]:
 def test_a_static_member_comes_back_without_rebalance_and_fences_its_former_self() -> None:
     driver, first, second = static_pair()
     back = driver.joined(driver.join(instance="two"))
-    assert back.generation == 1
+    assert back.generation_id == 1
     assert back.member_id != second.member_id
     assert driver.group.state is GroupState.STABLE
     assert driver.synced(driver.sync(back)).assignment == b"B"
@@ -264,7 +264,7 @@ class AnythingGoes(RuleBasedStateMachine):
     def sync(self, data: st.DataObject) -> None:
         reply = data.draw(st.sampled_from(self.known()))
         given = {member: member.encode() for member in self.driver.group.members}
-        self.syncs[self.driver.sync(reply, given)] = reply.generation
+        self.syncs[self.driver.sync(reply, given)] = reply.generation_id
 
     @precondition(lambda self: self.known())
     @rule(data=st.data())
@@ -303,7 +303,7 @@ class AnythingGoes(RuleBasedStateMachine):
         seen: dict[int, set[str | None]] = {}
         for reply in self.known():
             if reply.error_code is ErrorCode.NONE:
-                seen.setdefault(reply.generation, set()).add(reply.protocol_name)
+                seen.setdefault(reply.generation_id, set()).add(reply.protocol_name)
         assert all(len(names) == 1 for names in seen.values())
 
     def teardown(self) -> None:

@@ -14,6 +14,7 @@ from fetchproxy.serving.standalone.logins import (
     Challenge,
     LoginRefused,
     Names,
+    credential_for,
     credential_of,
     has_password,
     parse_credential,
@@ -117,7 +118,7 @@ def test_lines_of_users_are_read_as_they_were_meant() -> None:
     text = "".join(
         user_lines(name, "secret", ["orders", "pay-*"], ["g*"]) for name in ("alice", 'b"o b.ö\\')
     )
-    users = parse_users(text).by_name
+    users = parse_users(text)
     assert list(users) == ["alice", 'b"o b.ö\\']
     assert "pay-1" in users["alice"].topics
     assert list(users["alice"].credentials) == list(HASHES)
@@ -146,10 +147,10 @@ def test_a_file_that_is_wrong_says_where(text: str, said: str) -> None:
 
 def test_an_unknown_user_looks_like_any_other() -> None:
     users = parse_users(user_lines("alice", "x", [], []))
-    known, is_true = users.credential("alice", SHA_256, b"s" * 32)
+    known, is_true = credential_for(users, "alice", SHA_256, b"s" * 32)
     assert is_true
-    unknown, is_true = users.credential("mallory", SHA_256, b"s" * 32)
+    unknown, is_true = credential_for(users, "mallory", SHA_256, b"s" * 32)
     assert not is_true
-    assert unknown == users.credential("mallory", SHA_256, b"s" * 32)[0]
-    assert unknown.salt != users.credential("mallet", SHA_256, b"s" * 32)[0].salt
+    assert unknown == credential_for(users, "mallory", SHA_256, b"s" * 32)[0]
+    assert unknown.salt != credential_for(users, "mallet", SHA_256, b"s" * 32)[0].salt
     assert (len(unknown.salt), unknown.iterations) == (len(known.salt), known.iterations)

@@ -1,6 +1,4 @@
-"""What clients are told instead of the brokers' addresses: ports, server names, and who
-listens where.
-"""
+"""What clients are told instead of the brokers' addresses: who listens where, by which name."""
 
 from __future__ import annotations
 
@@ -10,8 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
 from fetchproxy_protocol.addresses import (
-    AnswerAddresses,
+    NodeAddress,
+    find_addresses,
     hide_node_endpoints,
+    splice_addresses,
     splice_node_endpoints_tag,
 )
 from fetchproxy_protocol.primitives import Buffer
@@ -28,11 +28,11 @@ from fetchproxy.config.values import (
 from fetchproxy.errors import ConfigError
 from fetchproxy.serving.session import Address
 
-# One port for all brokers: which server name (SNI) stands for which of them. Pure.
-
 
 class ServerNames:
-    """Names are compared without regard to case (RFC 6066, 3)."""
+    """One port for all brokers: which server name (SNI) stands for which of them. Names are
+    compared without regard to case (RFC 6066, 3).
+    """
 
     def __init__(self, bootstrap: str, node_pattern: str) -> None:
         self._bootstrap = bootstrap.lower()
@@ -62,11 +62,6 @@ class ServerNames:
         return is_bootstrap or self.node_of(name) is not None
 
 
-# One proxy address for every broker: who listens where, as clients are told (`addresses`).
-#
-# A node id gets its listener before the answer that names it leaves, so a client never dials a
-# closed port. Node ids and racks stay the brokers' own.
-
 log = structlog.get_logger(__name__)
 
 PORTS = 1 << 16
@@ -74,7 +69,9 @@ OpenListener = Callable[[int, int], Awaitable[asyncio.Server]]  # (node id, port
 
 
 class AddressMap:
-    """`open_listener(node_id, port)` starts a listener; port 0 takes a free one."""
+    """One proxy address for every broker. A node id gets its listener before the answer that names
+    it leaves, so a client never dials a closed port. Port 0 takes a free one.
+    """
 
     def __init__(self, config: GatewayConfig, open_listener: OpenListener) -> None:
         self._config = config
@@ -102,14 +99,10 @@ class AddressMap:
                     f"{node_id}: {error.strerror}"
                 ) from error
 
-    async def ensure(self, nodes: Iterable[tuple[int, str, int]]) -> None:
+    async def ensure(self, nodes: Iterable[NodeAddress]) -> None:
         """A listener for every node; raises OSError where a port cannot be had."""
         for node_id, host, port in nodes:
-            if node_id < 0 or not host:
-                continue  # "no coordinator yet"
             self.brokers[node_id] = (host, port)
-            if node_id in self.proxied:
-                continue
             async with self._opening:
                 if node_id not in self.proxied:
                     await self._open(node_id)
@@ -149,25 +142,14 @@ class AddressMap:
             log.warning("node_port_taken", broker_id=node_id, port=port, error=str(error))
             return await self._open_listener(node_id, 0)
 
-    def heard_of(self, nodes: Sequence[tuple[int, str, int]]) -> bool:
-        """Whether each has its listener; where each is, the broker says, is remembered then."""
-        if not all(n[0] in self.proxied or n[0] < 0 or not n[1] for n in nodes):
-            return False
-        for node_id, host, port in nodes:
-            if node_id >= 0 and host:
-                self.brokers[node_id] = (host, port)
-        return True
+    def heard_of(self, nodes: Sequence[NodeAddress]) -> bool:
+        """Whether each has its listener; where each is, the broker says, is remembered."""
+        self.brokers.update((node_id, (host, port)) for node_id, host, port in nodes)
+        return all(node_id in self.proxied for node_id, _, _ in nodes)
 
     def close(self) -> None:
         for server in self._servers.values():
             server.close()
-
-
-# What clients are told in answers instead of the brokers' addresses.
-#
-# A proxy that listens on all addresses of its machine, and has no name to give, tells each client
-# the address at which this one has reached it: the one address of which it is known that it works
-# there.
 
 
 def in_words(nodes: Mapping[int, Address]) -> list[str]:
@@ -180,7 +162,9 @@ def in_words(nodes: Mapping[int, Address]) -> list[str]:
 
 
 class ToldAddresses:
-    """`reached`: the proxy's own address on the connection of the one client that asks."""
+    """`reached`: the proxy's own address on the connection of the one client that asks. A proxy
+    that listens on all addresses, and has no name to give, tells it that one: it works there.
+    """
 
     def __init__(self, nodes: AddressMap) -> None:
         self._nodes = nodes
@@ -194,16 +178,16 @@ class ToldAddresses:
         return told_host, told_port
 
     def rewrite(
-        self, payload: bytes, version: int, addresses: AnswerAddresses
+        self, payload: bytes, api_key: int, version: int
     ) -> Sequence[Buffer] | Awaitable[Sequence[Buffer]]:
         """The answer with proxied addresses; waits only where a listener must be opened first."""
-        nodes = addresses.find(payload, version)
+        nodes = find_addresses(payload, api_key, version)
         if self._nodes.heard_of(nodes):
-            return [addresses.splice(payload, version, self.lookup)]
+            return [splice_addresses(payload, api_key, version, self.lookup)]
 
         async def open_and_splice() -> Sequence[Buffer]:
             await self._nodes.ensure(nodes)
-            return [addresses.splice(payload, version, self.lookup)]
+            return [splice_addresses(payload, api_key, version, self.lookup)]
 
         return open_and_splice()
 

@@ -16,11 +16,9 @@ from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
 
-# One look a second for all of them: at the log's ends, at what archivers say that they gather,
-# and at the archive only where that has changed. A reader gets on as soon as its offset is
-# archived, or an archiver has passed it over, or nobody gathers it any more, or after
-# `held_max_ms`. An unfinished copy that nobody says he makes is waited for no longer than
-# a silent archiver.
+# One look a second for all of them. A reader gets on as soon as its offset is archived, or an
+# archiver has passed it over, or nobody gathers it any more, or after `held_max_ms`. An unfinished
+# copy that nobody says he makes is waited for no longer than a silent archiver.
 
 log = structlog.get_logger(__name__)
 

@@ -72,33 +72,31 @@ def decide(
     gathered_from: int | None,
     *,
     patient: bool = True,
-) -> tuple[Verdict, int]:
-    """What an offset is that was out of the broker's range, and where LOST leads to (else -1).
+) -> Verdict:
+    """What an offset is that was out of the broker's range.
 
     `gathered_from`: an archiver gathers the partition from there on; None: nobody says so.
     `patient`: what is on its way is waited for.
     """
     if view.answers_for(offset):
-        return Verdict.REMOTE, -1
+        return Verdict.REMOTE
     if offset > edges.high_watermark:
         # Behind all of an archive whose log has begun again: the log may get there.
         at_end = offset == view.log_end_offset
-        return (Verdict.HOLD if at_end else Verdict.PASS_ON), -1
+        return Verdict.HOLD if at_end else Verdict.PASS_ON
     if offset >= edges.log_start_offset:
-        return Verdict.LOCAL, -1
+        return Verdict.LOCAL
     if offset < view.raised_log_start:
-        return Verdict.PASS_ON, -1  # deleted on purpose
+        return Verdict.PASS_ON  # deleted on purpose
     start = view.log_start_offset
     if start is not None and offset < start:
-        return Verdict.PASS_ON, -1
+        return Verdict.PASS_ON
     # Between the archive's end and the broker's log start: on its way, or lost.
     if patient and _is_more_coming(offset, view, edges, gathered_from):
-        return Verdict.HOLD, -1
+        return Verdict.HOLD
     if start is None:
-        return Verdict.PASS_ON, -1  # nothing of it was archived: the client begins where logs begin
-    if edges.log_start_offset == edges.high_watermark:
-        return Verdict.END, -1
-    return Verdict.LOST, edges.log_start_offset
+        return Verdict.PASS_ON  # nothing of it was archived: the client begins where logs begin
+    return Verdict.END if edges.log_start_offset == edges.high_watermark else Verdict.LOST
 
 
 def _is_more_coming(
@@ -324,7 +322,8 @@ class Judging:
         view = archive.views.view(tip) or build_view(tip, (), self.caught_at)
         gathered_from, offset = archive.positions.gathered_from(tip), self.offsets[key]
         patient = key not in self.impatient
-        verdict, forward_to = decide(offset, view, edges, gathered_from, patient=patient)
+        verdict = decide(offset, view, edges, gathered_from, patient=patient)
+        forward_to = edges.log_start_offset if verdict is Verdict.LOST else -1
         if verdict is Verdict.HOLD:
             only_a_copy = gathered_from is None and offset < edges.log_start_offset
             return Judgement(verdict, tip, only_a_copy=only_a_copy)

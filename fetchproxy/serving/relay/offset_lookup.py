@@ -113,7 +113,7 @@ class ArchiveLookup:
     `_first_wait_max_s`: for the store, where a partition was never read; None: as long as it takes.
     """
 
-    _archive: ServedArchive
+    archive: ServedArchive
     answered_at: float
     _first_wait_max_s: float | None = None
     _listings: asyncio.Semaphore = field(
@@ -123,7 +123,7 @@ class ArchiveLookup:
 
     async def identify(self, names: Collection[str], starts: int | None = None) -> Identified:
         """`starts`: a hash of where the answer says that logs begin, if it says that."""
-        knowledge = self._archive.knowledge
+        knowledge = self.archive.knowledge
         found = Identified({}, {}, {}, {})
         for name, topic in (await self._topics(names)).items():
             if isinstance(topic, TopicInfo):
@@ -142,7 +142,7 @@ class ArchiveLookup:
         return found
 
     async def _topics(self, names: Collection[str]) -> Mapping[str, TopicInfo | ClusterError]:
-        cluster = self._archive.cluster
+        cluster = self.archive.cluster
         try:
             return await cluster.topics_by_name(names, IDENTITY_AGE_MAX_MS)
         except ClusterError as error:
@@ -152,7 +152,7 @@ class ArchiveLookup:
         """The proxy's own user may not describe it, so nobody has archived it through this user."""
         if error.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             return False
-        self._archive.warnings.warn(
+        self.archive.warnings.warn(
             "topic_not_described",
             name,
             topic=name,
@@ -165,7 +165,7 @@ class ArchiveLookup:
 
         Raises nothing.
         """
-        oldest = self._archive.clock() - VIEW_AGE_MAX_S
+        oldest = self.archive.clock() - VIEW_AGE_MAX_S
         found: dict[TopicIdPartition, Looked] = {}
         wanting = await self._settled(tips, oldest, found)
         if wanting:
@@ -186,7 +186,7 @@ class ArchiveLookup:
 
         In one pass, as it is nearly always nearly all of them.
         """
-        view_of, settled = self._archive.rlmm.view, self._archive.views.settled
+        view_of, settled = self.archive.rlmm.view, self.archive.views.settled
         left: list[TopicIdPartition] = []
         async for tip in each_of(tips):
             view = view_of(tip)
@@ -222,22 +222,22 @@ class ArchiveLookup:
         return await self._shown(tips)
 
     def _is_older(self, tip: TopicIdPartition, oldest: float) -> bool:
-        view = self._archive.rlmm.view(tip)
+        view = self.archive.rlmm.view(tip)
         return view is None or view.read_at < oldest
 
     def _is_bare(self, tip: TopicIdPartition) -> bool:
-        view = self._archive.rlmm.view(tip)
+        view = self.archive.rlmm.view(tip)
         return view is None or not view.segments
 
     def _reaches(self, tip: TopicIdPartition, edges: LogEdges | ClusterError) -> bool:
-        view = self._archive.rlmm.view(tip)
+        view = self.archive.rlmm.view(tip)
         end = None if view is None else view.log_end_offset
         return not isinstance(edges, ClusterError) and edges.log_start_offset <= (end or 0)
 
     def renew(self, topics: Iterable[TopicInfo]) -> None:
         """When the answer is made: the next one's views are read while nobody waits."""
         for topic in topics:
-            self._archive.rlmm.renew_topic(topic.topic_id, VIEW_RENEWED_AFTER_S)
+            self.archive.rlmm.renew_topic(topic.topic_id, VIEW_RENEWED_AFTER_S)
 
     async def _refresh(self, tips: Collection[TopicIdPartition], oldest: float) -> None:
         """Those that were read before `oldest`."""
@@ -255,14 +255,14 @@ class ArchiveLookup:
     async def _refresh_topic(
         self, topic_id: UUID, tips: Sequence[TopicIdPartition], oldest: float
     ) -> None:
-        await self._try(tips, lambda: self._archive.rlmm.refresh_topic(topic_id, oldest))
+        await self._try(tips, lambda: self.archive.rlmm.refresh_topic(topic_id, oldest))
         async for tip in each_of(tips, VIEWS_AT_ONCE):
             if tip not in self._failures and self._is_older(tip, oldest):
                 # It was not in what was listed: that is said without another look.
                 await self._refresh_alone(tip, oldest)
 
     async def _refresh_alone(self, tip: TopicIdPartition, oldest: float) -> None:
-        await self._try([tip], lambda: self._archive.rlmm.refresh(tip, oldest))
+        await self._try([tip], lambda: self.archive.rlmm.refresh(tip, oldest))
 
     async def _try(
         self, tips: Sequence[TopicIdPartition], refresh: Callable[[], Awaitable[object]]
@@ -284,8 +284,8 @@ class ArchiveLookup:
 
     async def _shown(self, tips: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
         """As clients may see them: held against their leaders."""
-        views = self._archive.views
-        held = await views.check(tips, self._archive.clock() + COMPARE_WAIT_MAX_S)
+        views = self.archive.views
+        held = await views.check(tips, self.archive.clock() + COMPARE_WAIT_MAX_S)
         found: dict[TopicIdPartition, Looked] = {}
         async for tip in each_of(tips):
             failure = self._failures.get(tip)
@@ -306,36 +306,24 @@ ROWS_AT_ONCE = 400
 SEARCHED_AT_ONCE = 50
 
 
-class ResultsOfAll:
-    """The results of an answer, v4 or newer; they can be gone through again."""
+def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:
+    """The results of an answer, v4 or newer. Raises WireError."""
+    body = response_body(payload, ApiKey.LIST_OFFSETS, version)
+    return wire.result_rows_in(body, version)
 
-    def __init__(self, payload: bytes, version: int) -> None:
-        self._payload = payload
-        self._version = version
 
-    def rows(self) -> Iterator[TopicRows]:
-        """Raises WireError."""
-        body = response_body(self._payload, ApiKey.LIST_OFFSETS, self._version)
-        return wire.result_rows_in(body, self._version)
-
-    def digest(self) -> int:
-        """Nearly surely another one for other results, in this process. Raises WireError."""
-        body = response_body(self._payload, ApiKey.LIST_OFFSETS, self._version)
-        body.skip(4, "throttle time")
-        return hash(self._payload[body.pos :])
-
-    async def that_begin_above_0(self) -> set[str]:
-        """Names of the topics with such a partition: nothing can lie below the others."""
-        found: set[str] = set()
-        for topic, rows, _, _ in self.rows():
-            if topic in found:
-                continue
-            for piece in pieces(rows, ROWS_AT_ONCE):
-                if any(offset and not error_code for _, error_code, _, offset, _ in piece):
-                    found.add(topic)
-                    break
-                await asyncio.sleep(0)
-        return found
+async def topics_above_0(payload: bytes, version: int) -> set[str]:
+    """Those with a partition that begins above 0: nothing can lie below the others."""
+    found: set[str] = set()
+    for topic, rows, _, _ in rows_in(payload, version):
+        if topic in found:
+            continue
+        for piece in pieces(rows, ROWS_AT_ONCE):
+            if any(offset and not error_code for _, error_code, _, offset, _ in piece):
+                found.add(topic)
+                break
+            await asyncio.sleep(0)
+    return found
 
 
 async def patch_starts(

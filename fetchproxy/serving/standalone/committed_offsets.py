@@ -23,6 +23,7 @@ import structlog
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.serving.standalone.groups import OFFSET_BYTES, GroupMemory
+from fetchproxy.storage.stores.filesystem import sync
 
 log = structlog.get_logger(__name__)
 
@@ -58,9 +59,8 @@ Changes = Mapping[OffsetKey, CommittedOffset | None]  # None: forget it
 @dataclass(eq=False)
 class _Commit:
     changes: Changes
-    refused: str | None = None  # the limit that it would be above
     done: bool = False
-    error: OSError | None = None
+    failure: OffsetsFull | OSError | None = None
 
 
 class CommittedOffsets:
@@ -119,10 +119,8 @@ class CommittedOffsets:
             # Not done: nobody has written it yet, or whoever began to has gone.
             if not commit.done:
                 await self._write(list(self._waiting))
-        if commit.error is not None:
-            raise commit.error
-        if commit.refused is not None:
-            raise OffsetsFull(commit.refused)
+        if commit.failure is not None:
+            raise commit.failure
 
     async def _write(self, commits: list[_Commit]) -> None:
         """All at once: those that have come while others were written."""
@@ -130,8 +128,8 @@ class CommittedOffsets:
         taken, failure = 0, None
         for commit in commits:
             more = _growth_bytes(commit.changes, changed)
-            commit.refused = self._limit_reached(commit.changes, changed, more)
-            if commit.refused is None:
+            commit.failure = self._limit_reached(commit.changes, changed, more)
+            if commit.failure is None:
                 changed |= {key: new for key, new in commit.changes.items() if new is not None}
                 for key in [key for key, new in commit.changes.items() if new is None]:
                     changed.pop(key, None)
@@ -148,15 +146,17 @@ class CommittedOffsets:
             self._memory.take(-taken)
             raise
         for commit in commits:
-            commit.done, commit.error = True, failure
+            commit.done, commit.failure = True, failure or commit.failure
         del self._waiting[: len(commits)]
 
-    def _limit_reached(self, changes: Changes, offsets: Offsets, more_bytes: int) -> str | None:
+    def _limit_reached(
+        self, changes: Changes, offsets: Offsets, more_bytes: int
+    ) -> OffsetsFull | None:
         """What is kept already may be committed anew, however many offsets there are."""
         new = sum(value is not None and key not in offsets for key, value in changes.items())
         if new and len(offsets) + new > self._offsets_max:
-            return "offsets_max"
-        return None if self._memory.has_room(more_bytes) else "groups_bytes_max"
+            return OffsetsFull("offsets_max")
+        return None if self._memory.has_room(more_bytes) else OffsetsFull("groups_bytes_max")
 
     def _replace(self, offsets: dict[OffsetKey, CommittedOffset]) -> None:
         self._offsets, self._keys = offsets, {}
@@ -215,8 +215,4 @@ def _write_file(file: Path, offsets: Offsets) -> None:
         out.flush()
         os.fsync(out.fileno())
     beside.replace(file)
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(file.parent)

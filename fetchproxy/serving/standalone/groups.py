@@ -1,17 +1,15 @@
-"""The consumer groups of an archive without brokers: each a state machine, and who gives time
-to them.
-"""
+"""The consumer groups of an archive without brokers: state machines, and who gives time to them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from sys import getsizeof
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fetchproxy_protocol.apis import ErrorCode
 
@@ -52,17 +50,16 @@ class JoinRequest:
     can_skip_assignment: bool  # v9+ (KIP-814)
 
 
-@dataclass(frozen=True, slots=True)
-class JoinReply:
-    """`members` are (member id, instance id, metadata), for the leader alone."""
+class JoinReply(NamedTuple):
+    """The answer's fields. `members`: for the leader alone."""
 
     error_code: ErrorCode = ErrorCode.NONE
     member_id: str = ""
-    generation: int = NO_GENERATION
+    generation_id: int = NO_GENERATION
     protocol_type: str | None = None
     protocol_name: str | None = None
     leader: str = ""
-    members: tuple[tuple[str, str | None, bytes], ...] = ()
+    members: Sequence[Mapping[str, object]] = ()
     skip_assignment: bool = False
 
 
@@ -85,8 +82,9 @@ class SyncRequest:
     protocol_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SyncReply:
+class SyncReply(NamedTuple):
+    """The answer's fields."""
+
     error_code: ErrorCode = ErrorCode.NONE
     assignment: bytes = b""
     protocol_type: str | None = None
@@ -358,8 +356,7 @@ class ClassicGroup:
             self._rebalance(now)
             return
         leads = self.leader == member_id and request.can_skip_assignment
-        reply = replace(
-            self._joined(member),
+        reply = self._joined(member)._replace(
             # An older client that read its own id here would assign anew, and wait for syncs.
             leader=(self.leader if request.can_skip_assignment else former_leader) or "",
             members=self._roll() if leads else (),
@@ -368,9 +365,12 @@ class ClassicGroup:
         answer(reply)
 
     def _drop_join(self, member: Member, error: ErrorCode) -> None:
+        self._answer_join(member, JoinReply(error, member.member_id))
+
+    def _answer_join(self, member: Member, reply: JoinReply) -> None:
         answer, member.answer_join = member.answer_join, None
         if answer is not None:
-            answer(JoinReply(error, member.member_id))
+            answer(reply)
 
     def _rebalance(self, now: float) -> None:
         """Begin one, unless it is under way; end it where all are there already."""
@@ -417,10 +417,8 @@ class ClassicGroup:
         self._not_synced = set(self.members)
         self._syncs_until = now + self._longest_rebalance_s()
         for member in joined:
-            answer, member.answer_join = member.answer_join, None
             self._note_life(now, member.member_id)
-            assert answer is not None
-            answer(self._joined(member))
+            self._answer_join(member, self._joined(member))
 
     def _remove(self, now: float, gone: Sequence[Member]) -> None:
         """Members that left or went silent; the others share what they had."""
@@ -453,18 +451,22 @@ class ClassicGroup:
     def _joined(self, member: Member) -> JoinReply:
         return JoinReply(
             member_id=member.member_id,
-            generation=self.generation,
+            generation_id=self.generation,
             protocol_type=self.protocol_type,
             protocol_name=self.protocol_name,
             leader=self.leader or "",
             members=self._roll() if member.member_id == self.leader else (),
         )
 
-    def _roll(self) -> tuple[tuple[str, str | None, bytes], ...]:
-        return tuple(
-            (m.member_id, m.group_instance_id, m.metadata(self.protocol_name))
+    def _roll(self) -> Sequence[Mapping[str, object]]:
+        return [
+            {
+                "member_id": m.member_id,
+                "group_instance_id": m.group_instance_id,
+                "metadata": m.metadata(self.protocol_name),
+            }
             for m in self.members.values()
-        )
+        ]
 
     def _synced(self, member: Member) -> SyncReply:
         return SyncReply(ErrorCode.NONE, member.assignment, self.protocol_type, self.protocol_name)
@@ -552,44 +554,36 @@ def texts_bytes(texts: Iterable[str]) -> int:
 
 @dataclass(eq=False, repr=False)
 class GroupCoordinator:
-    """Gives each request to its group, and time to the groups.
-
-    It has no tasks: whoever asks waits on a future, and one timer per group brings the next
-    deadline. `_new_member_id(prefix)` makes an id that was never used before.
+    """Gives each request to its group, and time to the groups, by one timer each.
+    `_new_member_id(prefix)` makes an id that was never used before.
     """
 
     _limits: StandaloneLimits
     _memory: GroupMemory
     _new_member_id: NewMemberId
-    _groups: dict[str, ClassicGroup] = field(default_factory=dict)
+    by_id: dict[str, ClassicGroup] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)  # bytes, by group
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
 
     def close(self) -> None:
         """No timer outlives its owner; whoever waits is told to look for a coordinator."""
-        for group in list(self._groups.values()):
+        for group in list(self.by_id.values()):
             group.kill()
             self._settle(group)
 
-    def groups(self) -> Iterable[ClassicGroup]:
-        return self._groups.values()
-
-    def group(self, group_id: str) -> ClassicGroup | None:
-        return self._groups.get(group_id)
-
     async def join(self, group_id: str, request: JoinRequest) -> JoinReply:
         """When all members have joined, or the request's rebalance timeout is over."""
-        group = self._groups.get(group_id)
+        group = self.by_id.get(group_id)
         if group is None:
             if request.member_id:
                 return JoinReply(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-            if len(self._groups) >= self._limits.groups_max:
+            if len(self.by_id) >= self._limits.groups_max:
                 LIMITS_REACHED.labels("groups_max").inc()
                 return JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED)
             group = ClassicGroup(group_id, self._limits, self._new_member_id)
         if self._is_full(self._more_bytes(group, request)):
             return JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id)
-        self._groups[group_id] = group
+        self.by_id[group_id] = group
         reply: asyncio.Future[JoinReply] = asyncio.get_running_loop().create_future()
         group.join(self._now(), request, partial(_give, reply))
         self._note_size(group)
@@ -598,7 +592,7 @@ class GroupCoordinator:
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncReply:
         """When the leader has sent everybody's assignment."""
-        group = self._groups.get(group_id)
+        group = self.by_id.get(group_id)
         if group is None:
             return SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)
         given = sum(len(data) for _, data in request.assignments)
@@ -613,7 +607,7 @@ class GroupCoordinator:
         return await reply
 
     def heartbeat(self, group_id: str, member: Membership) -> ErrorCode:
-        group = self._groups.get(group_id)
+        group = self.by_id.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         error = group.heartbeat(self._now(), member)
@@ -624,7 +618,7 @@ class GroupCoordinator:
         self, group_id: str, members: Sequence[tuple[str, str | None]]
     ) -> list[ErrorCode] | None:
         """For each (member id, instance id); None where there is no such group."""
-        group = self._groups.get(group_id)
+        group = self.by_id.get(group_id)
         if group is None:
             return None
         errors = [group.leave(self._now(), *member) for member in members]
@@ -633,7 +627,7 @@ class GroupCoordinator:
         return errors
 
     def check_commit(self, group_id: str, member: Membership) -> ErrorCode:
-        group = self._groups.get(group_id)
+        group = self.by_id.get(group_id)
         if group is None:
             # Readers that assign themselves their partitions belong to no generation.
             return ErrorCode.NONE if member.generation < 0 else ErrorCode.ILLEGAL_GENERATION
@@ -669,14 +663,14 @@ class GroupCoordinator:
         if timer is not None:
             timer.cancel()
         if group.unused or group.state is GroupState.DEAD:
-            self._groups.pop(group.group_id, None)
+            self.by_id.pop(group.group_id, None)
             self._memory.take(-self._sizes.pop(group.group_id, 0))
         else:
             at = group.next_deadline()
             if at is not None:
                 loop = asyncio.get_running_loop()
                 self._timers[group.group_id] = loop.call_at(at, self._advance, group)
-        ARCHIVE_ONLY_GROUPS.set(len(self._groups))
+        ARCHIVE_ONLY_GROUPS.set(len(self.by_id))
 
     def _advance(self, group: ClassicGroup) -> None:
         # The loop may call a timer earlier than its time, by its clock's resolution.

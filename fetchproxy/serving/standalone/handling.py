@@ -1,7 +1,4 @@
-"""What a session and the APIs of archive-only mode say to each other.
-
-One request goes in, with the archive and the groups that it is about, and one answer comes out.
-"""
+"""What a session and the APIs of archive-only mode say to each other."""
 
 from __future__ import annotations
 

@@ -237,46 +237,39 @@ NOBODY = User("", Names.of(()), Names.of(()))
 
 # The users of an archive, as their file says: TOML, a table for each user.
 #
-# [alice] topics = ["orders", "payments-*"] groups = ["alice-*"] SCRAM-SHA-256 =
-# "salt=…,stored_key=…,server_key=…,iterations=16384"
+#     [alice]
+#     topics = ["orders", "payments-*"]
+#     groups = ["alice-*"]
+#     SCRAM-SHA-256 = "salt=…,stored_key=…,server_key=…,iterations=16384"
 
 _TOPICS, _GROUPS = "topics", "groups"
 
 
-@dataclass(frozen=True, slots=True)
-class Users:
-    by_name: Mapping[str, User]
+Users = Mapping[str, User]  # by name
 
-    @property
-    def mechanisms(self) -> tuple[str, ...]:
-        """Of SCRAM, that somebody has a password for."""
-        return tuple(
-            mechanism
-            for mechanism in HASHES
-            if any(mechanism in user.credentials for user in self.by_name.values())
-        )
 
-    def credential(self, name: str, mechanism: str, secret: bytes) -> tuple[ScramCredential, bool]:
-        """The user's, and that it is true; else one that no password fits.
+def mechanisms_of(users: Users) -> list[str]:
+    """Of SCRAM, that somebody has a password for."""
+    return [m for m in HASHES if any(m in user.credentials for user in users.values())]
 
-        Who asks cannot tell which: that would say whom there is to guess for. `secret` is this
-        process's, so that the same name is answered with the same salt.
-        """
-        user = self.by_name.get(name)
-        if user is not None and mechanism in user.credentials:
-            return user.credentials[mechanism], True
-        digest = HASHES[mechanism]
-        made = hmac.digest(secret, f"{mechanism} {name}".encode(), "sha512")
-        others = (u.credentials.get(mechanism) for u in self.by_name.values())
-        like = next((other for other in others if other is not None), None)
-        salt_bytes = len(like.salt) if like else 16
-        keys = hmac.digest(secret, made, digest)
-        return (
-            ScramCredential(
-                made[:salt_bytes], keys, keys, like.iterations if like else ITERATIONS_MADE
-            ),
-            False,
-        )
+
+def credential_for(
+    users: Users, name: str, mechanism: str, secret: bytes
+) -> tuple[ScramCredential, bool]:
+    """The user's, and that it is true; else one that no password fits.
+
+    Who asks cannot tell which: that would say whom there is to guess for. `secret` is this
+    process's, so that the same name is answered with the same salt.
+    """
+    user = users.get(name)
+    if user is not None and mechanism in user.credentials:
+        return user.credentials[mechanism], True
+    made = hmac.digest(secret, f"{mechanism} {name}".encode(), "sha512")
+    keys = hmac.digest(secret, made, HASHES[mechanism])
+    others = (u.credentials.get(mechanism) for u in users.values())
+    like = next((other for other in others if other is not None), None)
+    salt, iterations = made[: len(like.salt) if like else 16], ITERATIONS_MADE
+    return ScramCredential(salt, keys, keys, like.iterations if like else iterations), False
 
 
 def parse_users(text: str) -> Users:
@@ -288,7 +281,7 @@ def parse_users(text: str) -> Users:
     users = {name: _user(name, table) for name, table in document.items()}
     if not users:
         raise ValueError("it has no user, so nobody could read anything")
-    return Users(users)
+    return users
 
 
 def _user(name: str, table: object) -> User:
@@ -326,11 +319,9 @@ def _names(name: str, key: str, table: Mapping[str, Any]) -> Names:
         raise ValueError(f"{name}, {key}: {error}") from None
 
 
-# Logins by SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. Before one nothing else is answered.
-#
-# A connection has one attempt, as with a broker: a failed one is answered, and the connection
-# closes. Attempts from one address are judged one after the other, and after failures not before
-# a while: clients that are let go unheard come again twenty times a second.
+# Logins by SASL: a connection has one attempt, as with a broker. Attempts from one address are
+# judged one after the other, and after failures not before a while: clients that are let go unheard
+# come again twenty times a second.
 
 log = structlog.get_logger(__name__)
 
@@ -340,16 +331,6 @@ FAILED_LOGINS_PER_S_MAX = 1
 _ADDRESSES_MAX = 10_000
 # A user who is taken out of the file reads on for so long.
 LOOK_INTERVAL_S = 2.0
-
-
-class _Address:
-    """Where attempts come from. `failures` allows one a second, and two at once."""
-
-    __slots__ = ("failures", "turn")
-
-    def __init__(self, now: float) -> None:
-        self.turn = asyncio.Lock()
-        self.failures = TokenBucket(FAILED_LOGINS_PER_S_MAX, now)
 
 
 class Logins:
@@ -362,12 +343,13 @@ class Logins:
         self._file = file
         self._seen: Stamp = None
         self._fault: str | None = None
-        self.users = Users({})
+        self.users: Users = {}
         self._clock = asyncio.get_running_loop().time
-        self._addresses: LRUCache[str, _Address] = LRUCache(_ADDRESSES_MAX)
+        # Where attempts come from: whose turn it is, and what failures owe.
+        self._addresses: LRUCache[str, tuple[asyncio.Lock, TokenBucket]] = LRUCache(_ADDRESSES_MAX)
         # One password at a time: each costs a core some milliseconds.
         self.checking = asyncio.Semaphore(1)
-        self.secret = secrets.token_bytes(32)
+        self._secret = secrets.token_bytes(32)
 
     async def load(self) -> None:
         """Raises ConfigError."""
@@ -394,7 +376,7 @@ class Logins:
             self._fault = str(error)
             return
         self._fault = None
-        log.info("users_file_read_again", users=len(self.users.by_name))
+        log.info("users_file_read_again", users=len(self.users))
 
     def _read(self) -> tuple[Stamp, Users]:
         # The stamp from before: what changes meanwhile is seen at the next look.
@@ -407,25 +389,28 @@ class Logins:
         except ValueError as error:  # a UnicodeDecodeError is one
             raise ConfigError(f"{place}: {error}") from None
 
+    def credential(self, name: str, mechanism: str) -> tuple[ScramCredential, bool]:
+        """See `credential_for`."""
+        return credential_for(self.users, name, mechanism, self._secret)
+
     def still(self, user: User) -> User | None:
         """The same user by the file of now, with the same passwords."""
-        now = self.users.by_name.get(user.name)
+        now = self.users.get(user.name)
         return None if now is None or now.credentials != user.credentials else now
 
     @asynccontextmanager
     async def attempt(self, name: str) -> AsyncIterator[None]:
         """Of address `name`: its only one now, and late enough after its last failures."""
-        address = self._addresses.get(name)
-        if address is None:
-            address = self._addresses[name] = _Address(self._clock())
-        async with address.turn:
-            while owed_s := address.failures.owed_s(self._clock()):
+        new = asyncio.Lock(), TokenBucket(FAILED_LOGINS_PER_S_MAX, self._clock())
+        turn, failures = self._addresses.setdefault(name, new)
+        async with turn:
+            while owed_s := failures.owed_s(self._clock()):
                 LIMITS_REACHED.labels("failed_logins_per_s_max").inc()
                 await asyncio.sleep(owed_s)
             try:
                 yield
             except LoginRefused:
-                address.failures.spend(1, self._clock())
+                failures.spend(1, self._clock())
                 raise
 
 
@@ -445,8 +430,8 @@ class Login:
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        scram = self._logins.users.mechanisms
-        return (PLAIN, *scram) if self._secret_path else scram
+        scram = mechanisms_of(self._logins.users)
+        return (PLAIN, *scram) if self._secret_path else tuple(scram)
 
     def choose(self, mechanism: str) -> bool:
         """Whether it may be used."""
@@ -474,10 +459,10 @@ class Login:
         if authzid not in ("", self.name):
             raise LoginRefused("acting as another user is not supported")
         users = self._logins.users
-        user = users.by_name.get(self.name)
+        user = users.get(self.name)
         has = user.credentials if user else {}
-        mechanism = next((m for m in HASHES if m in has), next(iter(users.mechanisms)))
-        credential, is_true = users.credential(self.name, mechanism, self._logins.secret)
+        mechanism = next((m for m in HASHES if m in has), mechanisms_of(users)[0])
+        credential, is_true = self._logins.credential(self.name, mechanism)
         async with self._logins.checking:
             fits = await asyncio.to_thread(has_password, credential, mechanism, password.encode())
         self._end(user if fits and is_true else None)
@@ -486,9 +471,7 @@ class Login:
     def _scram_challenge(self, mechanism: str, token: bytes) -> bytes:
         first = read_first(token)
         self.name = first.name
-        credential, is_true = self._logins.users.credential(
-            first.name, mechanism, self._logins.secret
-        )
+        credential, is_true = self._logins.credential(first.name, mechanism)
         nonce = first.nonce + secrets.token_urlsafe(24)
         asked = self._challenge = Challenge(mechanism, first, credential, nonce, is_true)
         return asked.message.encode()
@@ -496,7 +479,7 @@ class Login:
     def _scram_proof(self, asked: Challenge, token: bytes) -> bytes:
         final = server_final(asked, token)
         is_known = final is not None and asked.is_true
-        user = self._logins.users.by_name.get(self.name) if is_known else None
+        user = self._logins.users.get(self.name) if is_known else None
         if user is not None and user.credentials.get(asked.mechanism) != asked.credential:
             user = None  # changed between the two messages
         self._end(user)

@@ -29,7 +29,6 @@ from fetchproxy_protocol.messages import (
     Array,
     Field,
     Kind,
-    NullableStructure,
     Structure,
 )
 
@@ -109,7 +108,7 @@ def _kind(schema: dict[str, Any], named: Mapping[str, Any]) -> Kind:
     fields = schema.get("fields") or named.get(of)
     kind: Kind
     if fields is not None:
-        kind = (NullableStructure if nullable else Structure)(*_fields(fields, named))
+        kind = Structure(*_fields(fields, named), nullable=nullable)
     else:
         kind = _NULLABLE.get(of, _PLAIN[of]) if nullable else _PLAIN[of]
     return Array(kind) if is_array else kind

@@ -1,9 +1,8 @@
 """One client's connection: its requests are answered one after the other, as by a broker.
 
-While a request waits for its answer (a fetch for data, a member for its group), the requests behind
-it wait in the socket, so a client holds one request and one answer in memory at most, and what was
-received together with them. Who waits so long for one answer that `gateway.idle_max_ms` is over is
-closed, as by a broker.
+While a request waits for its answer, those behind it wait in the socket, so a client holds one
+request and one answer in memory at most, and what was received together with them. Who waits for
+one answer longer than `gateway.idle_max_ms` is closed, as by a broker.
 """
 
 from __future__ import annotations
@@ -24,10 +23,15 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.serving.admission import host_of
 from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
-from fetchproxy.serving.standalone.apis import sasl
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, RequestRefused
 from fetchproxy.serving.standalone.logins import ANYBODY, NOBODY, Login, LoginRefused, User
-from fetchproxy.serving.standalone.table import served_api, too_new
+from fetchproxy.serving.standalone.table import (
+    authenticate,
+    handshake,
+    login_refusal,
+    served_api,
+    too_new,
+)
 
 # Before a client has logged in: the largest token is a user's name with its password.
 _LOGIN_REQUEST_BYTES_MAX = 16 * 1024
@@ -149,18 +153,18 @@ class StandaloneSession(ClientSession):
         """Raises RequestRefused, WireError."""
         key = request.head.api_key
         if key == ApiKey.SASL_HANDSHAKE:
-            pieces, goes_on = sasl.handshake(login, request)
+            pieces, goes_on = handshake(login, request)
             self._ended = not goes_on
             return pieces
         if key != ApiKey.SASL_AUTHENTICATE:
             raise RequestRefused(request.head, "clients log in first (SASL)")
         try:
-            pieces = await sasl.authenticate(login, request)
+            pieces = await authenticate(login, request)
         except LoginRefused as refused:
             self._ended = True
             ARCHIVE_ONLY_LOGINS.labels("refused").inc()
             self._say_closed("login_refused", kind=str(refused), user=login.name)
-            return sasl.refusal(request, login.mechanism)
+            return login_refusal(request, login.mechanism)
         if login.user is not None:
             self.share.payer = f"User:{login.user.name}"
             self.requests.bytes_max = self._parts.limits.request_bytes_max

@@ -1,9 +1,16 @@
-"""The table of APIs: which module answers what. Whoever adds an API adds it here.
+"""The table of APIs: which module answers what, and the APIs that are not about what the archive
+has: versions, logins, and writes, which are refused. Whoever adds an API adds it here.
 
 ApiVersions advertises exactly what is answered here, no more (KIP-35, KIP-511): so a client that
 wants to change something learns at once that this node cannot, as its library says that the broker
 does not support the request. A client that means another cluster or node is told to bootstrap
 anew, as by a broker (KIP-1242).
+
+Of the requests that write only Produce is advertised, so most clients send none of the others. Who
+does reads POLICY_VIOLATION and, where there is room, why: better than a connection that closes.
+
+SaslHandshake v0, after which tokens come without any header, is answered with error 35, as by the
+gateway. A session does not end (KIP-368): nobody has to log in again on a connection.
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, ErrorCode
 from fetchproxy_protocol.headers import RequestHead, unsupported_version_response
-from fetchproxy_protocol.messages import I32, NULLABLE_TEXT, Field, Structure
+from fetchproxy_protocol.messages import I32, NULLABLE_TEXT, Field, Structure, elements
 from fetchproxy_protocol.primitives import INT32, Buffer
 
 from fetchproxy.serving.standalone.apis import (
@@ -22,9 +29,14 @@ from fetchproxy.serving.standalone.apis import (
     lookups,
 )
 from fetchproxy.serving.standalone.apis.fetch import FETCH
-from fetchproxy.serving.standalone.apis.refused_writes import PRODUCE, REFUSED_WRITES
-from fetchproxy.serving.standalone.apis.sasl import LOGIN_VERSIONS, SASL_HANDSHAKE_REFUSED
-from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import (
+    NODE_ID,
+    ArchiveOnlyParts,
+    Request,
+    RequestRefused,
+    ServedApi,
+)
+from fetchproxy.serving.standalone.logins import Login
 from fetchproxy.serving.standalone.schemas import message
 
 # As the gateway's, whose refusal of newer ones is used here too.
@@ -66,6 +78,89 @@ def too_new(head: RequestHead) -> Sequence[Buffer] | None:
     return [INT32.pack(len(payload)), payload]
 
 
+# Both inclusive. The handshake's v0 is answered, and not advertised.
+LOGIN_VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
+    ApiKey.SASL_HANDSHAKE: (1, 1),
+    ApiKey.SASL_AUTHENTICATE: (0, 2),
+}
+_FAILED = "Authentication failed: invalid credentials with SASL mechanism"
+
+
+def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], bool]:
+    """The answer, and whether the connection goes on."""
+    if request.version == 0:
+        values = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "mechanisms": ()}
+        return request.respond(values), False
+    if request.version > LOGIN_VERSIONS[ApiKey.SASL_HANDSHAKE][1]:
+        raise RequestRefused(request.head, "no such version")
+    known = login.choose(request.read()["mechanism"])
+    error = ErrorCode.NONE if known else ErrorCode.UNSUPPORTED_SASL_MECHANISM
+    values = {"error_code": error, "mechanisms": login.mechanisms}
+    return request.respond(values), known
+
+
+async def authenticate(login: Login, request: Request) -> Sequence[Buffer]:
+    """Raises LoginRefused, RequestRefused, WireError."""
+    if request.version > LOGIN_VERSIONS[ApiKey.SASL_AUTHENTICATE][1]:
+        raise RequestRefused(request.head, "no such version")
+    token = await login.step(request.read()["auth_bytes"])
+    return request.respond({"auth_bytes": token})
+
+
+def login_refusal(request: Request, mechanism: str | None) -> Sequence[Buffer]:
+    """Says no more than a broker does: not which of user and password is wrong."""
+    values = {
+        "error_code": ErrorCode.SASL_AUTHENTICATION_FAILED,
+        "error_message": f"{_FAILED} {mechanism or 'none'}",
+    }
+    return request.respond(values)
+
+
+async def _refuse_handshake(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """Of one who has logged in, or needs not: as a broker's plaintext listener answers."""
+    values = {"error_code": ErrorCode.ILLEGAL_SASL_STATE, "mechanisms": ()}
+    return request.respond(values)
+
+
+_READ_ONLY = "this node serves an archive, which cannot be written to"
+
+
+async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    """Raises RequestRefused where no acknowledgement is wanted: as a broker does on an error.
+
+    There is no answer then, and silence would mean success.
+    """
+    asked = request.read()
+    if asked["acks"] == 0:
+        raise RequestRefused(request.head, f"{_READ_ONLY}; acks=0 wants no answer")
+    refusal = {
+        "error_code": ErrorCode.POLICY_VIOLATION,
+        "base_offset": -1,
+        "error_message": _READ_ONLY,
+    }
+    topics = [
+        {
+            "name": topic["name"],
+            "partition_responses": [
+                refusal | {"index": partition["index"]}
+                for partition in elements(topic["partition_data"])
+            ],
+        }
+        for topic in elements(asked["topic_data"])
+    ]
+    return request.respond({"responses": topics})
+
+
+async def _refuse_init_producer_id(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    return request.respond({"error_code": ErrorCode.POLICY_VIOLATION, "producer_epoch": -1})
+
+
+async def _refuse_create_topics(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+    refusal = {"error_code": ErrorCode.POLICY_VIOLATION, "error_message": _READ_ONLY}
+    topics = [refusal | {"name": topic["name"]} for topic in elements(request.read()["topics"])]
+    return request.respond({"topics": topics})
+
+
 ADVERTISED: Mapping[int, ServedApi] = {
     api.key: api
     for api in (
@@ -76,13 +171,18 @@ ADVERTISED: Mapping[int, ServedApi] = {
         *consumer_offsets.APIS,
         # Refused, and yet advertised: librdkafka takes a broker without it for one that is too old
         # to have records of today's format, and then reads nothing.
-        PRODUCE,
+        ServedApi(ApiKey.PRODUCE, 0, 12, _refuse_produce),
         ServedApi(ApiKey.API_VERSIONS, _LOWEST, _HIGHEST, _api_versions),
     )
 }
+REFUSED_WRITES = (
+    ServedApi(ApiKey.INIT_PRODUCER_ID, 0, 5, _refuse_init_producer_id),
+    ServedApi(ApiKey.CREATE_TOPICS, 0, 7, _refuse_create_topics),
+)
 _ANSWERED: Mapping[int, ServedApi] = {
     **ADVERTISED,
-    **{api.key: api for api in (*REFUSED_WRITES, SASL_HANDSHAKE_REFUSED)},
+    **{api.key: api for api in REFUSED_WRITES},
+    ApiKey.SASL_HANDSHAKE: ServedApi(ApiKey.SASL_HANDSHAKE, 0, 1, _refuse_handshake),
 }
 
 

@@ -81,10 +81,8 @@ def log_edges(view: PartitionView) -> tuple[int, int]:
 
 
 class ArchiveWatch:
-    """`load()` first; then `run()` keeps `catalogue` and the views that are waited for up to date.
-
-    `refresh_interval_s` bounds how old both may be while the store answers; while it does not, the
-    last ones stay.
+    """`load()` first; then `run()` keeps `catalogue` and the views that are waited for no older
+    than `refresh_interval_s`. While the store does not answer, the last ones stay.
     """
 
     def __init__(self, rlmm: RemoteLogMetadataManager, refresh_interval_s: float) -> None:
@@ -152,12 +150,16 @@ class ArchiveWatch:
 
         async def look_at_topic(topic_id: UUID, its: set[TopicIdPartition]) -> None:
             # What it finds is there for each; where it fails each has the last view, if any.
-            failure = await self._read_topic(topic_id)
+            try:
+                async with self._reads:
+                    now = asyncio.get_running_loop().time()
+                    await self._rlmm.refresh_topic(topic_id, now - self._interval_s)
+            except RemoteStorageError as error:
+                async for tip in each_of(its, VIEWS_AT_ONCE):
+                    found[tip] = self._rlmm.view(tip) or error
+                return
             async for tip in each_of(its, VIEWS_AT_ONCE):
-                if failure is None:
-                    await look(tip)
-                else:
-                    found[tip] = self._rlmm.view(tip) or failure
+                await look(tip)
 
         async with asyncio.TaskGroup() as tasks:
             for topic_id, its in by_topic.items():
@@ -167,15 +169,6 @@ class ArchiveWatch:
                     for tip in its:
                         tasks.create_task(look(tip))
         return found
-
-    async def _read_topic(self, topic_id: UUID) -> RemoteStorageError | None:
-        try:
-            async with self._reads:
-                now = asyncio.get_running_loop().time()
-                await self._rlmm.refresh_topic(topic_id, now - self._interval_s)
-        except RemoteStorageError as error:
-            return error
-        return None
 
     def watch_ends(self, tips: Iterable[TopicIdPartition]) -> None:
         """Somebody waits at their ends: look whether they grow, for a while."""

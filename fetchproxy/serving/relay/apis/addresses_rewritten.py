@@ -15,41 +15,77 @@ connection leads.
 
 ShareFetch (v0–2) and ShareAcknowledge (v0–2), KIP-932: the archive is not read. A share group's
 offsets are acquired and acknowledged on the broker, which never hands out one below its log start.
+
+Produce (v0–13): records for the live log, which pass untouched and are never decoded. A request
+with acks=0 has no answer at all, so `acks` is read to know what to expect. From v10 on an answer
+may name a partition's new leader (NodeEndpoints, KIP-951). The log start offset in an answer is the
+broker's own: no client uses it to read.
 """
 
 from __future__ import annotations
 
-from fetchproxy_protocol.addresses import ADDRESSES, AnswerAddresses
-from fetchproxy_protocol.apis import ApiKey
+from fetchproxy_protocol.addresses import PRODUCE_ENDPOINTS_FROM, acks_of
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, Truncated
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
-from fetchproxy.serving.relay.session import Api, Passes, RelaySession, rewritten
+from fetchproxy.serving.relay.session import (
+    Api,
+    Behaviour,
+    Passes,
+    RelaySession,
+    Treatment,
+    rewritten,
+)
 
 
-def expect_addresses(
-    addresses: ToldAddresses, head: RequestHead, places: AnswerAddresses
-) -> Answer:
-    version = head.api_version
-    return HeldAnswer(
-        head.correlation_id, lambda payload: addresses.rewrite(payload, version, places)
-    )
+def _expect(session: RelaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
+    api_key, version, told = head.api_key, head.api_version, session.addresses
+    return HeldAnswer(head.correlation_id, lambda payload: told.rewrite(payload, api_key, version))
 
 
-def _api(key: ApiKey, why: str) -> Api:
-    def expect(session: RelaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
-        return expect_addresses(session.addresses, head, ADDRESSES[key])
+def _expect_produced(
+    session: RelaySession, head: RequestHead, view: Buffer, end: int
+) -> Answer | None:
+    acks = acks_of(view, head.body_position, head.api_version, end)
+    if acks is None:
+        raise Truncated("a Produce request ends before its acks")
+    if acks == 0:
+        return None
+    if head.api_version >= PRODUCE_ENDPOINTS_FROM:
+        return _expect(session, head, view, end)
+    return Answer(head.correlation_id)
 
-    return rewritten(key, Passes(expect), why)
 
-
+_REWRITTEN = Passes(_expect)
+_PRODUCED = Passes(_expect_produced)
+_FIRST, _LAST = PROXIED_VERSIONS[ApiKey.PRODUCE]
+_PRODUCE = Api(
+    ApiKey.PRODUCE,
+    (
+        Behaviour(
+            _FIRST,
+            PRODUCE_ENDPOINTS_FROM - 1,
+            Treatment.RELAYED,
+            _PRODUCED,
+            "The proxy reads only `acks`, because acks=0 has no answer.",
+        ),
+        Behaviour(
+            PRODUCE_ENDPOINTS_FROM,
+            _LAST,
+            Treatment.REWRITTEN,
+            _PRODUCED,
+            "Addresses in NodeEndpoints (KIP-951) become the proxy's.",
+        ),
+    ),
+)
 _SHARED = "Addresses in NodeEndpoints become the proxy's"
 APIS = (
-    _api(ApiKey.METADATA, "Brokers' addresses become the proxy's."),
-    _api(ApiKey.FIND_COORDINATOR, "Coordinators' addresses become the proxy's."),
-    _api(ApiKey.DESCRIBE_CLUSTER, "Brokers' addresses become the proxy's."),
-    _api(ApiKey.SHARE_FETCH, f"{_SHARED}; the records are the broker's alone."),
-    _api(ApiKey.SHARE_ACKNOWLEDGE, f"{_SHARED}."),
+    rewritten(ApiKey.METADATA, _REWRITTEN, "Brokers' addresses become the proxy's."),
+    rewritten(ApiKey.FIND_COORDINATOR, _REWRITTEN, "Coordinators' addresses become the proxy's."),
+    rewritten(ApiKey.DESCRIBE_CLUSTER, _REWRITTEN, "Brokers' addresses become the proxy's."),
+    rewritten(ApiKey.SHARE_FETCH, _REWRITTEN, f"{_SHARED}; the records are the broker's alone."),
+    rewritten(ApiKey.SHARE_ACKNOWLEDGE, _REWRITTEN, f"{_SHARED}."),
+    _PRODUCE,
 )

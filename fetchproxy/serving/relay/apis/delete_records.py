@@ -47,8 +47,7 @@ def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at:
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         cursor = Cursor(memoryview(frame)[4:], body_at)
-        every = each_of(wire.asked_in(cursor, version))
-        asked = {(a.topic, a.partition): a.offset async for a in every}
+        asked = dict(await collected(wire.asked_in(cursor, version)))
         deadline = archive.clock() + max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
         corrected, at_once = bytearray(payload), asyncio.Semaphore(RAISED_AT_ONCE)
 

@@ -36,20 +36,21 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, 
 from fetchproxy.metadata.lineage import lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, each_of
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
 from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
 from fetchproxy.serving.relay.offset_lookup import (
     VIEW_AGE_MAX_S,
     ArchiveLookup,
     Identified,
     Looked,
-    ResultsOfAll,
     edge_of_archive,
     found_at,
     not_known,
     of_records,
     patch_starts,
     patch_times,
+    rows_in,
+    topics_above_0,
 )
 from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
@@ -85,272 +86,286 @@ class _Question:
     edges: LogEdges | ClusterError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ListOffsetsHandler:
-    _archive: ServedArchive
+def expect(archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int) -> Answer:
+    """For a framed request, which itself goes upstream unchanged."""
+    request, version = memoryview(frame)[4:], head.api_version
+    asked: Asked | None = None
+    of_all = wire.asked_of_all(request, body_at, version)
+    if of_all is None and len(frame) <= READ_AT_ONCE_BYTES_MAX:
+        asked = dict(wire.asked_in(request, body_at, version))
+    of_replica = Cursor(request, body_at).int32() >= 0
+    if of_replica or of_all in _NOT_OURS:
+        return Answer(head.correlation_id)
+    if asked is not None and _NOT_OURS.issuperset(asked.values()):
+        return Answer(head.correlation_id)
 
-    def expect(self, frame: bytes, head: RequestHead, body_at: int) -> Answer:
-        """For a framed request, which itself goes upstream unchanged."""
-        request, version = memoryview(frame)[4:], head.api_version
-        asked: Asked | None = None
-        of_all = wire.asked_of_all(request, body_at, version)
-        if of_all is None and len(frame) <= READ_AT_ONCE_BYTES_MAX:
-            every = wire.asked_in(request, body_at, version)
-            asked = {(a.topic, a.partition): a.timestamp for a in every}
-        of_replica = Cursor(request, body_at).int32() >= 0
-        if of_replica or of_all in _NOT_OURS:
-            return Answer(head.correlation_id)
-        if asked is not None and _NOT_OURS.issuperset(asked.values()):
-            return Answer(head.correlation_id)
+    async def rewrite(payload: bytes) -> Sequence[Buffer]:
+        if of_all == wire.EARLIEST:
+            return [await _correct_earliest(archive, payload, version)]
+        wanted = of_all if asked is None else asked
+        if wanted is None:
+            wanted = dict(await collected(wire.asked_in(request, body_at, version)))
+        return [await _correct(archive, payload, version, wanted)]
 
-        async def rewrite(payload: bytes) -> Sequence[Buffer]:
-            if of_all == wire.EARLIEST:
-                return [await self._correct_earliest(payload, version)]
-            wanted = of_all if asked is None else asked
-            if wanted is None:
-                every = each_of(wire.asked_in(request, body_at, version))
-                wanted = {(a.topic, a.partition): a.timestamp async for a in every}
-            return [await self._correct(payload, version, wanted)]
+    return HeldAnswer(head.correlation_id, rewrite)
 
-        return HeldAnswer(head.correlation_id, rewrite)
 
-    async def _correct_earliest(self, payload: bytes, version: int) -> Buffer:
-        """Of all partitions: what was found before is written over the broker's where it counts."""
-        every = ResultsOfAll(payload, version)
-        names = await every.that_begin_above_0()
-        if not names:
-            return payload
-        lookup = ArchiveLookup(self._archive, self._archive.clock())
-        found = await lookup.identify(names, every.digest())
-        corrected = bytearray(payload)
-        others = await self._about_to_have_an_archive(found.others.values())
-        starts, oldest = self._archive.starts, self._archive.clock() - VIEW_AGE_MAX_S
-        left: list[OffsetResult] = []
-        for rows in every.rows():
-            if (topic := found.archived.get(rows.topic)) is not None:
-                left += await patch_starts(corrected, version, rows, starts.of(topic, oldest))
-            elif rows.topic in others or rows.topic in found.unknown:
-                left += await patch_starts(corrected, version, rows, lambda partition: None)
-        if left:
-            results = [(result, wire.EARLIEST) for result in left]
-            await self._patch(lookup, found, results, corrected, version)
-        lookup.renew(found.archived.values())
-        return corrected
+async def _correct_earliest(archive: ServedArchive, payload: bytes, version: int) -> Buffer:
+    """Of all partitions: what was found before is written over the broker's where it counts."""
+    names = await topics_above_0(payload, version)
+    if not names:
+        return payload
+    lookup = ArchiveLookup(archive, archive.clock())
+    # Nearly surely another hash for other results, in this process.
+    body = response_body(payload, ApiKey.LIST_OFFSETS, version)
+    body.skip(4, "throttle time")
+    found = await lookup.identify(names, hash(payload[body.pos :]))
+    corrected = bytearray(payload)
+    others = await _about_to_have_an_archive(archive, found.others.values())
+    starts, oldest = archive.starts, archive.clock() - VIEW_AGE_MAX_S
+    left: list[OffsetResult] = []
+    for rows in rows_in(payload, version):
+        if (topic := found.archived.get(rows.topic)) is not None:
+            left += await patch_starts(corrected, version, rows, starts.of(topic, oldest))
+        elif rows.topic in others or rows.topic in found.unknown:
+            left += await patch_starts(corrected, version, rows, lambda partition: None)
+    if left:
+        results = [(result, wire.EARLIEST) for result in left]
+        await _patch(lookup, found, results, corrected, version)
+    lookup.renew(found.archived.values())
+    return corrected
 
-    async def _about_to_have_an_archive(self, topics: Collection[TopicInfo]) -> set[str]:
-        """Names of those of which an archiver gathers anything: see `_about_to_be_archived`."""
-        positions = self._archive.positions
-        if topics:
-            await positions.look(POSITIONS_AGE_MAX_S)
-        return {topic.name for topic in topics if positions.gathers(topic.topic_id)}
 
-    async def _correct(self, payload: bytes, version: int, asked: Asked | int) -> Buffer:
-        if version < 1:
-            return payload
-        lookup = ArchiveLookup(self._archive, self._archive.clock())
-        body = response_body(payload, ApiKey.LIST_OFFSETS, version)
-        results: list[tuple[OffsetResult, int]] = []
-        starts: list[tuple[str, int, int]] = []
-        of_all = asked if isinstance(asked, int) else None
-        by_partition = {} if isinstance(asked, int) else asked
-        async for result in each_of(wire.results_in(body, version)):
-            timestamp = of_all
-            if timestamp is None:
-                timestamp = by_partition.get((result.topic, result.partition), wire.LATEST)
-            if may_change(result, timestamp):
-                results.append((result, timestamp))
-                if timestamp == wire.EARLIEST:
-                    starts.append((result.topic, result.partition, result.offset))
-        if not results:
-            return payload
-        corrected = bytearray(payload)
-        digest = hash(tuple(starts)) if starts else None
-        found = await lookup.identify({result.topic for result, _ in results}, digest)
-        left = await patch_times(self._archive, found.archived, results, corrected, version)
-        if left:
-            await self._patch(lookup, found, left, corrected, version)
-        lookup.renew(found.archived.values())
-        return corrected
+async def _about_to_have_an_archive(
+    archive: ServedArchive, topics: Collection[TopicInfo]
+) -> set[str]:
+    """Names of those of which an archiver gathers anything: see `_about_to_be_archived`."""
+    positions = archive.positions
+    if topics:
+        await positions.look(POSITIONS_AGE_MAX_S)
+    return {topic.name for topic in topics if positions.gathers(topic.topic_id)}
 
-    async def _patch(
-        self,
-        lookup: ArchiveLookup,
-        found: Identified,
-        results: Sequence[tuple[OffsetResult, int]],
-        corrected: bytearray,
-        version: int,
-    ) -> None:
-        """Write what both tiers say over the broker's results, each with what was asked for."""
-        archived: list[_Question] = []
-        others: list[_Question] = []
-        unlisted: list[_Question] = []
-        async for result, timestamp in each_of(results):
-            topic, its = found.archived.get(result.topic), archived
-            if topic is None:
-                topic, its = found.others.get(result.topic), others
-            if topic is None and of_records(timestamp):
-                topic, its = found.unlisted.get(result.topic), unlisted
-            if topic is not None:
-                tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
-                its.append(_Question(result, timestamp, topic, tip))
-            elif result.topic in found.unknown:
-                wire.patch(corrected, version, not_known(result))
-        if unlisted:
-            async for question in each_of(await self._not_whole(lookup, unlisted)):
-                wire.patch(corrected, version, not_known(question.result))
-        await self._look(lookup, archived, others)
-        for answer in await self._about_to_be_archived(others):
-            wire.patch(corrected, version, answer)
-        asked_further = [*archived, *(q for q in others if q.edges is not None)]
-        async for answer in each_of(await self._answers(asked_further)):
-            wire.patch(corrected, version, answer)
 
-    async def _not_whole(
-        self, lookup: ArchiveLookup, unlisted: Sequence[_Question]
-    ) -> list[_Question]:
-        """Those of which the broker may have deleted records: of a whole log its word is enough."""
-        tips = [question.tip for question in unlisted]
-        edges = await self._archive.cluster.log_edges_of(tips, not_older_than=lookup.answered_at)
+async def _correct(
+    archive: ServedArchive, payload: bytes, version: int, asked: Asked | int
+) -> Buffer:
+    if version < 1:
+        return payload
+    lookup = ArchiveLookup(archive, archive.clock())
+    body = response_body(payload, ApiKey.LIST_OFFSETS, version)
+    results: list[tuple[OffsetResult, int]] = []
+    starts: list[tuple[str, int, int]] = []
+    of_all = asked if isinstance(asked, int) else None
+    by_partition = {} if isinstance(asked, int) else asked
+    async for result in each_of(wire.results_in(body, version)):
+        timestamp = of_all
+        if timestamp is None:
+            timestamp = by_partition.get((result.topic, result.partition), wire.LATEST)
+        if may_change(result, timestamp):
+            results.append((result, timestamp))
+            if timestamp == wire.EARLIEST:
+                starts.append((result.topic, result.partition, result.offset))
+    if not results:
+        return payload
+    corrected = bytearray(payload)
+    digest = hash(tuple(starts)) if starts else None
+    found = await lookup.identify({result.topic for result, _ in results}, digest)
+    left = await patch_times(archive, found.archived, results, corrected, version)
+    if left:
+        await _patch(lookup, found, left, corrected, version)
+    lookup.renew(found.archived.values())
+    return corrected
 
-        def has_lost_some(question: _Question) -> bool:
-            log = edges[question.tip]
-            return isinstance(log, ClusterError) or log.log_start_offset > 0
 
-        return await chosen(unlisted, has_lost_some)
+async def _patch(
+    lookup: ArchiveLookup,
+    found: Identified,
+    results: Sequence[tuple[OffsetResult, int]],
+    corrected: bytearray,
+    version: int,
+) -> None:
+    """Write what both tiers say over the broker's results, each with what was asked for."""
+    archived: list[_Question] = []
+    others: list[_Question] = []
+    unlisted: list[_Question] = []
+    async for result, timestamp in each_of(results):
+        topic, its = found.archived.get(result.topic), archived
+        if topic is None:
+            topic, its = found.others.get(result.topic), others
+        if topic is None and of_records(timestamp):
+            topic, its = found.unlisted.get(result.topic), unlisted
+        if topic is not None:
+            tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
+            its.append(_Question(result, timestamp, topic, tip))
+        elif result.topic in found.unknown:
+            wire.patch(corrected, version, not_known(result))
+    if unlisted:
+        async for question in each_of(await _not_whole(lookup, unlisted)):
+            wire.patch(corrected, version, not_known(question.result))
+    await _look(lookup, archived, others)
+    for answer in await _about_to_be_archived(lookup.archive, others):
+        wire.patch(corrected, version, answer)
+    asked_further = [*archived, *(q for q in others if q.edges is not None)]
+    async for answer in each_of(await _answers(lookup.archive, asked_further)):
+        wire.patch(corrected, version, answer)
 
-    async def _about_to_be_archived(self, questions: Sequence[_Question]) -> list[OffsetResult]:
-        """Logs that begin in an archiver's spool, below the broker's: their readers wait there."""
-        earliest = [q for q in questions if q.timestamp == wire.EARLIEST]
-        positions = self._archive.positions
-        if earliest:
-            await positions.look(POSITIONS_AGE_MAX_S)
-        found = []
-        async for question in each_of(earliest):
-            begin, shown = positions.gathered_from(question.tip), question.result
-            if begin is not None and 0 <= begin < shown.offset:
-                found.append(shown._replace(offset=begin, leader_epoch=wire.UNKNOWN_EPOCH))
-        return found
 
-    # --- what is known ---
-    async def _look(
-        self, lookup: ArchiveLookup, archived: Sequence[_Question], others: Sequence[_Question]
-    ) -> None:
-        """Fill in views, and edges of the brokers' logs where they count."""
-        known: list[_Question] = []
-        within: list[_Question] = []
-        async for question in each_of(archived):
-            (known if self._needs_no_edges(question) else within).append(question)
-        pending = [
-            q
-            for q in others
-            if q.timestamp == wire.EARLIEST_PENDING_UPLOAD and self._archive.is_archiving(q.tip)
-        ]
-        if within or pending:
-            edges = await self._archive.cluster.log_edges_of(
-                [q.tip for q in (*within, *pending)], not_older_than=lookup.answered_at
-            )
-            reaching = await lookup.views_reaching([q.tip for q in within], edges)
-            async for question in each_of((*within, *pending)):
-                question.looked = reaching.get(question.tip)
-                question.edges = edges[question.tip]
-        looked = await lookup.views([q.tip for q in known])
-        async for question in each_of(known):
-            question.looked = looked[question.tip]
+async def _not_whole(lookup: ArchiveLookup, unlisted: Sequence[_Question]) -> list[_Question]:
+    """Those of which the broker may have deleted records: of a whole log its word is enough."""
+    tips = [question.tip for question in unlisted]
+    edges = await lookup.archive.cluster.log_edges_of(tips, not_older_than=lookup.answered_at)
 
-    def _needs_no_edges(self, question: _Question) -> bool:
-        if question.timestamp == wire.EARLIEST:
-            return True
-        view = self._archive.rlmm.view(question.tip)
-        return view is not None and _holds_all_below(question, view)
+    def has_lost_some(question: _Question) -> bool:
+        log = edges[question.tip]
+        return isinstance(log, ClusterError) or log.log_start_offset > 0
 
-    # --- what is answered ---
-    async def _answers(self, questions: Sequence[_Question]) -> list[OffsetResult]:
-        """Those that read records go side by side, as many as there are fetchers."""
-        answers: list[OffsetResult] = []
-        reading: list[_Question] = []
-        async for question in each_of(questions, ANSWERED_AT_ONCE):
-            if of_records(question.timestamp):
-                reading.append(question)
-            else:
-                answers.append(await self._answer(question))
-        reading.reverse()  # taken from the end
+    return await chosen(unlisted, has_lost_some)
 
-        async def answer_some() -> None:
-            while reading:
-                answers.append(await self._answer(reading.pop()))
-                if not len(reading) % READ_AT_ONCE:
-                    await asyncio.sleep(0)  # what is in memory is found without waiting
 
-        async with asyncio.TaskGroup() as answering:
-            for _ in range(min(len(reading), self._archive.reads_at_once)):
-                answering.create_task(answer_some(), name="look-up")
-        return answers
+async def _about_to_be_archived(
+    archive: ServedArchive, questions: Sequence[_Question]
+) -> list[OffsetResult]:
+    """Logs that begin in an archiver's spool, below the broker's: their readers wait there."""
+    earliest = [q for q in questions if q.timestamp == wire.EARLIEST]
+    positions = archive.positions
+    if earliest:
+        await positions.look(POSITIONS_AGE_MAX_S)
+    found = []
+    async for question in each_of(earliest):
+        begin, shown = positions.gathered_from(question.tip), question.result
+        if begin is not None and 0 <= begin < shown.offset:
+            found.append(shown._replace(offset=begin, leader_epoch=wire.UNKNOWN_EPOCH))
+    return found
 
-    async def _answer(self, question: _Question) -> OffsetResult:
-        try:
-            if question.looked is None:
-                return self._earliest_pending_upload(question, None)
-            view = _usable(question.looked)
-            answer = await self._search(question, view)
-            if answer is question.result and not _reaches(question, view):
-                # What the archive may have got since then is what was asked for.
-                raise question.looked.failure or ClusterUnavailable(f"{view.tip}: log start")
-            return answer
-        except (RemoteStorageError, ClusterError, CorruptSegment):
-            return not_known(question.result)
 
-    async def _search(self, question: _Question, view: PartitionView) -> OffsetResult:
-        result, timestamp = question.result, question.timestamp
-        if timestamp == wire.EARLIEST_PENDING_UPLOAD:
-            return self._earliest_pending_upload(question, view)
-        if timestamp == wire.MAX_TIMESTAMP:
-            return await self._max_timestamp(question, view)
-        if timestamp < 0:
-            return edge_of_archive(result, timestamp, view)
-        found = await self._archive.purgatory.first_offset_at_or_after(view.tip, timestamp)
-        if found is None or 0 <= result.offset <= found[0]:
-            return result
-        return found_at(result, *found)
+# --- what is known ---
+async def _look(
+    lookup: ArchiveLookup, archived: Sequence[_Question], others: Sequence[_Question]
+) -> None:
+    """Fill in views, and edges of the brokers' logs where they count."""
+    known: list[_Question] = []
+    within: list[_Question] = []
+    async for question in each_of(archived):
+        (known if _needs_no_edges(lookup.archive, question) else within).append(question)
+    pending = [
+        q
+        for q in others
+        if q.timestamp == wire.EARLIEST_PENDING_UPLOAD and lookup.archive.is_archiving(q.tip)
+    ]
+    if within or pending:
+        edges = await lookup.archive.cluster.log_edges_of(
+            [q.tip for q in (*within, *pending)], not_older_than=lookup.answered_at
+        )
+        reaching = await lookup.views_reaching([q.tip for q in within], edges)
+        async for question in each_of((*within, *pending)):
+            question.looked = reaching.get(question.tip)
+            question.edges = edges[question.tip]
+    looked = await lookup.views([q.tip for q in known])
+    async for question in each_of(known):
+        question.looked = looked[question.tip]
 
-    async def _max_timestamp(self, question: _Question, view: PartitionView) -> OffsetResult:
-        """The latest record of both tiers; of several, the first.
 
-        A broker that names none has it above what the client may read, or has an empty log.
-        """
-        result, latest = question.result, view.segments.max_timestamp_ms()
-        if latest is not None and result.offset < 0:
-            edges = _known(question)
-            if edges.log_start_offset < edges.high_watermark:
-                return result
-        while latest is not None and latest >= result.timestamp:
-            found = await self._archive.purgatory.first_offset_at_or_after(view.tip, latest)
-            if found is not None:
-                same = found[1] == result.timestamp and 0 <= result.offset <= found[0]
-                return result if same else found_at(result, *found)
-            # It lay in a part that does not count any more, of which the index says no more: at
-            # the beginning by DeleteRecords, or behind the place where an election cut the log.
-            latest = view.segments.max_timestamp_ms(below=latest)
+def _needs_no_edges(archive: ServedArchive, question: _Question) -> bool:
+    if question.timestamp == wire.EARLIEST:
+        return True
+    view = archive.rlmm.view(question.tip)
+    return view is not None and _holds_all_below(question, view)
+
+
+# --- what is answered ---
+async def _answers(archive: ServedArchive, questions: Sequence[_Question]) -> list[OffsetResult]:
+    """Those that read records go side by side, as many as there are fetchers."""
+    answers: list[OffsetResult] = []
+    reading: list[_Question] = []
+    async for question in each_of(questions, ANSWERED_AT_ONCE):
+        if of_records(question.timestamp):
+            reading.append(question)
+        else:
+            answers.append(await _answer(archive, question))
+    reading.reverse()  # taken from the end
+
+    async def answer_some() -> None:
+        while reading:
+            answers.append(await _answer(archive, reading.pop()))
+            if not len(reading) % READ_AT_ONCE:
+                await asyncio.sleep(0)  # what is in memory is found without waiting
+
+    async with asyncio.TaskGroup() as answering:
+        for _ in range(min(len(reading), archive.reads_at_once)):
+            answering.create_task(answer_some(), name="look-up")
+    return answers
+
+
+async def _answer(archive: ServedArchive, question: _Question) -> OffsetResult:
+    try:
+        if question.looked is None:
+            return _earliest_pending_upload(archive, question, None)
+        view = _usable(question.looked)
+        answer = await _search(archive, question, view)
+        if answer is question.result and not _reaches(question, view):
+            # What the archive may have got since then is what was asked for.
+            raise question.looked.failure or ClusterUnavailable(f"{view.tip}: log start")
+        return answer
+    except (RemoteStorageError, ClusterError, CorruptSegment):
+        return not_known(question.result)
+
+
+async def _search(archive: ServedArchive, question: _Question, view: PartitionView) -> OffsetResult:
+    result, timestamp = question.result, question.timestamp
+    if timestamp == wire.EARLIEST_PENDING_UPLOAD:
+        return _earliest_pending_upload(archive, question, view)
+    if timestamp == wire.MAX_TIMESTAMP:
+        return await _max_timestamp(archive, question, view)
+    if timestamp < 0:
+        return edge_of_archive(result, timestamp, view)
+    found = await archive.purgatory.first_offset_at_or_after(view.tip, timestamp)
+    if found is None or 0 <= result.offset <= found[0]:
         return result
+    return found_at(result, *found)
 
-    def _earliest_pending_upload(
-        self, question: _Question, view: PartitionView | None
-    ) -> OffsetResult:
-        """What is not archived yet begins here (KIP-1023); brokers without a remote tier say -1."""
-        result = question.result
-        if view is not None and view.log_end_offset is not None:
-            lineage = lineage_of(view)
-            last_epoch = lineage[-1].epoch if lineage else wire.UNKNOWN_EPOCH
-            # In no other epoch since: then it is true of the offset behind the archive's end too.
-            now = question.topic.leaders.get(view.tip.partition, (-1, wire.UNKNOWN_EPOCH))[1]
-            epoch = last_epoch if now == last_epoch else wire.UNKNOWN_EPOCH
-            return result._replace(offset=view.log_end_offset, leader_epoch=epoch)
-        begun = view is not None and view.copies_started
-        if not (begun or self._archive.is_archiving(question.tip)):
-            return result
+
+async def _max_timestamp(
+    archive: ServedArchive, question: _Question, view: PartitionView
+) -> OffsetResult:
+    """The latest record of both tiers; of several, the first.
+
+    A broker that names none has it above what the client may read, or has an empty log.
+    """
+    result, latest = question.result, view.segments.max_timestamp_ms()
+    if latest is not None and result.offset < 0:
         edges = _known(question)
-        if edges.high_watermark == 0:  # never written to: Kafka does not know either
+        if edges.log_start_offset < edges.high_watermark:
             return result
-        return result._replace(offset=edges.log_start_offset, leader_epoch=edges.log_start_epoch)
+    while latest is not None and latest >= result.timestamp:
+        found = await archive.purgatory.first_offset_at_or_after(view.tip, latest)
+        if found is not None:
+            same = found[1] == result.timestamp and 0 <= result.offset <= found[0]
+            return result if same else found_at(result, *found)
+        # It lay in a part that does not count any more, of which the index says no more: at
+        # the beginning by DeleteRecords, or behind the place where an election cut the log.
+        latest = view.segments.max_timestamp_ms(below=latest)
+    return result
+
+
+def _earliest_pending_upload(
+    archive: ServedArchive, question: _Question, view: PartitionView | None
+) -> OffsetResult:
+    """What is not archived yet begins here (KIP-1023); brokers without a remote tier say -1."""
+    result = question.result
+    if view is not None and view.log_end_offset is not None:
+        lineage = lineage_of(view)
+        last_epoch = lineage[-1].epoch if lineage else wire.UNKNOWN_EPOCH
+        # In no other epoch since: then it is true of the offset behind the archive's end too.
+        now = question.topic.leaders.get(view.tip.partition, (-1, wire.UNKNOWN_EPOCH))[1]
+        epoch = last_epoch if now == last_epoch else wire.UNKNOWN_EPOCH
+        return result._replace(offset=view.log_end_offset, leader_epoch=epoch)
+    begun = view is not None and view.copies_started
+    if not (begun or archive.is_archiving(question.tip)):
+        return result
+    edges = _known(question)
+    if edges.high_watermark == 0:  # never written to: Kafka does not know either
+        return result
+    return result._replace(offset=edges.log_start_offset, leader_epoch=edges.log_start_epoch)
 
 
 def _usable(looked: Looked) -> PartitionView:
@@ -387,8 +402,7 @@ def _holds_all_below(question: _Question, view: PartitionView) -> bool:
 
 
 def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    expected = ListOffsetsHandler(session.archive).expect(frame, head, body_at)
-    session.send_upstream(frame, expected)
+    session.send_upstream(frame, expect(session.archive, frame, head, body_at))
     return True
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from fetchproxy_protocol import offset_for_leader_epoch as wire
 from fetchproxy_protocol.apis import ApiKey
@@ -46,133 +45,124 @@ LINEAGES_AT_ONCE = 50
 Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetForLeaderEpochHandler:
-    _archive: ServedArchive
+def expect(archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int) -> Answer:
+    request, version = memoryview(frame)[4:], head.api_version
+    asked: Asked | None = None
+    if len(frame) <= READ_AT_ONCE_BYTES_MAX:
+        asked = dict(wire.asked_in(request, body_at, version))
+    if wire.replica_id(request, body_at, version) >= 0:
+        return Answer(head.correlation_id)  # a follower must get its leader's own answer
 
-    def expect(self, frame: bytes, head: RequestHead, body_at: int) -> Answer:
-        request, version = memoryview(frame)[4:], head.api_version
-        asked: Asked | None = None
-        if len(frame) <= READ_AT_ONCE_BYTES_MAX:
-            every = wire.asked_in(request, body_at, version)
-            asked = {(a.topic, a.partition): a.leader_epoch for a in every}
-        if wire.replica_id(request, body_at, version) >= 0:
-            return Answer(head.correlation_id)  # a follower must get its leader's own answer
+    async def rewrite(payload: bytes) -> Sequence[Buffer]:
+        wanted = asked
+        if wanted is None:
+            wanted = dict(await collected(wire.asked_in(request, body_at, version)))
+        return [await _correct(archive, payload, version, wanted)]
 
-        async def rewrite(payload: bytes) -> Sequence[Buffer]:
-            wanted = asked
-            if wanted is None:
-                every = each_of(wire.asked_in(request, body_at, version))
-                wanted = {(a.topic, a.partition): a.leader_epoch async for a in every}
-            return [await self._correct(payload, version, wanted)]
+    return HeldAnswer(head.correlation_id, rewrite)
 
-        return HeldAnswer(head.correlation_id, rewrite)
 
-    async def _correct(self, payload: bytes, version: int, asked: Asked) -> Buffer:
-        deadline = self._archive.clock() + ARCHIVE_WAIT_MAX_S
-        body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
+async def _correct(archive: ServedArchive, payload: bytes, version: int, asked: Asked) -> Buffer:
+    deadline = archive.clock() + ARCHIVE_WAIT_MAX_S
+    body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
 
-        def may_change(result: EpochResult) -> bool:
-            # Otherwise the broker found the epoch in its own log, or knows that it cannot be.
-            requested = asked.get((result.topic, result.partition))
-            return (
-                requested == result.leader_epoch
-                and not result.error_code
-                and result.end_offset >= 0
+    def may_change(result: EpochResult) -> bool:
+        # Otherwise the broker found the epoch in its own log, or knows that it cannot be.
+        requested = asked.get((result.topic, result.partition))
+        return requested == result.leader_epoch and not result.error_code and result.end_offset >= 0
+
+    results = await chosen(await collected(wire.results_in(body, version)), may_change)
+    if not results:
+        return payload
+    corrected = bytearray(payload)
+    try:
+        async with asyncio.timeout_at(deadline):
+            async for answer in each_of(await _both_tiers(archive, results)):
+                wire.patch(corrected, answer)
+    except TimeoutError as error:
+        for topic in {result.topic for result in results}:
+            _warn(archive, topic, error)
+    return corrected
+
+
+async def _both_tiers(archive: ServedArchive, results: Sequence[EpochResult]) -> list[EpochResult]:
+    """The results that the archive changes."""
+    lookup = ArchiveLookup(archive, archive.clock(), FIRST_READ_WAIT_MAX_S)
+    found = await lookup.identify({result.topic for result in results})
+    for name, error in found.unknown.items():
+        _warn(archive, name, error)
+    asked: dict[TopicIdPartition, EpochResult] = {}
+    async for result in each_of(results):
+        topic = found.archived.get(result.topic)
+        if topic is not None:
+            asked[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
+    lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
+    looked = await lookup.last_views(asked)
+    async for tip, (view, failure) in each_of(looked.items(), LINEAGES_AT_ONCE):
+        if failure is not None:
+            _warn(archive, tip.topic, failure)
+        elif view is not None:
+            lineages[tip] = lineage_of(view)
+    local_epochs = await _local_epochs(archive, lineages, asked)
+    merged = []
+    async for tip, epoch in each_of(local_epochs.items()):
+        if not isinstance(epoch, ClusterError):
+            said = asked[tip]
+            broker = EpochEnd(said.leader_epoch, said.end_offset)
+            end = merged_end_offset(
+                lineages[tip], said.leader_epoch, broker, epoch, _apart_to(archive, tip)
             )
+            merged.append(said._replace(leader_epoch=end.epoch, end_offset=end.end_offset))
+    return merged
 
-        results = await chosen(await collected(wire.results_in(body, version)), may_change)
-        if not results:
-            return payload
-        corrected = bytearray(payload)
-        try:
-            async with asyncio.timeout_at(deadline):
-                async for answer in each_of(await self._both_tiers(results)):
-                    wire.patch(corrected, answer)
-        except TimeoutError as error:
-            for topic in {result.topic for result in results}:
-                self._warn(topic, error)
-        return corrected
 
-    async def _both_tiers(self, results: Sequence[EpochResult]) -> list[EpochResult]:
-        """The results that the archive changes."""
-        archive = self._archive
-        lookup = ArchiveLookup(archive, archive.clock(), FIRST_READ_WAIT_MAX_S)
-        found = await lookup.identify({result.topic for result in results})
-        for name, error in found.unknown.items():
-            self._warn(name, error)
-        asked: dict[TopicIdPartition, EpochResult] = {}
-        async for result in each_of(results):
-            topic = found.archived.get(result.topic)
-            if topic is not None:
-                asked[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
-        lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
-        looked = await lookup.last_views(asked)
-        async for tip, (view, failure) in each_of(looked.items(), LINEAGES_AT_ONCE):
-            if failure is not None:
-                self._warn(tip.topic, failure)
-            elif view is not None:
-                lineages[tip] = lineage_of(view)
-        local_epochs = await self._local_epochs(lineages, asked)
-        merged = []
-        async for tip, epoch in each_of(local_epochs.items()):
-            if not isinstance(epoch, ClusterError):
-                said = asked[tip]
-                broker = EpochEnd(said.leader_epoch, said.end_offset)
-                end = merged_end_offset(
-                    lineages[tip], said.leader_epoch, broker, epoch, self._apart_to(tip)
-                )
-                merged.append(said._replace(leader_epoch=end.epoch, end_offset=end.end_offset))
-        return merged
+def _apart_to(archive: ServedArchive, tip: TopicIdPartition) -> int | None:
+    """The archive's end where its log is not the broker's all the way."""
+    view = archive.views.view(tip)
+    if view is None or not (view.history.kept_below or archive.views.begins_again(tip)):
+        return None
+    return view.log_end_offset
 
-    def _apart_to(self, tip: TopicIdPartition) -> int | None:
-        """The archive's end where its log is not the broker's all the way."""
-        view = self._archive.views.view(tip)
-        if view is None or not (view.history.kept_below or self._archive.views.begins_again(tip)):
-            return None
-        return view.log_end_offset
 
-    async def _local_epochs(
-        self,
-        lineages: Mapping[TopicIdPartition, Sequence[EpochStart]],
-        asked: Mapping[TopicIdPartition, EpochResult],
-    ) -> dict[TopicIdPartition, int | ClusterError | None]:
-        """Where the brokers' own logs begin; asked for where the archive does not settle it."""
-        epochs: dict[TopicIdPartition, int | ClusterError | None] = {}
-        open_ones: list[TopicIdPartition] = []
-        async for tip, archived in each_of(lineages.items()):
-            requested = asked[tip].leader_epoch
-            edges = self._archive.cluster.cached_log_edges(tip)
-            if not archived or any(entry.epoch >= requested for entry in archived):
-                epochs[tip] = None
-            # An epoch only leaves the local log, so the last known beginning is too low at most.
-            elif edges is not None and 0 <= edges.log_start_epoch <= requested:
-                epochs[tip] = edges.log_start_epoch
-            else:
-                open_ones.append(tip)
-        told = await self._archive.cluster.log_edges_of(
-            open_ones, not_older_than=self._archive.clock()
-        )
-        async for tip, now in each_of(told.items()):
-            if isinstance(now, ClusterError):
-                epochs[tip] = now
-                self._warn(tip.topic, now)
-            else:
-                epochs[tip] = None if now.log_start_epoch < 0 else now.log_start_epoch
-        return epochs
+async def _local_epochs(
+    archive: ServedArchive,
+    lineages: Mapping[TopicIdPartition, Sequence[EpochStart]],
+    asked: Mapping[TopicIdPartition, EpochResult],
+) -> dict[TopicIdPartition, int | ClusterError | None]:
+    """Where the brokers' own logs begin; asked for where the archive does not settle it."""
+    epochs: dict[TopicIdPartition, int | ClusterError | None] = {}
+    open_ones: list[TopicIdPartition] = []
+    async for tip, archived in each_of(lineages.items()):
+        requested = asked[tip].leader_epoch
+        edges = archive.cluster.cached_log_edges(tip)
+        if not archived or any(entry.epoch >= requested for entry in archived):
+            epochs[tip] = None
+        # An epoch only leaves the local log, so the last known beginning is too low at most.
+        elif edges is not None and 0 <= edges.log_start_epoch <= requested:
+            epochs[tip] = edges.log_start_epoch
+        else:
+            open_ones.append(tip)
+    told = await archive.cluster.log_edges_of(open_ones, not_older_than=archive.clock())
+    async for tip, now in each_of(told.items()):
+        if isinstance(now, ClusterError):
+            epochs[tip] = now
+            _warn(archive, tip.topic, now)
+        else:
+            epochs[tip] = None if now.log_start_epoch < 0 else now.log_start_epoch
+    return epochs
 
-    def _warn(self, topic: str, error: Exception) -> None:
-        self._archive.warnings.warn(
-            "epoch_answered_by_broker_alone",
-            topic,
-            topic=topic,
-            error=str(error) or "not known in time",
-        )
+
+def _warn(archive: ServedArchive, topic: str, error: Exception) -> None:
+    archive.warnings.warn(
+        "epoch_answered_by_broker_alone",
+        topic,
+        topic=topic,
+        error=str(error) or "not known in time",
+    )
 
 
 def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    expected = OffsetForLeaderEpochHandler(session.archive).expect(frame, head, body_at)
-    session.send_upstream(frame, expected)
+    session.send_upstream(frame, expect(session.archive, frame, head, body_at))
     return True
 
 

@@ -12,12 +12,10 @@ from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 
 from fetchproxy.serving.relay.apis import (
     addresses_rewritten,
-    api_versions,
+    answered,
     delete_records,
     list_offsets,
     offset_for_leader_epoch,
-    produce,
-    sasl_handshake,
 )
 from fetchproxy.serving.relay.session import (
     FETCH,
@@ -63,14 +61,12 @@ _FETCH_API = rewritten(
 SPECIAL: dict[ApiKey, Api] = {
     api.key: api
     for api in (
-        produce.API,
         _FETCH_API,
         list_offsets.API,
-        sasl_handshake.API,
-        api_versions.API,
         delete_records.API,
         offset_for_leader_epoch.API,
         *addresses_rewritten.APIS,
+        *answered.APIS,
     )
 }
 

@@ -1,7 +1,5 @@
-"""The APIs of consumer groups: finding, joining, leaving and looking at them.
-
-What a request needs no group for is checked here; the rules of a group are in `groups`. A user
-who may not join a group learns nothing of it.
+"""The APIs of consumer groups, whose rules are in `groups`. A user who may not join a group learns
+nothing of it.
 """
 
 from __future__ import annotations
@@ -67,25 +65,9 @@ async def _join_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
     """Checks that need no group, then the group's own rules (`groups`)."""
     group_id, join = _join_of(parts.limits, request)
     reply = join if isinstance(join, JoinReply) else await parts.groups.join(group_id, join)
-    name = reply.protocol_name
-    if name is None and request.version < _NULL_PROTOCOL_FROM:
-        name = ""
-    members = [
-        {"member_id": member_id, "group_instance_id": instance, "metadata": metadata}
-        for member_id, instance, metadata in reply.members
-    ]
-    return request.respond(
-        {
-            "error_code": reply.error_code,
-            "generation_id": reply.generation,
-            "protocol_type": reply.protocol_type,
-            "protocol_name": name,
-            "leader": reply.leader,
-            "skip_assignment": reply.skip_assignment,
-            "member_id": reply.member_id,
-            "members": members,
-        },
-    )
+    if reply.protocol_name is None and request.version < _NULL_PROTOCOL_FROM:
+        reply = reply._replace(protocol_name="")
+    return request.respond(reply._asdict())
 
 
 def _join_of(limits: StandaloneLimits, request: Request) -> tuple[str, JoinRequest | JoinReply]:
@@ -133,14 +115,7 @@ async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
         reply = await parts.groups.sync(group_id, sync)
     else:
         reply = SyncReply(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-    return request.respond(
-        {
-            "error_code": reply.error_code,
-            "protocol_type": reply.protocol_type,
-            "protocol_name": reply.protocol_name,
-            "assignment": reply.assignment,
-        },
-    )
+    return request.respond(reply._asdict())
 
 
 async def _heartbeat(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -188,7 +163,7 @@ async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
     found = {
         group_id: ("consumer", GroupState.EMPTY) for group_id in sorted(parts.offsets.groups())
     }
-    for group in parts.groups.groups():
+    for group in parts.groups.by_id.values():
         found[group.group_id] = (group.protocol_type or "", group.state)
     groups = [
         {
@@ -224,7 +199,7 @@ def _described_group(parts: ArchiveOnlyParts, request: Request, group_id: str) -
     }
     if not request.may_join(group_id):
         return blank | {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "group_state": ""}
-    group = parts.groups.group(group_id)
+    group = parts.groups.by_id.get(group_id)
     if group is not None:
         return {
             "group_id": group_id,
@@ -270,7 +245,7 @@ async def _delete_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[
 
 
 async def _delete_group(parts: ArchiveOnlyParts, group_id: str) -> ErrorCode:
-    if parts.groups.group(group_id) is not None:
+    if group_id in parts.groups.by_id:
         return ErrorCode.NON_EMPTY_GROUP
     keys = [key for key, _ in parts.offsets.of_group(group_id)]
     if not keys:

@@ -182,7 +182,7 @@ async def _offset_delete(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     if not request.may_join(group):
         refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": ()}
         return request.respond(refused)
-    if parts.groups.group(group) is not None:
+    if group in parts.groups.by_id:
         error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     elif not parts.offsets.has_group(group):
         return request.respond({"error_code": ErrorCode.GROUP_ID_NOT_FOUND, "topics": ()})

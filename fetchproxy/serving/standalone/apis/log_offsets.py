@@ -47,28 +47,24 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
     payload = request.take_payload()
     asked = list(wire.asked_in(payload, request.head.body_position, request.version))
     del payload
-    catalogue = parts.archive.catalogue
-    tips = [
-        catalogue.partition(one.topic, one.partition) if request.may_read(one.topic) else None
-        for one in asked
-    ]
-    views = await parts.archive.views(tip for tip in tips if tip is not None)
+    tips = {place: _readable(parts, request, *place) for place, _ in asked}
+    views = await parts.archive.views(tip for tip in tips.values() if tip is not None)
     results: dict[tuple[str, int], tuple[ErrorCode, Found]] = {}
 
-    async def look_up(wanted: tuple[wire.AskedOffset, TopicIdPartition | None]) -> None:
-        one, tip = wanted
+    async def look_up(wanted: tuple[tuple[str, int], int]) -> None:
+        place, timestamp = wanted
+        tip = tips[place]
         view = None if tip is None else views[tip]
-        results[one.topic, one.partition] = await _look_up(parts, request, one, view)
+        results[place] = await _look_up(parts, request, place[0], timestamp, view)
         await asyncio.sleep(0)  # what is in memory is found without waiting
 
-    workers = min(len(asked), LOOKED_UP_AT_ONCE)
-    await for_each(zip(asked, tips, strict=True), look_up, workers)
+    await for_each(asked, look_up, min(len(asked), LOOKED_UP_AT_ONCE))
     topics: dict[str, list[dict[str, Any]]] = {}
-    async for one in each_of(asked):
-        error, (timestamp, offset, epoch) = results[one.topic, one.partition]
-        topics.setdefault(one.topic, []).append(
+    async for (topic, partition), _ in each_of(asked):
+        error, (timestamp, offset, epoch) = results[topic, partition]
+        topics.setdefault(topic, []).append(
             {
-                "partition_index": one.partition,
+                "partition_index": partition,
                 "error_code": error,
                 "timestamp": timestamp,
                 "offset": offset,
@@ -79,21 +75,30 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
     return request.respond({"topics": values})
 
 
+def _readable(
+    parts: ArchiveOnlyParts, request: Request, topic: str, partition: int
+) -> TopicIdPartition | None:
+    """None: there is no such partition, or this user may not read it."""
+    readable = request.may_read(topic)
+    return parts.archive.catalogue.partition(topic, partition) if readable else None
+
+
 async def _look_up(
     parts: ArchiveOnlyParts,
     request: Request,
-    asked: wire.AskedOffset,
+    topic: str,
+    timestamp: int,
     view: PartitionView | RemoteStorageError | None,
 ) -> tuple[ErrorCode, Found]:
     if view is None:
-        return request.missing(asked.topic), _NONE
-    known_from = _KNOWN_FROM.get(asked.timestamp, request.version + 1)
-    if asked.timestamp < 0 and request.version < known_from:
+        return request.missing(topic), _NONE
+    known_from = _KNOWN_FROM.get(timestamp, request.version + 1)
+    if timestamp < 0 and request.version < known_from:
         return ErrorCode.UNSUPPORTED_VERSION, _NONE
     try:
         if isinstance(view, RemoteStorageError):
             raise view
-        return ErrorCode.NONE, await _find(parts, view, asked.timestamp)
+        return ErrorCode.NONE, await _find(parts, view, timestamp)
     except (RemoteStorageError, CorruptSegment):
         return ErrorCode.KAFKA_STORAGE_ERROR, _NONE  # retriable: the client asks again
 
@@ -129,14 +134,11 @@ async def _offset_for_leader_epoch(parts: ArchiveOnlyParts, request: Request) ->
 
     The client's own idea of the current leader epoch is not checked: no leader could fence it.
     """
-    catalogue = parts.archive.catalogue
     asked = [
         (
             topic["topic"],
             partition,
-            catalogue.partition(topic["topic"], partition["partition"])
-            if request.may_read(topic["topic"])
-            else None,
+            _readable(parts, request, topic["topic"], partition["partition"]),
         )
         for topic in elements(request.read()["topics"])
         for partition in elements(topic["partitions"])

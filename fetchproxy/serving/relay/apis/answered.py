@@ -1,0 +1,90 @@
+"""APIs of which the proxy itself answers some versions.
+
+ApiVersions (v0–5): the first thing a client asks, and what it chooses all versions by. The broker
+answers, and each range is narrowed to what the proxy understands as well; APIs that the proxy has
+never heard of are left out, since their answers might name brokers. A request newer than v5 is
+answered at once with error 35 and the proxy's own range, as KIP-511 has it: the client asks again
+with a version that both know.
+
+SaslHandshake (v0–1): v1 is relayed, and the SaslAuthenticate requests behind it as well, unread:
+the broker knows who the client is, the proxy does not want to. v0 is answered with error 35: after
+it a client sends bare tokens that no frame header announces (KIP-152 replaced that), which a relay
+of requests cannot tell from requests. It is not advertised, so only clients that never ask for
+versions meet this.
+"""
+
+from __future__ import annotations
+
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
+from fetchproxy_protocol.headers import (
+    RequestHead,
+    client_software,
+    handshake_refusal,
+    intersect_response,
+    unsupported_version_response,
+)
+from fetchproxy_protocol.primitives import Buffer
+
+from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.relay.session import (
+    VERSION_MAX,
+    Api,
+    Behaviour,
+    Held,
+    Passes,
+    RelaySession,
+    Treatment,
+    relayed,
+)
+
+
+def _expect(session: RelaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
+    version = head.api_version
+    session.share.software_is(*client_software(view, head, end))
+    return HeldAnswer(head.correlation_id, lambda payload: [intersect_response(payload, version)])
+
+
+def _answer_too_new(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    session.answer_in_turn(unsupported_version_response(head.correlation_id))
+    return True
+
+
+def _refuse_v0(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    session.answer_in_turn(handshake_refusal(head.correlation_id))
+    return True
+
+
+_FIRST, _LAST = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
+API_VERSIONS = Api(
+    ApiKey.API_VERSIONS,
+    (
+        Behaviour(
+            _FIRST,
+            _LAST,
+            Treatment.REWRITTEN,
+            Passes(_expect),
+            "Ranges are narrowed to what broker and proxy both understand.",
+        ),
+        Behaviour(
+            _LAST + 1,
+            VERSION_MAX,
+            Treatment.ANSWERED,
+            Held(_answer_too_new),
+            "Error 35 with our own range, in the body of v0 (KIP-511).",
+        ),
+    ),
+)
+SASL_HANDSHAKE = Api(
+    ApiKey.SASL_HANDSHAKE,
+    (
+        Behaviour(
+            0,
+            0,
+            Treatment.ANSWERED,
+            Held(_refuse_v0),
+            "Error 35: in v0 tokens without a frame header would follow.",
+        ),
+        relayed(*PROXIED_VERSIONS[ApiKey.SASL_HANDSHAKE], "The broker authenticates its clients."),
+    ),
+)
+APIS = (API_VERSIONS, SASL_HANDSHAKE)
