@@ -25,7 +25,7 @@ RIGHT, WRONG = b"right", b"wrong"
 
 @asynccontextmanager
 async def changing(port: int) -> AsyncIterator[int]:
-    """The port of a relay to `port` that changes what clients send."""
+    """The port of a relay to `port` that changes the clients' bytes."""
     passing: list[asyncio.Task[None]] = []
     writers: list[asyncio.StreamWriter] = []
 

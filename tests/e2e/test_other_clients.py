@@ -1,7 +1,7 @@
 """Clients that share no code with Python's: franz-go, kcat and the Java console consumer.
 
 Each reads offset 0 to the live end through the proxy, each record once and in order. The expected
-records are what was produced, or what the broker served before it was trimmed.
+records are the produced ones, or the broker's own answers before its log was trimmed.
 """
 
 from __future__ import annotations

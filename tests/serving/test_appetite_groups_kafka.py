@@ -1,6 +1,6 @@
-"""Applications that nap, rebalance or are killed, read through a proxy with and without pacing.
+"""Applications that nap, rebalance or are killed, behind a proxy with and without pacing.
 
-They read every record through both, and about as fast.
+Behind both they read every record, and about as fast.
 """
 
 from __future__ import annotations

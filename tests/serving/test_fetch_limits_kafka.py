@@ -32,7 +32,7 @@ SETTINGS: dict[str, object] = {
     "gateway.remote_answers_bytes_max": TOTAL_MAX,
     "limits.serving.remote_answer_turns_max": 1,
     "remote_fetch.chunk_cache_bytes_max": 64 * MiB,
-    "archive.segment_age_max_ms": 5_000,  # one segment each, so only read-ahead follows
+    "archive.segment_age_max_ms": 5_000,  # one segment each: only read-ahead follows
     "limits.writing.rlm_process_interval_ms": 100,
     "limits.writing.discovery_interval_ms": 200,
 }

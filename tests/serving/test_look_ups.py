@@ -503,7 +503,7 @@ async def test_an_outage_leaves_archived_topics_their_last_views() -> None:
         assert found == {**every(ARCHIVED, 20, 0, 60), (ARCHIVED, 20): nothing}
         # The archive reaches the broker's log, so the broker has any offset that the archive lacks.
         assert (await gate.list_offsets(asked, 75, broker=75))[ARCHIVED, 3] == (0, 75)
-        # Now it does not: nobody can tell about the offsets between.
+        # Now it does not reach it: the offsets between are unknown.
         gate.cluster.edges = LogEdges(90, 100, 100, 0)
         assert (await gate.list_offsets(asked, 75, broker=90))[ARCHIVED, 3] == nothing
 

@@ -35,7 +35,7 @@ class Audit:
     async def look(self) -> None:
         """At any time the archive has all that the broker deleted, and its data match the log."""
         for log in self._world.logs:
-            # The archive must have what the broker deleted before this read of the archive.
+            # Taken before the read: the archive must have all offsets below it.
             forgotten_below = log.start_offset
             view = await self._view(log)
             self._check_nothing_lost(log, view, forgotten_below)

@@ -166,10 +166,10 @@ async def store_partition(
     gap_before: frozenset[int] = frozenset(),
     index_interval_bytes: int = 2_000,
 ) -> None:
-    """Write the segments that end at `ends`, with a recorded gap before those in `gap_before`.
+    """Write the segments that end at `ends`; those in `gap_before` become recorded gaps.
 
-    A number in `gap_before` is a segment's place in `ends`. The batches of that segment are not
-    archived, so its neighbours are not adjacent in offsets.
+    `gap_before` has the segments' places in `ends`. Their batches are not archived, so the segments
+    before and after such a gap are not adjacent in offsets.
     """
     begin, start_offset = 0, made.batches[0].base_offset
     kept: list[Batch] = []

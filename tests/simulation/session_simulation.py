@@ -129,7 +129,7 @@ class _Simulation:
     # -- the proxy -------------------------------------------------------------------------------
     @asynccontextmanager
     async def _proxy(self) -> AsyncIterator[Listener]:
-        """What `fetchproxy serve` opens, in the same order; checks the purgatory after the run."""
+        """Open the parts of `fetchproxy serve` in its order; check the purgatory after the run."""
         world, rng = self.world, self.world.rng
         config, rsm = world.config, RemoteStorageManager(world.store)
         for log in world.logs:

@@ -1,6 +1,6 @@
 """How many modules one fetch passes, and how often one calls another.
 
-The test limits what a reader of the code has to follow. It counts in a proxy without faults, for a
+The test limits how much code a reader has to follow. It counts in a proxy without faults, for a
 fetch that follows four others of the same kind.
 """
 

@@ -21,7 +21,7 @@ async def gaps(archive: PlantedArchive) -> list[tuple[int, int]]:
 
 
 async def copy(archive: PlantedArchive, records: ArchiveRecords, start: int) -> None:
-    """Copy as the archiver does: record the begin, add the segment, record the end."""
+    """Copy as the archiver does: record the start, add the segment, record the end."""
     await records.begin(build_view(TIP, archive.segments, 0.0), start)
     await records.finished(await archive.add([batch(start, epoch=3)]))
 

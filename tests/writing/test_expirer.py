@@ -1,4 +1,4 @@
-"""What the expirer deletes, and in which order: readers and crashes are safe at every moment."""
+"""The expirer's deletions and their order: readers and crashes are safe at every moment."""
 
 from __future__ import annotations
 
