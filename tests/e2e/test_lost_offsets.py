@@ -145,8 +145,7 @@ def test_behind_the_archives_end_readers_are_led_on_to_the_live_log(
 def test_what_an_archiver_of_another_process_gathers_is_waited_for(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
-    """A first segment is in its spool: no client gets OffsetOutOfRange, and `earliest` is its
-    start.
+    """The first segment is in its spool: `earliest` is its start, and its offsets are in range.
 
     A stale offset below it gets the broker's answer at once.
     """

@@ -65,7 +65,7 @@ class World:
         return done.stdout
 
     def read(self, topic: str, offset: int) -> int:
-        """The first offset at or after `offset` in a fetch through the proxy."""
+        """The base offset of the batch that a fetch of `offset` through the proxy gives first."""
         with RawConnection(self.proxy.bootstrap) as raw:
             fetched = raw.fetch(12, topic, None, offset, wait_ms=20_000)
         assert fetched.error == 0

@@ -104,7 +104,6 @@ async def test_a_restart_with_a_cache_reads_only_what_is_new(
                 view = await again.refresh(TIP, now())
                 assert tuple(view.segments) == tuple((await other.refresh(TIP, now())).segments)
                 assert len(view.segments) == 6
-                # The two events of `other`. First they are new; in the torn file they were the last
-                # write.
+                # The two events of `other`: first they are new, then they are in the torn write.
                 assert backing.script.values_read == read + 2
             assert (await other.refresh(OTHER, now())).log_end_offset == 10

@@ -48,8 +48,7 @@ EARLIEST, MAX_TIMESTAMP, LATEST_TIERED, PENDING = -2, -3, -5, -6
 BROKER_START = 70
 STORAGE_ERROR = 56
 VERSION = 7
-# The longest step on a busy machine, and the longest one of all: the store in memory lists
-# everything.
+# Limits in s on a busy machine: of 99 % of the steps, and of the longest (the store lists all).
 HELD_S, HELD_AT_MOST_S = 0.005, 0.03
 
 
@@ -390,8 +389,7 @@ async def test_an_archived_topic_is_listed_once_for_all_who_ask(partitions: int)
         assert await gate.list_offsets(asked, 5) == every(ARCHIVED, partitions, 0, 5)
         assert await gate.list_offsets(asked, LATEST_TIERED) == every(ARCHIVED, partitions, 0, 69)
         assert gate.store.calls == []
-        # The archive reaches the brokers' answers by time, so the proxy does not need the logs'
-        # edges.
+        # The archive reaches the brokers' answers by time, so no log edges are needed.
         assert gate.cluster.edges_asked.count(partitions) == 1
 
 
@@ -541,8 +539,7 @@ async def test_records_are_looked_for_side_by_side() -> None:
 
 async def test_records_that_are_at_hand_take_no_longer_look() -> None:
     async with gateway(archived=100) as gate:
-        # A view is shown only once it has been compared with its leader: the first request does
-        # that.
+        # A view is shown only after a comparison with its leader: the first request does it.
         await gate.list_offsets({ARCHIVED: range(100)}, 5)
         gate.looked_at.clear()
         gate.store.calls.clear()

@@ -53,8 +53,7 @@ def test_a_mapped_port_leads_to_its_broker_before_anything_was_asked(tmp_path: P
         data = TopicData("mapped")
         produce(f"127.0.0.1:{port}", data, 20)
         assert read_confluent(f"127.0.0.1:{port}", "mapped", {0: 20}) == data.written
-        # The cluster does not have this node of the map: the connection closes at the first
-        # request.
+        # The cluster lacks this node of the map: the connection closes at the first request.
         unknown = proxy.logged("node_listener_opened")[1]["port"]
         with socket.create_connection(("127.0.0.1", unknown), timeout=60) as client:
             client.sendall(request(18, 0))

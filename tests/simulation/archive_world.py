@@ -23,8 +23,7 @@ from lab.limited import section_and_limits
 COPY_MS_MAX = 2_000
 ORPHAN_AGE_MS = 8_000
 # After the faults, all must be in order within this time. By then hung copies have ended, dangling
-# attempts and orphans have been found and are old enough, and the grace of expired segments is
-# over.
+# attempts and orphans are found and old enough, and the grace of expired segments is over.
 SETTLE_S_MAX = 60
 
 

@@ -71,8 +71,7 @@ def run_replay(
 ) -> None:
     """All batches of a partition are archived and trimmed from the broker.
 
-    If `tail_batches` is not 0, the last partition is not archived: only its first batch is
-    produced.
+    With `tail_batches`, the last partition is not archived: only its first batch is produced.
     """
     loops: list[NetworkLoop] = []
 

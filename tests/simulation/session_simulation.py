@@ -269,8 +269,7 @@ class _Simulation:
         seconds = (world.faults_end_s - START_S) / turns
         loop = asyncio.get_running_loop()
         while not log.complete:
-            # Consumers wait for the end of the log, and get no extra time for that after the
-            # faults.
+            # Consumers wait for the end of the log, and get no extra time for it after the faults.
             left_s = max(0, world.faults_end_s - loop.time())
             await asyncio.sleep(min(rng.uniform(0, 2 * seconds), left_s))
             log.write(rng.randint(1, 8))

@@ -40,8 +40,7 @@ def test_a_client_gets_its_rate_over_all_its_connections_and_is_told_to_wait() -
         assert 0.8 * RATE * 20 <= other.size() <= RATE * 21 + RATE
         for reader in (*two, other):
             assert reader.throttles_ms
-            # A client that asks again at once gets its answer when the throttle time is over
-            # (KIP-219).
+            # A client that asks again at once is answered after the throttle time (KIP-219).
             for told_ms, waited_s in zip(reader.throttles_ms, reader.pauses_s, strict=False):
                 assert waited_s >= 0.9 * told_ms / 1000 - 0.01
 

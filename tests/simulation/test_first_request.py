@@ -1,4 +1,4 @@
-"""The proxy dials a broker at a client's first request: an idle connection costs no broker any."""
+"""The proxy dials a broker at a client's first request: idle clients cost no connection."""
 
 from __future__ import annotations
 

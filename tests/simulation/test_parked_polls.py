@@ -20,8 +20,7 @@ LIMITS = {"max_wait_ms": 400, "min_bytes": 1}
     ids=str,
 )
 def test_fetches_of_two_kinds(even: tuple[int, int], odd: tuple[int, int]) -> None:
-    """Two kinds of (version, isolation level) in turn, for an archived partition and one at its
-    end.
+    """Two kinds of (version, isolation level) in turn; one partition is archived, one at its end.
 
     Each answer with archived records leaves a poll of the other partition parked.
     """

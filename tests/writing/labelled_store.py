@@ -71,8 +71,7 @@ def stop_at(label: str) -> Callable[[str], None]:
 
 
 def stop_within_rename(label: str) -> None:
-    """Like `stop_at`, but after a file store's last check and before the rename that shows an
-    object.
+    """Like `stop_at`, but between a file store's last check and the rename to the object.
 
     Label: `put metadata` and the state.
     """

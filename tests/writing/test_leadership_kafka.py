@@ -194,8 +194,7 @@ async def test_a_broker_that_is_paused(kafka: KafkaServer, tmp_path: Path) -> No
         await until_true(lambda: len(led(manager)) == 2)
         await asyncio.to_thread(produce, kafka.bootstrap, topic, 2, COUNT)
         await until(manager, archived_up_to(topic, {0: COUNT, 1: COUNT}))
-        # A busy machine may stall this loop for a session; it then loses the lead once and
-        # recovers.
+        # A busy machine may stall this loop for a session; it then loses the lead, and recovers.
         await until_true(lambda: manager.leadership_state.error is None)
 
 

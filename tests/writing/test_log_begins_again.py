@@ -1,8 +1,7 @@
 """A log that begins again (its disk was replaced) must not cost the last copy.
 
 Only archived data that the new leader's lineage contradicts is removed. A leader without any
-archived data contradicts nothing. Then nothing is deleted, hidden or trimmed, and an operator has
-to decide.
+archived data contradicts nothing: then nothing is deleted, hidden or trimmed. An operator decides.
 """
 
 from __future__ import annotations

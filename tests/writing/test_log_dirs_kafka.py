@@ -209,8 +209,7 @@ async def test_both_sources_in_one_history(
             await until(manager, archived_to(topic, bases[-1]))
         taken = [s for s in await segments(archive, tip) if s.start_offset >= first_end]
         assert [s.start_offset for s in taken[1:]] == [b for b in bases[:-1] if b > first_end]
-        # The cut segment has no indexes, as they would point elsewhere; the snapshot at its end is
-        # valid.
+        # The cut segment has no indexes, as they would point elsewhere; its snapshot is valid.
         present = [await kafka_files(archive, segment) for segment in taken[:2]]
         assert present == [{SegmentFile.PRODUCER_SNAPSHOT}, set(KAFKA_FILES)]
         async with running_archiver(kafka_server.bootstrap, archive, topic, **by_fetch) as (

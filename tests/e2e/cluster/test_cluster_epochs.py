@@ -1,7 +1,6 @@
 """Archived data has the brokers' leader epochs.
 
-The Java client checks its position against them (KIP-320) and finds no difference, wherever it
-reads.
+The Java client checks its position against them (KIP-320) and never finds a difference.
 """
 
 from __future__ import annotations
