@@ -20,7 +20,7 @@ from fetchproxy.serving.relay.server import look_at_archived_topics
 async def test_what_has_not_changed_is_not_looked_at_again() -> None:
     async with gateway(archived=300) as gate:
         asked, wanted = {ARCHIVED: range(300)}, every(ARCHIVED, 300, 0, 0)
-        for _ in range(2):  # the first pass looks it up, the second keeps it
+        for _ in range(2):  # first a look-up, then the kept result
             assert await gate.list_offsets(asked, EARLIEST) == wanted
         gate.store.calls.clear()
         seen = gate.archive.rlmm.view(tip_of(7))

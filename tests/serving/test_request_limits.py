@@ -1,4 +1,4 @@
-"""Requests at the limit of held bytes, and beyond: the proxy refuses these by their first bytes."""
+"""Requests at the limit of held bytes are handled, larger ones refused by their first bytes."""
 
 from __future__ import annotations
 
