@@ -1,4 +1,4 @@
-"""What the RemoteStorageManager must do over every object store, beyond what third parties run."""
+"""The RemoteStorageManager's contract over every object store, beyond the one for third parties."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ArchiveContract(RemoteStorageManagerContract):
     async def test_an_rdi_resolves(
         self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
     ) -> None:
-        """Object key and position of an index entry lead to its bytes, by the store alone."""
+        """The object key and position of an index entry lead to its bytes, with the store alone."""
         metadata = segment()
         key = manager.object_key(metadata, SegmentFile.LOG)
         entry = encode_entry(key, IndexSpan(0, 4, 0, 5, 0, 0))
@@ -89,7 +89,7 @@ class ArchiveContract(RemoteStorageManagerContract):
     async def test_every_object_of_a_partition_is_listed_and_can_be_deleted(
         self, manager: RemoteStorageManager, data: LogSegmentData
     ) -> None:
-        """Also those of a copy that no metadata name."""
+        """This includes the objects of a copy without metadata."""
         whole, left = segment(0), segment(10, segment_id=2)
         await manager.copy_log_segment_data(whole, data)
         await manager.put_segment_metadata(whole, b"{}")
@@ -110,7 +110,7 @@ class ArchiveContract(RemoteStorageManagerContract):
         assert {key.segment_id for key in again} == {whole.segment_id}
 
     async def test_a_topics_cluster(self, manager: RemoteStorageManager) -> None:
-        """Beside its partitions, and no partition itself."""
+        """The cluster object is next to the topic's partitions and does not count as one."""
         tip = segment().topic_id_partition
         assert await manager.objects.get_topic_cluster(tip.topic, tip.topic_id) is None
         await manager.objects.put_topic_cluster(tip.topic, tip.topic_id, "one")

@@ -1,6 +1,6 @@
-"""Backends that are wrong in one way each: the contract has to tell. Not collected by itself.
+"""Backends with one defect each, which the contract must find. Pytest does not collect this file.
 
-`test_broken_backends` runs it, and says which tests have to fail.
+`test_broken_backends` runs it and lists the tests that have to fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, StoredObjec
 
 
 class Sound(MemoryObjectStore):
-    """Nothing is wrong."""
+    """It has no defect."""
 
 
 class PutInTwoSteps(MemoryObjectStore):
@@ -116,7 +116,7 @@ class TakesAnyKey(MemoryObjectStore):
 
 
 class FileOfTheCaller(MemoryObjectStore):
-    """Keeps a file's name, and not its content."""
+    """Keeps a file's name instead of its content."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class FileOfTheCaller(MemoryObjectStore):
 
 class GoesOnWhenClosed(MemoryObjectStore):
     async def close(self) -> None:
-        """It forgets to."""
+        """Does not close."""
 
 
 BACKENDS = [one for one in list(globals().values()) if isinstance(one, type)]

@@ -1,7 +1,7 @@
 """Objects in a dict: for simulation on a virtual-time loop and for tests.
 
-No threads and no clock. Every call yields to the loop at least once before it takes effect, as a
-real store does, so a caller that relies on not being interrupted shows up here too.
+No threads and no clock. Like a real store, every call yields to the loop at least once before it
+takes effect. So a caller that relies on not being interrupted fails here, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore
 
 
 class MemoryObjectStore(ObjectStore):
-    """Passes the same contract as the stores that keep anything."""
+    """Passes the same contract as the persistent stores."""
 
     def __init__(self) -> None:
         self._objects: dict[str, tuple[bytes, int]] = {}
@@ -77,7 +77,7 @@ class MemoryObjectStore(ObjectStore):
         await self._turn()
         keys = sorted(self._objects)
         for key in keys[bisect_right(keys, start_after) :]:
-            # Looked up again: a real listing too shows what happened while it was read.
+            # Looked up again: a real listing also shows changes made while it is read.
             if key.startswith(prefix) and (found := self._objects.get(key)):
                 yield StoredObject(key, len(found[0]), str(found[1]))
 

@@ -1,4 +1,4 @@
-"""The contract refuses backends that are wrong, each by a test that is about what is wrong."""
+"""The contract refuses each defective backend by a test of that defect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REFUSED_BY = {
 
 @pytest.fixture(scope="module")
 def failed() -> set[tuple[str, str]]:
-    """(backend, test)"""
+    """The failed (backend, test) pairs."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "protocol", HERE)))
     options = ["-q", "--tb=no", "-rf", "-p", "no:cacheprovider", "--noconftest"]
     options += ["-c", str(ROOT / "pyproject.toml"), str(HERE / "broken_backends.py")]

@@ -36,7 +36,7 @@ def open_bucket(
     server: StoreServer, bucket: str, config: StoreConfig | None = None
 ) -> NativeObjectStore:
     location = parse_store_url(server.store_url(bucket))
-    # A busy machine may be silent for long; only the outage tests below are in a hurry.
+    # A busy machine may not answer for long; only the outage tests below use short time-outs.
     return open_cloud_store(location, config or StoreConfig(), part_bytes=PART_BYTES)
 
 
@@ -132,7 +132,7 @@ def file(tmp_path: Path) -> Path:
 class CloudOutages:
     @pytest.fixture
     def server(self) -> StoreServer:
-        """A server of the test's own, which it may kill. The environment is the server's."""
+        """A server that the test may kill; the environment is set for this server."""
         raise NotImplementedError
 
     async def test_a_killed_server_is_unavailable_until_it_is_back(

@@ -1,4 +1,4 @@
-"""The contract on a real HDFS, and what only a real one can show: outages and refusals."""
+"""The contract on a real HDFS, plus outages and refusals, which only a real one can show."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.hdfs
 
 HASTY = StoreConfig(timeout_ms=1000)
 _numbers = count()
-LATER_MS = 2**52  # after every upload
+LATER_MS = 2**52  # later than every upload
 
 
 def open_folder(
@@ -45,7 +45,7 @@ def open_folder(
     config: StoreConfig | None = None,
 ) -> HdfsObjectStore:
     location = HdfsLocation((server.address,), f"/{folder}", user=user or server.user)
-    # A busy machine may be silent for long; only the outage tests below are in a hurry.
+    # A busy machine may not answer for long; only the outage tests below use short time-outs.
     return HdfsObjectStore(location, create=create, config=config, part_bytes=PART_BYTES)
 
 
@@ -65,7 +65,7 @@ async def store(hdfs: HdfsServer) -> AsyncIterator[HdfsObjectStore]:
 
 
 def ask(server: HdfsServer, method: str, path: str, query: str) -> dict[str, object]:
-    """As the superuser, past the store."""
+    """Send a request as the superuser, without the store."""
     url = f"http://{server.address}/webhdfs/v1{path}?{query}&user.name={server.user}"
     with urlopen(Request(url, method=method), timeout=30) as answer:
         found: dict[str, object] = json.loads(answer.read() or b"{}")
@@ -133,7 +133,7 @@ class TestHdfsObjectStore(ObjectStoreContract):
         assert abs(told - time.time() * 1000) < 30_000
 
     async def test_listings_show_no_folder_of_temporaries(self, store: HdfsObjectStore) -> None:
-        """A folder with many entries is believed, one with few is looked into."""
+        """A listing trusts a folder with many entries, and looks into one with few."""
         for number in range(3):
             await store.put(f"deep/{number}/x", b"")
         assert [name async for name in store.list_folders("")] == ["deep"]
@@ -205,7 +205,7 @@ class TestHdfsRefusals:
             assert await store.get("k") == b"x"
 
     async def test_the_rpc_port_is_no_store(self, hdfs_server: HdfsServer, file: Path) -> None:
-        """It answers HTTP with 404, which says nothing about any object."""
+        """It answers HTTP with 404, which does not mean that an object is missing."""
         host, _, port = hdfs_server.address.rpartition(":")
         location = HdfsLocation((f"{host}:{int(port) + 1}",), "/x", user="nobody")
         async with HdfsObjectStore(location) as store:
@@ -214,7 +214,7 @@ class TestHdfsRefusals:
 
 @pytest.mark.slow
 class TestHdfsOutages:
-    """In this order on one server: each leaves it as it found it."""
+    """The tests run in this order on one server; each leaves it as it was before."""
 
     async def test_a_silent_server_is_unavailable_in_bounded_time(
         self, module_hdfs_server: HdfsServer, file: Path
@@ -228,7 +228,7 @@ class TestHdfsOutages:
                     await everything_fails(store, StorageUnavailable, file)
             finally:
                 module_hdfs_server.resume()
-            # (What it was asked meanwhile it may still do: a time-out says nothing about that.)
+            # (The server may still run the earlier requests: a time-out does not cancel them.)
             assert await _in_the_end(lambda: store.get("before")) == b"before"
 
     async def test_safe_mode_is_an_outage_of_writing(self, module_hdfs_server: HdfsServer) -> None:
@@ -273,7 +273,7 @@ async def _upload_begins(server: HdfsServer, folder: str) -> None:
 
 
 async def _in_the_end(call: Callable[[], Awaitable[bytes]]) -> bytes:
-    """A server that was frozen is slow for a moment."""
+    """Retry, as a server is slow for a moment after a freeze."""
     while True:
         try:
             return await call()

@@ -1,5 +1,7 @@
-"""A body that is changed on its way over plain HTTP is refused by the server itself, by its
-CRC-64/NVME or by the SHA-256 in its signature. A probe tells whether the server checks the first.
+"""The server itself refuses a body that was changed on its way over plain HTTP.
+
+It checks the body's CRC-64/NVME, or the SHA-256 in the signature. A probe tells whether the server
+checks the CRC.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ RIGHT, WRONG = b"right", b"wrong"
 
 @asynccontextmanager
 async def changing(port: int) -> AsyncIterator[int]:
-    """The port of a relay to `port` that changes what clients send."""
+    """The port of a relay to `port` that changes the clients' bytes."""
     passing: list[asyncio.Task[None]] = []
     writers: list[asyncio.StreamWriter] = []
 
@@ -73,9 +75,9 @@ async def test_a_changed_body_is_refused_by_the_server(
         open_store(own_s3_server, port) as store,
     ):
         if not knows_crc64:
-            store._checks_crc64 = False  # as the probe finds with many servers
+            store._checks_crc64 = False  # the probe finds this with many servers
         for number, path in enumerate((whole, several)):
-            with pytest.raises(StorageUnavailable):  # worth another attempt
+            with pytest.raises(StorageUnavailable):  # retriable
                 await store.put_file(f"file/{number}", path)
         assert store._checks_crc64 is knows_crc64
         with pytest.raises(StorageUnavailable):
@@ -83,7 +85,7 @@ async def test_a_changed_body_is_refused_by_the_server(
         for key in ("file/0", "file/1", "small"):
             with pytest.raises(ObjectNotFound):
                 await store.get(key)
-        await store.put("small", b"as it is")  # the relay is no hindrance else
+        await store.put("small", b"as it is")  # the relay passes other bodies
         assert await store.get("small") == b"as it is"
         assert await store._uploads(await store._opened(), "", "look") == []
 

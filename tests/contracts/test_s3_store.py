@@ -1,4 +1,4 @@
-"""The contract on a real S3 server, and what only a real server can show: outages and refusals."""
+"""The contract on a real S3 server, plus outages and refusals, which only a real one can show."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.s3
 
 CONFIG = StoreConfig(timeout_ms=1000)
 _numbers = count()
-LATER_MS = 2**52  # after every upload
+LATER_MS = 2**52  # later than every upload
 
 
 def open_bucket(server: S3Server, bucket: str, config: StoreConfig = CONFIG) -> S3ObjectStore:
@@ -55,7 +55,7 @@ async def store(
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     bucket = f"contract-{next(_numbers)}"
-    # A busy machine may be silent for long; only the outage tests below are in a hurry.
+    # A busy machine may not answer for long; only the outage tests below use short time-outs.
     patient = StoreConfig()
     async with open_bucket(s3_server, bucket, patient) as store:
         await (await store._opened()).create_bucket(Bucket=bucket)
@@ -84,7 +84,7 @@ class TestS3ObjectStore(ObjectStoreContract):
     ) -> None:
         path = tmp_path / "segment"
         path.write_bytes(noise(6 * PART_BYTES))
-        await store.put("first", b"x")  # a first write probes the server by an upload
+        await store.put("first", b"x")  # the first write probes the server by an upload
         work = asyncio.create_task(store.put_file("k", path))
         await upload_begins(store)
         for _ in range(turns):
@@ -107,7 +107,7 @@ class TestS3ObjectStore(ObjectStoreContract):
 
 class TestRemoteStorageManagerOnS3(ArchiveContract):
     async def test_uploads_of_other_applications_are_left_alone(self, store: S3ObjectStore) -> None:
-        """An archive may share its bucket, at the root, too."""
+        """An archive may share its bucket, even at the root."""
         client = await store._opened()
         manager = RemoteStorageManager(store)
         ours = manager.object_key(segment(), SegmentFile.LOG)
@@ -187,7 +187,7 @@ class TestS3Outages:
         path.write_bytes(noise(64 * MiB))
         own_s3_server.create_bucket("archive")
         async with open_bucket(own_s3_server, "archive") as store:
-            await store.put("first", b"x")  # a first write probes the server by an upload
+            await store.put("first", b"x")  # the first write probes the server by an upload
             async with asyncio.timeout(60):
                 work = asyncio.create_task(store.put_file("k", path))
                 await upload_begins(store)

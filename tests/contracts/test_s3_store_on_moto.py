@@ -1,4 +1,4 @@
-"""The contract where only pip is there: moto, a second opinion on the S3 protocol."""
+"""The contract on moto, which needs only pip: a second opinion on the S3 protocol."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_the_server_is_told_how_to_keep_an_object(
 
 
 class TestS3ObjectStoreOnMoto(ObjectStoreContract):
-    many_keys = 20  # moto is slow; pages are tested on the other backends
+    many_keys = 20  # moto is slow; the other backends test pages
     cancel_turn_s = 0.002
 
 

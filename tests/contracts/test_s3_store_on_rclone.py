@@ -41,7 +41,7 @@ class TestS3ObjectStoreOnRclone(ObjectStoreContract):
     while_replaced = (StorageUnavailable,)
 
     async def test_more_keys_than_a_page_holds(self, store: S3ObjectStore) -> None:
-        """rclone says 500 at times to puts that come together into a folder that is new."""
+        """rclone sometimes answers 500 to concurrent puts into a new folder."""
         for n in range(-(-self.many_keys // 100)):
             await store.put(f"many/{n}/{100 * n:020d}", b".")
         await super().test_more_keys_than_a_page_holds(store)
@@ -54,7 +54,7 @@ class TestRemoteStorageManagerOnRclone(ArchiveContract):
 async def test_a_wrong_secret_is_denied(
     store: S3ObjectStore, rclone_server: RcloneServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of reads and of writes, which two clients sign."""
+    """Both reads and writes are denied; two clients sign them."""
     await store.put("k", b"x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     async with S3ObjectStore(

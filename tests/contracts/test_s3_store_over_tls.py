@@ -1,4 +1,4 @@
-"""The contract on a real S3 server over TLS, as every S3 service of a vendor wants it."""
+"""The contract on a real S3 server over TLS, which every vendor's S3 service requires."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_certificate_of_another_authority_is_not_trusted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither for reads nor for writes, which two clients do."""
+    """This holds for reads and for writes; two clients make them."""
     monkeypatch.setenv("AWS_CA_BUNDLE", str(Authority(tmp_path, "other").file))
     async with open_bucket(tls_server) as distrustful:
         with pytest.raises(StorageUnavailable):

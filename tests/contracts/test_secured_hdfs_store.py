@@ -1,4 +1,4 @@
-"""The contract on a real HDFS with Kerberos, and what only a NameNode can show of it."""
+"""The contract on a real HDFS with Kerberos, plus cases that only a NameNode can show."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def forgetful_hdfs(module_kdc: Kdc, serve_part: object) -> Iterator[SecuredHdfs]
 
 @pytest.fixture(autouse=True)
 def kdc(module_kdc: Kdc, monkeypatch: pytest.MonkeyPatch) -> Kdc:
-    """This process is the superuser, by a keytab."""
+    """This process is the superuser, through a keytab."""
     become(module_kdc, monkeypatch, "nn")
     return module_kdc
 
@@ -68,7 +68,7 @@ async def store(secured_hdfs: SecuredHdfs) -> AsyncIterator[HdfsObjectStore]:
 
 
 def tokens_of(server: SecuredHdfs) -> int:
-    """How many delegation tokens the NameNode keeps."""
+    """The number of delegation tokens that the NameNode keeps."""
     page = f"http://{server.address}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
     ticket = {"Authorization": Negotiation("localhost").authorization}
     with urlopen(Request(page, headers=ticket), timeout=30) as answer:
@@ -118,7 +118,7 @@ class TestKerberos:
                 await store.get("k")
 
     async def test_a_namenode_that_lost_its_key(self, kdc: Kdc, secured_hdfs: SecuredHdfs) -> None:
-        """Its principal has a new one, which is not in its keytab."""
+        """Its principal has a new key, which is not in its keytab."""
         kdc.keytab("other", f"HTTP/localhost@{Kdc.REALM}")
         try:
             async with open_folder(secured_hdfs, "x") as store:
@@ -142,7 +142,7 @@ class TestTokensThatEnd:
 
     async def test_between_namenode_and_datanode(self, forgetful_hdfs: SecuredHdfs) -> None:
         async with open_folder(forgetful_hdfs, "between") as store:
-            # A DataNode that has used a token already may go on with the connection that it has.
+            # A DataNode that has already seen a token may keep using its open connection.
             place = await store._client.place_for("late")
             await asyncio.sleep(TOKEN_LIFE_MS / 1000 + 1)
             with pytest.raises(StorageUnavailable, match="delegation token has ended"):

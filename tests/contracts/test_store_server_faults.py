@@ -1,6 +1,8 @@
-"""Each store's server is killed, frozen and slowed down in the middle of copies, reads, deletions
-and listings. Every call ends in time, whole or with an error that says to try again; what was
-acknowledged is there afterwards, and the same client goes on by itself."""
+"""Each store's server is killed, frozen and slowed during copies, reads, deletions and listings.
+
+Every call ends in time, with a whole result or a retriable error. Acknowledged data is there
+afterwards, and the same client recovers by itself.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,13 @@ from lab.store_server import StoreServer
 Server: TypeAlias = StoreServer | HdfsServer
 
 HASTY = StoreConfig(timeout_ms=1000)
-# After a fault has begun, for all calls together. A part may take three times the time-out to send,
-# what a failed upload leaves is looked for during 5 s, and the machine may be busy.
+# Time after a fault for all calls together to end. A part may take three times the time-out to
+# send, the store looks for remains of a failed upload for 5 s, and the machine may be busy.
 ENDS_MAX_S = 30.0
-RECOVERS_MAX_S = 60.0  # a server that was frozen first does what it was asked before
+RECOVERS_MAX_S = 60.0  # a thawed server first runs its earlier requests
 WORKERS = 4
 SMALL_SEGMENTS = 60
-LOG_BYTES = 2 * PART_BYTES + 7  # in parts
+LOG_BYTES = 2 * PART_BYTES + 7  # several parts
 READ_BYTES_MAX = 4 * 1024 * 1024
 SLOW = Fault(delay_ms=200, bytes_per_s=4 * 1024 * 1024, sent_bytes_per_s=8 * 1024 * 1024)
 
@@ -50,7 +52,7 @@ SERVERS: dict[str, tuple[str, Callable[[], Server], pytest.MarkDecorator]] = {
     "azure": ("azure", AzureServer, pytest.mark.azure),
     "hdfs": ("hdfs", HdfsServer, pytest.mark.hdfs),
 }
-# What is not slow: one store, and each fault and each operation at least once.
+# Tests that are not slow: one store, and each fault and each operation at least once.
 QUICK = {("killed", "copy"), ("killed", "delete"), ("frozen", "read"), ("slow", "list")}
 _numbers = count()
 
@@ -67,15 +69,15 @@ def server(
 
 
 class Archive:
-    """A folder of its own on the server, and what is known to be in it.
+    """A folder of its own on the server, with a record of its expected contents.
 
-    Each operation is a call with a number; it raises what the store does.
+    Each operation is a call with a number; it raises the store's errors.
     """
 
     def __init__(self, manager: RemoteStorageManager, folder: Path) -> None:
         self.manager = manager
         self._folder = folder
-        self.stored: dict[int, int] = {}  # number of a segment: size of its log
+        self.stored: dict[int, int] = {}  # size of the log by segment number
         self.deleted: set[int] = set()
 
     async def prepare(self, operation: str) -> None:
@@ -85,7 +87,7 @@ class Archive:
         places = asyncio.Semaphore(WORKERS)
 
         async def store(number: int, size: int) -> None:
-            # rclone answers 500 at times, where two requests make one folder.
+            # rclone sometimes answers 500 when two requests create one folder.
             async with places:
                 await in_the_end(lambda: self._copy(number, size))
 
@@ -105,7 +107,7 @@ class Archive:
         assert found == log_content(of, LOG_BYTES)[start:end]
 
     async def delete(self, number: int) -> None:
-        """Of those that were prepared, from the last one on."""
+        """Delete the prepared segments, from the last one on."""
         of = SMALL_SEGMENTS - 1 - number
         assert of > 0, "all were deleted before the server was ill-treated"
         await self.manager.delete_log_segment_data(_segment(of))
@@ -128,7 +130,7 @@ class Archive:
         self.stored[number] = size
 
     async def check(self, in_doubt: set[int]) -> None:
-        """`in_doubt`: copies and deletions without an answer: they may be there or not."""
+        """`in_doubt`: segments whose copy or deletion got no answer: they may exist or not."""
         sizes: dict[int, dict[SegmentFile, int]] = {}
         listing = self.manager.list_segment_objects(segment().topic_id_partition)
         async for key, found in listing:
@@ -161,7 +163,7 @@ def log_content(number: int, size: int) -> bytes:
 
 
 class Workers:
-    """Call one operation again and again, several at once, each until a call fails."""
+    """Call one operation again and again in several workers, each until a call fails."""
 
     def __init__(self, call: Callable[[int], Awaitable[None]]) -> None:
         self._call = call
@@ -200,7 +202,7 @@ async def opened(
     config: StoreConfig,
     port: int | None = None,
 ) -> AsyncIterator[RemoteStorageManager]:
-    """`port`: of a relay before the server."""
+    """`port`: the port of a relay in front of the server."""
     if isinstance(server, StoreServer):
         own_port, url, environment = server.port, server.store_url("faults"), server.environment
     else:
@@ -214,7 +216,7 @@ async def opened(
 
 
 async def in_the_end(call: Callable[[], Awaitable[None]]) -> None:
-    """As often as the store asks for it."""
+    """Repeat the call while it raises retriable errors."""
     async with asyncio.timeout(RECOVERS_MAX_S):
         while True:
             try:
@@ -226,7 +228,7 @@ async def in_the_end(call: Callable[[], Awaitable[None]]) -> None:
 
 
 async def all_end(work: asyncio.Task[None], workers: Workers) -> None:
-    """The server does nothing any more, so that no call succeeds."""
+    """The server does nothing any more, so every worker ends with a failed call."""
     async with asyncio.timeout(ENDS_MAX_S):
         await work
     assert len(workers.failed) == WORKERS
@@ -279,7 +281,7 @@ async def test_nothing_is_lost_and_it_goes_on(
 
 
 def doubtful(operation: str, workers: Workers) -> set[int]:
-    """Segments."""
+    """The segments whose operation got no answer."""
     if operation == "copy":
         return {1000 + number for number in workers.failed}
     if operation == "delete":
@@ -294,8 +296,10 @@ async def goes_on_slowly(
     operation: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A store that is slow is not away: no call fails. (Of an HDFS it is the NameNode alone: the
-    bytes come from a DataNode, to which no relay leads.)"""
+    """A slow store is no outage: no call fails.
+
+    For HDFS only the NameNode is slow: the bytes come from a DataNode, without a relay.
+    """
     own_port = server.port if isinstance(server, StoreServer) else int(server.address.split(":")[1])
     with FaultRelay(own_port) as relay:
         port = int(relay.endpoint_url.rpartition(":")[2])
@@ -304,7 +308,7 @@ async def goes_on_slowly(
             work = asyncio.create_task(workers.run())
             await workers.each_has_succeeded()
             relay.set(SLOW)
-            await workers.each_has_succeeded(2)  # the second one from its beginning
+            await workers.each_has_succeeded(2)  # the second one runs slowly from its beginning
             workers.stopped = True
             await work
             assert not workers.failed

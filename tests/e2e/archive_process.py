@@ -25,7 +25,7 @@ def archive_process(
     folder: Path,
     settings: Mapping[str, object] | None = None,
 ) -> ServerProcess:
-    """Not started yet; `start()`, `kill()` and `stop()` may follow each other."""
+    """The process is not started yet; `start()`, `kill()` and `stop()` may follow each other."""
     whole = {**SETTINGS, **(settings or {})}
     command = [*limited.command(whole), "archive", "--bootstrap", bootstrap, "--store", store]
     command += ["--topics", topics, *limited.options(whole)]
@@ -39,7 +39,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def verify(store: str) -> str:
-    """What it prints; it must find nothing wrong."""
+    """The command's output; it must find nothing wrong."""
     done = _run("verify", "--store", store)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

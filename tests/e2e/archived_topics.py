@@ -1,4 +1,4 @@
-"""Topics of which the broker has forgotten the beginning, and settings that archive them soon."""
+"""Topics whose first records the broker has deleted, and settings that archive them soon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab.kafka import KafkaServer
 
 MakeReplayed = Callable[..., TopicData]  # (codec, partition_count=1)
 
-# Small segments and chunks, so that small topics cross many borders; quick turns of the archiver.
+# Small segments and chunks, so that small topics cross many borders, and a fast archiver.
 SETTINGS: dict[str, object] = {
     "archive.segment_bytes_max": 40_000,
     "archive.segment_age_max_ms": 300,
@@ -21,7 +21,7 @@ SETTINGS: dict[str, object] = {
     "limits.reading.chunk_bytes": 16_384,
 }
 
-# Nothing that was read is kept and nothing is read ahead: a reader needs the store all the time.
+# Nothing stays cached and nothing is read ahead: a reader needs the store all the time.
 NO_MEMORY: dict[str, object] = {
     "remote_fetch.chunk_cache_bytes_max": 20_000,
     "limits.reading.read_ahead_chunks_max": 0,
@@ -29,9 +29,9 @@ NO_MEMORY: dict[str, object] = {
 
 
 def archive_and_trim(bootstrap: str, store: str, data: TopicData, keep: int = 100) -> None:
-    """When all of it is archived, the broker forgets all but about `keep` records a partition.
+    """Wait until all is archived; then trim the broker's log to about `keep` records a partition.
 
-    The cut is inside a batch, and at another offset in each partition.
+    The cut is inside a batch, and at a different offset in each partition.
     """
     ends = data.ends(bootstrap)
     wait_for(f"archive of {ends}", lambda: archived_ends(store, data.topic) == ends)

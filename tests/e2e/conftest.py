@@ -1,4 +1,4 @@
-"""One proxy over a file store for tests that leave it alone, and topics that only it has whole."""
+"""One proxy over a file store for tests that do not change it, and topics archived by it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def proxy(
 
 @folder_fixture
 def replayed(kafka_server: KafkaServer, e2e_store: str, proxy: ProxyProcess) -> MakeReplayed:
-    """`replayed("lz4", 4)` → a topic whose beginning only the archive has, made once."""
+    """`replayed("lz4", 4)`: a topic whose first records are only in the archive, made once."""
     made: dict[str, TopicData] = {}
 
     def make(codec: str, partition_count: int = 1) -> TopicData:

@@ -1,7 +1,7 @@
-"""A stock consumer in a thread that a test can stop in the middle and let go on.
+"""A stock consumer in a thread that a test can hold in the middle and let go on.
 
-It never resets its offset, keeps every error that its client shows, and reads in small steps, so
-that nothing of what comes after the stop is in the client already.
+It never resets its offset and keeps every error of its client. It reads in small steps, so that at
+a hold the client has no later records yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Poll = Callable[[], list[tuple[int, int, bytes, bytes]]]  # partition, offset, k
 class HeldReader:
     """`with HeldReader("kafka-python", bootstrap, topic, ends) as reader`; reads from offset 0.
 
-    `hold_at`: it stops polling when it has so many records, until `go_on()`.
+    `hold_at`: after this many records it stops polling until `go_on()`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class HeldReader:
         self._go_on.set()
 
     def records(self) -> Records:
-        """All of it, once the ends are reached; the client has shown no error on the way."""
+        """All records, once the ends are reached; the client must have shown no error."""
         self._thread.join(READ_S)
         assert not self.errors, self.errors
         assert self.finished, f"read {self.count} of {self._ends}"
@@ -101,7 +101,7 @@ class HeldReader:
             close()
 
     def _done(self) -> bool:
-        """The ends count records that are seen: topics without transactions only."""
+        """This compares visible records with the ends: for topics without transactions only."""
         return all(
             records and records[-1][0] >= self._ends[p] - 1
             for p, records in self.read.items()

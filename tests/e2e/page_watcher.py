@@ -1,4 +1,4 @@
-"""Somebody who has nothing but a process' page in a real browser, its /metrics and its log."""
+"""A user with nothing but a process's page in a real browser, its /metrics and its log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy_process import ProxyProcess, wait_for
 
 from lab.browser import Browser
 
-# Kept by whoever wants to look at the page.
+# Folder for pictures of the page; set it to look at them.
 PICTURES = os.environ.get("PICTURES_OF_THE_PAGE")
 
 
@@ -26,7 +26,7 @@ class Watcher:
         return all(word in text for word in words)
 
     def alarms(self) -> list[str]:
-        """Everything on the page that says that something is wrong."""
+        """The texts of everything on the page that reports a problem."""
         found = self._page.evaluate(
             "[...document.querySelectorAll('.banner.bad:not([hidden]), .banner.warn:not([hidden]),"
             " .tiles .alarm, #partitions .fault')].map((node) => node.innerText)"
@@ -56,7 +56,7 @@ class Watcher:
         return self.sees("The store answers", "leads 1 of 1") and not self.alarms()
 
     def waits(self, name: str, begun_at: float, signs: Mapping[str, Callable[[], bool]]) -> None:
-        """Until each sign is there; how long it took is printed."""
+        """Wait for each sign and print how long it took."""
         for sign, is_there in signs.items():
             wait_for(f"{name}: {sign}", is_there)
             print(f"{name}: {sign} after {time.monotonic() - begun_at:.1f} s")

@@ -1,4 +1,4 @@
-"""Stores that a test takes away and brings back: a folder that is renamed, a server's life."""
+"""Stores that a test can take away and bring back: a renamed folder, or a killed server."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def folder_store(folder: Path) -> RemovableStore:
 
 
 def server_store(server: StoreServer, bucket: str) -> RemovableStore:
-    """Connections are refused while it is away."""
+    """While it is away, connections are refused."""
     return RemovableStore(server.store_url(bucket, "archive"), server.kill, server.start)

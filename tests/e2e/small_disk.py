@@ -1,4 +1,4 @@
-"""A disk of its own that a test fills to the last byte, and frees again."""
+"""A small disk that a test fills to the last byte, and frees again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SmallDisk:
         return self.folder / "filler"
 
     def fill(self) -> None:
-        """Again and again, as something may free a place meanwhile."""
+        """Fill the disk; call it again, as space may become free meanwhile."""
         with self._filler.open("ab", buffering=0) as file:
             for size in (CHUNK_BYTES, 1):
                 try:
@@ -40,7 +40,7 @@ class SmallDisk:
 
 @contextmanager
 def mount_small_disk(folder: Path) -> Iterator[SmallDisk]:
-    """Raises PartMissing where this user may not mount anything."""
+    """Raise PartMissing if this user may not mount."""
     place = folder / "small-disk"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "small-disk", str(place)]

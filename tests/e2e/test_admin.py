@@ -1,4 +1,4 @@
-"""Admin requests through the proxy have the broker's own effect, and its own answer."""
+"""Admin requests through the proxy have the broker's own effect and its own answer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_topics_life(through: AdminClient, direct: AdminClient) -> None:
 
 
 def test_the_brokers_configuration(through: AdminClient, direct: AdminClient) -> None:
-    """The broker's own words, also where they name its address: it is configuration, no route."""
+    """The answer is unchanged even with the broker's address: it is configuration, not a route."""
     mine, its = (configs(admin, ResourceType.BROKER, "1") for admin in (through, direct))
     assert mine == its
     assert "log.dirs" in mine
@@ -102,7 +102,7 @@ def test_delete_records_and_what_is_left(
     wanted = TopicPartition(data.topic, 0, 40)
     mine = through.delete_records([wanted])[wanted].result(S)
     assert mine.low_watermark == 40
-    for admin in (through, direct):  # it has no archive
+    for admin in (through, direct):  # the topic has no archive
         asked = TopicPartition(data.topic, 0)
         found = admin.list_offsets({asked: OffsetSpec.earliest()})[asked].result(S)
         assert (found.offset, found.timestamp) == (40, -1)

@@ -1,7 +1,7 @@
-"""`fetchproxy archive` is killed at random moments while producers go on; nothing is amiss after.
+"""`fetchproxy archive` is killed at random moments while producers go on; no data is lost.
 
-What `verify` says is the command's own word; that no offset is missing or doubled is also read back
-through the proxy by a stock consumer, when the broker has forgotten all of it.
+`verify` must find no fault. When the broker has deleted most records, a stock consumer also reads
+all of them through the proxy: no offset is missing or doubled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole way with an HDFS for a store: archived there, forgotten by the broker, read back."""
+"""The whole way with HDFS as the store: archive, trim at the broker, read back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lab.secured_hdfs import SecuredHdfs
 
 pytestmark = [pytest.mark.kafka, pytest.mark.hdfs]
 
-# Each look at the archive is some requests to a NameNode, which a busy machine slows down.
+# Each look at the archive takes some requests to a NameNode, which a busy machine slows down.
 READ_MAX_MS = 60_000
 PATIENT = {
     **SETTINGS,
@@ -54,7 +54,7 @@ def test_with_kerberos(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The credentials are in the environment; the store's URL is as without Kerberos."""
+    """The credentials are in the environment; the store's URL is the same as without Kerberos."""
     for name, value in module_kdc.client(module_kdc.keytab("nn", "nn")).items():
         monkeypatch.setenv(name, value)
     path = os.environ.get("PYTHONPATH")

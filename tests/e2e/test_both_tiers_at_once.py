@@ -23,12 +23,12 @@ pytestmark = pytest.mark.kafka
 
 REMOTE, TAIL = 0, 1
 CLIENTS = ("kafka-python", "confluent-kafka")
-IDLE_TAIL_FETCH_S = 0.04  # the median; a few ms where nothing is waited for
-PROMPT_S = 2.0  # an order of magnitude: a tail that waited for the archive would take for ever
+IDLE_TAIL_FETCH_S = 0.04  # the median; a few ms without any wait
+PROMPT_S = 2.0  # an order of magnitude: a tail that waits for the archive takes for ever
 
 
 class MixedReader:
-    """Partition 0 from offset 0, partition 1 from its end. A broker's long poll is 5 s."""
+    """Partition 0 from offset 0, partition 1 from its end. The long poll is 5 s."""
 
     def __init__(self, client: str, bootstrap: str, data: TopicData) -> None:
         self.offsets: dict[int, list[int]] = {REMOTE: [], TAIL: []}
@@ -110,7 +110,7 @@ def test_neither_tier_waits_for_the_other(
         reader = MixedReader(client, proxy.bootstrap, data)
         try:
             wait_for("first remote records", lambda: read_up_to(reader, 100))
-            own_s3_server.pause()  # it accepts connections, and answers nobody
+            own_s3_server.pause()  # it accepts connections and does not answer
             drain(reader)
             stood_at = len(reader.offsets[REMOTE])
             assert stood_at < 900
@@ -125,7 +125,7 @@ def test_neither_tier_waits_for_the_other(
 
 
 def test_an_idle_tail_does_not_slow_the_archive(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """Each fetch asks for the tail too, where nothing comes; it must not wait for the long poll."""
+    """Each fetch also asks for the idle tail; the answer must not wait for the long poll."""
     (tmp_path / "store").mkdir()
     store = (tmp_path / "store").as_uri()
     data = new_topic(kafka_server, "idle-tail", 2)
@@ -171,7 +171,7 @@ def read_up_to(reader: MixedReader, count: int) -> bool:
 
 
 def drain(reader: MixedReader) -> None:
-    """Until the archive gives nothing for a second."""
+    """Poll until the archive gives nothing for a second."""
     quiet_since, count = time.monotonic(), -1
     while time.monotonic() - quiet_since < 1:
         reader.poll()

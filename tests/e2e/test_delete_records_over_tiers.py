@@ -25,7 +25,7 @@ STORAGE_ERROR = 56
 def archived(
     kafka: KafkaServer, store: str, name: str, count: int = 600, local_from: int = 500
 ) -> TopicData:
-    """The archive has it all, the broker what is from `local_from` on."""
+    """The archive has all records; the broker has those from `local_from` on."""
     data = new_topic(kafka, name)
     produce(kafka.bootstrap, data, count)
     wait_for("the archive", lambda: archived_ends(store, name) == {0: count})
@@ -63,7 +63,7 @@ def test_an_offset_in_the_archive(
         for offset, error in ((0, OUT_OF_RANGE), (122, OUT_OF_RANGE), (123, 0), (500, 0)):
             fetched = raw.fetch_until_data(12, name, None, offset)
             assert fetched.error == error
-        # Lower than what is deleted already: nothing changes.
+        # Below the log start: nothing changes.
         assert delete_records(proxy.bootstrap, name, 5, version) == (0, 123)
         assert raw.list_offset(6, name, -2) == (0, -1, 123)
 
@@ -83,7 +83,7 @@ def test_another_proxy_sees_it_and_a_stock_admin_client_gets_it(
         admin = AdminClient({"bootstrap.servers": proxy.bootstrap})
         done = admin.delete_records([TopicPartition(name, 0, 321)], request_timeout=30)
         assert [future.result().low_watermark for future in done.values()] == [321]
-        # A view that is in use is not older than view_age_max_ms.
+        # A view in use is at most view_age_max_ms old.
         wait_for("the other proxy", lambda: raw.fetch(12, name, None, 10, wait_ms=50).error != 0)
         assert raw.list_offset(6, name, -2) == (0, -1, 321)
         assert raw.fetch_until_data(12, name, None, 321).records
@@ -98,7 +98,7 @@ def test_up_to_the_high_watermark_and_on(
     with RawConnection(proxy.bootstrap) as raw:
         assert raw.list_offset(6, name, -2) == (0, -1, 600)
         assert raw.fetch_until_data(12, name, None, 599).error == OUT_OF_RANGE
-        # The archiver goes on from there, and records no gap.
+        # The archiver continues there and records no gap.
         produce(kafka_server.bootstrap, data, 200)
         wait_for("the rest", lambda: archived_ends(e2e_store, name) == {0: 800})
         trim(kafka_server.bootstrap, name, {0: 790})
@@ -132,7 +132,7 @@ def test_a_topic_that_is_not_archived_is_the_brokers_alone(
 
 
 def test_a_store_that_is_away(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """The broker has trimmed its log, the client gets a retriable error, a retry does the rest."""
+    """The broker trims its log, the client gets a retriable error, and a retry does the rest."""
     name = "delete-store-away"
     store = folder_store(tmp_path)
     settings = {**SETTINGS, "metadata.view_age_max_ms": 600_000}

@@ -24,7 +24,7 @@ TRIMMED_TO = 2 * PER_EPOCH + 30
 
 @pytest.fixture(scope="module")
 def proxy(module_kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory):
-    """Three epochs with `PER_EPOCH` records each; the broker knows the last one alone."""
+    """Three epochs with `PER_EPOCH` records each; the broker has records of the last one only."""
     kafka, folder = module_kafka_server, tmp_path_factory.mktemp("epochs")
     (folder / "store").mkdir()
     store = (folder / "store").as_uri()
@@ -43,7 +43,7 @@ def proxy(module_kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def epochs(proxy: ProxyProcess) -> Iterator[list[int]]:
-    """Of the three runs of records, as the archived batches say."""
+    """The epochs of the three runs of records, from the archived batches."""
     with RawConnection(proxy.bootstrap) as raw:
         found: list[int] = []
         for offset in range(0, LAST, PER_EPOCH):
@@ -84,7 +84,7 @@ def test_each_epoch_ends_where_the_next_begins(
         (third, (0, third, LAST)),
     ):
         assert end_of_epoch(proxy.bootstrap, epoch, version) == wanted
-    # The broker itself has forgotten: without the proxy the answers are others.
+    # The broker has deleted them: without the proxy the answer differs.
     direct = end_of_epoch(module_kafka_server.bootstrap, first, version)
     assert direct == (0, first, TRIMMED_TO)
 

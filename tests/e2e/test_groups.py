@@ -1,7 +1,7 @@
-"""Consumer groups through the proxy: members share, commit, leave, and others go on from there.
+"""Consumer groups through the proxy: members share, commit and leave, and others continue there.
 
-The topics begin in the archive, so a group that has committed nothing starts at offset 0, which
-the broker no longer has.
+The topics begin in the archive, so a group without commits starts at offset 0, which the broker no
+longer has.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lab.kafka import KafkaServer
 pytestmark = pytest.mark.kafka
 
 PROTOCOLS = ("classic", "consumer")
-Seen = dict[tuple[int, int], int]  # (partition, offset) -> how often
+Seen = dict[tuple[int, int], int]  # (partition, offset) -> count
 READ_S = 60.0
 
 
 class Member:
-    """A confluent consumer of a group that commits what it has seen before it gives it away."""
+    """A confluent group consumer that commits its records before it gives up partitions."""
 
     def __init__(self, bootstrap: str, group: str, topic: str, protocol: str, seen: Seen) -> None:
         self.seen = seen
@@ -115,7 +115,7 @@ def test_two_members_share_and_a_third_goes_on(
             first.commit()
             second.commit()
     assert set(seen) != set(everything(data)), "nothing is left for a member that comes later"
-    with member(*args) as third:  # the whole group was away: only what was committed counts
+    with member(*args) as third:  # the whole group was away, so only commits count
         while len(seen) < len(everything(data)):
             third.poll(500)
             assert time.monotonic() < deadline, len(seen)
@@ -145,8 +145,8 @@ def test_kafka_python_resumes_where_it_committed(
             enable_auto_commit=False,
             max_partition_fetch_bytes=10_000,
         )
-        # Known before it joins: kafka-python may else assign itself nothing, and stay so, also at
-        # the broker itself.
+        # Fetch the topic before it joins: else kafka-python may assign itself nothing for ever,
+        # even with the broker itself.
         assert consumer.partitions_for_topic(data.topic) == {0}
         deadline = time.monotonic() + READ_S
         try:

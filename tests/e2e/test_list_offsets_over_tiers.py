@@ -18,7 +18,7 @@ from lab.kafka_versions import KAFKA_NEWEST
 pytestmark = pytest.mark.kafka
 
 COUNT = 400
-# Not in the order of offsets: several records share the largest, one of them late in the log.
+# Not in offset order: several records share the largest time, one of them late in the log.
 TIMES = [1_700_000_000_000 + 1000 * ((n * 7) % 101) for n in range(COUNT)]
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, PENDING = -1, -2, -3, -4, -5, -6
 UNSUPPORTED_VERSION = 35
@@ -48,14 +48,14 @@ def list_offset(
 
 @pytest.fixture(scope="module")
 def topics(kafka_server: KafkaServer, e2e_store: str, proxy: ProxyProcess) -> tuple[str, str]:
-    """(one that the broker has whole, the same records over two tiers that overlap)."""
+    """(a topic that the broker has whole, the same records over two overlapping tiers)."""
     whole, tiered = "whole-listed", "e2e-listed"
     for name in (whole, tiered):
         new_topic(kafka_server, name)
         producer = Producer({"bootstrap.servers": kafka_server.bootstrap})
         for number, timestamp in enumerate(TIMES):
             producer.produce(name, b"v" * 300, b"%d" % number, 0, timestamp=timestamp)
-            if number % 20 == 19:  # small batches, so that segments and chunks are many
+            if number % 20 == 19:  # small batches make many segments and chunks
                 assert producer.flush(30) == 0
     wait_for("the archive", lambda: archived_ends(e2e_store, tiered) == {0: COUNT})
     trim(kafka_server.bootstrap, tiered, {0: 213})
@@ -93,7 +93,7 @@ def test_special_timestamps(
 def test_what_was_deleted_is_not_found(
     kafka_server: KafkaServer, e2e_store: str, proxy: ProxyProcess
 ) -> None:
-    """The log start lies inside a batch of the archive; the largest timestamp was before it."""
+    """The log start is inside an archived batch; the largest timestamp was before it."""
     whole, tiered = "whole-cut", "e2e-cut"
     times = [1_700_000_000_000 + 10 * n for n in range(200)]
     times[90] += 1_000_000
@@ -117,7 +117,7 @@ def test_what_was_deleted_is_not_found(
 def test_earliest_pending_upload_on_the_newest_broker(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """KIP-1023 came with ListOffsets v11 (Kafka 4.2); ApiVersions v5 with 4.4."""
+    """KIP-1023 came with ListOffsets v11 (Kafka 4.2); ApiVersions v5 came with 4.4."""
     folder = tmp_path_factory.mktemp("newest")
     (folder / "store").mkdir()
     store = (folder / "store").as_uri()
@@ -129,7 +129,7 @@ def test_earliest_pending_upload_on_the_newest_broker(
         ) as proxy:
             wait_for("the archive", lambda: archived_ends(store, "newest") == {0: 100})
             trim(kafka.bootstrap, "newest", {0: 60})
-            # A broker without a remote tier has nothing to upload.
+            # A broker without a remote tier has no pending upload.
             assert list_offset(kafka.bootstrap, "newest", PENDING, 11) == (0, -1, -1, -1)
             assert list_offset(proxy.bootstrap, "newest", PENDING, 11) == (0, -1, 100, 0)
             assert list_offset(proxy.bootstrap, "newest", LATEST_TIERED, 11) == (0, -1, 99, 0)

@@ -1,4 +1,4 @@
-"""Readers of a proxy with a local index, over its restarts: the store is asked for no index."""
+"""A proxy with a local index, over restarts: its readers need no index from the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kafka
 
 
 def read_of(folder: Path) -> bytes:
-    """All remoteLogIndex files of the only partition, in order."""
+    """The bytes of all remoteLogIndex files of the only partition, in order."""
     return b"".join(path.read_bytes() for path in sorted(folder.rglob(f"*.{LOG_INDEX}")))
 
 

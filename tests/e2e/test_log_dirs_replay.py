@@ -37,7 +37,7 @@ def archive(
 
 
 def read(bootstrap: str, topic: str, end: int, isolation: str) -> Records:
-    """Everything from offset 0 up to but not including `end`."""
+    """All records from offset 0 up to but not including `end`."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -65,7 +65,7 @@ def test_what_the_broker_deleted_is_read_from_the_archive(
     kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     data = TopicData(create_topic(config={"segment.bytes": str(1 << 20)}))
-    produce_transactions(kafka_server.bootstrap, data, 45, 300)  # a third of them aborted
+    produce_transactions(kafka_server.bootstrap, data, 45, 300)  # a third of them are aborted
     store = (tmp_path / "store").as_uri()
     folder = kafka_server.data_dir / f"{data.topic}-0"
     end = max(int(path.stem) for path in folder.glob("*.log"))

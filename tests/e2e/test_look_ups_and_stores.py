@@ -1,4 +1,4 @@
-"""Look-ups of what was never archived while the store is away, and of what lies behind a gap."""
+"""Look-ups of unarchived topics while the store is away, and of offsets after a gap."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kafka
 LOG_START, END = 120, 220
 
 BEGAN_MS = 1_700_000_000_000
-# Longer than a list of archived topics may be used: then it is asked for anew, in vain.
+# Longer than a list of archived topics is valid: then the proxy asks for a new one, in vain.
 OUTAGE_S = 6.0
 
 
@@ -70,7 +70,7 @@ def test_what_was_never_archived_is_as_without_a_proxy(
 
 
 def from_the_beginning(bootstrap: str, topic: str) -> list[int]:
-    """The offsets that a client gets which asks where the log begins."""
+    """The offsets that a client gets after it asks for the log's beginning."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, consumer_timeout_ms=30_000)
     partition = TopicPartition(topic, 0)
     consumer.assign([partition])
@@ -92,7 +92,7 @@ def archive_once(kafka: KafkaServer, store: str, topic: str) -> None:
 
 
 def produce_times(kafka: KafkaServer, data: TopicData, first: int, last: int) -> None:
-    """Offset n was written at BEGAN_MS + n."""
+    """Produce records whose offset n has the timestamp BEGAN_MS + n."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "batch.num.messages": 50})
     for number in range(first, last):
         producer.produce(data.topic, b"v" * 300, b"k", 0, timestamp=BEGAN_MS + number)
@@ -102,7 +102,7 @@ def produce_times(kafka: KafkaServer, data: TopicData, first: int, last: int) ->
 def test_a_time_in_a_gap_is_the_first_record_behind_it(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
-    """0 to 199 and 300 to 399 are archived, what lay between is lost, the broker has the rest."""
+    """0 to 199 and 300 to 399 are archived, 200 to 299 are lost, the broker has 380 on."""
     (tmp_path / "store").mkdir()
     store = (tmp_path / "store").as_uri()
     data = new_topic(kafka_server, "looked-up-gap")
@@ -132,13 +132,13 @@ def test_a_time_in_a_gap_is_the_first_record_behind_it(
         alone.stop()
 
 
-MANY = 80  # partitions: more than are read one by one without being collected
+MANY = 80  # partitions: too many to read them one by one without collected metadata
 
 
 def test_a_proxy_that_begins_knows_where_many_partitions_begin(
     kafka_server: KafkaServer, store: RemovableStore, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The first proxy reads each partition's metadata, and leaves them for those that follow."""
+    """The first proxy reads each partition's metadata and stores a collection for later ones."""
     data = new_topic(kafka_server, f"many-partitions-{request.node.callspec.id}", MANY)
     produce(kafka_server.bootstrap, data, 4, partition_count=MANY)
     archive_once(kafka_server, store.url, data.topic)
@@ -159,10 +159,10 @@ def test_a_proxy_that_begins_knows_where_many_partitions_begin(
         assert begins(first.bootstrap) == dict.fromkeys(every, 0)
         assert operations(first, "get_segment_metadata") >= MANY
         wait_for("what it read", lambda: operations(first, "put_collected_metadata") == 1)
-        trim(first.bootstrap, data.topic, {3: 2})  # since it was collected
+        trim(first.bootstrap, data.topic, {3: 2})  # after the collection
     with ProxyProcess(kafka_server.bootstrap, store.url, tmp_path) as second:
-        # It listens when it knows them, though nobody has asked yet: on a busy machine a while
-        # before, as it waits no longer than its limit.
+        # A proxy listens once it knows the starts, before any request. On a busy machine it listens
+        # earlier, as it waits no longer than its limit.
         wait_for("the first looks", lambda: operations(second, "get_collected_metadata") == 1)
         assert begins(second.bootstrap) == {**dict.fromkeys(every, 0), every[3]: 2}
         assert operations(second, "get_segment_metadata") == 0
@@ -173,7 +173,7 @@ def test_a_store_that_never_answers_does_not_keep_a_proxy_from_listening(
 ) -> None:
     data = new_topic(kafka_server, "store-that-never-answers")
     produce(kafka_server.bootstrap, data, 10)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # connected to, and not read from
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never reads
         port = silent.getsockname()[1]
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "nobody")

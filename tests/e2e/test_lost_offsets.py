@@ -1,4 +1,4 @@
-"""The first answer on a connection, and offsets that neither tier has: nobody hangs or loops."""
+"""The first answer on a connection, and offsets that neither tier has: no client hangs or loops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.kafka
 OUT_OF_RANGE = 1
 STORAGE_ERROR = 56
 VERSIONS = [4, 7, 10, 12, 16]
-# Long enough that no look at the store is cut short, and what is said is said in the one answer.
+# Long enough for every look at the store, so that the one answer has the final result.
 WAIT_MS = 20_000
 
 
@@ -37,7 +37,7 @@ def first_offset(fetched: Fetched) -> int:
 
 
 def fetch_once(proxy: ProxyProcess, version: int, data: TopicData, offset: int) -> Fetched:
-    """On a connection of its own."""
+    """Fetch on a new connection."""
     with RawConnection(proxy.bootstrap) as raw:
         topic_id = raw.topic_id(data.topic) if version >= 13 else None
         return raw.fetch(version, data.topic, topic_id, offset, wait_ms=WAIT_MS)
@@ -47,7 +47,7 @@ def fetch_once(proxy: ProxyProcess, version: int, data: TopicData, offset: int) 
 def with_gap(
     kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ProxyProcess, TopicData]]:
-    """0 to 299 archived, 300 to 449 lost, 450 to 589 archived, then live."""
+    """0 to 299 are archived, 300 to 449 lost, 450 to 599 archived; the broker has 590 on."""
     folder = tmp_path_factory.mktemp("gap")
     (folder / "store").mkdir()
     store, name = (folder / "store").as_uri(), "first-answers"
@@ -92,7 +92,7 @@ def test_beyond_the_end_each_answer_is_the_error(
 def test_in_a_session_too_the_archive_answers_the_fetch_that_was_caught(
     with_gap: tuple[ProxyProcess, TopicData],
 ) -> None:
-    """A full fetch begins the session; its next, incremental ones go on where it left off."""
+    """A full fetch begins the session; the following incremental fetches continue it."""
     proxy, data = with_gap
     with RawConnection(proxy.bootstrap) as raw:
         begun = raw.fetch_response(11, data.topic, None, {0: 0}, wait_ms=WAIT_MS, session=(0, 0))
@@ -116,14 +116,14 @@ def test_in_a_session_too_the_archive_answers_the_fetch_that_was_caught(
 def test_behind_the_archives_end_readers_are_led_on_to_the_live_log(
     kafka_server: KafkaServer, tmp_path: Path, version: int
 ) -> None:
-    """Nobody archives the topic any more: what the broker has deleted since then is lost."""
+    """No archiver runs any more: records that the broker deleted since then are lost."""
     (tmp_path / "store").mkdir()
     store, name = (tmp_path / "store").as_uri(), f"archiver-retired-{version}"
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 300)
     archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path)
     archiver.start()
-    archive_and_trim(kafka_server.bootstrap, store, data, keep=3)  # that is, up to its end
+    archive_and_trim(kafka_server.bootstrap, store, data, keep=3)  # the cut is at the log's end
     archiver.stop()
     produce(kafka_server.bootstrap, data, 300)
     trim(kafka_server.bootstrap, name, {0: 450})
@@ -132,7 +132,7 @@ def test_behind_the_archives_end_readers_are_led_on_to_the_live_log(
         assert first_offset(fetch_once(proxy, version, data, 449)) == 450
         read = read_confluent(proxy.bootstrap, name, {0: 600})
         assert [offset for offset, _, _ in read[0]] == [*range(300), *range(450, 600)]
-        # With nothing live the reader is at the log's end, and gets on when records come.
+        # Without live records the reader is at the log's end, and continues when records come.
         trim(kafka_server.bootstrap, name, {0: 600})
         with RawConnection(proxy.bootstrap) as raw:
             topic_id = raw.topic_id(name) if version >= 13 else None
@@ -145,9 +145,9 @@ def test_behind_the_archives_end_readers_are_led_on_to_the_live_log(
 def test_what_an_archiver_of_another_process_gathers_is_waited_for(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
-    """A first segment in its spool: nobody is told OffsetOutOfRange, and `earliest` begins there.
+    """The first segment is in its spool: `earliest` is its start, and its offsets are in range.
 
-    A stale offset below it is answered as the broker answers it, at once.
+    A stale offset below it gets the broker's answer at once.
     """
     (tmp_path / "store").mkdir()
     store, name = (tmp_path / "store").as_uri(), "in-a-spool"
@@ -158,7 +158,7 @@ def test_what_an_archiver_of_another_process_gathers_is_waited_for(
     archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path, {**SETTINGS, **slow})
     archiver.start()
     try:
-        # A proxy that starts before there is an archive says so, until it looks again.
+        # A proxy that starts before there is an archive reports it as missing until its next look.
         wait_for("its word", lambda: _gathered_from(tmp_path / "store") == {50})
         with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
             trim(kafka_server.bootstrap, name, {0: 100})
@@ -204,7 +204,7 @@ def test_a_topic_that_was_never_archived_knows_nothing_of_the_store(
 def test_with_a_store_that_was_never_seen_a_whole_log_is_as_without_a_proxy(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
-    """Nobody can tell a folder that is not made yet from a mount that is missing; no need to."""
+    """A folder not yet made looks like a missing mount; for a whole log the proxy need not know."""
     name = "store-never-seen"
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 50)
@@ -222,7 +222,7 @@ def test_with_a_store_that_was_never_seen_a_whole_log_is_as_without_a_proxy(
         more = {"auto.offset.reset": "earliest"}
         read = read_confluent(proxy.bootstrap, name, {0: 100}, **more)
         assert [offset for offset, _, _ in read[0]] == list(range(100))
-        # Of what the broker has deleted nobody knows whether it was archived.
+        # It is unknown whether the records that the broker deleted were archived.
         trim(kafka_server.bootstrap, name, {0: 10})
         with RawConnection(proxy.bootstrap) as raw:
             assert raw.list_offset(7, name, last_ms)[0] == STORAGE_ERROR

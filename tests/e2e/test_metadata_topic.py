@@ -1,4 +1,4 @@
-"""Archiver and proxy as two processes whose metadata is in a topic, each with its own cache."""
+"""Archiver and proxy as two processes with metadata in a topic, each with its own cache."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_what_one_process_archives_another_serves(
             ends = data.ends(kafka_server.bootstrap)
             with HeldReader("kafka-python", proxy.bootstrap, name, ends, hold_at=100) as reader:
                 reader.wait_until_held()
-                archiver.kill()  # in the middle of whatever it does
+                archiver.kill()  # at any point of its work
                 archiver.start()
                 reader.go_on()
                 assert reader.records() == data.written
             produce(kafka_server.bootstrap, data, 400, partition_count=2)
             archive_and_trim(kafka_server.bootstrap, store, data)
             read = proxy.metric("fetchproxy_metadata_events_read_total")
-            assert read >= 8  # two states of two segments of two partitions at least
+            assert read >= 8  # at least two states of two segments of two partitions
             proxy.stop()
             proxy.start()
             ends = data.ends(kafka_server.bootstrap)
@@ -95,7 +95,7 @@ def test_an_archive_that_the_topic_does_not_know_is_neither_served_nor_skipped(
     finally:
         archiver.stop()
     before = archived_ends(store, name)
-    asyncio.run(ruled_by_topic(store, "__e2e_lost_events"))  # which is then as if it were lost
+    asyncio.run(ruled_by_topic(store, "__e2e_lost_events"))  # now the topic seems lost
     settings = by_topic("__e2e_lost_events", tmp_path / "p")
     with (
         ProxyProcess(
@@ -108,7 +108,7 @@ def test_an_archive_that_the_topic_does_not_know_is_neither_served_nor_skipped(
         assert (warned["first"], warned["remedy"]) == (f"{name}-0", "fetchproxy restore")
         for _ in range(3):
             fetched = raw.fetch(12, name, None, 10)
-            # OffsetOutOfRange would make the client skip what the store has.
+            # OffsetOutOfRange would make the client skip archived records.
             assert (fetched.error, fetched.records) == (0, b"")
         wait_for("the archiver's error", lambda: proxy.logged("partition_process_failed"))
-    assert archived_ends(store, name) == before  # and nothing was copied over it
+    assert archived_ends(store, name) == before  # nothing was copied over it

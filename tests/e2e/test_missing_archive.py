@@ -1,4 +1,4 @@
-"""A mount that is missing and a prefix that is mistyped are no empty archives."""
+"""A missing mount or a mistyped prefix does not count as an empty archive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def archived_topic(kafka: KafkaServer, store: str, folder: Path, name: str) -> T
 def ended(
     command: str, bootstrap: str, store: str, topics: str, *settings: str
 ) -> subprocess.CompletedProcess[str]:
-    """Of a process that is expected to end by itself."""
+    """Run a process that should end by itself."""
     arguments = [*COMMAND, command, "--bootstrap", bootstrap, "--store", store]
     arguments += ["--archive", topics]
     if command == "serve":

@@ -1,4 +1,4 @@
-"""Three brokers behind one proxy: each has an address of its own there, and no other is shown."""
+"""Three brokers behind one proxy: each has its own proxy address, and no other is shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topic_data import TopicData, archived_ends, produce
 
 from lab.mock_cluster import MockCluster
 
-PARTITIONS = 4  # the mock cluster's choice
+PARTITIONS = 4  # set by the mock cluster
 ARCHIVE: dict[str, object] = {
     "archive.segment_bytes_max": 200_000,
     "archive.segment_age_max_ms": 300,
@@ -31,7 +31,7 @@ def cluster() -> Iterator[MockCluster]:
 
 @pytest.fixture(scope="module")
 def topic(cluster: MockCluster) -> str:
-    """Its partitions have several leaders: partitions on one broker alone would show nothing."""
+    """A topic whose partitions have several leaders: one broker alone would prove nothing."""
     return cluster.topic_on_several_brokers("e2e-three")[0]
 
 
@@ -70,7 +70,7 @@ def test_all_partitions_are_written_archived_and_read(
     """More than a mock broker keeps (5 MiB a partition): the first part comes from the archive."""
     data = TopicData(topic)
     store = through.log.parent.joinpath("store").as_uri()
-    for _ in range(3):  # not faster than the archiver, whose only source is the broker
+    for _ in range(3):  # no faster than the archiver, whose only source is the broker
         produce(
             through.bootstrap, data, 1_100, partition_count=PARTITIONS, size=2_000,
             batch_records=100,

@@ -1,7 +1,7 @@
 """Clients that share no code with Python's: franz-go, kcat and the Java console consumer.
 
-Each reads offset 0 to the live end through the proxy, each record once and in order. The oracle is
-the broker itself, read before it forgot.
+Each reads offset 0 to the live end through the proxy, each record once and in order. The expected
+records are the produced ones, or the broker's own answers before its log was trimmed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def as_lines(records: Records, of: Callable[[bytes], str] = bytes.decode) -> lis
 
 
 def parsed(lines: list[str], separator: str = " ") -> list[Line]:
-    """By partition; the order within a partition is as read."""
+    """Sorted by partition; records of a partition keep their order."""
     split = [line.split(separator, 3) for line in lines]
     return sorted(((int(p), int(o), k, v) for p, o, k, v in split), key=lambda line: line[0])
 
@@ -128,7 +128,7 @@ def test_the_java_consumer_from_an_offset(
 def test_the_java_consumer_in_a_group_from_the_beginning(
     replayed: MakeReplayed, proxy: ProxyProcess
 ) -> None:
-    """The beginning is the archive's: ListOffsets shows it, and four partitions are read."""
+    """The first records are in the archive, as ListOffsets shows; it reads four partitions."""
     data = replayed("lz4", 4)
     count = sum(map(len, data.written.values()))
     where = ["--group", "e2e-java", "--from-beginning"]
@@ -140,7 +140,7 @@ def test_the_java_consumer_in_a_group_from_the_beginning(
 def transactional(
     kafka_server: KafkaServer, e2e_store: str, proxy: ProxyProcess
 ) -> tuple[TopicData, dict[str, Records]]:
-    """A topic with aborted transactions; what the broker gave by isolation before it forgot."""
+    """A topic with aborted transactions, and the broker's records by isolation before the trim."""
     data = new_topic(kafka_server, "e2e-transactions")
     produce_transactions(kafka_server.bootstrap, data, 30, 30)
     ends = data.ends(kafka_server.bootstrap)

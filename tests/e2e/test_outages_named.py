@@ -1,5 +1,7 @@
-"""An outage of each part, seen with nothing but the page in a real browser, /metrics and the log:
-each is named, with what it means; and none is named where there is none."""
+"""An outage of each part, seen only through the page in a real browser, /metrics and the log.
+
+Each outage is named with its consequences, and none is named without an outage.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,7 @@ def see_brokers_fail(watcher: Watcher, cluster: KafkaCluster) -> None:
     })  # fmt: skip
 
 
-# --- an archiver that is another process --------------------------------------------------------
+# --- an archiver in another process -------------------------------------------------------------
 @pytest.fixture
 def small_disk(find_part, tmp_path: Path) -> Iterator[SmallDisk]:
     with ExitStack() as mounted:
@@ -168,7 +170,7 @@ def test_what_befalls_an_archiver_elsewhere_is_named_here(
 
 
 def filled(disk: SmallDisk, kafka: KafkaServer, data: TopicData) -> bool:
-    """True. There is always something to archive, and never a place that was freed meanwhile."""
+    """Always True: there are records to archive, and no space that became free meanwhile."""
     produce(kafka.bootstrap, data, 20)
     disk.fill()
     return True

@@ -1,4 +1,4 @@
-"""What producers send through the proxy arrives at the broker as it was sent, whatever the acks."""
+"""Records that producers send through the proxy reach the broker unchanged, with any acks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def send_confluent(bootstrap: str, topic: str, acks: str) -> None:
 def send_kafka_python(bootstrap: str, topic: str, acks: str) -> None:
     settings: dict[str, object] = {"enable_idempotence": True}
     if acks != "idempotent":
-        # without idempotence a second request in flight could overtake a first that is retried
+        # without idempotence a second request in flight could overtake a retry of the first
         settings = {
             "acks": acks if acks == "all" else int(acks),
             "enable_idempotence": False,
@@ -100,7 +100,7 @@ def test_every_kind_of_acknowledgement(
 ) -> None:
     topic = kafka_server.create_topic(f"produced-{client}-{acks}")
     SENDERS[client](proxy.bootstrap, topic, acks)
-    # acks=0 promises nothing: the last requests may still be on their way
+    # acks=0 promises nothing: the last requests may still be in flight
     wait_for("all records", lambda: log_end(kafka_server.bootstrap, topic) == COUNT)
     records = read_confluent(kafka_server.bootstrap, topic, {0: COUNT})
     assert [(key, value) for _, key, value in records[0]] == [sent(n) for n in range(COUNT)]
@@ -109,7 +109,7 @@ def test_every_kind_of_acknowledgement(
 def test_consume_transform_produce_in_transactions(
     kafka_server: KafkaServer, proxy: ProxyProcess, replayed: MakeReplayed
 ) -> None:
-    """Input from the archive, output and the group's offsets in one transaction; one is aborted."""
+    """Input from the archive, output and group offsets in one transaction; one is aborted."""
     source = replayed("none")
     output = kafka_server.create_topic("transformed")
     consumer = confluent_kafka.Consumer(

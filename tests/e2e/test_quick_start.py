@@ -1,4 +1,4 @@
-"""README's quick start, line by line as it is written, but for the ports and the store's folder."""
+"""README's quick start, line by line, with only the ports and the store's folder changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.mock_cluster import MockCluster
 from lab.process import ServerProcess, free_port
 
 COUNT = 500
-PARTITIONS = 4  # the mock cluster's choice
+PARTITIONS = 4  # set by the mock cluster
 
 
 class QuickStart:
@@ -33,7 +33,7 @@ class QuickStart:
         }
 
     def command(self, words: str) -> list[str]:
-        """The one line that begins so."""
+        """The only line that begins with `words`."""
         found = [line.removeprefix("$ ") for line in self._lines]
         (line,) = [line for line in found if line.startswith(f".venv/bin/fetchproxy {words}")]
         for written, here in self._places.items():
@@ -92,7 +92,7 @@ def test_the_quick_start_does_what_it_says(mock_cluster: MockCluster, tmp_path: 
         serve.stop()
     assert "orders" in start.run("segments")
     assert start.run("verify").rstrip().endswith("clean")
-    # The one place that its line leaves to the default.
+    # README's line leaves only this setting to the default.
     alone_command = [*start.command("serve --archive-only"), "--listen", start.listen]
     alone = ServerProcess("fetchproxy", alone_command, tmp_path / "alone", cwd=PROJECT)
     try:

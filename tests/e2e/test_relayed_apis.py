@@ -1,4 +1,4 @@
-"""APIs that pass untouched: the answer through the proxy is the broker's own, byte for byte."""
+"""APIs that pass unchanged: the answer through the proxy is the broker's own, byte for byte."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def describe_topic_partitions(bootstrap: str, topic: str) -> bytes:
 
 
 def test_describe_topic_partitions(kafka_server: KafkaServer, proxy: ProxyProcess) -> None:
-    """What Java's admin client and `kafka-topics --describe` ask; nodes are named by id alone."""
+    """Java's admin client and `kafka-topics --describe` use this; it names nodes by id only."""
     data = new_topic(kafka_server, "described", 3)
     produce(kafka_server.bootstrap, data, 10, partition_count=3)
     direct = describe_topic_partitions(kafka_server.bootstrap, "described")

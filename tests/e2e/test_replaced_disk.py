@@ -1,8 +1,8 @@
-"""A broker comes back with an empty disk: the archive is the last copy, and a person is asked.
+"""A broker comes back with an empty disk: the archive is the last copy, and an operator decides.
 
-Each topic's log directory is deleted between the broker's stop and its start. Nothing of the
-archive is hidden, deleted or trimmed meanwhile, and readers get it; then each answer of
-`fetchproxy resolve` does what it says.
+Each topic's log directory is deleted between the broker's stop and its start. Until the decision
+nothing of the archive is hidden, deleted or trimmed, and readers get it. Then each choice of
+`fetchproxy resolve` does what it promises.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.kafka
 
 END, DELETED = 400, 150
 FINISHED = "COPY_SEGMENT_FINISHED"
-# All that could delete: retention of both tiers, at once, and graces that are over at once.
+# Settings that could delete: retention of both tiers and short graces.
 DELETING: dict[str, object] = {
     "archive.retention_grace_ms": 1000,
     "limits.writing.retention_check_interval_ms": 100,
@@ -59,25 +59,25 @@ class World:
         return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
 
     def resolved(self, topic: str, *arguments: str) -> str:
-        """What the command says, which succeeds."""
+        """The output of the command, which must succeed."""
         done = self.resolve(topic, *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def read(self, topic: str, offset: int) -> int:
-        """The first offset that a fetch through the proxy is given."""
+        """The base offset of the batch that a fetch of `offset` through the proxy gives first."""
         with RawConnection(self.proxy.bootstrap) as raw:
             fetched = raw.fetch(12, topic, None, offset, wait_ms=20_000)
         assert fetched.error == 0
         return next(b.base_offset for b in walk(fetched.records) if b.last_offset >= offset)
 
     def logged(self, event: str, name: str) -> list[dict[str, Any]]:
-        """By the archiver, of the topic."""
+        """The archiver's log entries of this event and topic."""
         entries = map(json.loads, self.archive_log.read_text().splitlines())
         return [e for e in entries if e["event"] == event and e.get("topic") == f"again-{name}"]
 
     def log_start(self, topic: str) -> int:
-        """Of the broker's own log."""
+        """The log start of the broker's own log."""
         consumer = confluent_kafka.Consumer(
             {"bootstrap.servers": self.kafka.bootstrap, "group.id": "w"}
         )
@@ -157,7 +157,7 @@ def says_that_it_waits(here: World, topic: str) -> bool:
 
 
 def check_waiting(here: World, name: str) -> None:
-    """While nobody has decided."""
+    """Check the state before the decision."""
     topic = f"again-{name}"
     start = DELETED if name.startswith("raised") else 0
     for offset in (max(start, 100) + 1, 250, END - 1):

@@ -1,4 +1,4 @@
-"""The proxy or the broker restarts under a reader in the middle of the archive."""
+"""The proxy or the broker restarts while a client reads the middle of the archive."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from lab.process import free_port
 
 pytestmark = [
     pytest.mark.kafka,
-    # kafka-python leaves its socket to the collector when a connection is refused.
+    # kafka-python leaves its socket to the garbage collector when a connection is refused.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
 CLIENTS = ("kafka-python", "confluent-kafka")
-# A reader below the archive's end has the broker's leave again and again.
+# A reader below the archive's end needs a new permit from the broker again and again.
 SHORT_PERMITS: dict[str, object] = {**SETTINGS, "gateway.permit_ttl_ms": 50}
 
 
 @pytest.fixture(autouse=True)
 def collected_here() -> Iterator[None]:
-    """And not in a later test, where an unclosed socket is an error."""
+    """Collect here and not in a later test, where an unclosed socket is an error."""
     yield
     gc.collect()
 
@@ -39,7 +39,7 @@ def test_the_proxy_restarts(kafka_server: KafkaServer, tmp_path: Path, killed: b
     store = (tmp_path / "store").as_uri()
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 600)
-    # Clients know the node's address too, so it has to be the same in the next life.
+    # Clients know the node's address, too, so it must be the same after the restart.
     settings = {**SHORT_PERMITS, "gateway.node_port_base": node_port_base()}
     (tmp_path / "store").mkdir()
     with ProxyProcess(
@@ -69,7 +69,7 @@ def node_port_base() -> int:
 
 
 def test_the_broker_restarts(own_kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """The archive needs it for permits only; what is read is complete, whatever happens."""
+    """The archive needs the broker for permits only; clients read all records in any case."""
     kafka, name = own_kafka_server, "broker-restarts"
     (tmp_path / "store").mkdir()
     store = (tmp_path / "store").as_uri()

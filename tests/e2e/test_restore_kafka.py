@@ -1,4 +1,4 @@
-"""`fetchproxy restore` on a real broker: a metadata topic is made from the store, then used."""
+"""`fetchproxy restore` on a real broker: it makes a metadata topic from the store, which works."""
 
 from __future__ import annotations
 

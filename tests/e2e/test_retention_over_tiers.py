@@ -1,4 +1,4 @@
-"""Retention, local retention and topic deletion against a real broker, with readers at work."""
+"""Retention, local retention and topic deletion against a real broker, with active readers."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def log_start(raw: RawConnection, topic: str) -> int:
 
 
 def test_readers_while_retention_deletes(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """One proxy knows soon, one has an old view: both are right, and none shows an error 56."""
+    """One proxy knows soon, one has an old view: both are right, and neither shows an error 56."""
     name, store = "retention-readers", (tmp_path / "store").as_uri()
     with archiving(kafka_server, store, name, tmp_path):
         data = archived(kafka_server, store, name)
-    # The console's look at the store would read the only partition anew too.
+    # The console's look at the store would also refresh the view of the only partition.
     old_views = ("metadata.view_age_max_ms", "limits.console.refresh_interval_ms")
     stale = {**QUICK, **NO_MEMORY, **dict.fromkeys(old_views, 3_600_000)}
     fresh = {**QUICK, **NO_MEMORY, "metadata.view_age_max_ms": 200}
@@ -103,7 +103,7 @@ def test_readers_while_retention_deletes(kafka_server: KafkaServer, tmp_path: Pa
             assert raw.fetch_until_data(12, name, None, 0).records
         before = log_files(store)
         retention = {"archive__remote_log_retention_bytes": KEPT_BYTES}
-        # In the grace: the log start is raised, and whoever reads from an old view goes on.
+        # In the grace, the log start is raised, and readers with an old view continue.
         with archiving(
             kafka_server, store, name, tmp_path, archive__retention_grace_ms=3_600_000, **retention
         ) as archiver:
@@ -116,7 +116,7 @@ def test_readers_while_retention_deletes(kafka_server: KafkaServer, tmp_path: Pa
             assert at_new.fetch_until_data(12, name, None, start - 1).error == OUT_OF_RANGE
             assert at_new.fetch_until_data(12, name, None, start).records
             assert log_files(store) == before
-        # After it, by another process: the objects go, and the old view is found to be old.
+        # After it, another process deletes the objects, and the proxy notices that its view is old.
         with archiving(kafka_server, store, name, tmp_path, **retention) as archiver:
             left = {log for log in before if int(log[:20]) >= start}
             wait_for("the objects to go", lambda: log_files(store) == left)
@@ -130,7 +130,7 @@ def test_readers_while_retention_deletes(kafka_server: KafkaServer, tmp_path: Pa
             assert "OutOfRange" in type(behind.errors[0]).__name__
             assert behind.read[0] == data.written[0][: len(behind.read[0])]
             assert archiver.metric(DELETIONS) == len(before) - len(left)
-            # Nothing is archived again, and what is new is.
+            # Nothing is archived again; new records are archived.
             produce(kafka_server.bootstrap, data, 200)
             wait_for("the rest", lambda: archived_ends(store, name) == {0: COUNT + 200})
             assert not archiver.logged("archive_gap")
@@ -156,7 +156,7 @@ def test_a_large_step_is_announced_and_taken_back(
         assert len(announced) <= 1
         wait_for("it to be taken back", lambda: not any(path.exists() for path in announced))
         assert json.loads(proxy.get("/api/status"))["headlines"] == []
-    # Meant, after all: it goes by itself.
+    # The step was intended: it happens by itself after the grace.
     soon = {"archive__retention_step_grace_ms": 2_000}
     with archiving(kafka_server, store, name, tmp_path, **mistyped, **soon) as proxy:
         wait_for("the headline", lambda: proxy.logged("retention_step_announced"))
@@ -193,7 +193,7 @@ def test_delete_records_at_the_proxy_and_at_the_broker(
         time.sleep(1)
         assert log_start(raw, name) == 0
         assert log_files(store) == everything
-        # Through the proxy: both tiers.
+        # Through the proxy: both tiers are trimmed.
         assert delete_records(proxy.bootstrap, name, 777) == (0, 777)
         assert log_start(raw, name) == 777
         below = {log for log in everything if int(log[:20]) < 777}
@@ -216,8 +216,8 @@ def test_local_retention_after_the_copy(kafka_server: KafkaServer, tmp_path: Pat
         wait_for("the archive", lambda: archived_ends(store.url, name) == {0: COUNT})
         time.sleep(1)
         trimmed_to = broker_start(kafka_server, name)
-        assert trimmed_to < COUNT - 200  # what is to stay locally did
-        # An outage of the store: nothing is archived, so nothing is trimmed, however much comes.
+        assert trimmed_to < COUNT - 200  # the local retention was kept
+        # In a store outage nothing is archived, so nothing is trimmed, however much is produced.
         store.take_away()
         try:
             produce(kafka_server.bootstrap, data, COUNT)
@@ -244,8 +244,10 @@ def test_local_retention_after_the_copy(kafka_server: KafkaServer, tmp_path: Pat
 def test_the_brokers_keep_what_the_store_has_lost(
     kafka_server: KafkaServer, tmp_path: Path, manager: str, lost: str
 ) -> None:
-    """Objects go behind the archiver's back; nothing says so but they themselves. (Without the
-    object that names the archive, an archiver refuses to start.)"""
+    """Objects disappear without the archiver, and only their absence shows it.
+
+    (Without the object that names the archive, an archiver refuses to start.)
+    """
     name, folder = f"retention-lost-{manager}", tmp_path / "store"
     store, away = folder.as_uri(), tmp_path / "away"
     kafka_server.create_topic(name, 1, config={"retention.ms": "-1", "retention.bytes": "-1"})
@@ -267,7 +269,7 @@ def test_the_brokers_keep_what_the_store_has_lost(
         [headline] = json.loads(proxy.get("/api/status"))["headlines"]
         assert f"the brokers keep their records of {name}-0" in headline
         assert "is missing" in headline
-        # Archiving goes on, and so does what is said.
+        # Archiving goes on, and the message stays.
         produce(kafka_server.bootstrap, data, COUNT)
         wait_for("the rest", lambda: proxy.metric(end, name) == 2 * COUNT)
         time.sleep(1)
@@ -278,7 +280,7 @@ def test_the_brokers_keep_what_the_store_has_lost(
         [told] = [one for one in json.loads(proxy.get("/api/status"))["conditions"] if one["waits"]]
         assert (told["kind"], told["topic"]) == ("local_trimming_stopped", name)
         assert told["what"] == headline
-        # What was lost is put back.
+        # Restore the lost objects.
         shutil.copytree(away, folder, dirs_exist_ok=True)
         wait_for("the trimming", lambda: broker_start(kafka_server, name) > COUNT)
         wait_for("its end", lambda: not json.loads(proxy.get("/api/status"))["headlines"])
@@ -336,7 +338,7 @@ def test_a_topic_that_is_deleted_and_created_again(
 
 @pytest.mark.slow
 def test_archives_that_are_kept(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """By choice, and those that this cluster has never had."""
+    """Archives kept by setting, and archives of topics that this cluster never had."""
     name, store = "retention-kept", (tmp_path / "store").as_uri()
     folder = Path(store.removeprefix("file://"))
     keep = {**DELETION, "archive__topic_deletion": "keep"}
@@ -346,7 +348,7 @@ def test_archives_that_are_kept(kafka_server: KafkaServer, tmp_path: Path) -> No
         admin.delete_topics([name])[name].result()
         time.sleep(3)
     assert list(folder.rglob("*.log"))
-    # To this one it is an archive of nowhere: nobody has seen the topic alive.
+    # This process has never seen the topic alive, so it does not delete its archive.
     with archiving(kafka_server, store, name, tmp_path, **DELETION):
         time.sleep(3)
     assert list(folder.rglob("*.log"))

@@ -1,4 +1,4 @@
-"""The archive grows by another process, or changes under a proxy: its old view hurts nobody."""
+"""Another process extends the archive, or it changes under a proxy: an old view does no harm."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_the_archive_grew_right_before_the_trim(
             reader.wait_until_held()  # the proxy has a view now, up to 300
             for _ in range(2):
                 produce(kafka_server.bootstrap, data, 300)
-                # what the proxy has not seen, also in the middle of what the reader comes to next
+                # the proxy has not seen these segments; some offsets are within the reader's next
+                # ones
                 archive_and_trim(kafka_server.bootstrap, store, data, keep=10)
                 for offset in (280, 299, 300, 301, data.written[0][-20][0]):
                     fetched = raw.fetch_until_data(12, name, None, offset)
@@ -64,7 +65,7 @@ def test_the_archive_grew_right_before_the_trim(
 
 
 def test_a_gap_is_recorded_and_said(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """The archiver was away while the broker forgot: only those offsets are passed over."""
+    """The archiver was away while the broker deleted: only those offsets are skipped."""
     name = "with-a-gap"
     store = new_store(tmp_path)
     data = new_topic(kafka_server, name)
@@ -79,7 +80,7 @@ def test_a_gap_is_recorded_and_said(kafka_server: KafkaServer, tmp_path: Path) -
         ProxyProcess(kafka_server.bootstrap, store, tmp_path, settings=NEVER_REFRESHED) as proxy,
         RawConnection(proxy.bootstrap) as raw,
     ):
-        # Nobody knows yet that they are lost: an archiver may still have them.
+        # It is not yet known that they are lost: an archiver may still have them.
         assert raw.fetch(12, name, None, 350).error == 0
         archiver.start()
         try:
@@ -107,7 +108,7 @@ def test_a_gap_is_recorded_and_said(kafka_server: KafkaServer, tmp_path: Path) -
 def test_a_stock_consumer_reads_across_a_gap_or_stops_there(
     policy: str, kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
-    """As across a hole that compaction left; by the other policy it stops and is not led back."""
+    """It reads on as across a compaction hole; with the other policy it stops with an error."""
     name = f"read-into-a-gap-{policy}"
     store = new_store(tmp_path)
     data = new_topic(kafka_server, name)
@@ -138,7 +139,7 @@ def test_a_stock_consumer_reads_across_a_gap_or_stops_there(
 
 
 def test_a_topic_that_was_made_anew_has_no_past(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """Identity is the topic's id: what the old one had is served to nobody who asks for the new."""
+    """The topic id is the identity: a client of the new topic gets nothing of the old one."""
     from confluent_kafka.admin import AdminClient
 
     name = "made-anew"
@@ -160,11 +161,11 @@ def test_a_topic_that_was_made_anew_has_no_past(kafka_server: KafkaServer, tmp_p
             new = new_topic(kafka_server, name)
             produce(kafka_server.bootstrap, new, 30, size=77)
             with RawConnection(proxy.bootstrap) as other:
-                for connection in (raw, other):  # one with a permit for the old topic, one without
+                for connection in (raw, other):  # with and without a permit for the old topic
                     check_only_the_new_is_served(connection, kafka_server.bootstrap, name, old_id)
-            # Its own past, when it has one, is served under the new id.
+            # Once the new topic has an archive of its own, the proxy serves it under the new id.
             produce(kafka_server.bootstrap, new, 300, size=77)
-            # the store has two topics of this name, so it is not asked by name alone
+            # the store has two topics of this name, so the name alone is not enough
             wait_for("it", lambda: any(row["last_offset"] == 329 for row in segments(store, name)))
             trim(kafka_server.bootstrap, name, {0: 310})
             with HeldReader("kafka-python", proxy.bootstrap, name, {0: 330}) as reader:
@@ -183,7 +184,7 @@ def check_only_the_new_is_served(
             its = broker.fetch(version, name, topic_id, 0)
             assert (mine.error, mine.records) == (its.error, its.records)
             assert mine.error == 0
-            # above the new log's end, and in the old archive
+            # above the new log's end, but within the old archive
             assert connection.fetch_until_data(version, name, topic_id, 200).error == OUT_OF_RANGE
         for version in (13, 17):
             mine = connection.fetch(version, name, old_id, 0)

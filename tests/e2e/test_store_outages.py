@@ -1,4 +1,4 @@
-"""The store goes away: nobody is told a lie, nobody loses his place, everybody finishes after."""
+"""The store goes away: clients get no wrong answer, keep their positions, and finish afterwards."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def store(
 def archived_topic(
     kafka: KafkaServer, store: RemovableStore, folder: Path, name: str, count: int = 600
 ) -> TopicData:
-    """Made by a first proxy, so that the one of the test begins knowing nothing."""
+    """A first proxy archives the topic, so that the test's proxy starts without knowledge."""
     data = new_topic(kafka, name)
     produce(kafka.bootstrap, data, count)
     with ProxyProcess(kafka.bootstrap, store.url, folder, archive=name, settings=SETTINGS):
@@ -52,7 +52,7 @@ def archived_topic(
 def test_readers_wait_through_an_outage(
     kafka_server: KafkaServer, store: RemovableStore, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """With the archiver in the same process, which goes on copying afterwards."""
+    """The archiver is in the same process and continues copying afterwards."""
     name = f"outage-{request.node.callspec.id}"
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 600)
@@ -73,7 +73,7 @@ def test_readers_wait_through_an_outage(
             for reader in readers:
                 reader.go_on()
             time.sleep(OUTAGE_S)
-            produce(kafka_server.bootstrap, data, 100)  # the tail lives, also unarchived
+            produce(kafka_server.bootstrap, data, 100)  # the tail is available, even unarchived
             stood_at = [reader.count for reader in readers]
             assert all(100 <= count < 400 for count in stood_at), "it was read from memory"
             assert not any(reader.errors for reader in readers)
@@ -120,7 +120,7 @@ def test_a_store_freezes_and_then_is_killed(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Both while it is read: nobody misses a record or sees an error."""
+    """Both happen during reads: no client misses a record or gets an error."""
     name = f"frozen-{request.node.callspec.id}"
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 1500)
@@ -156,7 +156,7 @@ def test_a_store_freezes_and_then_is_killed(
 def test_a_proxy_that_starts_in_an_outage(
     kafka_server: KafkaServer, store: RemovableStore, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """It knows nothing of the archive and says nothing: no OffsetOutOfRange, no wrong beginning."""
+    """It does not know the archive: it gives no OffsetOutOfRange and no wrong beginning."""
     name = f"start-{request.node.callspec.id}"
     data = archived_topic(kafka_server, store, tmp_path, name)
     start = 503
@@ -174,7 +174,7 @@ def test_a_proxy_that_starts_in_an_outage(
             # seek_to_beginning: a retriable error, never the broker's own start
             error, _, offset = raw.list_offset(6, name, -2)
             assert (error, offset) == (56, -1)
-        # the log that the broker has is served all the time
+        # the broker's log is served all the time
         assert raw.fetch_until_data(12, name, None, start).error == 0
         for reader in (first, second):
             assert (reader.count, reader.errors, reader.finished) == (0, [], False)
@@ -188,7 +188,7 @@ def test_a_proxy_that_starts_in_an_outage(
 def test_seek_to_beginning_in_an_outage(
     kafka_server: KafkaServer, tmp_path: Path, client: str
 ) -> None:
-    """Real clients keep asking ListOffsets until the store is back, and then begin at 0."""
+    """Real clients repeat ListOffsets until the store is back, and then begin at 0."""
     import threading
 
     store = folder_store(tmp_path)

@@ -10,7 +10,7 @@ from fetchproxy.metadata.metadata_topic import LogChunk
 
 
 class MemoryMetadataLog:
-    """Shared by all who read and write it."""
+    """All its readers and writers share one instance."""
 
     def __init__(self, partitions: int = 3, values_per_read: int = 2, log_id: int = 77) -> None:
         leaders = dict.fromkeys(range(partitions), (0, 0))

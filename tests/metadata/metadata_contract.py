@@ -1,6 +1,6 @@
-"""What every RemoteLogMetadataManager does, whatever it reads its metadata from.
+"""The contract of every RemoteLogMetadataManager, whatever the source of its metadata.
 
-A subclass gives a fixture `backing`: where managers keep their metadata, with its door.
+A subclass has a fixture `backing`: the place of the managers' metadata, with a door.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
 
 
 class Backing(ABC):
-    """Shared by all managers of one test, as a bucket or a metadata topic is by instances."""
+    """All managers of one test share it, as instances share a bucket or a metadata topic."""
 
     @abstractmethod
     def manager(self) -> AbstractAsyncContextManager[Manager]:
-        """One more instance."""
+        """A further instance."""
 
     @abstractmethod
     def reads(self, tip: TopicIdPartition) -> int:
-        """How many reads of the partition have begun."""
+        """The number of reads of the partition that have begun."""
 
     @abstractmethod
     def hold(self) -> None:
-        """Reads that have begun and new ones wait, with what they have seen; puts go through."""
+        """Make reads, begun or new, wait with the data that they have seen; puts go through."""
 
     @abstractmethod
     def release(self) -> None: ...
 
     @abstractmethod
     def fail(self) -> None:
-        """Every access raises StorageUnavailable until `heal`."""
+        """Make every access raise StorageUnavailable until `heal`."""
 
     @abstractmethod
     def heal(self) -> None: ...
@@ -86,7 +86,7 @@ def deletion(state: DeleteState, at_ms: int = 0) -> RemotePartitionDeleteMetadat
 
 
 async def copied(manager: Manager, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-    """Put both states of a copy; the finished metadata."""
+    """Put both states of a copy; return the finished metadata."""
     await manager.put(metadata)
     finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, metadata.event_timestamp_ms)
     await manager.put(finished)
@@ -157,7 +157,7 @@ class MetadataContract:
             assert manager.list_remote_log_segments(TIP) == ()
 
     async def delete_data(self, backing: Backing, metadata: RemoteLogSegmentMetadata) -> None:
-        """What the archiver does between the two states of a deletion."""
+        """Delete the data as the archiver does between the two states of a deletion."""
 
     async def test_illegal_transitions_are_refused_and_change_nothing(
         self, backing: Backing
@@ -166,7 +166,7 @@ class MetadataContract:
             with pytest.raises(ValueError, match="new segment to COPY_SEGMENT_FINISHED"):
                 await writer.put(segment(1, 0, 9, State.COPY_SEGMENT_FINISHED))
             finished = await copied(writer, segment(1, 0, 9))
-            for manager in (writer, other):  # `other` never read: it looks first
+            for manager in (writer, other):  # `other` has not read yet, so it reads first
                 with pytest.raises(ValueError, match="FINISHED to COPY_SEGMENT_STARTED"):
                     await manager.put(finished.with_state(State.COPY_SEGMENT_STARTED, 5))
                 view = await manager.refresh(TIP, now())
@@ -351,7 +351,7 @@ class MetadataContract:
             await other.refresh(TIP, now())
             raised = await manager.raise_log_start_offset(TIP, 12)
             assert manager.view(TIP) == raised
-            lower = await other.raise_log_start_offset(TIP, 3)  # it may know nothing of the 12 yet
+            lower = await other.raise_log_start_offset(TIP, 3)  # it may not know of the 12 yet
             assert lower.raised_log_start in (3, 12)
             for reader in (manager, other):
                 view = await reader.refresh(TIP, now())
@@ -362,7 +362,7 @@ class MetadataContract:
     async def test_what_a_person_says_of_a_log_that_began_again_is_seen_by_all(
         self, backing: Backing
     ) -> None:
-        """A new history has log starts of its own, and the old one is there to be shown again."""
+        """A new history has its own log starts, and the old one can be shown again."""
 
         def of_epoch(number: int, first: int, last: int, epoch: int) -> RemoteLogSegmentMetadata:
             epochs = (EpochStart(epoch, first),)
@@ -469,7 +469,7 @@ class MetadataContract:
             assert asked_at <= known[1] <= now()
             await reader.archived_topics(now())
             await writer.put(segment(1, 0, 9))
-            # At once for who has put it, for others with their next look.
+            # Its writer sees it at once, others with their next look.
             assert await writer.archived_topics(asked_at) == {TIP.topic_id}
             known = writer.known_archived_topics()
             assert known is not None
@@ -539,7 +539,7 @@ class MetadataContract:
             asked_at = now()
             await manager.refresh_topic(TIP.topic_id, asked_at)
             assert (await manager.refresh(OTHER, asked_at)).segments == ()
-            # What is put then is not hidden by that.
+            # That does not hide later puts.
             finished = await copied(manager, segment(2, 0, 9, tip=OTHER))
             for _ in range(2):
                 assert tuple((await manager.refresh(OTHER, asked_at)).segments) == (finished,)

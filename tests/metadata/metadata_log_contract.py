@@ -1,4 +1,4 @@
-"""What every MetadataLog does. A subclass gives a fixture `metadata_topic`, opened and empty."""
+"""The contract of every MetadataLog. A subclass has a fixture `metadata_log`, opened and empty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fetchproxy.metadata.metadata_topic import KafkaMetadataLog as MetadataLog
 
 
 async def read_all(metadata_log: MetadataLog, partition: int, from_offset: int = 0) -> list[bytes]:
-    """Up to the end as it is now."""
+    """Read up to the present end."""
     _, end = await metadata_log.bounds(partition)
     found: list[bytes] = []
     position = from_offset

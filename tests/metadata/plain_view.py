@@ -1,4 +1,4 @@
-"""A view worked out in the plainest way: all segments are sorted and looked at one by one."""
+"""A view computed in the plainest way: it sorts all segments and looks at each one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real metadata log behind a door: counts what passes, and can be held shut or made to fail."""
+"""A real metadata log behind a door: it counts calls, and a test can hold it or make it fail."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def _open_door() -> asyncio.Event:
 
 @dataclass
 class Script:
-    """Shared by the logs of all instances. `door` is passed by every read after it is counted."""
+    """Shared by the logs of all instances. Every read is counted and then waits at `door`."""
 
     bounds_asked: list[int] = field(default_factory=list)
     values_read: int = 0
     fault: ConfigError | None = None
     error: RemoteStorageError | None = None
     append_error: RemoteStorageError | None = None
-    answers_lost: int = 0  # so many appends are done, and then fail
-    before_open: Callable[[], Awaitable[None]] | None = None  # once, as the next
+    answers_lost: int = 0  # this many appends are done, and then fail
+    before_open: Callable[[], Awaitable[None]] | None = None  # called once, at the next open
     before_append: Callable[[], Awaitable[None]] | None = None
     door: asyncio.Event = field(default_factory=_open_door)
 
@@ -69,7 +69,7 @@ class ScriptedMetadataLog:
     async def bounds(self, partition: int) -> tuple[int, int]:
         self._script.bounds_asked.append(partition)
         self._script.check()
-        # What it says is what was there when it was asked, however late that arrives.
+        # The answer is as of the request, however late it arrives.
         seen = await self._inner.bounds(partition)
         await self._script.door.wait()
         self._script.check()

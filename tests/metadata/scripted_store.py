@@ -1,4 +1,4 @@
-"""A real store behind a door: counts what passes, and can be held shut or made to fail."""
+"""A real store behind a door: it counts calls, and a test can hold it or make it fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore
 
 
 class ScriptedStore(ObjectStore):
-    """`calls` holds (verb, key or prefix). `door` is passed by every read after it is counted."""
+    """`calls` has (verb, key or prefix). Every read is counted and then waits at `door`."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
@@ -22,7 +22,7 @@ class ScriptedStore(ObjectStore):
         self.error: RemoteStorageError | None = None
         self.door = asyncio.Event()
         self.door.set()
-        self.gets_let_through: int | None = None  # then the door shuts
+        self.gets_let_through: int | None = None  # after this many the door shuts
 
     async def __aenter__(self) -> Self:
         return self
@@ -70,7 +70,7 @@ class ScriptedStore(ObjectStore):
         return await self.inner.get_range(key, byte_range)
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        # What the listing shows is what was there when it began, however late it arrives.
+        # The listing is as of its beginning, however late it arrives.
         seen = [found async for found in self.inner.list(prefix, start_after)]
         await self._pass("list", prefix)
         for found in seen:

@@ -1,4 +1,4 @@
-"""Generated events of one partition's metadata, legal and in the order of a log."""
+"""Generated metadata events of one partition, legal and in log order."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def any_events(tip: TopicIdPartition = TIP) -> st.SearchStrategy[MetadataEvent]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[MetadataEvent]:
-    """Events as the topic may have them: legal ones, out of place ones, some of them twice."""
+    """Events as a topic may have them: legal ones, out-of-order ones, and repeats."""
     known: dict[int, RemoteLogSegmentMetadata] = {}
     history: list[MetadataEvent] = []
     position = 0
@@ -136,7 +136,7 @@ def histories(draw: st.DrawFn) -> list[MetadataEvent]:
 
 
 class PlainTable:
-    """The same as `PartitionTable` with a dict of values: what the rules say, nothing clever."""
+    """The same as `PartitionTable` with a dict of values: a plain form of the rules."""
 
     def __init__(self) -> None:
         self.forget()

@@ -1,4 +1,4 @@
-"""Topics of another archive under other names: the same bytes, and nothing is written there."""
+"""Topics of another archive under other names: the same bytes, and no writes to that archive."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_an_attached_topic_is_one_of_the_archive() -> None:
         assert await rsm.fetch_log_segment(segment, ByteRange(5, 50)) == (
             await other.rsm.fetch_log_segment(there, ByteRange(5, 50))
         )
-        # One's own of the same first name is as it was.
+        # The archive's own topic of the same original name is unchanged.
         assert (await rlmm.refresh(TIP, now)).log_start_offset == 500
 
 

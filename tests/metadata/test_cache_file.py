@@ -1,4 +1,4 @@
-"""Cache files that are torn at every byte, and writers that die at every step."""
+"""Cache files torn at every byte, and writers killed at every step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def written(tmp_path: Path) -> CacheFile:
-    """Three appends, up to metadata topic offset 100, 200 and 300."""
+    """Three appends, up to metadata topic offsets 100, 200 and 300."""
     file = file_at(tmp_path)
     assert file.load() == CachedEntries(b"", 0, damaged=False)
     file.append(FIRST, 100)
@@ -80,8 +80,8 @@ def test_what_was_appended_is_there(written: CacheFile, tmp_path: Path) -> None:
 def test_a_tail_torn_at_any_byte(
     written: CacheFile, tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last checkpoint that is whole says from where to read again; nothing else is lost."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # for the time it takes
+    """The last whole checkpoint tells where to read on; nothing else is lost."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # to save time
     raw = path.read_bytes()
     ends = {len(encode_up_to(n)): n for n in (1, 2, 3)}
     expected = {
@@ -98,7 +98,7 @@ def test_a_tail_torn_at_any_byte(
         cached = file.load()
         assert (cached.metadata_topic_offset, known(cached)) == expected[appends]
         assert cached.damaged == (end not in ends)
-        assert path.stat().st_size == end  # it stays damaged until what it lacks is there again
+        assert path.stat().st_size == end  # it stays damaged until the missing events are appended
         assert file_at(tmp_path).load() == cached
         lacking = [event for n in range(appends, 3) for event in (FIRST, SECOND, THIRD)[n]]
         file.append(lacking, 301)
@@ -108,7 +108,7 @@ def test_a_tail_torn_at_any_byte(
 
 
 def encode_up_to(appends: int) -> bytes:
-    """The size of a file after so many appends is all that counts."""
+    """Zero-filled content with the size of a file after this many appends."""
     events = [event for n in range(appends) for event in (FIRST, SECOND, THIRD)[n]]
     return bytes(HEADER.size + 15 * appends) + b"".join(map(encode_entry, events))
 
@@ -137,12 +137,12 @@ def test_a_page_of_zeros_after_a_power_failure(
 
 
 class Killed(BaseException):
-    """Nothing that the code under test may catch."""
+    """A BaseException, so the code under test does not catch it."""
 
 
 @contextmanager
 def killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The process dies instead of, or in the middle of, the `step`th thing it asks the disk for."""
+    """Kill the process at the `step`th disk call, before it or in the middle of it."""
     done: list[str] = []
 
     def dying(name: str, real: Callable[..., object]) -> Callable[..., object]:

@@ -1,4 +1,4 @@
-"""What was collected of a topic's metadata saves reads, and is never believed against the store."""
+"""Collected metadata of a topic saves reads, and the store's own objects always override it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Archive:
     async def process(
         self, collects: bool = True
     ) -> AsyncIterator[StoreBackedRemoteLogMetadataManager]:
-        """One that has just started; what others did is not counted."""
+        """A process that has just started; earlier calls are not counted."""
         manager = StoreBackedRemoteLogMetadataManager(self.rsm, MetadataConfig(), collects=collects)
         async with manager:
             self.store.calls.clear()
@@ -65,7 +65,7 @@ class Archive:
         return self.store.count("get", ".metadata")
 
     async def collected(self) -> None:
-        """A process reads all of the topic, and leaves what it has read."""
+        """A process reads the whole topic and stores the collected metadata."""
         async with self.process() as manager:
             await manager.refresh_topic(TOPIC_ID, now())
             await until(lambda: self.store.count("put", KEY) > 0)
@@ -95,7 +95,7 @@ async def test_a_process_that_begins_reads_one_object_in_place_of_each(archive: 
     assert await archive.shown() == wanted
     assert archive.reads == 0
     assert archive.store.count("get", KEY) == 1
-    assert archive.store.count("put") == 0  # it is as it should be
+    assert archive.store.count("put") == 0  # it is up to date
 
 
 async def test_it_is_read_once_by_each_process(archive: Archive) -> None:
@@ -123,7 +123,7 @@ async def test_what_has_changed_since_is_read_from_where_it_stands(archive: Arch
         assert 4 not in views
         assert [s.start_offset for s in views[5].segments] == [5, 100]
         assert views[6].log_start_offset == 7
-        assert archive.store.count("put") == 0  # too little has changed
+        assert archive.store.count("put") == 0  # too few changes
 
 
 async def test_who_plans_reads_it_once_for_all_partitions_of_a_topic_and_leaves_nothing(
@@ -245,7 +245,7 @@ async def test_an_entry_counts_for_its_own_version_and_segment_alone(archive: Ar
 
 
 async def test_nothing_is_lost_on_the_way() -> None:
-    """Leader epochs, clipped ends, states and transactions."""
+    """Leader epochs, clipped ends, states and transactions are kept."""
     plain = segment(1, 0, 9, State.COPY_SEGMENT_FINISHED)
     many = tuple(EpochStart(n, n) for n in range(300))
     every = [
@@ -296,11 +296,11 @@ async def test_a_store_that_takes_no_object_harms_nothing(
         assert len(views) == PARTITIONS
         await until(lambda: archive.store.count("put", KEY) == 1)
         monkeypatch.setattr(collecting, "PUT_INTERVAL_S", 0.0)
-        manager._partitions.clear()  # so that all is read once more
+        manager._partitions.clear()  # so that all is read again
         manager._views._cached.clear()
         await manager.refresh_topic(TOPIC_ID, now())
         await asyncio.sleep(0.01)
-        assert archive.store.count("put", KEY) == 1  # and it is not tried again
+        assert archive.store.count("put", KEY) == 1  # no second try
     assert [one async for one in inner.list(KEY)] == []
 
 

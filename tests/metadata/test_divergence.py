@@ -1,4 +1,4 @@
-"""Where a copy parts from the leader's log: against replicas that follow by Kafka's rules."""
+"""Where a copy parts from the leader's log, against replicas that follow by Kafka's rules."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fetchproxy.model import EpochEnd, EpochStart
 
 
 class Leader:
-    """Answers as Kafka's leader does, whose cache begins at its log start.
+    """Answers as Kafka's leader does, whose epoch cache begins at its log start.
 
-    `epochs` is the epoch of each offset of its log; `epoch` its own, perhaps without a record yet.
+    `epochs`: the epoch of each offset of its log; `epoch`: its own, perhaps without a record yet.
     """
 
     def __init__(self, epochs: Sequence[int], epoch: int, log_start: int = 0) -> None:
@@ -69,10 +69,10 @@ def lineage_of(epochs: Sequence[int], start: int = 0) -> list[EpochStart]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[list[int]], list[int], int]:
-    """(every replica's log as it ever was, the last leader's log, its epoch).
+    """(the log of each leader in turn, the last leader's log, its epoch).
 
-    Any replica may lead next, however far it lags. Others then follow, cut back to what they share
-    with it, as followers are, and then some way along; or they are away and keep what they had.
+    Any replica may lead next, however far it lags. Other followers cut back to the records that
+    they share with it and then copy some more, or they are away and keep their log.
     """
     replicas: list[list[int]] = [[], [], []]
     seen: list[list[int]] = []
@@ -113,8 +113,10 @@ def test_the_place_is_found_wherever_the_copy_comes_from(
 def test_a_leader_that_has_deleted_its_beginning_is_never_misread(
     history: tuple[list[list[int]], list[int], int], data: st.DataObject
 ) -> None:
-    """It may be undecided, or take a copy that has fallen behind for sound; it never cuts too much
-    or too little where something is told."""
+    """The result may be Undecided, or may accept a copy that ends below the log start.
+
+    If it names a place to cut, that place is right.
+    """
     seen, log, epoch = history
     copy = data.draw(st.sampled_from(seen))
     copy = copy[: data.draw(st.integers(0, len(copy)))]
@@ -144,7 +146,7 @@ def test_a_copy_put_together_from_two_leaders_is_cut_at_its_joint(
     lineage = lineage_of(copy)
     epochs = [entry.epoch for entry in lineage]
     if epochs != sorted(set(epochs)):
-        return  # the gatherer refuses epochs that fall
+        return  # the gatherer refuses falling epochs
     joints = [Joint(a.epoch, b.start_offset, b.start_offset) for a, b in pairwise(lineage)]
     assert Leader(log, epoch).compare(lineage, len(copy), joints) == Shared(common(copy, log))
 
@@ -179,7 +181,7 @@ def test_the_usual_case_takes_one_question() -> None:
         ([7] * 3, 0, True),
         ([7] * 50, 0, True),  # it has grown beyond the copy
         ([1, 7, 7], 0, False),  # one record in common
-        ([1] * 4 + [7], 4, True),  # all that they have in common is below where the copy begins
+        ([1] * 4 + [7], 4, True),  # all common records are below the copy's start
         ([1] * 5 + [7], 4, False),
     ],
 )

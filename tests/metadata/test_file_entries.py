@@ -1,4 +1,4 @@
-"""The entries of a flat file: where they are, and which of them still count."""
+"""The entries of a flat file: their places, and which of them still count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the contract of the metadata managers does not reach: faults of the program itself."""
+"""Cases outside the contract of the metadata managers: faults of the program itself."""
 
 from __future__ import annotations
 
@@ -89,5 +89,5 @@ async def test_anew_begins_after_the_call_whatever_the_clock_says() -> None:
         assert begun == [0]  # never two at a time
         door.set()
         assert await early == 0
-        assert [await task for task in late] == [1, 1, 1]  # shared by those who asked before it
+        assert [await task for task in late] == [1, 1, 1]  # one read for all earlier callers
         assert await reads.anew("key") == 2

@@ -1,4 +1,4 @@
-"""What cannot be true is refused where it comes in: from the metadata topic, the store, a file."""
+"""Impossible values are refused at their source: the metadata topic, the store, or a file."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def as_entry(said: RemoteLogSegmentMetadata) -> object:
 
 
 def as_cache_file(said: RemoteLogSegmentMetadata) -> object:
-    """Entries of a file are read many at one go."""
+    """Many entries of a file are read at once."""
     entries = encode_entry(segment(2, 0, 9)) + encode_entry(said)
     return list(PartitionTable.load(TIP, entries).segments())[-1]
 
@@ -145,7 +145,7 @@ def test_no_value_beyond_the_limits(
     read: Callable[[RemoteLogSegmentMetadata], object], field: str
 ) -> None:
     if read is as_cache_file and field == "leader epoch":
-        return  # its epochs are not looked at before they are used; it has what `as_message` took
+        return  # its epochs are checked at use; `as_message` has the case
     with pytest.raises(CorruptSegment, match=field):
         read(BEYOND[field])
 
@@ -168,7 +168,7 @@ async def test_such_events_make_no_file_and_end_nothing(topic: str, tmp_path: Pa
     folder = tmp_path / "a" / "b" / "c" / "cache"
     async with ScriptedStore(MemoryObjectStore()) as store:
         backing = TopicBacking(store)
-        for starts in (1, 2):  # and again after a restart
+        for starts in (1, 2):  # again after a restart
             unreadable = METADATA_UNREADABLE._value.get()
             async with backing.cached(folder) as manager:
                 for number in range(len(backing.log.logs)):
@@ -181,7 +181,7 @@ async def test_such_events_make_no_file_and_end_nothing(topic: str, tmp_path: Pa
 
 
 async def test_of_many_such_events_few_are_kept_and_all_counted() -> None:
-    """Each is a log line and a place in memory: whoever writes a million of them fills neither."""
+    """Each takes a log line and memory; a writer of a million such events must fill neither."""
     async with ScriptedStore(MemoryObjectStore()) as store:
         backing = TopicBacking(store)
         for _ in range(PROBLEMS_KEPT_MAX + 7):

@@ -1,7 +1,8 @@
 """OffsetForLeaderEpoch over two tiers against a model of Kafka's cache over the whole log.
 
-The model is a list with the epoch of every record. From it come the cache of a Kafka with tiered
-storage (whole log), the cache of the broker without (local log), and the archive's segments.
+The model is a list with the epoch of every record. The tests derive three things from it: the
+cache of a Kafka with tiered storage (whole log), the cache of the broker without it (local log),
+and the archive's segments.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ TIP = TopicIdPartition(UUID(int=1), "orders", 0)
 
 @dataclass
 class Log:
-    """`epochs[offset]` is each record's; the log start, the broker's own, and the archive's end."""
+    """`epochs[offset]`: each record's epoch; also the log start and the broker's own log start."""
 
     epochs: list[int]
     start: int
     local_start: int
-    borders: list[int]  # where archived segments begin, and the archive's end
+    borders: list[int]  # starts of the archived segments, and the archive's end
 
     @property
     def end(self) -> int:
         return len(self.epochs)
 
     def cache(self, start: int) -> list[tuple[int, int]]:
-        """(epoch, first offset) as LeaderEpochFileCache keeps them for a log that starts there.
+        """(epoch, first offset) as LeaderEpochFileCache has them for a log that starts at `start`.
 
-        An empty log keeps the epoch that is being written.
+        An empty log keeps its current epoch.
         """
         found: list[tuple[int, int]] = []
         for offset in range(start, self.end):
@@ -85,7 +86,7 @@ def segment(
 
 
 def kafka_answer(cache: list[tuple[int, int]], requested: int, log_end: int) -> tuple[int, int]:
-    """LeaderEpochFileCache.endOffsetFor, said another way than the product says it."""
+    """LeaderEpochFileCache.endOffsetFor, written in another way than in the product."""
     epochs = dict(cache)
     if requested == -1:
         return -1, -1
@@ -133,12 +134,12 @@ def test_the_merged_answer_is_that_of_a_kafka_with_tiered_storage(
 
 @given(logs(tiers_meet=False), st.data())
 def test_no_consumer_is_told_that_its_log_was_truncated(log: Log, data: st.DataObject) -> None:
-    """Whatever the archive lacks: gaps between the tiers, or a view that is out of date."""
+    """This holds with gaps between the tiers, and with an outdated view."""
     assume(log.start < log.end)
     stale = data.draw(st.integers(1, len(log.borders)))
     seen = Log(log.epochs, log.start, log.local_start, log.borders[:stale])
     position = data.draw(st.integers(log.start + 1, log.end))
-    epoch = log.epochs[position - 1]  # of the last record that the consumer has read
+    epoch = log.epochs[position - 1]  # of the consumer's last record
     broker_cache = log.cache(log.local_start)
     broker = EpochEnd(*kafka_answer(broker_cache, epoch, log.end))
     local_epoch = data.draw(st.sampled_from([None, broker_cache[0][0]]))

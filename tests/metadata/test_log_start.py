@@ -1,4 +1,4 @@
-"""The log start that DeleteRecords has raised: durable, monotone, seen by every manager."""
+"""A log start raised by DeleteRecords: durable, never lower, seen by every manager."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_two_managers_never_lower_each_others(store: ScriptedStore) -> Non
         await copied(mine, segment(1, 0, 99))
         await theirs.refresh(TIP, now())
         await theirs.raise_log_start_offset(TIP, 60)
-        # It has not seen theirs, and writes its own lower one.
+        # `mine` has not seen the other one and writes its own lower one.
         view = await mine.raise_log_start_offset(TIP, 30)
         assert view.log_start_offset == 30
         assert (await reader.refresh(TIP, now())).log_start_offset == 60
@@ -135,7 +135,7 @@ async def test_a_store_that_is_away_is_not_asked_by_every_reader(store: Scripted
         for _ in range(50):
             assert reader.view(TIP) is not None
             await asyncio.sleep(0)
-        assert store.count("list", FOLDER) == before  # it is young enough
+        assert store.count("list", FOLDER) == before  # the view is young enough
     async with manager(store, view_age_max_ms=2_000) as reader:
         store.error = None
         await reader.refresh(TIP, now())

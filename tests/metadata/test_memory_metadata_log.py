@@ -1,4 +1,4 @@
-"""The log in memory keeps the contract that the real one keeps, so what is tested on it counts."""
+"""The log in memory passes the contract of the real one, so tests on it are valid."""
 
 from __future__ import annotations
 

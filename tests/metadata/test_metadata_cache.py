@@ -1,4 +1,4 @@
-"""The folder of cache files and what was committed in it."""
+"""The folder of cache files and its commits."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_lost_file_is_noticed(tmp_path: Path) -> None:
 
 
 def test_files_without_a_commit_are_worth_nothing(tmp_path: Path) -> None:
-    """Events below what was read may be missing in them, and nobody knows which."""
+    """Earlier events may be missing in them, and it is unknown which."""
     with MetadataCache(tmp_path) as cache:
         fill(cache, TIPS)
         assert cache.load_committed(TOPIC_ID) == {}
@@ -96,7 +96,7 @@ def test_a_deleted_partition_is_no_lost_file(tmp_path: Path) -> None:
         cache.commit(TOPIC_ID, {0: 5}, deleted=TIPS[:2])
         assert cache.partitions() == sorted(TIPS[2:])
         assert cache.load_committed(TOPIC_ID) == {0: 5}
-        fill(cache, TIPS[:1])  # a crash before it was removed
+        fill(cache, TIPS[:1])  # a crash before its removal
         assert cache.load_committed(TOPIC_ID) == {0: 5}
 
 

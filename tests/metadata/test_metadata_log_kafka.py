@@ -1,4 +1,4 @@
-"""The metadata topic on a real broker: the log's contract, and what makes a topic fit for it."""
+"""The metadata topic on a real broker: the log's contract, and the checks of its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which partition of the metadata topic, against a murmur2 that is not ours."""
+"""The choice of a metadata topic partition, against an independent murmur2."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_as_kafka_does(topic_id: UUID, partition: int, partitions: int) -> None:
 
 @pytest.mark.parametrize(("partition", "place"), [(0, 11), (1, 2), (2, 38)])
 def test_it_never_moves(partition: int, place: int) -> None:
-    """Another answer would make everybody look for known events in the wrong place."""
+    """A changed result would make every reader look for known events in the wrong partition."""
     tip = TopicIdPartition(UUID("12345678-9abc-def0-1234-56789abcdef0"), "orders", partition)
     assert metadata_partition(tip, 50) == place

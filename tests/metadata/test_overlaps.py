@@ -1,4 +1,4 @@
-"""Copies of several lineages over each other: what is shown is one log."""
+"""Overlapping copies of several lineages: the view shows one log."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def test_copies_without_epochs_are_taken_for_the_same_log() -> None:
 
 
 def log_epochs(cuts: list[int]) -> list[int]:
-    """Offset → epoch, of a log in which one epoch follows the other at each cut."""
+    """The epoch of each offset, in a log whose epoch rises by one at each cut."""
     return [sum(cut <= offset for cut in cuts) for offset in range(40)]
 
 
 @given(st.data())
 def test_of_two_logs_the_later_one_is_shown_from_where_they_part(data: st.DataObject) -> None:
-    """`old` was led by epoch 1 to its end, `new` by others from `parted` on."""
+    """Epoch 1 led `old` to its end; other epochs led `new` from `parted` on."""
     parted = data.draw(st.integers(1, 39))
     more = data.draw(st.lists(st.integers(parted, 39), max_size=3))
     new = [epoch + 1 if o >= parted else 1 for o, epoch in enumerate(log_epochs(sorted(more)))]
@@ -93,7 +93,7 @@ def test_of_two_logs_the_later_one_is_shown_from_where_they_part(data: st.DataOb
     bounds = [(s.start_offset, s.end_offset) for s in view.segments]
     assert bounds == sorted(bounds)
     assert [end for _, end in bounds] == sorted({end for _, end in bounds}), "ends rise"
-    alive = set()  # what is known to be of the new log: at and above its copies' own epochs
+    alive = set()  # offsets known to be of the new log: from its copies' own epochs on
     for s in copies:
         own = [e.start_offset for e in s.segment_leader_epochs if e.epoch > 1]
         alive.update(range(min(own, default=s.end_offset + 1), s.end_offset + 1))

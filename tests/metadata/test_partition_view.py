@@ -1,4 +1,4 @@
-"""A view's answers against a model that goes through every offset."""
+"""A view's answers against a model that checks every offset."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_of_two_copies_of_a_range_the_first_finished_is_served() -> None:
 
 
 def test_a_hand_over_with_other_cuts_leaves_no_gap() -> None:
-    """One archiver cut at 100s and stopped, the other at 150s and went on."""
+    """One archiver cut at each 100 and stopped, the other cut at each 150 and continued."""
     mine = [segment(1, 0, 99), segment(2, 100, 199)]
     theirs = [segment(3, 0, 149), segment(4, 150, 299), segment(5, 300, 449)]
     view = build_view(TIP, [*mine, *theirs], 1.0)

@@ -1,4 +1,4 @@
-"""Records of the metadata topic: byte for byte as the schemas say, and honest about bad ones."""
+"""Records of the metadata topic: byte for byte as in the schemas; clear errors for bad ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def entry_body(event: MetadataEvent) -> bytes:
 
 
 def test_golden_bytes_of_version_0_as_the_schema_has_it() -> None:
-    """It says nothing of transactions or cuts: the reader has to look for aborted ones."""
+    """Version 0 has no transactions or cuts: the reader has to look for aborted transactions."""
     expected = replace(SEGMENT, has_aborted_txns=True, copied_end_offset=None)
     assert decode_entry(b"\x00\x00" + VERSION_0, TIP, WHERE) == expected
     assert decode_message(b"\x00\x00" + PLACE + VERSION_0, WHERE) == expected
@@ -80,7 +80,7 @@ def test_golden_bytes_of_version_1() -> None:
 
 
 def test_golden_bytes_of_version_2() -> None:
-    """Older programs refuse it; of a segment that is not packed they can read all there is."""
+    """Older programs refuse it; unpacked segments stay in version 1, which they can read."""
     packed = replace(SEGMENT, packed=True)
     assert encode_message(packed) == b"\x00\x02" + PLACE + VERSION_1 + b"\x01"
     assert decode_message(encode_message(packed), WHERE) == packed

@@ -1,4 +1,4 @@
-"""The `.metadata` object: round trip, and a named fault for everything else."""
+"""The `.metadata` object: round trip, and a specific error for any bad content."""
 
 from __future__ import annotations
 

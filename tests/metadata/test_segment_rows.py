@@ -1,4 +1,4 @@
-"""Segments in columns against a plain list of the same ones."""
+"""Segments in columns, compared with a plain list of the same segments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.metadata.segment_values import TIP, any_segments, segment
 
 @st.composite
 def disjoint(draw: st.DrawFn, most: int = 30, after: int = 0) -> list[RemoteLogSegmentMetadata]:
-    """Their ids are numbers above `after`."""
+    """Segments without overlap; their ids are numbers above `after`."""
     found = []
     position = draw(st.integers(0, 5))
     for number in range(after + 1, after + 1 + draw(st.integers(0, most))):
@@ -143,7 +143,7 @@ def test_what_retention_takes_does_not_keep_its_memory() -> None:
 
 @given(disjoint())
 def test_leader_epochs_in_the_order_of_the_log(plain: list[RemoteLogSegmentMetadata]) -> None:
-    """What is left out is only repeated, so that the lineage is the same."""
+    """Only repeated epochs are left out, so the lineage is the same."""
 
     def newer(epochs: Iterable[EpochStart]) -> list[EpochStart]:
         found: list[EpochStart] = []

@@ -1,4 +1,4 @@
-"""A table fed with any history against a dict fed with the same, through a file and without."""
+"""A table and a dict get the same random history; the table also after a load from a file."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_table_knows_what_a_dict_knows(history: list[MetadataEvent]) -> None:
         segments = list(before.segments)
         assert table.apply(event) == plain.apply(event)
         check_same(table, plain)
-        assert list(before.segments) == segments  # a view is a picture
+        assert list(before.segments) == segments  # a view does not change
 
 
 @given(histories(), st.data())
@@ -108,7 +108,7 @@ def test_so_does_one_that_is_loaded_from_what_was_written(
 
 @st.composite
 def lives(draw: st.DrawFn) -> list[MetadataEvent]:
-    """What writers do who see each other: one life of each segment, up to some point."""
+    """Events of writers that see each other: one life of each segment, up to some point."""
     waiting: list[list[MetadataEvent]] = []
     for number in range(draw(st.integers(1, 5))):
         start = number * 10 - draw(st.sampled_from([0, 0, 3]))
@@ -126,7 +126,7 @@ def lives(draw: st.DrawFn) -> list[MetadataEvent]:
 def test_events_that_are_read_again_change_nothing_in_the_end(
     history: list[MetadataEvent], data: st.DataObject
 ) -> None:
-    """As after a crash: the file has more than what was committed."""
+    """After a crash the file may have more events than were committed."""
     table = PartitionTable(TIP)
     assert all([table.apply(event) for event in history])
     known, view = list(table.segments()), table.view(1.0)
@@ -141,7 +141,7 @@ def finished(count: int) -> list[RemoteLogSegmentMetadata]:
 
 
 def test_the_usual_file_is_taken_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a cold start would take ten times as long, and nothing would say so."""
+    """Without this a cold start would take ten times as long, and nothing would report it."""
     monkeypatch.setattr(
         PartitionTable, "_insert_many", lambda _, segments: len(segments) == 0 or 1 / 0
     )

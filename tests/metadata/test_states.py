@@ -1,4 +1,4 @@
-"""The table of legal transitions, against Kafka's own words."""
+"""The table of legal transitions, compared with Kafka's own."""
 
 from __future__ import annotations
 
@@ -77,6 +77,6 @@ def test_a_finished_segment_never_grows() -> None:
 
 def test_the_table_holds_for_updates_too() -> None:
     check_update(None, segment(1, 0, 9))
-    check_update(segment(1, 0, 5), segment(1, 0, 9))  # of a copy that has not ended all may change
+    check_update(segment(1, 0, 5), segment(1, 0, 9))  # an unfinished copy may change in any way
     with pytest.raises(ValueError, match="a new segment to COPY_SEGMENT_FINISHED"):
         check_update(None, segment(1, 0, 9, State.COPY_SEGMENT_FINISHED))

@@ -1,4 +1,4 @@
-"""The store-backed manager: the contract on two stores, and what only it does."""
+"""The store-backed manager: the contract on two stores, and its own behavior."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class StoreBacking(Backing):
 
 
 async def ready(backing: StoreBacking) -> StoreBacking:
-    """An archive that had something once, so that its layout is known and not read again."""
+    """Write an object and delete it, so that the layout is known and not read again."""
     once = segment(99, 0, 0, tip=OTHER)
     await backing.rsm.put_segment_metadata(once, encode_segment(once))
     await backing.rsm.delete_log_segment_data(once)
@@ -121,7 +121,7 @@ async def test_only_new_and_changed_objects_are_read(memory: StoreBacking) -> No
 
 
 async def test_a_listing_without_news_makes_no_segment_anew(memory: StoreBacking) -> None:
-    """A view of thousands costs the event loop as much as all of them, each time."""
+    """To rebuild a view of thousands of segments each time would hold up the event loop."""
     async with memory.manager() as writer, memory.manager() as reader:
         for i in range(5):
             await copied(writer, segment(i, 10 * i, 10 * i + 9))
@@ -132,7 +132,7 @@ async def test_a_listing_without_news_makes_no_segment_anew(memory: StoreBacking
         await writer.raise_log_start_offset(TIP, 15)
         raised = await reader.refresh(TIP, now())
         assert (raised.raised_log_start, first.raised_log_start) == (15, 0)
-        # What the reader itself has put is not in what it has read.
+        # The reader's own put is not part of its last read.
         gone = segment(4, 40, 49, State.DELETE_SEGMENT_STARTED)
         await reader.put(gone)
         await memory.rsm.put_segment_metadata(
@@ -181,7 +181,7 @@ async def test_a_read_that_takes_too_long_is_an_outage_and_keeps_what_it_got(
 async def test_what_a_failed_read_has_got_is_in_the_view_of_the_next(
     memory: StoreBacking, whole_topic: bool
 ) -> None:
-    """All that is new was read by one that failed behind it: there is nothing left to read."""
+    """The failed read had read all new objects, so the next one has none left to read."""
     neighbour = TopicIdPartition(TIP.topic_id, TIP.topic, TIP.partition + 1)
     async with memory.manager() as writer, memory.manager(reads_max=1, read_max_ms=50) as reader:
         await copied(writer, segment(0, 0, 9))
@@ -201,7 +201,7 @@ async def test_what_a_failed_read_has_got_is_in_the_view_of_the_next(
 
 
 class SlowStore(ScriptedStore):
-    """Each page and each object takes a while."""
+    """Each page and each object takes 20 ms."""
 
     async def _pass(self, verb: str, what: str) -> None:
         await asyncio.sleep(0.02)
@@ -242,7 +242,7 @@ async def test_one_unreadable_object_hides_nothing_else(memory: StoreBacking, fa
         gets = memory.store.count("get", ".metadata")
         reported = METADATA_UNREADABLE._value.get()
         await reader.refresh(TIP, now())
-        # read again, as it may have been damaged on the way, but not reported again
+        # read again, as it may have been damaged in transit, but not reported again
         assert memory.store.count("get", ".metadata") == gets + 1
         assert METADATA_UNREADABLE._value.get() == reported
         await memory.store.put(memory.key(segments[1]), encode_segment(segments[1]))
@@ -291,7 +291,7 @@ async def test_put_shows_in_its_own_view_without_a_read(memory: StoreBacking) ->
         view = manager.view(TIP)
         assert view is not None
         assert view.segments == (finished,)
-        assert view.read_at == before.read_at  # it says no more than what was read
+        assert view.read_at == before.read_at  # it claims no newer read
         assert memory.reads(TIP) == reads
 
 
@@ -305,7 +305,7 @@ async def test_what_is_put_during_a_read_is_not_lost_by_it(memory: StoreBacking)
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(manager.refresh(TIP, now()))
             await until(lambda: memory.reads(TIP) == reads + 1)
-            # The read has seen nothing of what follows.
+            # The read has not seen the following puts.
             finished = await copied(manager, segment(3, 20, 29))
             await manager.put(deleting)
             memory.release()
@@ -335,7 +335,7 @@ async def test_a_topic_takes_one_listing_whatever_its_partitions(memory: StoreBa
         absent = TopicIdPartition(TIP.topic_id, TIP.topic, 300)
         view = await reader.refresh(absent, again[0].read_at)
         assert (view.segments, view.read_at) == ((), again[0].read_at)
-        assert memory.store.count("list") == 1  # nobody has listed that one
+        assert memory.store.count("list") == 1  # its partition is not listed
 
 
 async def test_a_topic_that_is_not_archived_is_not_listed(memory: StoreBacking) -> None:
@@ -361,7 +361,7 @@ async def test_the_top_level_alone_is_listed_for_topics(memory: StoreBacking) ->
 async def test_a_partition_read_and_its_topic_read_at_once_lose_nothing(
     memory: StoreBacking,
 ) -> None:
-    """The topic was listed before a segment was there, and lands after who has seen it."""
+    """The topic's listing begins before a segment exists, and ends after a read has seen it."""
     async with memory.manager() as writer, memory.manager() as reader:
         first = await copied(writer, segment(1, 0, 9))
         await reader.archived_topics(now())
@@ -369,7 +369,7 @@ async def test_a_partition_read_and_its_topic_read_at_once_lose_nothing(
         async with asyncio.TaskGroup() as group:
             topic = group.create_task(reader.refresh_topic(TIP.topic_id, now()))
             await until(lambda: memory.store.count("list") == 2)
-            memory.store.door.set()  # for puts, whose manager looks first
+            memory.store.door.set()  # for puts, as their manager reads first
             await asyncio.sleep(0)
             memory.store.door.clear()
             second = segment(2, 10, 19)

@@ -1,4 +1,4 @@
-"""The object that says how far a partition's deletion is: its content, and faults of it."""
+"""The object with a partition's deletion state: its content, and its faults."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_wrong_field_is_named(name: str, value: object) -> None:
 
 
 async def test_one_that_cannot_be_read_is_no_answer() -> None:
-    """Neither is "nobody deletes it", and nothing may be written over it."""
+    """It does not mean that there is no deletion, and no put may overwrite it."""
     async with MemoryObjectStore() as store:
         rsm = RemoteStorageManager(store, "archive")
         key = partition_deletion_key("archive/", TIP)

@@ -1,4 +1,4 @@
-"""Two partitions' cache files change places: each is noticed, told once, and made anew."""
+"""The cache files of two partitions change places: each is noticed, reported once, and rebuilt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The topic-based manager: the contract on a log in memory, and what only it does."""
+"""The topic-based manager: the contract on a log in memory, and its own behavior."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestInMemory(TopicContract):
 
 
 class CachedBacking(TopicBacking):
-    """Every manager keeps what it has read in a folder of its own."""
+    """Every manager keeps its read events in its own folder."""
 
     def __init__(self, store: ScriptedStore, folder: Path) -> None:
         super().__init__(store)
@@ -79,7 +79,7 @@ async def test_of_two_that_race_the_second_in_the_log_is_refused_by_all(
         outcomes = await asyncio.gather(
             one.put(finished), two.put(deleting), return_exceptions=True
         )
-        # `two` comes first: `one` has the store's object to write before.
+        # `two` is first in the log: `one` has to write the store's object before.
         assert isinstance(outcomes[0], ValueError)
         assert "another writer was first" in str(outcomes[0])
         assert outcomes[1] is None
@@ -127,7 +127,7 @@ async def test_a_late_event_of_a_dead_writer_changes_nothing(backing: TopicBacki
         before = await manager.refresh(TIP, now())
         await backing.events(
             segment(1, 0, 9), finished, gone, deleting, LogStartOffset(TIP, 1, 0)
-        )  # each once more
+        )  # a repeat of each
         async with backing.manager() as fresh:
             for reader in (manager, fresh):
                 view = await reader.refresh(TIP, now())
@@ -206,7 +206,7 @@ async def test_a_crash_between_topic_and_store_leaves_what_is_repeated(
                 await manager.put(wanted)
             backing.script.append_error = None
             assert len(backing.log.logs[backing.number(TIP)]) == appended
-            # To readers it is a copy under way, until it is repeated or removed.
+            # Readers see a copy in progress, until it is repeated or removed.
             view = await manager.refresh(TIP, now())
             assert (tuple(view.segments), view.unfinished) == ((), (before,))
         else:
@@ -302,7 +302,7 @@ async def test_an_event_that_cannot_be_read_makes_nothing_certain(
         (problem,) = manager.problems(TIP)
         assert problem.key == f"__remote_log_metadata-{number} offset {offset}"
         assert METADATA_UNREADABLE._value.get() == unreadable + 1
-    # A program that can read it finds it again: nothing behind it was kept.
+    # A program that can read it finds it: no later event was kept in the cache.
     backing.log.logs[number][offset] = encode_message(segment(2, 10, 19))
     async with backing.cached(tmp_path) as newer:
         view = await newer.refresh(TIP, now())
@@ -356,7 +356,7 @@ async def test_a_log_that_never_answers_is_one_that_is_away(backing: TopicBackin
         await asyncio.Event().wait()
 
     backing.script.before_open = hang
-    async with backing.manager(read_max_ms=50) as manager:  # it does not wait for ever either
+    async with backing.manager(read_max_ms=50) as manager:  # a finite wait
         backing.script.before_append = hang
         with pytest.raises(StorageUnavailable, match=r"append for orders-0: not done within 0\.05"):
             await manager.put(segment(1, 0, 9))

@@ -1,4 +1,4 @@
-"""Topic-based managers on a real broker, each with connections of its own."""
+"""Topic-based managers on a real broker, each with its own connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 
 class KafkaBacking(TopicBacking):
-    """A metadata topic of its own on a real broker."""
+    """A separate metadata topic on a real broker."""
 
     def __init__(self, kafka: KafkaServer, store: ScriptedStore) -> None:
         super().__init__(store)
@@ -104,6 +104,6 @@ async def test_a_restart_with_a_cache_reads_only_what_is_new(
                 view = await again.refresh(TIP, now())
                 assert tuple(view.segments) == tuple((await other.refresh(TIP, now())).segments)
                 assert len(view.segments) == 6
-                # What `other` has put; it was on disk then, and of a torn file the last write was.
+                # The two events of `other`: first they are new, then they are in the torn write.
                 assert backing.script.values_read == read + 2
             assert (await other.refresh(OTHER, now())).log_end_offset == 10

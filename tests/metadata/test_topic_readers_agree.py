@@ -1,7 +1,7 @@
-"""Whatever was written to the metadata topic, whoever reads it when, all come to the same.
+"""All readers of the metadata topic agree, whatever was written and whenever they read it.
 
-Events of every kind, legal or not, repeated and late; readers with and without a cache, that end in
-order or by a crash at any moment, with files torn at any byte.
+The events are of every kind, legal or not, repeated and late. Readers run with and without a cache;
+they end in order or by a crash at any moment, with files torn at any byte.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ TIPS = (TIP, OTHER)
 
 
 def events(rng: random.Random) -> Iterator[MetadataEvent]:
-    """Few segments and many events, so that the same one is met in every state."""
+    """Few segments and many events, so that events meet the same segment in every state."""
     sent: list[MetadataEvent] = []
     while True:
         tip = rng.choice(TIPS)
         kind = rng.random()
         event: MetadataEvent
         if sent and kind < 0.15:
-            event = rng.choice(sent)  # once more, later than it was meant
+            event = rng.choice(sent)  # a late repeat
         elif kind < 0.25:
             event = LogStartOffset(tip, rng.randrange(60), rng.randrange(9))
         elif kind < 0.32:
@@ -68,7 +68,7 @@ def _segment(rng: random.Random, tip: TopicIdPartition) -> RemoteLogSegmentMetad
 
 
 def replayed(sent: list[MetadataEvent]) -> dict[TopicIdPartition, object]:
-    """By the tables alone, from the first event on."""
+    """The result of the tables alone, from the first event on."""
     tables = {tip: PartitionTable(tip) for tip in TIPS}
     for event in sent:
         tables[event.topic_id_partition].apply(event)
@@ -92,15 +92,15 @@ def names(cache: Path) -> set[str]:
 
 
 def crash(rng: random.Random, cache: Path, snapshot: Path) -> None:
-    """The cache as it was some time ago, or files that are ahead of what was committed then.
+    """Restore an old copy of the cache, or only its old commit, so that the files are ahead of it.
 
-    Of one file only a part may have reached the disk.
+    One file may have reached the disk only in part.
     """
     if rng.random() < 0.5:
         shutil.rmtree(cache)
         shutil.copytree(snapshot, cache)
     elif names(snapshot) and names(snapshot) == names(cache):
-        # Deleted partitions' files go after a commit only, so none can be missing.
+        # Deleted partitions' files go only after a commit, so no file can be missing.
         shutil.copy(snapshot / COMMITTED, cache / COMMITTED)
     files = sorted(cache.rglob("*.remote-log-metadata"))
     if files and rng.random() < 0.5:
@@ -141,7 +141,7 @@ async def test_all_readers_agree(
                     assert await seen(restarted) == expected
                     assert await seen(steady) == expected
                     if rng.random() < 0.4:
-                        async with restarted._follower._kept._disk:  # nothing is being written
+                        async with restarted._follower._kept._disk:  # no write is in progress
                             shutil.rmtree(snapshot)
                             shutil.copytree(cache, snapshot)
             if rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Where topic-based managers keep their metadata in tests: a log and a store, each with a door."""
+"""The metadata of topic-based managers in tests: a log and a store, each with a door."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Manager = TopicBasedRemoteLogMetadataManager
 
 
 class TopicBacking(Backing):
-    """On a log in memory."""
+    """Backed by a log in memory."""
 
     def __init__(self, store: ScriptedStore) -> None:
         self.log = MemoryMetadataLog(PARTITIONS)
@@ -72,7 +72,7 @@ class TopicBacking(Backing):
         self.store.error = self.script.error = None
 
     async def events(self, *events: MetadataEvent) -> None:
-        """As another instance appends them, without looking."""
+        """Append events as another instance would, without a check."""
         for event in events:
             await self.log.append(self.number(event.topic_id_partition), encode_message(event))
 

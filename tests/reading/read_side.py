@@ -25,7 +25,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 BATCH_BYTES = 1000
 BATCH_OFFSETS = 10
 
-# One batch is an index span, four are a chunk.
+# One batch is one index span; four make a chunk.
 SMALL = RemoteFetchConfig(chunk_cache_bytes_max=1024 * KiB)
 QUICK = ReadingLimits(
     chunk_bytes=4 * KiB, read_ahead_chunks_max=0, backoff_max_ms=1_000, hedged_reads_share_max=0
@@ -37,7 +37,7 @@ def now() -> float:
 
 
 def batches(rng: Random, base_offset: int, count: int) -> list[Batch]:
-    """Dense: each has BATCH_OFFSETS offsets and BATCH_BYTES bytes."""
+    """Batches without holes: each has BATCH_OFFSETS offsets and BATCH_BYTES bytes."""
     return [
         make_batch(base_offset + BATCH_OFFSETS * i, BATCH_OFFSETS, rng.randbytes(BATCH_BYTES - 61))
         for i in range(count)
@@ -57,12 +57,12 @@ class ReadSide:
         metadata = await store_segment(
             self.store.inner, self.rng, self.tip, stored, index_interval_bytes=1, **options
         )  # type: ignore[arg-type]
-        await asyncio.sleep(1)  # with no latency the last view would be as recent as now
+        await asyncio.sleep(1)  # without latency the last view would be as recent as now
         await self.rlmm.refresh(self.tip, now())
         return metadata
 
     async def history(self, batch_count: int, segment_batches: int = 400) -> None:
-        """Segments from offset 0 on, each with an index that is small enough for no thread."""
+        """Segments from offset 0 on, with indexes small enough to be read without a thread."""
         stored = batches(self.rng, 0, batch_count)
         for n in range(0, batch_count, segment_batches):
             await store_segment(
@@ -89,7 +89,7 @@ class ReadSide:
         return self.purgatory.watch(requests, bytes_max=bytes_max, deadline=now() + wait_s)
 
     def in_memory(self, request: RemoteReadRequest) -> RemoteReadResult | None:
-        """What a fetch has at once; None: it would have to wait."""
+        """A fetch's immediate result; None: the fetch would have to wait."""
         fetch = self.watch(request)
         fetch.cancel()
         return fetch.results().get(0)

@@ -1,4 +1,4 @@
-"""What a purgatory has under way; a read side at rest has nothing."""
+"""A purgatory's fetches, reads and bytes in progress; a read side at rest has none."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 
 
 class UnderWay(NamedTuple):
-    entries: int  # fetches that wait
-    entries_unwatched: int  # of fetches beyond purgatory_entries_max
+    entries: int  # waiting fetches
+    entries_unwatched: int  # fetches beyond purgatory_entries_max
     pending_reads: int
     loads: int
-    store_reads: int  # in the store now
+    store_reads: int  # reads in the store now
     store_reads_waiting: int
     inflight_bytes: int
 

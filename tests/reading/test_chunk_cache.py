@@ -1,4 +1,4 @@
-"""Checking, cutting and keeping chunks. The oracle of the cut is `record_batch.cut`."""
+"""Checking, cutting and keeping chunks. The cut is compared with `record_batch.cut`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def checked(content: bytes, first: int, last: int, epochs: tuple[EpochStart, ...
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[bytes, int, int]:
-    """(content, first offset, last offset), with holes."""
+    """(content, first offset, last offset); the offsets may have holes."""
     offset = first = draw(st.integers(0, 100))
     content, last = b"", 0
     for _ in range(draw(st.integers(1, 8))):
@@ -51,7 +51,7 @@ def test_every_single_bit_counts_in_a_log_without_holes() -> None:
     rng = Random(1)
     made = [make_batch(40 + 5 * i, 5, rng.randbytes(9), leader_epoch=3) for i in range(3)]
     content = b"".join(batch.content for batch in made)
-    epochs = (EpochStart(3, 42), EpochStart(5, 55))  # it begins inside the first batch
+    epochs = (EpochStart(3, 42), EpochStart(5, 55))  # the first epoch begins inside the first batch
     checked(content, 40, 54, epochs)
     for bit in range(8 * len(content)):
         damaged = bytearray(content)
@@ -135,7 +135,7 @@ def test_what_was_read_ahead_is_counted_until_it_is_used_or_gone() -> None:
     cache.find((1, 0))
     cache.find((1, 0))
     assert cache.read_ahead_bytes == 2_000
-    cache.keep((1, 3), chunk_of(1_000), read_ahead=False)  # pushes out 1, never used
+    cache.keep((1, 3), chunk_of(1_000), read_ahead=False)  # evicts 1, which was never used
     assert cache.read_ahead_bytes == 1_000
     cache.keep((1, 2), chunk_of(1_000), read_ahead=False)  # read again
     assert cache.read_ahead_bytes == 0

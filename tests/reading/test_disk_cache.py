@@ -1,4 +1,4 @@
-"""The disk cache on a real folder: what is written is read again, and nothing else ever is."""
+"""The disk cache on a real folder: reads return written chunks, and never other bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fetchproxy.reading.disk_cache import (
 from fetchproxy.reading.limits import ReadingLimits
 
 SIZE = 64 * KiB
-FILES_MAX = MiB // (SIZE + HEAD_BYTES)  # that fit into the smallest cache
+FILES_MAX = MiB // (SIZE + HEAD_BYTES)  # as many as fit into the smallest cache
 
 
 def chunk(number: int, segment: int = 7, size: int = SIZE) -> CachedChunk:
@@ -101,7 +101,7 @@ async def test_what_was_offered_is_read_again(tmp_path: Path) -> None:
 
 
 async def test_other_segments_and_ranges_are_other_chunks(tmp_path: Path) -> None:
-    """A topic that was deleted and made again has other segment ids; so has a segment's retry."""
+    """A recreated topic has other segment ids, and so has a retried segment."""
     async with cache(tmp_path) as disk:
         await store(disk, chunk(0))
         assert await disk.read(chunk(0, segment=8)) is None
@@ -125,7 +125,7 @@ async def test_it_survives_a_restart_with_its_ages(tmp_path: Path) -> None:
         os.utime(tmp_path / one.file_name, (1_000 + age, 1_000 + age))
     async with cache(tmp_path) as disk:
         assert disk._bytes == FILES_MAX * (SIZE + HEAD_BYTES)
-        assert await disk.read(chunks[0]) == content(chunks[0])  # and is the newest from now on
+        assert await disk.read(chunks[0]) == content(chunks[0])  # now it is the newest
     async with cache(tmp_path) as disk:
         await store(disk, chunk(100))
         assert await disk.read(chunks[0]) == content(chunks[0])
@@ -157,7 +157,7 @@ async def test_a_smaller_limit_holds_from_the_start(tmp_path: Path) -> None:
 
 
 def last_byte(path: Path) -> bytes | None:
-    """None: it has been removed, and not been written again yet."""
+    """None: the file is removed and not yet written again."""
     try:
         return path.read_bytes()[-1:]
     except FileNotFoundError:
@@ -229,7 +229,7 @@ async def test_a_chunk_larger_than_the_cache_is_left_out(
     async with cache(tmp_path) as disk:
         await store(disk, chunk(0), whole)
         assert (await disk.read(whole) is not None) is kept
-        assert (await disk.read(chunk(0)) is None) is kept  # it was in its way
+        assert (await disk.read(chunk(0)) is None) is kept  # evicted, to make room
 
 
 async def test_writes_that_wait_are_bounded_and_nobody_waits_for_them(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def test_a_file_system_that_would_have_too_little_left_is_not_written_to(tmp_path: Path) -> None:
-    margin = 64 * MiB  # others write to the same file system meanwhile
+    margin = 64 * MiB  # other processes write to the same file system
     roomy = DiskCacheFiles(tmp_path, free_bytes(tmp_path) - margin)
     roomy.write(chunk(0), memoryview(content(chunk(0))), [])
     full = DiskCacheFiles(tmp_path, free_bytes(tmp_path) + margin)
@@ -291,7 +291,7 @@ async def test_a_disk_that_fails_is_left_alone_for_a_while(tmp_path: Path) -> No
         await store(disk, chunk(0))
         path = folder / chunk(0).file_name
         path.unlink()
-        path.mkdir()  # reading it is an error of the operating system
+        path.mkdir()  # reading it raises an OSError
         failed = count(DISK_CACHE_ERRORS, "failed")
         assert await disk.read(chunk(0)) is None
         assert count(DISK_CACHE_ERRORS, "failed") == failed + 1
@@ -382,7 +382,7 @@ async def test_a_damaged_file_is_read_again_from_the_store(tmp_path: Path) -> No
     async with read_side(changed(**options, chunk_cache_bytes_max=0), limits=ROOMY) as side:
         stored = batches(side.rng, 0, 8)
         metadata = await side.segment(stored)
-        for offset in (0, 40):  # the first is not in memory any more then
+        for offset in (0, 40):  # the second evicts the first from memory
             await fetched(side, offset, wait_s=30)
         await until(lambda: len(files(tmp_path)) == 2)
         path = tmp_path / CachedChunk(metadata.segment_id.id.int, ByteRange(0, 4_000)).file_name
@@ -394,7 +394,7 @@ async def test_a_damaged_file_is_read_again_from_the_store(tmp_path: Path) -> No
 
 
 async def test_a_sound_file_that_the_index_does_not_know_is_refused(tmp_path: Path) -> None:
-    """As after a fault that wrote another chunk's bytes under this one's name, sum and all."""
+    """A fault may have written another chunk's bytes and checksum under this chunk's name."""
     options = config(tmp_path).model_dump(include={*config(tmp_path).model_fields_set})
     async with read_side(changed(**options), limits=ROOMY) as side:
         stored = batches(side.rng, 0, 8)

@@ -41,7 +41,7 @@ def test_turns_are_by_bytes() -> None:
     for item in range(100, 140):
         queue.push("small", item, 10)
     order = drain(queue)
-    # Four small ones for each large one, once both wait.
+    # Once both wait, four small ones go for each large one.
     assert [sum(i >= 100 for i in order[a:b]) for a, b in pairwise([0, 5, 10, 15])] == [4, 4, 4]
 
 
@@ -58,7 +58,7 @@ def test_what_nobody_else_wanted_is_held_against_nobody() -> None:
 
 
 def test_one_that_comes_back_at_once_does_not_starve_the_rest() -> None:
-    """It is never two deep in the queue, and its reads are small."""
+    """It never has two reads in the queue, and its reads are small."""
     queue: FairQueue[int] = FairQueue()
     for item in range(20):
         queue.push("deep", item, 40)
@@ -93,7 +93,7 @@ def test_a_read_that_two_wait_for_goes_with_the_first_turn_and_once() -> None:
         queue.push("many", item, 4)
     queue.join(9, "one")
     queue.join(9, "one")
-    queue.join(77, "one")  # no longer waits
+    queue.join(77, "one")  # 77 no longer waits
     assert (len(queue), queue.clients) == (10, 2)
     assert drain(queue) == [0, 9, 1, 2, 3, 4, 5, 6, 7, 8]
     assert (len(queue), queue.clients, queue.head()) == (0, 0, None)
@@ -112,11 +112,11 @@ def test_who_left_the_queue_has_no_turn() -> None:
 
 @given(st.integers(0, 2**32), st.integers(2, 6))
 def test_clients_that_wait_are_never_far_apart(seed: int, clients: int) -> None:
-    """Any mixture of asking, joining, leaving: bytes served differ by two reads at most."""
+    """With any mixture of pushes, joins and removals, served bytes differ by at most two reads."""
     rng = Random(seed)
     queue: FairQueue[int] = FairQueue()
     waiting: dict[int, tuple[str, int]] = {}
-    # Two that always wait, with reads of their own; the others come and go.
+    # Two clients always wait, with reads of their own; the others come and go.
     served: Counter[str] = Counter()
     number = 0
 

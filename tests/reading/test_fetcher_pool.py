@@ -34,7 +34,7 @@ def now() -> float:
 
 @dataclass(slots=True)
 class Work:
-    """Attempts that fail as scripted, then succeed; `at` are their times."""
+    """Attempts that fail as scripted, then succeed; `at`: their start times."""
 
     script: list[Exception | float] = field(default_factory=list)
     at: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Second requests for slow reads: when, how many, whose answer counts, and what is left behind."""
+"""Second requests for slow reads: when, how many, which answer is used, and the cleanup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZE = 1000
 
 
 class Line:
-    """Answers after the scripted times (s) and with scripted errors, later ones after 10 ms."""
+    """Answers with the scripted delays (s) and errors, and after 10 ms when the script is over."""
 
     def __init__(self, *script: float | Exception) -> None:
         self.script = list(script)
@@ -59,7 +59,7 @@ def hedged_reads(budget: ReadBudget, **options: object) -> HedgedReads:
 async def hedging(
     budget: ReadBudget, reads: int = 200, **options: object
 ) -> tuple[HedgedReads, Callable[[Line], Awaitable[bytes]]]:
-    """One that has seen `reads` reads of 10 ms each."""
+    """Hedged reads that have already made `reads` reads of 10 ms each."""
     hedged = hedged_reads(budget, **options)
 
     async def read(line: Line) -> bytes:
@@ -133,7 +133,7 @@ def test_an_error_before_it_is_slow_is_not_hedged() -> None:
 
 
 def test_a_share_of_reads_and_no_more_is_hedged() -> None:
-    """A store that became slow for good is asked 5 % more, not twice as much."""
+    """A store that stays slow gets 5 % more requests, not twice as many."""
 
     async def test(budget: ReadBudget) -> None:
         hedged = hedged_reads(budget, hedge_after_max_ms=30)
@@ -239,7 +239,7 @@ def test_before_enough_is_known_slow_is_the_ceiling(known: int, expected: float)
 
 
 def test_a_few_reads_that_hang_do_not_hold_up_a_replay() -> None:
-    """In the whole read side: one read in fifty never answers, and none is waited for."""
+    """In the whole read side, one read in fifty never answers, and no fetch waits for it."""
 
     async def main() -> None:
         async with read_side(limits=replace(QUICK, hedged_reads_share_max=0.05)) as side:
@@ -253,8 +253,8 @@ def test_a_few_reads_that_hang_do_not_hold_up_a_replay() -> None:
                 await fetch.completed.wait()
                 assert fetch.reason is CompletionReason.DATA
                 slowest = max(slowest, now() - began_at)
-            assert side.log_reads() - 300 >= 3  # were asked twice
-            assert slowest <= 2.5  # the ceiling, while few reads are known; chunk_read_max_ms is 30
+            assert side.log_reads() - 300 >= 3  # some were requested twice
+            assert slowest <= 2.5  # ceiling while few reads are known; chunk_read_max_ms is 30,000
             await asyncio.sleep(60)
             assert at_rest(side)
             assert side.store.in_flight == 0
@@ -263,7 +263,7 @@ def test_a_few_reads_that_hang_do_not_hold_up_a_replay() -> None:
 
 
 def test_what_was_read_is_not_kept_by_the_race() -> None:
-    """A cancelled request's traceback and its race refer to each other: garbage, but not bytes."""
+    """A cancelled request's traceback and its race form a garbage cycle, but it holds no bytes."""
     alive = 0
 
     class Counted(bytes):

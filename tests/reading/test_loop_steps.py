@@ -1,4 +1,4 @@
-"""One step in each turn of the event loop while the tail is read, and no waiting otherwise."""
+"""One step in each turn of the event loop while the tail is read; otherwise no reader waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_counted(main: Callable[[VirtualTimeLoop], Coroutine[None, None, None]]) 
 
 
 async def turns_of_readers(loop: VirtualTimeLoop, steps: LoopSteps, each: int) -> list[list[int]]:
-    """By reader, the turns of the loop in which it took its `each` steps."""
+    """For each reader, the turns of the loop in which it took its `each` steps."""
     found: list[list[int]] = [[] for _ in range(READERS)]
 
     async def read(number: int) -> None:
@@ -45,7 +45,7 @@ def test_one_step_a_turn_while_the_tail_is_read_and_everybody_in_turn() -> None:
         found = await turns_of_readers(loop, steps, 4)
         all_turns = sorted(turn for turns in found for turn in turns)
         assert len(set(all_turns)) == 4 * READERS
-        # No turn is left out, so that the archive has all the time that nobody else wants.
+        # No turn is left out: the archive uses all the time that other work leaves.
         assert all_turns[-1] - all_turns[0] == 4 * READERS - 1
         firsts, seconds = (sorted(turns[number] for turns in found) for number in (0, 1))
         assert firsts[-1] < seconds[0]
@@ -59,7 +59,7 @@ def test_nobody_waits_while_no_tail_is_read() -> None:
         found = await turns_of_readers(loop, steps, 2)
         assert len({turns[0] for turns in found}) == 1
         assert len({turns[1] for turns in found}) == 1
-        assert all(turns[1] == turns[0] + 1 for turns in found)  # others come in between
+        assert all(turns[1] == turns[0] + 1 for turns in found)  # other work runs between the steps
 
     run_counted(main)
 
@@ -69,7 +69,7 @@ def test_the_tail_is_read_for_its_wait_and_a_second() -> None:
         for wait_s, until_s in ((0.5, 1.5), (1e6, 31.0)):
             steps = LoopSteps()
             steps.tail_is_read(wait_s)
-            steps.tail_is_read(0.0)  # a second reader, who waits for less
+            steps.tail_is_read(0.0)  # a second reader with a shorter wait
             await asyncio.sleep(until_s - 0.01)
             found = await turns_of_readers(loop, steps, 1)
             assert len({turns[0] for turns in found}) == READERS
@@ -96,7 +96,7 @@ def test_who_is_cancelled_gives_way() -> None:
             tasks[0].cancel()
             tasks[3].cancel()
         assert order == [1, 2, 4]
-        async with asyncio.timeout(1.0):  # and the next to come finds no turn taken
+        async with asyncio.timeout(1.0):  # the turn of a cancelled reader is free again
             await steps.begin()
 
     run_counted(main)

@@ -1,4 +1,4 @@
-"""Fetches that wait: when they complete, with what, how often; and what goes on without them."""
+"""Waiting fetches: when they complete, with which result and how often; work that goes on after."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_hole_between_segments_that_is_no_gap_is_passed_over() -> None:
         async with read_side() as side:
             stored = batches(side.rng, 0, 8)
             await side.segment(stored[:3])
-            await side.segment(stored[5:], start_offset=30)  # read from 30 on, found from 50 on
+            await side.segment(stored[5:], start_offset=30)  # start offset 30, first batch at 50
             fetch = await fetched(side, 31)
             assert b"".join(fetch.results()[0].records) == b"".join(b.content for b in stored[5:])
 
@@ -135,7 +135,7 @@ def test_polls_at_one_place_share_one_read() -> None:
             for fetch in waiting:
                 await fetch.completed.wait()
                 assert fetch.reason is CompletionReason.DATA
-            # One index, one chunk.
+            # One index and one chunk.
             assert len([r for r in side.store.reads if r[0].endswith((".log", ".index"))]) == 2
 
     run_virtual(main)
@@ -185,8 +185,8 @@ def test_read_committed_lists_what_overlaps_the_returned_bytes_once() -> None:
                 return [(t.producer_id, t.first_offset, t.last_offset) for t in result.aborted_txns]
 
             assert listed(0, 1000) == [(7, 5, 20)]
-            assert listed(21, 1000) == [(7, 5, 20)]  # the batch begins at 20, with the marker
-            assert listed(30, 1000) == [(8, 35, 39)]  # as far as that segment knows
+            assert listed(21, 1000) == [(7, 5, 20)]  # the batch begins at 20, where the marker is
+            assert listed(30, 1000) == [(8, 35, 39)]  # that segment does not know more
             assert listed(30, 9000) == [(8, 35, 70), (9, 62, 75)]
             assert listed(70, 1000) == [(8, 35, 70), (9, 62, 75)]
             plain = side.in_memory(side.request(0))

@@ -1,4 +1,4 @@
-"""Segments that are deleted, lost, damaged or not finished: out of range or an error, and which."""
+"""Deleted, lost, damaged or unfinished segments: which give "out of range" and which an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_not_archived_is_said_at_once_but_only_by_a_fresh_view() -> None:
             stored = batches(side.rng, 0, 8)
             await side.segment(stored[:4])
             await asyncio.sleep(5)
-            # Archived by somebody else: this view does not know it yet.
+            # Another process archived this segment: this view does not know it yet.
             metadata = await side.segment(stored[4:])
             stale = side.rlmm.view(side.tip)
             assert stale is not None
@@ -84,7 +84,7 @@ def test_a_lost_object_is_damage_and_not_out_of_range(file: SegmentFile) -> None
             await fetch.completed.wait()
             assert fetch.reason is CompletionReason.DEADLINE
             assert isinstance(fetch.results()[0].error, CorruptSegment)
-            # Who does not need the list is served without it.
+            # A fetch that does not need the list gets its data without it.
             uncommitted = await fetched(side, 0)
             assert (uncommitted.reason is CompletionReason.DATA) is (file is SegmentFile.TXN)
 
@@ -108,7 +108,7 @@ def test_damage_is_read_twice_then_said_at_the_deadline_and_never_served() -> No
                 assert isinstance(fetch.results()[0].error, CorruptSegment)
                 assert fetch.results()[0].records == ()
             assert side.log_reads() == 2
-            # The chunk before it is whole, and a read of it ends where the damage begins.
+            # The chunk before the damage is whole, and a read of it ends at the damage.
             fetch = await fetched(side, 0)
             assert fetch.results()[0].size_bytes == 4 * BATCH_BYTES
             await side.store.inner.put(side.log_key(metadata), right)

@@ -1,4 +1,4 @@
-"""Entries, bytes, caches and reading ahead, each at its limit."""
+"""Limits of entries, bytes, caches and read-ahead."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_read_ahead_leaves_half_of_the_cache_to_others() -> None:
                 await fetched(side, 40 * n + 20)
                 await asyncio.sleep(1)
             assert cached_bytes(side.purgatory) <= 40 * KiB
-            # 6 chunks were used; of those never used at most 20 KiB were ever there at once.
+            # 6 chunks were used; the unused ones never took more than 20 KiB at a time.
             assert side.log_reads() <= 6 + 5 + 1
 
     run_virtual(main)

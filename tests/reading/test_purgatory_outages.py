@@ -1,4 +1,4 @@
-"""A store that is slow, away or hanging: who is told what, and when; and what goes on."""
+"""A slow, failing or hanging store: which fetches get an error and when, and which work goes on."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_read_goes_on_after_an_outage_while_somebody_asks() -> None:
             side.store.faults = NO_FAULTS
             fetch = await fetched(side, 0, wait_s=5)
             assert fetch.reason is CompletionReason.DATA
-            assert now() < began + 50 + 1.5  # the longest pause, and the reads
+            assert now() < began + 50 + 1.5  # the longest pause, plus the reads
             assert reads_of(side).up
 
     run_virtual(main)
@@ -121,7 +121,7 @@ def test_an_outage_is_an_error_only_when_it_is_long_and_only_at_the_deadline(
             health = reads_of(side)
             assert not health.up
             assert health.failing_for_s == pytest.approx(70, abs=1)
-            # A client that comes late is told as soon as there is fresh evidence.
+            # A client that comes late gets the error as soon as there is fresh evidence.
             other = await fetched(side, 20, wait_s=8)
             assert isinstance(other.results()[0].error, StorageUnavailable)
 

@@ -1,4 +1,4 @@
-"""The decision alone: how a window grows, what a seek costs, and how much can be read in vain."""
+"""The read-ahead decision alone: how a window grows, the cost of a seek, and the limit of waste."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def windows(
     tip: TopicIdPartition = TIP,
     waited: bool = False,
 ) -> list[int]:
-    """Read on from `begin`, ten offsets at a time, each read served out of the next chunk."""
+    """Read on from `begin`, ten offsets at a time; each read is served out of the next chunk."""
     return [
         ahead.served(tip, (begin + 10 * i, begin + 10 * i + 10), chunk, 1, waited)
         for i, chunk in enumerate(chunks)
@@ -90,7 +90,7 @@ def test_streams_are_bounded_the_oldest_is_forgotten() -> None:
 
 
 def read_in_vain(runs: list[tuple[int, bool]], chunks_max: int) -> tuple[int, int]:
-    """(chunks read in vain, chunks read) of runs of so many chunks, each begun by a seek."""
+    """(chunks read in vain, all chunks read) for runs of such lengths, each begun by a seek."""
     ahead, vain, read = ReadAhead(chunks_max), 0, 0
     for number, (length, waited) in enumerate(runs):
         base, planned_to = 1_000_000 * number, 0
@@ -120,7 +120,7 @@ def test_a_reader_that_jumps_about_soon_has_little_read_in_vain(
     vain, read = read_in_vain([(length, True)] * 2_000, 16)
     assert vain <= 2 * 16 + share_max * read
     at_first, of = read_in_vain([(length, True)] * 5, 16)
-    assert length < 4 or at_first > share_max * of  # the credit is what it lives on until then
+    assert length < 4 or at_first > share_max * of  # until then the reader uses up its credit
 
 
 def test_a_sequential_reader_gets_its_window_back_among_those_that_jump() -> None:

@@ -26,7 +26,7 @@ def test_tasks_and_bytes_are_limited_and_the_queue_is_fair() -> None:
             for permit in permits:
                 group.create_task(budget.acquire(permit))
             await turns()
-            # 30 would fit, but 50 has asked before it.
+            # 30 would fit, but 50 asked before it.
             assert granted(*permits) == [True, False, False, False]
             assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (1, 60, 3)
             budget.release(permits[0])
@@ -72,13 +72,13 @@ def test_reads_ahead_come_last_and_take_half_of_the_places() -> None:
                 group.create_task(budget.acquire(permit))
             await turns()
             assert granted(*asked) == [True, True, False]
-            # Somebody now waits for the last read ahead: it queues behind the third.
+            # A fetch now waits for the last read ahead, which then queues behind the third.
             budget.promote(ahead[3])
             budget.release(asked[0])
             assert granted(asked[2], ahead[3], ahead[2]) == [True, False, False]
             budget.release(asked[1])
             assert granted(ahead[3], ahead[2]) == [True, False]
-            # One that is being read already gives its place for reading ahead back.
+            # A promoted read that is already running gives its read-ahead place back.
             budget.promote(ahead[0])
             budget.release(asked[2])
             assert granted(ahead[2]) == [True]

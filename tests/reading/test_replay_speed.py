@@ -1,4 +1,4 @@
-"""Round trips and bandwidth on a store 50 ms away, in virtual time: what a replay waits for."""
+"""The speed of a replay from a store 50 ms away, in virtual time: round trips and bandwidth."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fetchproxy.reading.segment_reader import CompletionReason
 ROUND_TRIP_S = 0.05
 FAR = Faults(latency_s_min=ROUND_TRIP_S, latency_s_max=ROUND_TRIP_S)
 CHUNK_OFFSETS = 4 * BATCH_OFFSETS
-# Reads ahead may take half of the places for reads.
+# Read-ahead may take half of the places for reads.
 IN_FLIGHT = ReadingLimits().fetcher_tasks_max // 2
 
 
 async def replay(side: ReadSide, chunks: int, pause_s: float = 0.0, offset: int = 0) -> list[float]:
-    """Read chunk after chunk, as a consumer with a pause for each; when each of them was there."""
+    """Read chunk after chunk as a consumer with pauses; return the time of each chunk."""
     at = []
     for _ in range(chunks):
         fetch = side.watch(side.request(offset, 4 * BATCH_BYTES), wait_s=30)
@@ -43,16 +43,16 @@ async def replay(side: ReadSide, chunks: int, pause_s: float = 0.0, offset: int 
 def test_a_sequential_reader_soon_has_the_bandwidth_of_parallel_reads(
     pause_ms: int, chunks_each: int
 ) -> None:
-    """Within ten chunks, whatever the segments' size and the reader's own pace."""
+    """It takes ten chunks, whatever the segments' size and the reader's own pace."""
 
     async def main() -> None:
         async with read_side(limits=replace(QUICK, read_ahead_chunks_max=16)) as side:
             await side.history(480, 4 * chunks_each)
             side.store.faults = FAR
             at = await replay(side, 120, pause_ms / 1000)
-            requests = 100 * (1 + 1 / chunks_each)  # each segment has an index to be read
+            requests = 100 * (1 + 1 / chunks_each)  # each segment has an index to read
             parallel_s = requests / IN_FLIGHT * ROUND_TRIP_S
-            # Where each third read is one of an index, chunks wait for those.
+            # If each third read is an index, chunks wait for indexes.
             share = 0.85 if chunks_each > 3 else 0.65
             assert at[110] - at[10] <= max(parallel_s, 100 * pause_ms / 1000) / share
 
@@ -60,7 +60,7 @@ def test_a_sequential_reader_soon_has_the_bandwidth_of_parallel_reads(
 
 
 def test_the_room_for_reading_ahead_is_shared_by_streams() -> None:
-    """Sixteen replays with room for twenty chunks: none is without, and none waits much longer."""
+    """Sixteen replays and room for twenty chunks: each gets some, and none waits much longer."""
 
     async def main() -> None:
         limits = replace(QUICK, read_ahead_chunks_max=16, fetcher_tasks_max=16)
@@ -81,7 +81,7 @@ def test_the_room_for_reading_ahead_is_shared_by_streams() -> None:
 
 
 def test_a_reader_whose_fetches_others_answer_gets_its_window_too() -> None:
-    """No fetch waits for the second partition, as the first is in memory; its reader does."""
+    """The first partition is in memory, so fetches do not wait for the second; its reader does."""
 
     async def main() -> None:
         async with read_side(limits=replace(QUICK, read_ahead_chunks_max=16)) as side:
@@ -132,7 +132,7 @@ def test_a_warm_seek_takes_none() -> None:
             side.store.faults = FAR
             reads = len(side.store.reads)
             fetch = side.watch(side.request(130))
-            assert fetch.results()[0].size_bytes > 0  # in the very same step of the loop
+            assert fetch.results()[0].size_bytes > 0  # within the same step of the loop
             assert len(side.store.reads) == reads
 
     run_virtual(main)

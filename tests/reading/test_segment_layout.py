@@ -36,7 +36,7 @@ def test_chunks_are_whole_spans_without_gap_or_overlap(sizes: list[int], chunk: 
         assert {r.start, r.end} <= edges
         spans = [s for i, s in enumerate(sizes) if r.start <= sum(sizes[:i]) < r.end]
         assert r.length <= chunk or len(spans) == 1
-    # Greedy: the span after a chunk did not fit into it.
+    # The layout is greedy: the span after a chunk did not fit into the chunk.
     for before, after in pairwise(ranges):
         following = next(s for i, s in enumerate(sizes) if sum(sizes[:i]) == after.start)
         assert before.length + following > chunk

@@ -1,4 +1,4 @@
-"""What is checked on the event loop, and what beside it."""
+"""Which checks run on the event loop, and which in a thread."""
 
 from __future__ import annotations
 

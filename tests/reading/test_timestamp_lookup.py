@@ -88,7 +88,7 @@ def test_what_was_found_is_at_hand_after_other_reads_have_taken_its_place() -> N
     async def main() -> None:
         async with read_side() as side:
             await side.segment([batch(0, [100], 0)])
-            large, many = 50, 80  # records of 300 bytes: more in all than the cache holds
+            large, many = 50, 80  # records of 300 bytes, more than the cache holds
             for n in range(many):
                 await side.segment([batch(1 + large * n, [1_000 + n] * large, 0)])
             assert await side.purgatory.first_offset_at_or_after(side.tip, 50) == (0, 100, 0)
@@ -153,7 +153,7 @@ def test_an_unknown_partition_has_nothing() -> None:
 
 
 async def test_a_batch_that_unpacks_to_far_more_does_not_hold_the_loop() -> None:
-    """It is unpacked in a thread, up to a bound; what comes before that is a safe answer."""
+    """A thread unpacks it up to a bound; beyond that, the answer is an earlier, safe offset."""
     made = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=1,

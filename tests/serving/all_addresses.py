@@ -1,5 +1,7 @@
-"""`fetchproxy serve` on "all addresses", of which there are but a few of loopback: a test's own
-machine shall not be open to others. As a program: `python all_addresses.py serve …`."""
+"""`fetchproxy serve` on "all addresses", which here are only a few loopback addresses.
+
+A test must not open the machine to others. As a program: `python all_addresses.py serve …`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ ALL = {"0.0.0.0": ["127.0.0.1", "127.0.0.2"], "::": ["::1"]}
 
 
 class OnAllAddresses(ProxyProcess):
-    """`bootstrap`: of the brokers; None: it serves the archive alone."""
+    """`bootstrap`: the brokers' addresses; None: it serves the archive alone."""
 
     def __init__(
         self,
@@ -35,7 +37,7 @@ class OnAllAddresses(ProxyProcess):
         command += ["--console", f"127.0.0.1:{self.console_port}"]
         for key, value in (settings or {}).items():
             command += ["--set", f"{key}={value}"]
-        env = {"PYTHONPATH": str(PROJECT)}  # a program of the tests finds the project by it
+        env = {"PYTHONPATH": str(PROJECT)}  # so that this program finds the project
         self._process = ServerProcess("fetchproxy", command, self.log, env=env, cwd=PROJECT)
 
     def _answers(self) -> bool:

@@ -1,4 +1,4 @@
-"""Stock consumers, each told only `bootstrap.servers`: read from 0 to given ends, or fail.
+"""Stock consumers, given only `bootstrap.servers`: they read from 0 to given ends, or fail.
 
 No client may fall back on a reset: `auto.offset.reset` is none or error everywhere.
 """
@@ -20,7 +20,7 @@ READ_S = 90.0
 
 
 class _Progress:
-    """What was read, and whether every partition is at its end (control records are not seen)."""
+    """The records read, and whether each partition is at its end (control records are hidden)."""
 
     def __init__(self, ends: Mapping[int, int]) -> None:
         self.ends = ends
@@ -44,7 +44,7 @@ def read_confluent(
     starts: Mapping[int, int] | None = None,
     **more: object,
 ) -> Records:
-    """From offset 0, or from `starts`."""
+    """Read from offset 0, or from `starts`."""
     progress = _Progress(ends)
     consumer = confluent_kafka.Consumer(
         {

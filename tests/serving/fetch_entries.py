@@ -1,4 +1,4 @@
-"""What a client writes of a partition in a Fetch."""
+"""A partition's entry in a client's Fetch request."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from fetchproxy_protocol.fetch import FetchEntry
 def entry(
     partition: int, offset: int, bytes_max: int = 1_000, leader_epoch: int = -1
 ) -> FetchEntry:
-    """As of v9 to v11."""
+    """The entry in versions 9 to 11."""
     return pack(">iiqqi", partition, leader_epoch, offset, -1, bytes_max)

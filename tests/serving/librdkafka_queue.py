@@ -1,9 +1,9 @@
-"""A model of librdkafka's queue on virtual time: what a stock consumer reads in a second.
+"""A model of librdkafka's queue on virtual time: how fast a stock consumer reads.
 
-The broker thread reads an answer partition by partition into one queue, and fetches again at once
-unless `queued.min.messages` wait there: then it looks again after `fetch.queue.backoff.ms`
-(rd_kafka_broker_fetch_toppars, rd_kafka_toppar_fetch_decide). The application takes what is there
-at a rate that wanders.
+The broker thread reads an answer partition by partition into one queue. It fetches again at once
+unless the queue holds `queued.min.messages`; then it looks again after `fetch.queue.backoff.ms`
+(rd_kafka_broker_fetch_toppars, rd_kafka_toppar_fetch_decide). The application takes records from
+the queue at a varying rate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BACKOFF_S = 1.0
 _PARTITION_RECORDS = 1024 * 1024 // 108  # max.partition.fetch.bytes, with records of 100 bytes
 _FETCH_RECORDS_MAX = 50 * 1024 * 1024 // 108
 _SERVED_PER_S = 3e6
-_READ_PER_S = 6e6  # by the broker thread, into the queue
+_READ_PER_S = 6e6  # broker thread into the queue
 _ROUND_TRIP_S = 0.0005
 _STEP_S = 0.02
 
@@ -31,8 +31,12 @@ class Outcome:
 
 
 class StockConsumer:
-    """`taken_per_s`: by the application. `sleeps`: it takes nothing at times; `stalls_per_s`: so
-    often its machine stands still for 0.1 to 0.4 s."""
+    """A consumer with its queue and its application.
+
+    `taken_per_s`: records that the application takes per second.
+    `sleeps`: the application takes nothing at times.
+    `stalls_per_s`: how often its machine stands still for 0.1 to 0.4 s.
+    """
 
     def __init__(
         self,

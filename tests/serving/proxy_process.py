@@ -13,12 +13,12 @@ from typing import Any, Self
 from lab import limited
 from lab.process import ServerProcess, free_port
 
-START_S = 120.0  # beside the rest of the tests, with the least priority
+START_S = 120.0  # slow when other tests run, as the tests have the lowest priority
 PROJECT = Path(__file__).parents[2]
 
 
 class ProxyProcess:
-    """A context manager. `settings` are what `--set section.key=value` takes, and limits."""
+    """A context manager. `settings`: values for `--set section.key=value`, and limits."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class ProxyProcess:
         return total
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """The log's lines of one event, as they were written (JSON, not being on a terminal)."""
+        """The log's lines of one event, parsed (they are JSON, as the log is not on a terminal)."""
         found = []
         for line in self.log.read_text().splitlines():
             if line.startswith("{"):
@@ -106,7 +106,7 @@ class ProxyProcess:
 
 
 def wait_for(what: str, check: Any, timeout_s: float = 60.0) -> None:
-    """Poll `check` until it is true; generous, since only a hang must fail it."""
+    """Poll `check` until it is true; the timeout is generous, since only a hang must fail."""
     deadline = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < deadline, f"not in {timeout_s} s: {what}"

@@ -31,13 +31,13 @@ class Fetched:
 
     @property
     def batches(self) -> list[bytes]:
-        """Whole ones; a partial last batch is left off."""
+        """Whole batches only; a partial last batch is left off."""
         return [self.records[b.position : b.end] for b in walk(self.records)]
 
 
 class RawConnection:
     def __init__(self, bootstrap: str, receive_bytes_max: int | None = None) -> None:
-        """`receive_bytes_max`: of one that takes little at a time."""
+        """`receive_bytes_max`: the most bytes received at a time; None: no limit."""
         host, port = bootstrap.rsplit(":", 1)
         self._socket = socket.create_connection((host, int(port)))
         self._receive_bytes_max = receive_bytes_max
@@ -129,7 +129,7 @@ class RawConnection:
         )  # fmt: skip
 
     def fetch_until_data(self, *args: Any, **more: Any) -> Fetched:
-        """As a consumer does: empty answers without error are asked again."""
+        """Like a consumer, fetch again after each empty answer without error."""
         deadline = time.monotonic() + 30
         while True:
             fetched = self.fetch(*args, **more)

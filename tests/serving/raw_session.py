@@ -1,4 +1,4 @@
-"""A bare client of fetch sessions: it says exactly what a test wants said."""
+"""A bare client of fetch sessions: it sends exactly what a test gives it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Part:
     high_watermark: int
     log_start_offset: int
     offsets: tuple[int, ...]  # base offsets of whole batches
-    next_offset: int  # behind the last of them, -1: there are none
+    next_offset: int  # after the last of them, -1: no batches
     size: int
 
 
@@ -34,7 +34,7 @@ class SessionAnswer:
 
 
 class SessionClient(RawConnection):
-    """`version` ≥ 7; topics go by id from 13 on."""
+    """`version` ≥ 7; topics are named by id from version 13 on."""
 
     def __init__(self, bootstrap: str, version: int) -> None:
         super().__init__(bootstrap)
@@ -82,7 +82,7 @@ class SessionClient(RawConnection):
                 gone.topic_id = self._id_of(topic)
             request.forgotten_topics_data.append(gone)
         answer = self.ask(request, FetchResponse, version)
-        if session[1] <= 0:  # all are listed; of news only, Kafka itself may list a topic twice
+        if session[1] <= 0:  # all are listed; an incremental answer may list a topic twice
             listed = [
                 topic.topic_id if version >= 13 else topic.topic for topic in answer.responses
             ]
@@ -131,7 +131,7 @@ class Session:
         return found
 
     def until(self, key: tuple[str, int], check: Any) -> Part:
-        """Poll without a change until `check` holds for an answer's part of `key`."""
+        """Poll without changes until `check` holds for an answer's part of `key`."""
         deadline = time.monotonic() + 30
         while True:
             part = self.poll().parts.get(key)

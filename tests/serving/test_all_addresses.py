@@ -1,4 +1,4 @@
-"""A listener on all addresses, and what clients are then told of where to dial."""
+"""A listener on all addresses, and the addresses that it tells clients to dial."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE, OTHER = "127.0.0.1", "127.0.0.2"
 
 
 def told(bootstrap: str) -> dict[int, tuple[str, int]]:
-    """Over this one connection: a client would go on to ask at the address that it is told."""
+    """The brokers as told over one connection; a real client would go on at the told address."""
     query = MetadataRequest[5]()
     query.topics, query.allow_auto_topic_creation = None, False
     with RawConnection(bootstrap) as raw:
@@ -88,7 +88,7 @@ def test_a_listener_on_one_address_warns_of_nothing(store: str, tmp_path: Path) 
         ProxyProcess(cluster.bootstrap, store, tmp_path) as proxy,
     ):
         (broker,) = told(proxy.bootstrap).items()
-        # Next to the proxy's own port, unless another process has that one.
+        # This is next to the proxy's own port, unless another process has that port.
         (opened,) = proxy.logged("node_listener_opened")
         assert broker == (1, (ONE, opened["port"]))
         assert not proxy.logged(WARNING)
@@ -108,7 +108,7 @@ def test_a_host_of_the_node_map_is_told_to_all(store: str, tmp_path: Path) -> No
 
 
 def test_records_go_both_ways_at_either_address(store: str, tmp_path: Path) -> None:
-    """Every address in every answer, a moved leader's included, is one that works there."""
+    """Every address in every answer works there, including that of a moved leader."""
     with (
         MockCluster(broker_count=3) as cluster,
         OnAllAddresses(cluster.bootstrap, store, tmp_path, "0.0.0.0") as proxy,

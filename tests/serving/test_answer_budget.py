@@ -54,7 +54,7 @@ def test_answers_are_cut_to_what_is_left_and_single_batches_have_a_reserve() -> 
             rooms.append(budget.room())
             answers.enter_context(budget.taking([bytes(max(rooms[-1], 70))]))
         assert rooms == [100] * 7 + [50] + [0] * 4
-        assert budget.taken == TOTAL_MAX + 50  # by less than the one batch that reached it
+        assert budget.taken == TOTAL_MAX + 50  # by less than one batch
     assert budget.room() == ANSWER_MAX
 
 
@@ -91,7 +91,7 @@ def test_who_finds_no_room_waits_for_an_answer_to_leave_and_no_longer_than_it_ma
                     group.create_task(wait(for_s))
                 await asyncio.sleep(3)
                 with budget.taking([b"x"]):
-                    pass  # one has left, and it is still full
+                    pass  # one answer has left, and the budget is still full
                 await asyncio.sleep(1)
                 assert waited == [1]
         assert waited == [1, 9, 9]
@@ -120,7 +120,7 @@ def test_room_is_handed_on_in_the_order_of_waiting() -> None:
                 await asyncio.sleep(1)
                 assert order == []
             await asyncio.sleep(0.5)
-            assert order == [0, 1, 3, 4]  # 1200 of 1000: the last was let in with room for a batch
+            assert order == [0, 1, 3, 4]  # 1200 of 1000: the last had room for one batch
         assert order == [0, 1, 3, 4, 5, 6, 7]
         assert loop.time() == began + 4
 
@@ -131,7 +131,7 @@ def test_room_is_handed_on_in_the_order_of_waiting() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_however_many_take_nothing_the_limit_holds(seed: int) -> None:
-    """Answers begin and end at random; each is cut as the gateway cuts it, a batch at least."""
+    """Answers begin and end at random; each is cut as the gateway cuts it, to at least a batch."""
     rng = Random(seed)
     budget = AnswerBudget(ANSWER_MAX, TOTAL_MAX)
     under_way: list[tuple[ExitStack, list[Buffer]]] = []

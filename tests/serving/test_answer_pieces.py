@@ -1,4 +1,4 @@
-"""An answer's pieces reach a real socket as they are, in order, whatever it takes at once."""
+"""A real socket gets an answer's pieces unchanged and in order, whatever it takes at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_only_small_neighbours_are_joined(pieces: list[bytes]) -> None:
 
 @asynccontextmanager
 async def connection() -> AsyncIterator[tuple[asyncio.Transport, asyncio.StreamReader]]:
-    """A transport, and what reads its other end."""
+    """A transport, and a reader at its other end."""
     ends: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
     server = await asyncio.start_server(
         lambda reader, writer: ends.put_nowait((reader, writer)), "127.0.0.1", 0
@@ -77,7 +77,7 @@ async def test_a_large_answer_goes_in_steps() -> None:
 
 @pytest.mark.parametrize("size", [1, 40_000, 300_000, 3_000_000])
 async def test_a_slow_reader_gets_every_byte_in_order(size: int) -> None:
-    """Pieces of any size, more than a system call takes, and a socket that is often full."""
+    """Pieces of any size, more than one system call takes, and a socket that is often full."""
     rng = Random(size)
     pieces = [rng.randbytes(rng.randint(1, size)) for _ in range(max(5, min(3_000, 2**25 // size)))]
     whole = b"".join(pieces)

@@ -29,7 +29,7 @@ def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
 
         async with asyncio.TaskGroup() as group:
             for number in range(5):
-                # The last one asks for three times as much, and so has a third of the turns.
+                # The last one asks for three times as much, so it gets a third of the turns.
                 group.create_task(replay(number, 3 if number == 4 else 1))
         assert all(order[:15].count(number) in (3, 4) for number in range(4))
         assert order[:15].count(4) in (1, 2)
@@ -39,7 +39,7 @@ def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
 
 
 def test_who_asks_for_next_to_nothing_has_no_more_turns_for_it() -> None:
-    """The first batch comes whole whatever was asked for, and a hostile client asks for -1."""
+    """The first batch comes whole whatever size was asked for; a hostile client asks for -1."""
 
     async def main() -> None:
         turns = AnswerTurns(1, TURN_MAX_S)
@@ -70,7 +70,7 @@ def test_a_slow_answer_keeps_nobody_waiting_for_longer_than_a_turn() -> None:
         await turns.take(slow, 1, FOREVER)
         await turns.take(other, 1, FOREVER)
         assert loop.time() - began == pytest.approx(TURN_MAX_S)
-        turns.give_back(slow)  # which it has no more
+        turns.give_back(slow)  # it no longer has a turn
         assert len(turns._taken) == 1
         turns.give_back(other)
         assert len(turns._taken) == 0

@@ -1,4 +1,4 @@
-"""The table of APIs, the modules behind it, and the page that is written from it."""
+"""The table of APIs, the modules behind it, and the page generated from it."""
 
 from __future__ import annotations
 

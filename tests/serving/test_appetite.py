@@ -1,4 +1,4 @@
-"""Pacing by appetite, against a model of librdkafka's queue and without any clock."""
+"""Pacing by appetite, against a model of librdkafka's queue, without a real clock."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _gain(partitions: int, taken_per_s: float, records: int, *, sleeps: bool = F
         (8, 600_000, 3.0),
         (1, 1_300_000, 3.0),
         (8, 1_300_000, 4.0),
-        # Its answers hold four times what fills the queue.
+        # An answer holds four times the records that fill the queue.
         (50, 900_000, 1.4),
     ],
 )
@@ -76,11 +76,11 @@ def test_application_that_sleeps_at_random_loses_nothing(
     assert _gain(partitions, taken_per_s, 6 * _MILLION, sleeps=True) >= 0.95
 
 
-# Of confluent-kafka 2.16.1 that was not paced (Kafka 4.1.1, records of 100 bytes): when each fetch
-# came, when the answer before it had left, in ms, and its records, up to the first pause. By call,
-# partitions and path.
+# Recorded from confluent-kafka 2.16.1 without pacing (Kafka 4.1.1, records of 100 bytes), up to the
+# first pause, by call, partitions and path. For each fetch: when it came and when the answer before
+# it had left, in ms, and that answer's records.
 _TRACES = json.loads((Path(__file__).parent / "appetite_traces.json").read_text())
-# What the same applications took once they were paced.
+# Records per second that the same applications took when paced.
 _TAKEN_PER_S = {"poll": 950_000, "consume": 2_000_000}
 
 
@@ -149,7 +149,7 @@ def test_pause_of_three_connections_is_one() -> None:
 
 
 def test_pauses_that_come_too_early_to_tell_halve_the_pace() -> None:
-    """But not the first of them: the machine may have stood still."""
+    """But not the first pause: the machine may have stood still."""
     appetite, paces = Appetite(0.0, 1_000_000), []
     for number in range(3):
         begun = 1.04 * number
@@ -165,7 +165,7 @@ def test_pauses_that_come_too_early_to_tell_halve_the_pace() -> None:
 def test_machine_that_stands_still_at_times_does_not_slow_the_next_runs(
     partitions: int, gain: float
 ) -> None:
-    """A stall fills the queue at any pace. The next run begins at the pace that this one left."""
+    """A stall fills the queue at any pace. The next run begins at the pace this run ended with."""
 
     def last_of_six(seed: int, *, paced: bool) -> float:
         pace, seconds = 0.0, 0.0
@@ -181,7 +181,7 @@ def test_machine_that_stands_still_at_times_does_not_slow_the_next_runs(
 
 
 def test_answers_before_a_pause_that_another_connection_told_of_are_not_of_the_next_cycle() -> None:
-    """Else they lengthen that by the pause, and three connections are taken for a slow reader."""
+    """Else they lengthen the cycle by the pause, and three connections pass for a slow reader."""
     appetite, answered = Appetite(0.0), [0.0] * 3
     paces = []
     for cycle in range(3):
@@ -205,7 +205,7 @@ def test_pauses_grow_rarer() -> None:
     assert later / 5 <= first / 2
 
 
-# --- which clients, and which of their connections ---
+# --- clients that are paced, and their connections ---
 @pytest.mark.parametrize(
     "software", ["librdkafka", "confluent-kafka-python", "confluent-kafka-go", "rdkafka-ruby"]
 )
@@ -242,7 +242,7 @@ def _reader(appetites: Appetites, client: tuple[str, str], node_id: int) -> Read
 
 
 def _read_with_pauses(reader: Reader, clock: _Clock, size_bytes: int = 10 * 300_000) -> float:
-    """Three answers, then a pause, again and again; all that it was held back, in s."""
+    """Read three answers, then pause, again and again; return the total time held back, in s."""
     held, offset = 0.0, 0
     for number in range(40):
         held += reader.asked(_asked(offset))
@@ -324,7 +324,7 @@ def test_connections_to_different_brokers_are_one_consumer() -> None:
         reader.close()
 
 
-# --- as console and API show them ---
+# --- clients in the console and the API ---
 def test_what_is_said_of_a_client() -> None:
     clock = _Clock()
     appetites = Appetites(clock)
@@ -349,7 +349,7 @@ def test_client_that_does_not_pause_has_no_pace() -> None:
     clock = _Clock()
     appetites = Appetites(clock)
     reader = _reader(appetites, ("host", "id"), 1)
-    for number in range(200):  # 100,000 records/s, 1 MB/s: in small answers, too
+    for number in range(200):  # 100,000 records/s, 1 MB/s, in small answers
         reader.asked(_asked(number * 5_000))
         clock.now += 0.05
         reader.answered(50_000)
@@ -363,10 +363,10 @@ def test_client_that_does_not_pause_has_no_pace() -> None:
 def test_lately_forgets_what_was_long_ago() -> None:
     lately = Lately(100.0)
     lately.add(100.0, 1_000, 10_000, 3)
-    assert lately.seen(100.0) == (1_000, 10_000, 3)  # of one second at least
+    assert lately.seen(100.0) == (1_000, 10_000, 3)  # over one second at least
     assert lately.seen(102.0) == (500, 5_000, 3)
     lately.add(106.0, 2_000, 20_000, 1)
-    assert lately.seen(110.0) == (300, 3_000, 3)  # of ten seconds
+    assert lately.seen(110.0) == (300, 3_000, 3)  # over ten seconds
     assert lately.seen(112.0) == (pytest.approx(2_000 / 6), pytest.approx(20_000 / 6), 1)
     assert lately.seen(122.0) == (0, 0, 0)
     lately.add(1_000.0, 5_000, 50_000, 2)
@@ -388,7 +388,7 @@ def test_of_very_many_partitions_only_the_bytes_are_known() -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_client_that_is_never_paced_is_counted(enabled: bool) -> None:
-    """Whatever it does, and with the pacing turned off, too."""
+    """Its reads are counted whatever it does, even with pacing turned off."""
     clock = _Clock()
     appetites = Appetites(clock, enabled=enabled)
     java = appetites.reader(("host", "id"), 1, _asked(0), JAVA, paced=not enabled)
@@ -424,7 +424,7 @@ def test_fetch_that_names_some_of_its_session() -> None:
     (entry,) = _asked(0).values()
     (further,) = _asked(5_000).values()
     reader.asked({(b"topic", number): entry for number in range(90)})
-    for number in range(90):  # one after the other; the others are remembered
+    for number in range(90):  # one at a time; the others are remembered
         reader.answered(50_000)
         reader.asked({(b"topic", number): further}, 90)
     said = appetites.consumers()[0].status(clock.now)

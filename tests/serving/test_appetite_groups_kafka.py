@@ -1,5 +1,7 @@
-"""Applications that nap, rebalance or are killed read every record through a proxy that paces them,
-as through one that does not, and about as fast."""
+"""Applications that nap, rebalance or are killed, behind a proxy with and without pacing.
+
+Behind both they read every record, and about as fast.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ TOPIC, PARTITIONS, RECORDS, RECORD_BYTES = "ap-groups", 4, 600_000, 20
 SETTINGS = {"archive.segment_age_max_ms": 300, "limits.writing.rlm_process_interval_ms": 100}
 # On a busy machine an application may be slower than any pace.
 READS_MAX = 5
-# Real figures: `python -m benchmarks.applications`. A busy machine blurs them.
+# A busy machine blurs these times; `python -m benchmarks.applications` gives real figures.
 SLOWER_MAX, SLOWER_MAX_S = 1.5, 5.0
 
 
@@ -32,7 +34,7 @@ class Two:
 
 @pytest.fixture(scope="module")
 def two(kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    """Proxies of one archive, which has the first half; the rest is on the broker."""
+    """Two proxies of one archive: it has all offsets, and the broker keeps only the second half."""
     folder = tmp_path_factory.mktemp("groups")
     store = (folder / "store").as_uri()
     (folder / "store").mkdir()
@@ -54,7 +56,7 @@ def test_application_reads_every_record_as_without_pacing(application: str, two:
     for _ in range(READS_MAX):
         paced = read_as(application, two.paced.bootstrap, TOPIC, two.ends)
         print(f"{application}: {paced} paced, {unpaced} not paced")
-        if application != "is killed and comes back":  # what it had not committed comes again
+        if application != "is killed and comes back":  # its uncommitted records come again
             assert paced.repeated == unpaced.repeated == 0
         assert paced.seconds < unpaced.seconds * SLOWER_MAX + SLOWER_MAX_S
         if two.paced.metric("fetchproxy_paced_answers_total") > before:

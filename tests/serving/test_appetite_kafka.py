@@ -1,5 +1,7 @@
-"""A client that pauses as librdkafka does is paced, on the tail and in the archive, and reads the
-same bytes; one that calls itself otherwise is not, whatever it does."""
+"""A client that pauses like librdkafka is paced, on the tail and in the archive.
+
+It reads the same bytes as without pacing. A client of another name is never paced.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.kafka
 TAIL, OLD = "ap-tail", "ap-old"
 PARTITIONS = 4
 RECORDS = 500_000
-CYCLE_RECORDS = 150_000  # a queue, and what an application takes meanwhile
+CYCLE_RECORDS = 150_000  # a full queue, and what the application takes meanwhile
 # On a busy machine a reader may be slower than any pace.
 READS_MAX = 5
 SETTINGS = {"archive.segment_age_max_ms": 300, "limits.writing.rlm_process_interval_ms": 100}
@@ -58,7 +60,7 @@ def proxy(
 def archive_only(
     proxy: ProxyProcess, store: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
-    """The same archive by itself."""
+    """An archive-only proxy of the same archive."""
     with ArchiveOnlyProcess(store, tmp_path_factory.mktemp("ap-alone")) as process:
         yield process
 
@@ -70,7 +72,7 @@ def _says(connection: RawConnection, software: str) -> None:
 
 
 def _read_all(connection: RawConnection, topic: str) -> dict[int, list[int]]:
-    """Base offsets of all batches. It pauses for a second when a queue would be full."""
+    """Base offsets of all batches; the client pauses for a second when a queue would be full."""
     offsets, seen = dict.fromkeys(range(PARTITIONS), 0), 0
     batches: dict[int, list[int]] = {partition: [] for partition in offsets}
     while sum(offsets.values()) < RECORDS:
@@ -148,14 +150,14 @@ def test_console_says_what_another_client_reads(
     assert (row["client_id"], row["connections"]) == ("other", 1)
     assert row["software"].startswith("kafka-python ")
     assert 1 <= row["partitions"] <= PARTITIONS
-    # The last fetch may not have been followed by another one.
+    # There may have been no fetch after the last one.
     assert row["records_per_s"] > 0
     assert row["bytes_per_s"] > 20 * row["records_per_s"]
     assert (row["pauses"], row["pace_records_per_s"], row["held_back_s"]) == (0, None, 0)
 
 
 def _row_of_a_stock_client(proxy: ProxyProcess, client_id: str) -> dict[str, Any]:
-    """As it is told when the client has read all, and is still there."""
+    """The client's row in the API when it has read everything and is still connected."""
     settings = {
         "bootstrap.servers": proxy.bootstrap,
         "client.id": client_id,
@@ -177,7 +179,7 @@ def _row_of_a_stock_client(proxy: ProxyProcess, client_id: str) -> dict[str, Any
     assert told["clients_total"] == 1
     assert (row["client_id"], row["address"]) == (client_id, "127.0.0.1")
     assert row["connections"] == 1
-    # As its wheel says it, such as "confluent-kafka-python 2.16.1-librdkafka-2.16.0"
+    # The wheel's own name, such as "confluent-kafka-python 2.16.1-librdkafka-2.16.0"
     assert confluent_kafka.libversion()[0] in row["software"], row
     assert 1 <= row["partitions"] <= PARTITIONS
     assert row["records_per_s"] > 0

@@ -1,4 +1,4 @@
-"""Where archived topics begin: what is kept of it, and what is looked up before anybody asks."""
+"""Where archived topics begin: the starts kept in memory, and the early look at all topics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fetchproxy.serving.relay import server as first_looks
 from fetchproxy.serving.relay.server import look_at_archived_topics
 
 
-# --- where the archive begins, of all partitions ---
+# --- the first archived offset of all partitions ---
 async def test_what_has_not_changed_is_not_looked_at_again() -> None:
     async with gateway(archived=300) as gate:
         asked, wanted = {ARCHIVED: range(300)}, every(ARCHIVED, 300, 0, 0)
-        for _ in range(2):  # the longer way, and what is kept of it
+        for _ in range(2):  # first a look-up, then the kept result
             assert await gate.list_offsets(asked, EARLIEST) == wanted
         gate.store.calls.clear()
         seen = gate.archive.rlmm.view(tip_of(7))
@@ -82,7 +82,7 @@ async def test_what_an_archiver_gathers_first_is_shown() -> None:
         assert found == {**every(NEVER, 3, 0, BROKER_START), (NEVER, 1): (0, 40)}
 
 
-# --- before anybody asks ---
+# --- before the first request ---
 async def test_what_is_archived_is_looked_up_before_anybody_asks() -> None:
     async with gateway(archived=300) as gate:
         await look_at_archived_topics(gate.archive, asyncio.Event())

@@ -1,4 +1,4 @@
-"""Which topics may be archived, while the store answers, is slow, and does not answer at all."""
+"""Which topics may be archived: while the store answers, is slow, or does not answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AT_ONCE_S = 0.2
 
 
 class Archive:
-    """A store behind a door, another process that archives into it, and what the gateway knows."""
+    """A store behind a door, another process that archives into it, and the gateway's knowledge."""
 
     def __init__(self) -> None:
         inner = MemoryObjectStore()
@@ -79,13 +79,13 @@ async def test_an_old_list_is_read_again_before_it_is_believed() -> None:
         await copied(archive.other, segment(1, 0, 9))
         assert not await archive.knowledge.may_be_archived(TIP.topic_id)
         archive.later_s = archived_knowledge.LIST_AGE_MAX_S + 1
-        # FreshReads goes by the loop's own clock, to which a time to come is now.
+        # FreshReads uses the loop's own clock, for which a future time counts as now.
         assert await archive.knowledge.may_be_archived(TIP.topic_id)
         assert archive.listings == 2
 
 
 async def test_who_needs_it_is_given_a_list_since_then() -> None:
-    """A log may be cut right behind the first copy: its readers must not wait to be believed."""
+    """A log may be trimmed right after the first copy: an older list would deny the archive."""
     async with opened(runs=False) as archive:
         assert not await archive.knowledge.may_be_archived(TIP.topic_id)
         await copied(archive.other, segment(1, 0, 9))
@@ -114,7 +114,7 @@ async def test_for_a_while_after_somebody_asked_it_is_kept_fresh(
         assert not await archive.knowledge.may_be_archived(NEVER)
         await archive.until(lambda: archive.listings == 10)
         archive.later_s = archived_knowledge.IN_USE_S + 1
-        last = archive.listings + 1  # one may be under way
+        last = archive.listings + 1  # one may be in flight
         await asyncio.sleep(0.05)
         assert archive.listings <= last, "nobody asks any more"
 
@@ -122,8 +122,8 @@ async def test_for_a_while_after_somebody_asked_it_is_kept_fresh(
 async def test_however_many_need_a_fresh_list_one_is_read_and_one_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thousand clients whose offsets are out of range must not have the store list for each."""
-    # On a busy machine the answer of this store takes longer than clients would wait.
+    """A thousand clients with offsets out of range must not cause a listing each."""
+    # On a busy machine this store's answer takes longer than clients would wait.
     monkeypatch.setattr(archived_knowledge, "WAIT_MAX_S", 60.0)
     monkeypatch.setattr(archived_knowledge, "FIRST_WAIT_MAX_S", 60.0)
     async with opened(runs=False, archived=True) as archive:
@@ -136,7 +136,7 @@ async def test_however_many_need_a_fresh_list_one_is_read_and_one_waits(
                     asking.create_task(archive.knowledge.may_be_archived(NEVER, clock()))
                 await asyncio.sleep(0.001)
                 assert archive.listings == 2 * wave + 2
-                for _ in range(500):  # after the one that is under way has begun
+                for _ in range(500):  # these come after the listing in flight has begun
                     asking.create_task(archive.knowledge.may_be_archived(NEVER, clock()))
                 await asyncio.sleep(0.001)
                 archive.store.door.set()
@@ -151,7 +151,7 @@ async def test_an_outage_does_not_touch_what_was_never_archived() -> None:
         for _ in range(100):
             assert not await archive.knowledge.may_be_archived(NEVER)
             assert await archive.knowledge.may_be_archived(TIP.topic_id)
-        assert archive.listings <= 3  # not once for each
+        assert archive.listings <= 3  # not once for each question
 
 
 async def test_a_store_that_hangs_is_not_waited_for_again_and_again(

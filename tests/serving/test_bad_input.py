@@ -1,4 +1,4 @@
-"""Peers that break the protocol: one clear log line each, and nobody else notices."""
+"""Peers that break the protocol: one clear log line for each, and no effect on others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
 
 
 def connect(proxy: ProxyProcess, last_octet: int = 1) -> socket.socket:
-    """From an address of its own: the proxy does not log the same fault of one address again."""
+    """Use a separate source address: the proxy does not log a repeated fault of one address."""
     peer = socket.create_connection(
         ("127.0.0.1", proxy.port), source_address=(f"127.0.0.{last_octet}", 0)
     )

@@ -1,4 +1,4 @@
-"""Clients get in while any one bootstrap broker lives, also where the others hang."""
+"""Clients get in while any bootstrap broker lives, even if the others hang."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fetchproxy.serving.session import Address
 from lab.mock_cluster import MockCluster
 from lab.process import free_port
 
-# Longer than any test here: whoever waits for it fails.
+# Longer than any test here: a test that waits for it fails.
 PATIENT_MS = 300_000
 
 
@@ -27,7 +27,7 @@ def patient() -> UpstreamDial:
 
 @contextmanager
 def hanging() -> Iterator[Address]:
-    """A port whose owner is frozen: the kernel accepts, and nobody ever answers."""
+    """A port of a frozen process: the kernel accepts connections, and no answer ever comes."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -35,7 +35,7 @@ def hanging() -> Iterator[Address]:
 
 
 class _Answering(asyncio.Protocol):
-    """Answers everything with a few bytes and notes what it was sent."""
+    """Answers everything with a few bytes and records what it was sent."""
 
     def __init__(self, asked: list[bytes], open_now: set[asyncio.Transport]) -> None:
         self._asked, self._open = asked, open_now
@@ -57,7 +57,7 @@ class _Answering(asyncio.Protocol):
 
 @asynccontextmanager
 async def answering(asked: list[bytes]) -> AsyncIterator[Address]:
-    """One more entry in `asked` for each connection: what came on it."""
+    """A server that appends one entry to `asked` for each connection: the bytes that came on it."""
     open_now: set[asyncio.Transport] = set()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: _Answering(asked, open_now), "127.0.0.1", 0)

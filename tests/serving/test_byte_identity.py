@@ -1,4 +1,4 @@
-"""The archive serves the very bytes that the broker served, whatever offset and version asks."""
+"""The archive serves the same bytes as the broker did, for every offset and version."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SETTINGS: dict[str, object] = {
 
 @dataclass
 class Archived:
-    """What the broker served before it forgot; `trimmed_to` is its log start now."""
+    """The broker's answers before its log was trimmed; `trimmed_to` is its log start now."""
 
     proxy: ProxyProcess
     broker: str
     topic_id: UUID
     end: int
     trimmed_to: int
-    captured: dict[tuple[int, int], Fetched]  # (offset, isolation): at version 12, 1 MiB
+    captured: dict[tuple[int, int], Fetched]  # by (offset, isolation): at version 12, 1 MiB
 
     def batches(self, offset: int, isolation: int) -> list[bytes]:
         return self.captured[offset, isolation].batches
@@ -104,7 +104,7 @@ def test_any_version_limit_and_isolation(archived: Archived, data: st.DataObject
 
 
 def _check_aborted(archived: Archived, offset: int, got: Fetched) -> None:
-    """The list covers exactly the returned bytes: what the broker listed, within reach."""
+    """The list has every aborted transaction the broker listed, up to the last returned offset."""
     assert got.aborted is not None
     listed = archived.captured[offset, 1].aborted or []
     assert set(got.aborted) <= set(listed)
@@ -140,7 +140,7 @@ def _all_batches(archived: Archived) -> list[bytes]:
 
 def test_watermarks_are_the_live_logs_and_the_archives(archived: Archived) -> None:
     with RawConnection(archived.proxy.bootstrap) as through:
-        for _ in range(2):  # the second answer knows the log's edges
+        for _ in range(2):  # the proxy knows the log's edges at the second answer
             got = through.fetch_until_data(12, TOPIC, None, 5)
         assert (got.high_watermark, got.last_stable_offset) == (archived.end, archived.end)
         assert got.log_start_offset == 0
@@ -168,7 +168,7 @@ def test_an_offset_above_the_end_stays_out_of_range(archived: Archived) -> None:
 
 
 def test_a_session_crosses_from_the_archive_to_the_live_log(archived: Archived) -> None:
-    """KIP-227 by hand: one full fetch, then incremental ones that name only what moved."""
+    """KIP-227 by hand: one full fetch, then incremental ones with only the changed offsets."""
     with RawConnection(archived.proxy.bootstrap) as through:
         answer = through.fetch_response(12, TOPIC, None, {0: 0}, session=(0, 0))
         session, epoch, offset, found = answer.session_id, 1, 0, []

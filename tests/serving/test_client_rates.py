@@ -39,14 +39,14 @@ def share_of(rates: ClientRates) -> Share:
 def test_who_had_too_much_owes_the_time_that_it_would_have_taken() -> None:
     clock = Clock()
     rates = ClientRates(RATE, clock)
-    assert rates.spend(A, 1000) == 0  # a second's worth is saved up
+    assert rates.spend(A, 1000) == 0  # one second's worth is saved up
     assert rates.spend(A, 2500) == 2.5
     assert (rates.owed_s(A), rates.owed_s(B)) == (2.5, 0)
     clock.now += 1
     assert rates.owed_s(A) == 1.5
     clock.now += 100
     assert rates.owed_s(A) == 0
-    assert rates.spend(A, 1500) == 0.5  # and no more than a second's worth was saved
+    assert rates.spend(A, 1500) == 0.5  # no more than one second's worth was saved
 
 
 def test_a_long_debt_is_told_in_parts() -> None:
@@ -62,7 +62,7 @@ def test_a_long_debt_is_told_in_parts() -> None:
 
 
 class Peer(asyncio.BaseTransport):
-    """Knows who is at the other end, and nothing else."""
+    """A transport that knows its peer's address and certificate only."""
 
     def __init__(self, address: str, certificate: dict[str, object] | None = None) -> None:
         super().__init__({"peername": (address, 50_000), "peercert": certificate})
@@ -73,7 +73,7 @@ SUBJECT = ((("organizationName", "x"),), (("commonName", "orders"),))
 
 def test_an_address_counts_whatever_its_port_and_for_ipv6_its_network() -> None:
     assert payer_of(Peer("10.0.0.1")) == "10.0.0.1"
-    assert payer_of(Peer("::ffff:10.0.0.1")) == "10.0.0.1"  # a listener on all of both kinds
+    assert payer_of(Peer("::ffff:10.0.0.1")) == "10.0.0.1"  # from a listener on both kinds
     assert payer_of(Peer("2001:db8:1:2::1")) == payer_of(Peer("2001:db8:1:2:ffff::9"))
     assert payer_of(Peer("2001:db8:1:2::1")) != payer_of(Peer("2001:db8:1:3::1"))
     assert payer_of(Peer("fe80::1%eth0")) == "fe80::/64"
@@ -86,7 +86,7 @@ def test_a_verified_certificate_counts_from_wherever_it_comes() -> None:
     assert payer_of(Peer("10.0.0.1", orders)) == payer_of(Peer("10.0.0.2", orders))
     named = {"subject": (), "subjectAltName": (("URI", "spiffe://x/orders"),)}
     assert payer_of(Peer("10.0.0.1", named)) not in ("10.0.0.1", payer_of(Peer("", orders)))
-    # Shown and not asked for, or without a name: as if there were none.
+    # An unverified certificate, or one without a name, counts as none.
     assert payer_of(Peer("10.0.0.1", {})) == payer_of(Peer("10.0.0.1", {"subject": ()}))
 
 
@@ -123,7 +123,7 @@ def test_a_client_is_told_no_less_than_it_owes_and_counts_as_having_waited() -> 
 
 
 def test_connections_of_one_client_have_their_turns() -> None:
-    """Each that has waited is served, though another one has just had what was there."""
+    """Each connection that has waited is served, even if another just used up the rate."""
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time

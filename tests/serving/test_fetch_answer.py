@@ -18,7 +18,7 @@ def batch(base_offset: int, records: int, body: int) -> bytes:
 
 
 def answer(partition: int, batches: list[bytes], cuts: list[int], aborted=()) -> PartitionAnswer:
-    """The batches in pieces that end anywhere, as chunks do."""
+    """The batches in pieces that may end inside a batch, as chunks do."""
     whole = b"".join(batches)
     ends = sorted({min(cut, len(whole)) for cut in cuts} | {len(whole)})
     pieces, at = [], 0

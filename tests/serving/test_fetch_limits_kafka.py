@@ -1,4 +1,4 @@
-"""What Fetch answers may hold: of bytes over both tiers, for slow clients, under quotas."""
+"""Limits of Fetch answers: bytes over both tiers, slow clients, and quotas."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SETTINGS: dict[str, object] = {
     "gateway.remote_answers_bytes_max": TOTAL_MAX,
     "limits.serving.remote_answer_turns_max": 1,
     "remote_fetch.chunk_cache_bytes_max": 64 * MiB,
-    "archive.segment_age_max_ms": 5_000,  # one segment each: what follows is only read ahead
+    "archive.segment_age_max_ms": 5_000,  # one segment each: only read-ahead follows
     "limits.writing.rlm_process_interval_ms": 100,
     "limits.writing.discovery_interval_ms": 200,
 }
 KEPT = ("fetchproxy_memory_used_bytes", "connection_buffers_bytes_max")
-BIG_PARTITIONS = 5  # of 4.5 MB: a read gives no more than a chunk of each
+BIG_PARTITIONS = 5  # 4.5 MB each: a read gives at most one chunk of each
 BIG, OLD, LIVE = "fl-big", "fl-old", "fl-live"
 
 
@@ -111,7 +111,7 @@ def test_both_tiers_together_keep_to_max_bytes_and_take_turns(
     deadline = time.monotonic() + 60
     with SessionClient(proxy.bootstrap, 12) as client:
         session = Session(client, {t: {0: 0} for t in positions}, bytes_max=bytes_max)
-        while min(turns.values()) < 3:  # a slow broker may make it many
+        while min(turns.values()) < 3:  # a slow broker may make it many polls
             assert time.monotonic() < deadline, turns
             answer = session.poll({topic: {0: at} for topic, at in positions.items()})
             for (topic, _), part in answer.parts.items():
@@ -126,7 +126,7 @@ def test_both_tiers_together_keep_to_max_bytes_and_take_turns(
 
 
 class SlowReader(RawConnection):
-    """Asks and does not read."""
+    """Sends requests and does not read the answers."""
 
     def __init__(self, proxy: ProxyProcess) -> None:
         super().__init__(proxy.bootstrap)
@@ -156,7 +156,7 @@ def fetched_bytes(reader: RawConnection) -> int:
 
 
 def test_of_two_readers_one_has_its_turn_first(proxy: ProxyProcess) -> None:
-    """With one turn for all, a fetch that comes while an answer is being written waits for it."""
+    """There is only one turn: a fetch that comes while an answer is being written waits for it."""
     deadline = time.monotonic() + 60
 
     def waited() -> float:
@@ -179,7 +179,7 @@ def test_slow_readers_hold_bounded_bytes_and_are_closed(proxy: ProxyProcess) -> 
     with RawConnection(proxy.bootstrap) as reader:
         sizes = [fetched_bytes(reader)]
         deadline = time.monotonic() + 60
-        while max(sizes) < ANSWER_MAX - MiB:  # until the archive lies in the cache
+        while max(sizes) < ANSWER_MAX - MiB:  # until the archive is in the cache
             assert time.monotonic() < deadline, sizes
             sizes.append(fetched_bytes(reader))
         assert max(sizes) <= ANSWER_MAX, "one answer"
@@ -192,7 +192,7 @@ def test_slow_readers_hold_bounded_bytes_and_are_closed(proxy: ProxyProcess) -> 
 
     try:
         for reader in slow:
-            fetch_all(reader)  # caught
+            fetch_all(reader)  # this fetch is caught
             fetch_all(reader)
             fetch_all(reader)
         wait_for("slow clients", lambda: held() > ANSWER_MAX - MiB)
@@ -213,7 +213,7 @@ def test_slow_readers_hold_bounded_bytes_and_are_closed(proxy: ProxyProcess) -> 
 def test_readers_of_the_tail_cost_the_store_one_look_for_all_of_them(
     proxy: ProxyProcess, kafka_server: KafkaServer, store: str, tmp_path: Path
 ) -> None:
-    """A proxy that archives nothing itself and serves only the tail: it learns where logs begin."""
+    """The proxy has no archiver and serves only the tail: it learns where logs begin."""
     with (
         ProxyProcess(kafka_server.bootstrap, store, tmp_path) as reader_only,
         RawConnection(reader_only.bootstrap) as one,
@@ -249,14 +249,14 @@ def quota(kafka: KafkaServer, client_id: str, bytes_per_s: float | None) -> None
 def test_the_brokers_throttle_time_reaches_the_client(
     proxy: ProxyProcess, kafka_server: KafkaServer
 ) -> None:
-    """In answers that pass and in those with the archive's part in front of them."""
+    """In relayed answers, and in those with an archived part."""
     quota(kafka_server, "raw", 20_000)
     try:
         with SessionClient(proxy.bootstrap, 12) as client:
             relayed = most_throttled(client, {LIVE: {0: 0}})
             assert relayed > 0
         with SessionClient(proxy.bootstrap, 12) as client:
-            client.poll((0, -1), {OLD: {0: 0}})  # caught
+            client.poll((0, -1), {OLD: {0: 0}})  # this fetch is caught
             time.sleep(0.3)
             assert most_throttled(client, {LIVE: {0: 0}, OLD: {0: 0}}) > 0
     finally:
@@ -264,7 +264,7 @@ def test_the_brokers_throttle_time_reaches_the_client(
 
 
 def most_throttled(client: SessionClient, asked) -> int:
-    """Of a few fetches; the broker mutes a throttled channel, so each waits for its turn."""
+    """The throttle time of the first throttled fetch; the broker mutes a throttled channel."""
     most = 0
     deadline = time.monotonic() + 30
     while not most and time.monotonic() < deadline:

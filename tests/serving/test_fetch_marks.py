@@ -1,4 +1,4 @@
-"""What a connection knows of its partitions: the broker's own word against older log edges."""
+"""A connection's knowledge of its partitions: the broker's own answer against older log edges."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def knowledge(edges: LogEdges) -> Knowledge:
 def test_edges_from_before_the_catch_do_not_send_it_back_to_the_broker(
     offset: int, is_remote: bool
 ) -> None:
-    """Sent back, it would be out of range again: a round without data as fast as the net allows."""
+    """The broker would say "out of range" again, so empty rounds would follow at network speed."""
     marks = FetchMarks(permit_ttl_s=60)
     mark = marks.catch(KEY, 100, 0.0)
     assert mark is not None
@@ -53,7 +53,7 @@ def test_edges_from_before_the_catch_do_not_send_it_back_to_the_broker(
 
 
 def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
-    """A permit is no reason to go through a large session with every fetch."""
+    """A permit is no reason to go through a large session at each fetch."""
     marks = FetchMarks(permit_ttl_s=60)
     asked_of: list[int] = []
 
@@ -96,7 +96,7 @@ def test_a_permit_that_ran_out_permits_nothing() -> None:
 
 
 def test_another_leader_epoch_than_the_checked_one_is_the_brokers_to_judge() -> None:
-    """It answers FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, or out of range: then that is known."""
+    """It answers FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, or "out of range", which is a catch."""
     marks = FetchMarks(permit_ttl_s=60)
     known = knowledge(LogEdges(500, 900, 900))
     other = (b"t", 1)

@@ -36,7 +36,7 @@ def asks(
 
 
 class BrokerModel:
-    """What a broker does with session ids and epochs; `serving` is what its answer is about."""
+    """A broker's session ids and epochs; `serving`: the partitions that its answer covers."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, tuple[int, dict[PartitionKey, FetchEntry]]] = {}
@@ -68,7 +68,7 @@ class BrokerModel:
         for key in forgotten:
             known.pop(key, None)
         self.serving = dict(known)
-        if not known:  # an emptied session is over
+        if not known:  # an emptied session ends
             del self.sessions[session_id]
             return 0, 0
         self.sessions[session_id] = (next_epoch(due), known)
@@ -76,7 +76,7 @@ class BrokerModel:
 
 
 class ClientModel:
-    """FetchSessionHandler.java: what a client sends next, and what it has asked in all."""
+    """FetchSessionHandler.java: the client's next request, and all partitions it has asked for."""
 
     def __init__(self) -> None:
         self.session_id, self.epoch = 0, 0
@@ -113,7 +113,7 @@ class ClientModel:
 STEPS = st.lists(
     st.tuples(
         st.dictionaries(st.sampled_from(KEYS), st.integers(0, 5)),  # asked
-        st.sets(st.sampled_from(KEYS)),  # withheld, as far as asked
+        st.sets(st.sampled_from(KEYS)),  # withheld, if asked
         st.sampled_from(["session", "session", "session", "session", "sessionless", "restart"]),
         st.sampled_from(["answered", "answered", "alone", "parked", "parked", "evicted"]),
     ),
@@ -122,7 +122,7 @@ STEPS = st.lists(
 
 
 class Proxy:
-    """What the handler does with the mirror; a poll may stay parked over several fetches."""
+    """The handler's use of the mirror; a poll may stay parked over several fetches."""
 
     def __init__(self, broker: BrokerModel) -> None:
         self.broker = broker
@@ -154,7 +154,7 @@ class Proxy:
             return 0, mirror.on_own_answer()
         error, session_id = self.parked
         self.parked = None
-        if outcome == "alone":  # the client is answered from the archive, the poll is discarded
+        if outcome == "alone":  # the archive's answer goes alone, the poll is discarded
             mirror.on_discarded_answer(error, session_id)
             return 0, mirror.on_own_answer()
         return error, mirror.on_answer(error, session_id)
@@ -208,7 +208,7 @@ def test_a_session_keeps_to_names_or_to_ids() -> None:
 
 
 class Uncounted(dict):
-    """Fails whoever goes through all of it."""
+    """A dict that fails if any code iterates over it."""
 
     def __iter__(self):
         raise AssertionError("a request of one partition went through the whole session")
@@ -266,7 +266,7 @@ def test_epochs_wrap_to_one() -> None:
 
 @pytest.mark.parametrize("epoch", [-1, 0])
 def test_after_a_withheld_full_answer_the_broker_is_asked_for_all_again(epoch: int) -> None:
-    """The client's own answer must list all, and its session begins with that."""
+    """The client's answer must list all partitions, and its session begins with that answer."""
     mirror = FetchSessionMirror(lambda: 7)
     mirror.on_request(asks(0, epoch, {KEYS[0]: 1, KEYS[1]: 2}))
     mirror.on_answer(0, 9 if epoch == 0 else 0)

@@ -1,4 +1,4 @@
-"""Every case of a fetch session (KIP-227) against a real broker, in one tier, both, or between."""
+"""Every case of a fetch session (KIP-227) against a real broker: in one tier, both, or between."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make_archived(
 
 
 def script(bootstrap: str, version: int, topic: str, offset: int) -> list[tuple[str, int, bool]]:
-    """What a broker says to each kind of request: (step, error, whether it names a session)."""
+    """The answers to each kind of request: (step, error, whether it names a session)."""
     other = 12 if version >= 13 else 13
     said: list[tuple[str, int, bool]] = []
     with SessionClient(bootstrap, version) as client:
@@ -118,7 +118,7 @@ def test_a_partition_crosses_the_tiers_both_ways_in_one_session(
     with SessionClient(proxy.bootstrap, version) as client:
         session = Session(client, {topic: {0: 0}, LIVE: {0: 0}}, partition_bytes=9_000)
         position, steps = 0, 0
-        while position < COUNT:  # archive → tail
+        while position < COUNT:  # archive to tail
             part = session.poll({topic: {0: position}}).parts.get(key)
             if part is not None and part.offsets:
                 assert part.error == 0
@@ -129,12 +129,12 @@ def test_a_partition_crosses_the_tiers_both_ways_in_one_session(
         session.poll({topic: {0: COUNT}})
         produce(kafka_server.bootstrap, TopicData(topic), 50)
         assert session.until(key, lambda part: part.offsets).offsets[0] == COUNT
-        seeked = session.poll({topic: {0: 10}})  # back
+        seeked = session.poll({topic: {0: 10}})  # seek back
         part = seeked.parts.get(key) or session.until(key, lambda part: part.offsets)
         if not part.offsets:
             part = session.until(key, lambda part: part.offsets)
         assert (part.offsets[0], part.log_start_offset) == (0, 0)
-        # tail → archive: the broker forgets what a slow reader has yet to read
+        # Tail to archive: the broker deletes records that a slow reader has yet to read.
         session.poll({topic: {0: TRIMMED}})
         wait_for("the archive", lambda: archived_ends(store, topic) == {0: COUNT + 50})
         trim(kafka_server.bootstrap, topic, {0: COUNT})
@@ -164,9 +164,9 @@ def test_a_withheld_partition_is_forgotten_and_comes_back(proxy: ProxyProcess) -
 def test_partitions_of_both_tiers_share_their_topics_entry(
     proxy: ProxyProcess, version: int, epoch: int
 ) -> None:
-    """sarama forgets the first of two entries: its archived partition never came (`_read` looks).
+    """sarama forgets the first of two entries, so its archived partition never came (see `_read`).
 
-    Asked often, since it is the broker's answer as a rule that comes last.
+    The test asks often, since the broker's part usually comes last.
     """
     asked = {OLD: {0: 0, 1: TRIMMED}}
     with SessionClient(proxy.bootstrap, version) as client:
@@ -181,10 +181,10 @@ def test_partitions_of_both_tiers_share_their_topics_entry(
 def test_a_session_that_the_broker_lost_in_mid_replay_gets_error_70(
     proxy: ProxyProcess, kafka_server: KafkaServer
 ) -> None:
-    """As after an eviction; the session is ended by its id, which brokers take from anybody.
+    """Another connection ends the session by its id, which acts like an eviction.
 
-    It begins at the tail: the answer is the broker's own then, and so is the id. An answer with a
-    part in the archive does not wait for a slow broker and may carry an id of the proxy's own.
+    The session begins at the tail, so the broker answers and its session id is used. An answer
+    with an archived part does not wait for a slow broker and may carry an id of the proxy's own.
     """
     with (
         SessionClient(proxy.bootstrap, 12) as client,
@@ -213,7 +213,7 @@ def test_a_session_belongs_to_its_connection(proxy: ProxyProcess) -> None:
 def test_a_topic_that_is_made_anew_within_a_session(
     proxy: ProxyProcess, kafka_server: KafkaServer, store: str, version: int
 ) -> None:
-    """Nothing of the old one is served, and the errors are those of a broker."""
+    """The proxy serves no data of the old topic, and its errors are those of a broker."""
     topic = f"fs-anew-{version}"
     make_archived(kafka_server, store, topic)
     key = (topic, 0)
@@ -227,7 +227,7 @@ def test_a_topic_that_is_made_anew_within_a_session(
         broker = Session(direct, {topic: {0: TRIMMED}, LIVE: {0: 100}}, partition_bytes=1_000)
         for done in admin.delete_topics([topic]).values():
             done.result(30)
-        # By id it depends on when the broker looked the session's topic up.
+        # By id, the error depends on when the broker looked up the session's topic.
         errors = {UNKNOWN_TOPIC}
         if version >= 13:
             errors |= {UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID}

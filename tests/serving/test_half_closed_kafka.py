@@ -1,4 +1,4 @@
-"""Clients that end their sending, and wait for what they have asked: answered, as by a broker."""
+"""Clients that end their sending and wait for their answers get them, as from a broker."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class HalfClosed(RawConnection):
         self._socket.shutdown(socket.SHUT_WR)
 
     def answers(self) -> list[bytes]:
-        """Until the other side ends its sending, too."""
+        """Read until the other side ends its sending, too."""
         found = []
         while first := self._socket.recv(1):
             size = struct.unpack(">i", first + self._exactly(3))[0]
@@ -112,13 +112,13 @@ def proxy(
 def bootstrap(
     request: pytest.FixtureRequest, kafka_server: KafkaServer, proxy: ProxyProcess
 ) -> str:
-    """What a test says of both is what a broker does."""
+    """A test on both shows that the proxy does what the broker does."""
     return kafka_server.bootstrap if request.param == "broker" else proxy.bootstrap
 
 
 def test_every_request_is_answered_in_order_and_then_the_connection_ends(bootstrap: str) -> None:
     with HalfClosed(bootstrap) as client:
-        for _ in range(5):  # more than may be in flight
+        for _ in range(5):  # more requests than may be in flight
             client.api_versions()
             client.metadata()
             client.fetch_of(LIVE, 0)
@@ -142,7 +142,7 @@ def test_an_archived_fetch_is_answered_and_one_behind_it(proxy: ProxyProcess) ->
     with RawConnection(proxy.bootstrap) as reader:
         expected = reader.fetch_until_data(11, OLD, None, 0).records
     with HalfClosed(proxy.bootstrap) as client:
-        for _ in range(4):  # the first of a connection may be answered before it is judged
+        for _ in range(4):  # a connection's first one may be answered before it is judged
             client.fetch_of(OLD, 0)
         client.metadata()
         client.end()

@@ -33,7 +33,7 @@ class Reader:
 
 
 class Judge:
-    """Says `says`, and LOST to those that may wait no longer."""
+    """Returns `says`, and LOST for partitions that may wait no longer."""
 
     def __init__(self, says: Judgement = HOLD) -> None:
         self.says = says
@@ -104,7 +104,7 @@ def test_at_the_limit_a_reader_is_led_on_and_not_before() -> None:
 
 
 def test_a_copy_that_nobody_owns_to_is_given_up_as_a_silent_archiver_is() -> None:
-    """A crash leaves one for ever; between two archivers nobody says so for a moment."""
+    """A crash leaves an unfinished copy for ever; a change of archiver is silent for a moment."""
 
     async def main() -> None:
         left = Judgement(Verdict.HOLD, TIP, only_a_copy=True)
@@ -123,7 +123,7 @@ def test_a_copy_that_nobody_owns_to_is_given_up_as_a_silent_archiver_is() -> Non
 
 
 def test_while_nothing_is_known_no_time_is_counted() -> None:
-    """In an outage the archiver cannot go on either: what it has is not given up for that."""
+    """In an outage the archiver cannot go on either, so its data are not given up."""
 
     async def main() -> None:
         judge, reader = Judge(), Reader()

@@ -41,7 +41,7 @@ def view(*ranges: tuple[int, int], copying: tuple[int, int] | None = None) -> Pa
 
 
 EDGES = LogEdges(log_start_offset=500, high_watermark=900, last_stable_offset=900)
-NOBODY = None  # gathers it
+NOBODY = None  # no archiver gathers the partition
 
 LOST, END = Verdict.LOST, Verdict.END
 REMOTE, LOCAL, PASS_ON, HOLD = Verdict.REMOTE, Verdict.LOCAL, Verdict.PASS_ON, Verdict.HOLD
@@ -67,7 +67,7 @@ CASES = {
     "its copy is under way": (450, view((0, 399), copying=(400, 499)), NOBODY, HOLD),
     "a copy of what comes next is": (420, view((0, 399), copying=(450, 499)), NOBODY, HOLD),
     "a copy that was left below it": (450, view((0, 399), copying=(380, 420)), NOBODY, LOST),
-    # Nothing of it is archived.
+    # Nothing of the partition is archived.
     "never archived": (7, view(), NOBODY, PASS_ON),
     "its first copy is under way": (7, view(copying=(0, 99)), NOBODY, HOLD),
     "its first segment is gathered": (7, view(), 0, HOLD),

@@ -1,4 +1,4 @@
-"""The archive as clients see it after an election, and when the leader is asked about it."""
+"""The archive as clients see it after an election, and when the proxy asks the leader about it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIP = TopicIdPartition(UUID(int=1), "t", 0)
 
 
 def view(*segments: tuple[int, int, int]) -> PartitionView:
-    """(first offset, last offset, leader epoch)."""
+    """Each segment: (first offset, last offset, leader epoch)."""
     finished = [
         RemoteLogSegmentMetadata(
             RemoteLogSegmentId(TIP, UUID(int=number + 1)),
@@ -52,7 +52,7 @@ class Archive(PartitionViews):
 
 
 class Leader(LeaderLog):
-    """`ends` by the epoch asked for; `failure` is raised instead, None in `ends` never answers."""
+    """`ends`: the answers by requested epoch, None never answers; `failure`: raised instead."""
 
     def __init__(self, epoch: int, ends: dict[int, EpochEnd | None]) -> None:
         self.epoch = self.known = epoch
@@ -86,7 +86,7 @@ def over(archive: Archive, leader: LeaderLog) -> LeaderViews:
 
 
 async def check(views: LeaderViews, wait_s: float = 5.0) -> bool:
-    """Whether it may be served."""
+    """Whether the partition may be served."""
     return not await views.check([TIP], asyncio.get_running_loop().time() + wait_s)
 
 
@@ -125,7 +125,7 @@ async def test_a_dead_lineage_is_hidden_until_the_archive_has_been_truncated() -
     assert shown is views.view(TIP), "cut once, not with each read"
     assert shown is not None
     assert shown.segments[-1].copied_end_offset == 199
-    # A copy of the dead log that is finished only now, and what the archiver makes of it.
+    # First a copy of the dead log that finishes only now, then the archive after its truncation.
     archive.shown = view((0, 99, 1), (100, 199, 1), (200, 299, 1))
     assert end(views) == 150
     archive.shown = view((0, 99, 1), (100, 149, 1), (150, 180, 2))
@@ -138,7 +138,7 @@ async def test_a_new_leader_that_does_not_answer_is_waited_for() -> None:
     leader = Leader(1, {1: EpochEnd(1, 100)})
     views = over(archive, leader)
     assert await check(views)
-    leader.known = -1  # nobody leads: the log is what it was
+    leader.known = -1  # no leader: the log is unchanged
     assert not views.wants_check(TIP)
     assert await check(views)
     leader.epoch = leader.known = 3
@@ -165,7 +165,7 @@ async def test_an_epoch_that_the_archive_has_before_the_proxy_knows_it_is_asked_
     leader = Leader(2, {1: EpochEnd(1, 100)})
     views = over(archive, leader)
     assert await check(views)
-    archive.shown = view((0, 99, 1), (100, 120, 5))  # by an archiver that heard of it first
+    archive.shown = view((0, 99, 1), (100, 120, 5))  # by an archiver that knew the epoch first
     assert end(views) == 100
     assert views.wants_check(TIP)
     leader.epoch = leader.known = 5
@@ -221,6 +221,6 @@ async def test_what_was_kept_is_not_compared() -> None:
     assert await check(views)
     assert (end(views), views.begins_again(TIP)) == (150, False)
     leader.known = leader.epoch = 7
-    leader.ends = {4: EpochEnd(4, 60)}  # it shares only what is below the joint
+    leader.ends = {4: EpochEnd(4, 60)}  # it shares only offsets below the joint
     assert await check(views)
     assert (end(views), views.begins_again(TIP)) == (200, True)

@@ -72,9 +72,9 @@ def test_a_reader_that_does_not_read_pauses_the_broker_and_costs_no_memory(
     before = rss_bytes(proxy.pid)
     with RawConnection(proxy.bootstrap) as reader:
         answers = _fetch_without_reading(reader, topic, bytes_max=40 << 20)
-        time.sleep(2)  # time enough for 40 MiB on loopback, were nobody to pause
+        time.sleep(2)  # time enough for 40 MiB on loopback without a pause
         grown = rss_bytes(proxy.pid) - before
-        with RawConnection(proxy.bootstrap) as other:  # others do not notice
+        with RawConnection(proxy.bootstrap) as other:  # other clients are not affected
             assert other.list_offset(5, topic, -1)[2] == 6_000
         assert len(answers()) > 30 << 20, "and then it arrives whole"
     assert grown < 12 << 20, f"{grown} bytes for one slow reader"
@@ -112,5 +112,5 @@ def test_a_permit_that_runs_out_is_renewed_by_asking_the_broker(
         for _ in range(5):
             got = reader.fetch_until_data(12, topic, None, 7)
             assert got.error == 0
-            time.sleep(0.25)  # longer than the permit
+            time.sleep(0.25)  # longer than the permit's life
     assert proxy.metric("fetchproxy_catches_total") - caught >= 4

@@ -1,4 +1,4 @@
-"""ListOffsets and OffsetForLeaderEpoch of many partitions: what is asked of store and cluster."""
+"""ListOffsets and OffsetForLeaderEpoch of many partitions: requests to store and cluster."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ EARLIEST, MAX_TIMESTAMP, LATEST_TIERED, PENDING = -2, -3, -5, -6
 BROKER_START = 70
 STORAGE_ERROR = 56
 VERSION = 7
-# A step on a machine that is not idle; and the longest one, where the store in memory lists all.
+# Limits in s on a busy machine: of 99 % of the steps, and of the longest (the store lists all).
 HELD_S, HELD_AT_MOST_S = 0.005, 0.03
 
 
 class FakeCluster:
-    """`asked` has the names of each Metadata request; log edges are `edges` for every partition."""
+    """`asked`: the names of each Metadata request; `edges`: the log edges of every partition."""
 
     def __init__(self) -> None:
         self.asked: list[set[str]] = []
@@ -108,9 +108,9 @@ class Gateway:
     archive: ServedArchive
     store: ScriptedStore
     cluster: FakeCluster
-    other: StoreBackedRemoteLogMetadataManager  # another process, that archives
+    other: StoreBackedRemoteLogMetadataManager  # another process, which archives
     looked_at: list[tuple[TopicIdPartition, int]]
-    # What a search in memory finds: offset, timestamp and epoch, by partition and timestamp.
+    # Results of a search in memory: (offset, timestamp, epoch) by partition and timestamp.
     at_hand: dict[tuple[TopicIdPartition, int], tuple[int, int, int]]
     later_s: float = 0.0
 
@@ -120,7 +120,7 @@ class Gateway:
     async def list_offsets(
         self, asked: Mapping[str, Collection[int]], timestamp: int, broker: int = BROKER_START
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        """(error code, offset), the broker having answered `broker` for each."""
+        """(error code, offset) for each, if the broker answers `broker` for all."""
         frame, told = offsets_frames(asked, timestamp, broker)
         answer = (await self.corrected(frame, told))[5:]
         decoded = ListOffsetsResponse.decode(answer, version=VERSION)
@@ -138,7 +138,7 @@ class Gateway:
     async def end_of_epoch(
         self, asked: Mapping[str, Collection[int]], epoch: int
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        """(epoch, end offset), the broker having answered with its log start for each."""
+        """(epoch, end offset) for each, if the broker answers its log start for all."""
         request = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
         answer = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
         frame = encoded(
@@ -238,7 +238,7 @@ async def rewritten(expected: object, payload: bytes) -> bytes:
 
 @asynccontextmanager
 async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
-    """So many partitions have offsets 0 to 69 in the archive, which is also known by now."""
+    """`archived` partitions have offsets 0 to 69 archived, and the gateway knows the topic list."""
     inner = MemoryObjectStore()
     store, cluster = ScriptedStore(inner), FakeCluster()
     rlmm = StoreBackedRemoteLogMetadataManager(RemoteStorageManager(store), MetadataConfig())
@@ -272,7 +272,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             return at_hand.get((view.tip, timestamp_ms))
 
         async def look(age_max_s: float) -> None:
-            """No archiver says anything."""
+            """No archiver publishes anything."""
 
         positions: Any = SimpleNamespace(
             look=look, gathered_from=lambda tip: None, gathers=lambda topic_id: False
@@ -308,14 +308,14 @@ def every(topic: str, partitions: int, code: int, offset: int) -> dict[Any, tupl
     return {(topic, n): (code, offset) for n in range(partitions)}
 
 
-# --- what was never archived ---
+# --- topics that were never archived ---
 @pytest.mark.parametrize("timestamp", [EARLIEST, MAX_TIMESTAMP, LATEST_TIERED, 5])
 async def test_the_store_hears_nothing_of_what_was_never_archived(timestamp: int) -> None:
     async with gateway(archived=1) as gate:
         asked = {NEVER: range(600)}
         wanted = every(NEVER, 600, 0, BROKER_START)
         assert await gate.list_offsets(asked, timestamp) == wanted
-        # Where a log begins is first believed on a list that was read since then.
+        # An earliest offset first needs a topic list that was read after the request.
         assert gate.store.calls == ([("list_folders", "")] if timestamp == EARLIEST else [])
         assert gate.cluster.asked == [{NEVER}]
         gate.store.calls.clear()
@@ -331,8 +331,8 @@ async def test_the_store_hears_nothing_of_what_was_never_archived(timestamp: int
 async def test_what_was_archived_and_dropped_a_moment_ago_is_where_a_topic_begins(
     one_by_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was archived since the list was read is not passed over."""
-    if one_by_one:  # as before v4, and where one request asks for several timestamps
+    """The proxy does not miss a topic that was archived after the list was read."""
+    if one_by_one:  # as before v4, and for several timestamps in one request
         monkeypatch.setattr(list_offsets.wire, "asked_of_all", lambda *request: None)
     async with gateway() as gate:
         asked = {ARCHIVED: range(1)}
@@ -372,7 +372,7 @@ async def test_a_hidden_topic_passes_with_one_warning_and_an_unknown_one_does_no
         assert [entry["event"] for entry in logged] == ["topic_not_described"]
 
 
-# --- what is archived ---
+# --- archived topics ---
 @pytest.mark.parametrize("partitions", [1, 8, 300])
 async def test_an_archived_topic_is_listed_once_for_all_who_ask(partitions: int) -> None:
     async with gateway(archived=partitions) as gate:
@@ -381,18 +381,18 @@ async def test_an_archived_topic_is_listed_once_for_all_who_ask(partitions: int)
             asking = [group.create_task(gate.list_offsets(asked, EARLIEST)) for _ in range(3)]
         for task in asking:
             assert task.result() == every(ARCHIVED, partitions, 0, 0)
-        # A few partitions are listed each by itself, side by side.
+        # A few partitions are each listed separately, at the same time.
         assert gate.store.count("list") == (1 if partitions > 8 else partitions)
         gate.store.calls.clear()
         assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, partitions, 0, 0)
         assert await gate.list_offsets(asked, 5) == every(ARCHIVED, partitions, 0, 5)
         assert await gate.list_offsets(asked, LATEST_TIERED) == every(ARCHIVED, partitions, 0, 69)
         assert gate.store.calls == []
-        # The archive reaches what the brokers have found by time: their logs' edges do not matter.
+        # The archive reaches the brokers' answers by time, so no log edges are needed.
         assert gate.cluster.edges_asked.count(partitions) == 1
 
 
-# By time: once where the record is at hand, else twice more on the longer way.
+# By time: one look if the record is in memory, else two more on the longer way.
 @pytest.mark.parametrize(("timestamp", "looks"), [(EARLIEST, 1), (5, 3), (6, 1)])
 async def test_what_is_known_is_looked_up_once_for_each_partition(
     timestamp: int, looks: int, monkeypatch: pytest.MonkeyPatch
@@ -408,7 +408,7 @@ async def test_what_is_known_is_looked_up_once_for_each_partition(
             return view(tip)
 
         monkeypatch.setattr(gate.archive.rlmm, "view", counted)
-        # The stand-in for reading records looks each up once more.
+        # The stand-in for reading records looks each partition up once more.
         reads = 20 * (timestamp == 5)
         await gate.list_offsets(asked, timestamp)
         assert len(looked) == 20 * looks + reads
@@ -420,17 +420,17 @@ async def test_topics_are_told_apart_in_one_answer() -> None:
         found = await gate.list_offsets(asked, EARLIEST)
         assert found == {
             **every(ARCHIVED, 20, 0, 0),
-            **{(ARCHIVED, n): (0, BROKER_START) for n in range(20, 25)},  # never archived of it
+            **{(ARCHIVED, n): (0, BROKER_START) for n in range(20, 25)},  # never archived
             **every(NEVER, 10, 0, BROKER_START),
             (HIDDEN, 3): (0, BROKER_START),
         }
         assert gate.cluster.asked == [{ARCHIVED, NEVER, HIDDEN}]
-        # The second one is for those that have nothing: that must be so now.
+        # The second listing is for partitions without archived data, which must be checked now.
         assert gate.store.count("list") <= 2
 
 
 async def grow(gate: Gateway, partitions: int) -> None:
-    """Another process archives offsets 70 to 89, and the broker forgets them."""
+    """Another process archives offsets 70 to 89, and the broker deletes them."""
     for number in range(partitions):
         await copied(gate.other, segment(1_000 + number, 70, 89, tip=tip_of(number)))
     gate.cluster.edges = LogEdges(90, 100, 100, 0)
@@ -498,9 +498,9 @@ async def test_an_outage_leaves_archived_topics_their_last_views() -> None:
         assert found == {**every(ARCHIVED, 20, 0, 0), (ARCHIVED, 20): nothing}
         found = await gate.list_offsets(asked, 60)
         assert found == {**every(ARCHIVED, 20, 0, 60), (ARCHIVED, 20): nothing}
-        # The archive reaches the broker's log: what it does not have the broker has.
+        # The archive reaches the broker's log, so the broker has any offset that the archive lacks.
         assert (await gate.list_offsets(asked, 75, broker=75))[ARCHIVED, 3] == (0, 75)
-        # It does not: what lies between nobody can tell now.
+        # Now it does not reach it: the offsets between are unknown.
         gate.cluster.edges = LogEdges(90, 100, 100, 0)
         assert (await gate.list_offsets(asked, 75, broker=90))[ARCHIVED, 3] == nothing
 
@@ -538,12 +538,12 @@ async def test_records_are_looked_for_side_by_side() -> None:
 
 async def test_records_that_are_at_hand_take_no_longer_look() -> None:
     async with gateway(archived=100) as gate:
-        # A view that was not held against its leader is not shown: the first question does that.
+        # A view is shown only after a comparison with its leader: the first request does it.
         await gate.list_offsets({ARCHIVED: range(100)}, 5)
         gate.looked_at.clear()
         gate.store.calls.clear()
         gate.at_hand |= {(tip_of(n), 6): (6, 6, 0) for n in range(98)}
-        gate.at_hand[tip_of(98), 6] = (BROKER_START, 6, 0)  # where the broker's own begins
+        gate.at_hand[tip_of(98), 6] = (BROKER_START, 6, 0)  # the broker's log starts there
         found = await gate.list_offsets({ARCHIVED: range(100)}, 6)
         assert found == {**every(ARCHIVED, 100, 0, 6), (ARCHIVED, 98): (0, BROKER_START)}
         assert gate.looked_at == [(tip_of(99), 6)]
@@ -561,7 +561,7 @@ async def test_nothing_is_taken_from_memory_that_another_leader_may_not_have() -
         assert gate.looked_at == []
         gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
         assert await gate.list_offsets(asked, 6) == every(ARCHIVED, 2, 0, 6)
-        assert len(gate.looked_at) == 2  # by a view that was read since
+        assert len(gate.looked_at) == 2  # by a view read since then
 
 
 # --- leader epochs ---
@@ -587,7 +587,7 @@ async def test_epochs_of_many_take_one_listing_and_no_error_comes_of_an_outage()
 
 # --- the event loop ---
 async def test_ten_thousand_partitions_do_not_hold_the_loop() -> None:
-    """In CPU time of this thread, as other processes are no fault of the program's."""
+    """Measured in CPU time of this thread, as the program is not to blame for other processes."""
     async with gateway() as gate:
         for number in range(2_000):
             done = segment(number + 1, 0, 69, tip=tip_of(number), state=State.COPY_SEGMENT_FINISHED)
@@ -603,7 +603,7 @@ async def test_ten_thousand_partitions_do_not_hold_the_loop() -> None:
                 held_s.append(time.thread_time() - before)
 
         gc.collect()
-        gc.disable()  # all that the test itself has made would be looked at
+        gc.disable()  # else it would look at all objects of the test
         try:
             for timestamp in (EARLIEST, 5, EARLIEST):
                 frames = offsets_frames({ARCHIVED: range(10_000)}, timestamp)

@@ -1,4 +1,4 @@
-"""`gateway.node_map`: the ports that clients, firewalls and load balancers are told beforehand."""
+"""`gateway.node_map`: ports that clients, firewalls and load balancers know beforehand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_clients_are_told_what_the_map_says(tmp_path: Path) -> None:
         assert places == {
             1: ("127.0.0.1", first),
             2: ("proxy.example", told),
-            3: ("127.0.0.1", proxy.port + 4),  # not in the map: as without it
+            3: ("127.0.0.1", proxy.port + 4),  # not in the map: the default
         }
         opened = {
             entry["broker_id"]: entry["port"] for entry in proxy.logged("node_listener_opened")
@@ -44,7 +44,7 @@ def test_clients_are_told_what_the_map_says(tmp_path: Path) -> None:
 
 
 def test_a_mapped_port_leads_to_its_broker_before_anything_was_asked(tmp_path: Path) -> None:
-    """As for clients that remember it across a restart of the proxy."""
+    """Clients may remember the port across a restart of the proxy."""
     port = free_port()
     with (
         MockCluster() as cluster,
@@ -53,7 +53,7 @@ def test_a_mapped_port_leads_to_its_broker_before_anything_was_asked(tmp_path: P
         data = TopicData("mapped")
         produce(f"127.0.0.1:{port}", data, 20)
         assert read_confluent(f"127.0.0.1:{port}", "mapped", {0: 20}) == data.written
-        # A node of the map that the cluster does not have: closed at the first request.
+        # The cluster lacks this node of the map: the connection closes at the first request.
         unknown = proxy.logged("node_listener_opened")[1]["port"]
         with socket.create_connection(("127.0.0.1", unknown), timeout=60) as client:
             client.sendall(request(18, 0))
@@ -63,7 +63,7 @@ def test_a_mapped_port_leads_to_its_broker_before_anything_was_asked(tmp_path: P
 
 def test_a_node_outside_the_map_keeps_off_its_ports(tmp_path: Path) -> None:
     with MockCluster(broker_count=2) as cluster:
-        # The ports are chosen here: node 2 would be on the one that the map gives to node 9.
+        # Chosen so that node 2 would get the port that the map gives to node 9.
         port = free_ports(4)
         proxy = proxy_with(cluster, tmp_path, f"9={port + 3}", listen=port)
         with proxy:

@@ -1,4 +1,4 @@
-"""Bytes from socket to socket through the one pipe: all of them, once, in order."""
+"""Bytes from socket to socket through one shared pipe: all of them, once, in order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def broker() -> Iterator[Pair]:
 
 @pytest.fixture
 def client() -> Iterator[Pair]:
-    """Takes little before it has read."""
+    """A client that accepts few bytes until it reads."""
     pair = tcp_pair(buffer_bytes=16 * 1024)
     yield pair
     for end in pair:
@@ -73,7 +73,7 @@ def test_every_byte_once_whether_the_client_takes_it_or_not(
     pipe: RecordPipe, broker: Pair, client: Pair
 ) -> None:
     rng = Random(1)
-    content = rng.randbytes(16 << 20)  # refused about every 0.7 MiB
+    content = rng.randbytes(16 << 20)  # the client refuses about every 0.7 MiB
     source, target = TransportSocket(broker[1]), TransportSocket(client[0])
     sent = taken = refused = 0
     waiting, seen = b"", b""

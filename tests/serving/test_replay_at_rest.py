@@ -1,5 +1,7 @@
-"""Stock consumers read an archive that is compressed and encrypted, through a proxy as users run
-it; and what they are told where it has not got the key."""
+"""Stock consumers read a compressed and encrypted archive through a proxy as users run it.
+
+The tests also check the errors of a proxy that lacks the key.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def proxy(module_kafka_server: KafkaServer, folder: Path) -> Iterator[ProxyProce
 
 @pytest.fixture(scope="module")
 def replayed(module_kafka_server: KafkaServer, folder: Path, proxy: ProxyProcess) -> TopicData:
-    """Its beginning only the archive has, in segments of two keys."""
+    """Its first records are only in the archive, in segments of two keys."""
     kafka = module_kafka_server
     kafka.create_topic("test-at-rest", 2)
     data = TopicData("test-at-rest")
@@ -98,7 +100,7 @@ def test_a_proxy_without_the_key_says_so_and_serves_nothing_else(
 def test_metadata_that_somebody_has_changed_are_not_served_by(
     module_kafka_server: KafkaServer, replayed: TopicData, folder: Path
 ) -> None:
-    """They say that the segment is shorter: its last records would be skipped."""
+    """The changed metadata give a shorter segment: clients would skip its last records."""
     first = min((folder / "store").glob(f"{replayed.topic}-*/0/*.metadata"))
     as_it_was = first.read_bytes()
     document = json.loads(as_it_was)
@@ -120,7 +122,7 @@ def test_metadata_that_somebody_has_changed_are_not_served_by(
 def test_served_batches_are_the_brokers_own(
     module_kafka_server: KafkaServer, proxy: ProxyProcess, folder: Path
 ) -> None:
-    """What the broker still has, byte for byte, of what the archive has too."""
+    """The archive serves byte for byte what the broker served before its log was trimmed."""
     kafka = module_kafka_server
     trimmed = TopicData("test-at-rest-bytes")
     kafka.create_topic(trimmed.topic, 1)

@@ -1,4 +1,4 @@
-"""The main job on a real broker: stock consumers read offset 0 to the live end."""
+"""The main job on a real broker: stock consumers read from offset 0 to the live end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def refuses_offset_0(bootstrap: str, topic: str, partition: int) -> bool:
 
 @pytest.fixture(scope="module")
 def replayed(kafka_server: KafkaServer, store: str, proxy: ProxyProcess):
-    """Topics whose beginning only the archive has, made once for all clients."""
+    """Topics whose first records are only in the archive, made once for all clients."""
     made: dict[str, TopicData] = {}
 
     def make(codec: str, partition_count: int) -> TopicData:
@@ -79,7 +79,7 @@ def replayed(kafka_server: KafkaServer, store: str, proxy: ProxyProcess):
                 compression=codec,
             )
             archive_all(store, data, data.ends(kafka_server.bootstrap))
-            # an offset inside a batch, another one in each partition
+            # an offset inside a batch, a different one in each partition
             trim(kafka_server.bootstrap, name, {p: 1111 + 7 * p for p in data.partitions})
             assert refuses_offset_0(kafka_server.bootstrap, name, 0)
         return made[name]

@@ -1,4 +1,4 @@
-"""Requests at the limit of what is held whole, and beyond: refused by their first bytes."""
+"""Requests at the limit of held bytes are handled, larger ones refused by their first bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
 
 
 def fetch_of(size: int) -> bytes:
-    """v4, `size` bytes behind the size prefix: of one topic, whose name makes it so long."""
+    """A v4 Fetch of `size` bytes after the size prefix; its one topic has a name that long."""
     head = struct.pack(">hhih", FETCH, 4, 7, -1)
     limits = struct.pack(">iiiibi", -1, 0, 0, 1000, 0, 1)
     rest = struct.pack(">iiqi", 1, 0, 0, 1000)
@@ -84,7 +84,7 @@ def test_an_unknown_api_is_refused_by_its_first_bytes(proxy: ProxyProcess) -> No
 def test_a_header_that_does_not_end_is_refused(
     proxy: ProxyProcess, tagged: int, last_octet: int
 ) -> None:
-    """One tagged field of 50 MB, or more of them than any header has."""
+    """One tagged field of 50 MB, or more tagged fields than any header has."""
     fields = encode_uvarint(tagged) + b"\x00" + encode_uvarint(50_000_000)
     head = struct.pack(">ihhih", 60_000_000, METADATA, 12, 1, -1) + fields
     error = refusal(proxy, head + bytes(REQUEST_HEADER_BYTES_MAX), last_octet)
@@ -103,7 +103,7 @@ def test_a_fetch_that_is_half_there_keeps_nobody_waiting(proxy: ProxyProcess) ->
 
 
 def test_who_ends_its_sending_gets_all_answers(proxy: ProxyProcess) -> None:
-    """More than are handled in one turn of the loop."""
+    """It sends more requests than the proxy handles in one turn of the loop."""
     with connect(proxy, 28) as peer:
         peer.sendall(b"".join(request(API_VERSIONS, 0, correlation=n) for n in range(50)))
         peer.shutdown(socket.SHUT_WR)

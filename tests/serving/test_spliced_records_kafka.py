@@ -37,7 +37,7 @@ def proxy(
 
 
 def answers(connection: RawConnection, topic_id: UUID) -> Answers:
-    """Two of each version: what one leaves behind it would meet the next."""
+    """Two answers of each version: leftovers of the first would show in the second."""
     found: Answers = {}
     for version in (4, 6, 7, 11, 12, 13, 16, 17):
         for _ in range(2):
@@ -73,7 +73,7 @@ def test_records_are_the_brokers_own(proxy: ProxyProcess, kafka_server: KafkaSer
 def test_clients_that_take_turns_and_one_that_is_slow(
     proxy: ProxyProcess, kafka_server: KafkaServer
 ) -> None:
-    """One pipe for all of them: nobody gets another one's bytes."""
+    """All clients share one pipe: none gets another client's bytes."""
     with RawConnection(kafka_server.bootstrap) as direct:
         topic_id = direct.topic_id(TOPIC)
         expected = answers(direct, topic_id)

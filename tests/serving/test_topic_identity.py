@@ -1,4 +1,4 @@
-"""A topic that was made anew loses its archive within a second; a silent broker changes nothing."""
+"""A recreated topic loses its archive within a second; a silent broker changes nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""An answer that arrives in one piece takes a short way out: the client sees what it sees of one in
-pieces."""
+"""A small answer in one piece takes a faster path; the client sees the same bytes as otherwise."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ TOPIC = {12: b"orders", 16: bytes(range(16)), 11: b"orders"}
 
 
 class Wire(asyncio.Transport):
-    """Takes everything at once."""
+    """A transport that takes everything at once."""
 
     def is_closing(self) -> bool:
         return False
@@ -77,7 +76,7 @@ class Client:
 
 
 class Conversation:
-    """One link with one answer due; what `asked` says of it is what the handler is asked."""
+    """One link with one answer due; `asked` lists the calls to the handler."""
 
     def __init__(self, answer: Answer) -> None:
         self.client = Client()
@@ -93,7 +92,7 @@ class Conversation:
 
 
 def fetch_answer(version: int, asked: list[str], **shown: int) -> FetchAnswer:
-    """Its client has a session of its own, and is shown the log starts `shown`."""
+    """An answer for a client with its own session; `shown`: the log start the client is shown."""
 
     def on_head(head: fr.FetchResponseHead) -> fr.HeadPatch:
         asked.append("head")
@@ -164,7 +163,7 @@ def test_a_plain_answer_leaves_in_one_piece_as_it_does_in_many(
 
 @pytest.mark.parametrize("cut_at", [1, 4, 8, 30, -1])
 def test_a_small_answer_in_two_pieces_leaves_in_one(cut_at: int) -> None:
-    """As brokers send it: its head, and then its records."""
+    """Brokers send the head first, and then the records."""
     frame = framed(16)
     asked: list[str] = []
     answer = fetch_answer(16, asked)
@@ -251,7 +250,7 @@ def test_two_answers_in_one_piece_leave_in_order() -> None:
 
 @pytest.mark.parametrize("version", [11, 12, 16])
 def test_little_comes_at_once_of_what_is_walked_slowly(version: int) -> None:
-    """Ten thousand partitions without records in one piece hold the loop for milliseconds."""
+    """Walking 10,000 partitions without records in one piece holds the loop for milliseconds."""
     for slowly in (False, True):
         answer = fetch_answer(version, [])
         answer.on_plain = None

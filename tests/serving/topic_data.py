@@ -1,4 +1,4 @@
-"""Known records in a topic, their archive, and a broker that forgets them."""
+"""Known records in a topic, their archive, and a broker that deletes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Position = tuple[int, int]  # partition, offset
 
 @dataclass
 class TopicData:
-    """What was written: per partition the (offset, key, value) that a consumer must see."""
+    """The records a consumer must see: (offset, key, value) by partition."""
 
     topic: str
     written: dict[int, list[tuple[int, bytes, bytes]]] = field(default_factory=dict)
@@ -58,13 +58,13 @@ def produce(
     size: int = 300,
     batch_records: int = 50,
 ) -> None:
-    """`count` more records for each partition, acknowledged, in batches of `batch_records`."""
+    """Produce `count` more acknowledged records per partition, in batches of `batch_records`."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
             "compression.type": compression,
             "batch.num.messages": batch_records,
-            "linger.ms": 30_000,  # batches are as long as was said, however slow this process is
+            "linger.ms": 30_000,  # full batches, however slow this process is
             "acks": "all",
         }
     )
@@ -121,7 +121,7 @@ def produce_transactions(bootstrap: str, data: TopicData, transactions: int, rec
 
 
 def trim(bootstrap: str, topic: str, offsets: Mapping[int, int]) -> None:
-    """DeleteRecords at the broker itself: it forgets everything below `offsets`."""
+    """DeleteRecords at the broker itself: it deletes everything below `offsets`."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     wanted = [TopicPartition(topic, p, offset) for p, offset in offsets.items()]
     for done in admin.delete_records(wanted, request_timeout=30).values():
@@ -129,7 +129,7 @@ def trim(bootstrap: str, topic: str, offsets: Mapping[int, int]) -> None:
 
 
 def make_archive(store: str) -> None:
-    """One that has nothing yet: a place without an archive is not known to have nothing."""
+    """Make an empty archive; without one the proxy cannot know that nothing is archived."""
 
     async def make() -> None:
         async with open_store(store, StoreConfig(), create=True) as rsm:
@@ -153,9 +153,9 @@ async def _archived(store: str, topic: str) -> dict[int, int]:
 
 
 def archived_ends(store: str, topic: str) -> dict[int, int]:
-    """One past the last archived offset of each partition that has any.
+    """The offset after the last archived one, for each partition that has any.
 
-    An archive that is yet to be made is no failure: callers wait for what it will hold.
+    A missing archive is no failure: callers wait for its contents.
     """
     try:
         return asyncio.run(_archived(store, topic))

@@ -1,4 +1,4 @@
-"""What always holds of an archive that two faulty archivers write, and what holds in the end."""
+"""Checks of an archive that two faulty archivers write: during the faults and after them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fetchproxy.writing.deletion.orphans import find_orphans
 
 
 class Audit:
-    """`rlmm` reads without faults, as a proxy would in fair weather."""
+    """`rlmm` reads without faults, as a proxy does when the store is well."""
 
     def __init__(self, world: ArchiveWorld, rlmm: RemoteLogMetadataManager) -> None:
         self._world = world
@@ -33,9 +33,9 @@ class Audit:
         return (await self._view(log)).log_end_offset
 
     async def look(self) -> None:
-        """At any time: what the broker has forgotten is there, and what is there is true."""
+        """At any time the archive has all that the broker deleted, and its data match the log."""
         for log in self._world.logs:
-            # What was forgotten before the archive is read has to be in it.
+            # Taken before the read: the archive must have all offsets below it.
             forgotten_below = log.start_offset
             view = await self._view(log)
             self._check_nothing_lost(log, view, forgotten_below)
@@ -44,7 +44,7 @@ class Audit:
                 await self._compare(log, segment)
 
     async def at_rest(self) -> None:
-        """All is archived, once; both kinds of metadata say the same; nothing is left over."""
+        """All is archived, once; both kinds of metadata agree; nothing is left over."""
         await self.look()
         async with StoreBackedRemoteLogMetadataManager(self._rsm, MetadataConfig()) as in_store:
             report = await verify_archive(self._rsm, in_store)
@@ -83,7 +83,7 @@ class Audit:
             assert view.raised_log_start <= log.first_offset
 
     def _check_retained(self, view: PartitionView) -> None:
-        """As much as is to be kept, and no segment more."""
+        """The archive keeps at least the configured size and not one whole segment more."""
         kept_bytes = self._world.config.archive.remote_log_retention_bytes
         if kept_bytes < 0 or not view.segments:
             return
@@ -93,7 +93,7 @@ class Audit:
             assert sum(sizes) >= kept_bytes, "retention has deleted too much"
 
     async def _compare(self, log: SimulatedLog, segment: RemoteLogSegmentMetadata) -> None:
-        """Byte for byte the batches of its offsets; once for each segment."""
+        """Compare each segment once, byte for byte, with the batches of its offsets."""
         if segment.segment_id.id in self._compared:
             return
         first, last = log.index_of(segment.start_offset), log.index_of(segment.end_offset)

@@ -1,9 +1,10 @@
 """Two unmodified RemoteLogManagers over one broker, one store and one metadata log, all faulty.
 
-`simulate_archive(seed)` runs them on a virtual-time loop. Who leads changes at random, also to both
-or to nobody; each process is stopped, thawed, killed and started again; the broker forgets what the
-archive has. An auditor reads the archive as any reader would and compares it with the log. When the
-faults are over, everything must be archived exactly once and nothing may be left over.
+`simulate_archive(seed)` runs them on a virtual-time loop. Leadership changes at random; at times
+both lead a partition, or neither does. Each process is stopped, thawed, killed and started again.
+The broker deletes data that is archived. An auditor reads the archive like any reader and compares
+it with the log. When the faults are over, everything must be archived exactly once and nothing may
+be left over.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 
-# A crash of a turn is a defect of the archiver's, whatever the weather.
+# A crashed turn is a defect of the archiver, whatever the faults.
 FATAL_EVENTS = frozenset(("partition_process_crashed", "archive_gap", "partition_stopped"))
 
 
@@ -97,7 +98,7 @@ class _Simulation:
     async def _reader(
         self, door: Door | None
     ) -> AsyncIterator[tuple[RemoteStorageManager, RemoteLogMetadataManager]]:
-        """Store and metadata as one process opens them; without a door nothing ever fails."""
+        """The store and metadata as one process opens them; without a door nothing ever fails."""
         world, loop = self.world, asyncio.get_running_loop()
         store = world.store if door is None else ArchiversStore(world.store, door)
         rsm = RemoteStorageManager(store)
@@ -120,12 +121,12 @@ class _Simulation:
             yield rsm, await opened.enter_async_context(rlmm)
 
     async def _process_forever(self, name: str) -> None:
-        """One archiver process, started again whenever it has been killed."""
+        """One archiver process, started again each time it is killed."""
         rng = Random(self.rng.random())
         door = self._doors[name] = Door(Random(rng.random()))
         leadership = self._leaderships[name] = ScriptedLeadership()
         while True:
-            # Never longer than this without a crash, while there is any weather.
+            # While there are faults, a process never runs longer than this before it is killed.
             lifetime_s = rng.choice([1.0, 5.0, 1e6])
             if self._over.is_set():
                 lifetime_s = 1e9
@@ -174,7 +175,7 @@ class _Simulation:
                 task.cancel()
 
     async def _settle(self, audit: Audit) -> None:
-        """Fair weather, one leader of each partition: then it all comes to an end."""
+        """No faults and one leader for each partition: then all work has to come to an end."""
         self._over.set()
         for name, door in self._doors.items():
             door.weather = Weather(NO_FAULTS)
@@ -197,7 +198,7 @@ class _Simulation:
             world.cluster.moved()
 
     async def _lead_forever(self) -> None:
-        """Mostly one leader; for a while both, or nobody."""
+        """One leader half of the time; otherwise both lead, or neither does."""
         rng = Random(self.rng.random())
         while True:
             for log in self.world.logs:
@@ -226,7 +227,7 @@ class _Simulation:
             await asyncio.sleep(rng.uniform(0.5, 5))
 
     async def _forget_forever(self, audit: Audit) -> None:
-        """Brokers trim their logs: never above what a reader finds archived, often right at it."""
+        """Brokers trim their logs up to the archive's end, often exactly to it, never further."""
         rng = Random(self.rng.random())
         while True:
             await asyncio.sleep(rng.uniform(0.1, 4))

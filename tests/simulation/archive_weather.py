@@ -1,8 +1,8 @@
-"""One archiver's view of the shared store and metadata log: it may be slow, fail, lie and freeze.
+"""One archiver's view of the shared store and metadata log: slow, failing, wrong or frozen.
 
-Each simulated archiver has its own doors to the one store and the one log. Beyond the faults of
-`faulty_store`, an answer may be lost after the request has taken effect, and a frozen process (one
-that was stopped by SIGSTOP) neither begins nor ends anything until it is thawed.
+Each simulated archiver reaches the one store and the one log through its own doors. Besides the
+faults of `faulty_store`, an answer may be lost after the request has taken effect. A frozen process
+(as after SIGSTOP) neither begins nor ends anything until it is thawed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore
 
 @dataclass(slots=True)
 class Weather:
-    """`lost_share`: of all writes, those that are done and then reported as failed."""
+    """`lost_share`: the share of all writes that are done and then reported as failed."""
 
     faults: Faults
     lost_share: float = 0.0
 
 
 class Door:
-    """What one process has in common with the outside: all of it stops when it is frozen."""
+    """One process's connection to the outside: all of it stops when the process is frozen."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
@@ -55,7 +55,7 @@ class Door:
         await self._open.wait()
 
     async def answered(self, what: str) -> None:
-        """After a write has taken effect: does its caller learn of it?"""
+        """After a write has taken effect, decide whether its caller learns of it."""
         await self._open.wait()
         if self.rng.random() < self.weather.lost_share:
             self.lost_answers += 1
@@ -103,7 +103,7 @@ class ArchiversStore(FaultyObjectStore):
 
 
 class ArchiversMetadataLog:
-    """The shared log through one archiver's door."""
+    """The shared metadata log as one archiver reaches it, through its door."""
 
     def __init__(self, inner: MemoryMetadataLog, door: Door) -> None:
         self._inner = inner

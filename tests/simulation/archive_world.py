@@ -1,4 +1,4 @@
-"""What a seed decides before two archivers meet: logs, configuration, and who may lead."""
+"""The choices a seed makes before two archivers run: logs, configuration and leadership."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lab.limited import section_and_limits
 
 COPY_MS_MAX = 2_000
 ORPHAN_AGE_MS = 8_000
-# After the faults all is in order within this: hung copies end, dangling attempts and orphans are
-# found and old enough, and what retention has passed is past its grace.
+# After the faults, all must be in order within this time. By then hung copies have ended, dangling
+# attempts and orphans are found and old enough, and the grace of expired segments is over.
 SETTLE_S_MAX = 60
 
 
@@ -48,7 +48,7 @@ class ArchiveWorld:
 
 
 class ScriptedLeadership(Leadership):
-    """Leads what the scenario says; nobody tells it what the other one leads."""
+    """Leads the partitions the scenario names; neither archiver learns what the other leads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A small cluster that speaks Kafka over the simulated network: real frames, real fetch rules.
+"""A small cluster that speaks Kafka over the simulated network, with real frames and fetch rules.
 
-ApiVersions, Metadata, ListOffsets and Fetch 4–13 with long polls and fetch sessions (KIP-227).
-kafka-python's classes decode and encode, so nothing of the wire is shared with the product.
+It serves ApiVersions, Metadata, ListOffsets, and Fetch 4–13 with long polls and fetch sessions
+(KIP-227). kafka-python's classes decode and encode, so the product shares no wire code with it.
 Sources of the rules: Kafka's ReplicaManager, DelayedFetch, FetchSession and KafkaApis.
 """
 
@@ -51,13 +51,13 @@ Key = tuple[str | UUID, int]
 
 @dataclass(slots=True)
 class FetchSession:
-    epoch: int  # that the next request must carry
+    epoch: int  # the next request must carry this one
     partitions: dict[Key, Partition]
     shown: dict[Key, tuple[int, int]] = field(default_factory=dict)  # high watermark, log start
 
 
 class SimulatedCluster:
-    """`changed` is set, and replaced, whenever a log moves."""
+    """`changed` is set, and replaced by a new event, each time a log moves."""
 
     def __init__(
         self, network: SimulatedNetwork, rng: Random, logs: Sequence[SimulatedLog], nodes: int
@@ -70,7 +70,7 @@ class SimulatedCluster:
         self.nodes = [BrokerNode(self, number + 1) for number in range(nodes)]
         self.leaders = {key: self.nodes[i % nodes].node_id for i, key in enumerate(self.logs)}
         self.changed = asyncio.Event()
-        self.topic_configs: dict[str, dict[str, str]] = {}  # empty: it has no DescribeConfigs
+        self.topic_configs: dict[str, dict[str, str]] = {}  # empty: no DescribeConfigs support
 
     @property
     def bootstrap(self) -> str:
@@ -269,7 +269,7 @@ class BrokerNode:
     def _context(
         self, request: Any, asked: dict[Key, Partition], version: int
     ) -> tuple[int, int, FetchSession | None, bool]:
-        """(error code, session id to show, session, whether it goes on) as FetchManager decides."""
+        """(error code, session id to show, session, incremental or not), as in FetchManager."""
         if version < 7:
             return 0, 0, None, False
         session_id, epoch = request.session_id, request.session_epoch
@@ -323,7 +323,7 @@ class BrokerNode:
     def _news(
         self, session: FetchSession, reads: dict[Key, LogRead], incremental: bool
     ) -> dict[Key, LogRead]:
-        """What the answer names; partitions with data go to the session's end (fairness)."""
+        """The partitions the answer names; those with data move to the session's end (fairness)."""
         kept: dict[Key, LogRead] = {}
         for key, read in reads.items():
             log = self.cluster.log_of(*key)

@@ -1,7 +1,7 @@
-"""One partition's log on the simulated broker: what was ever written, and how much of it is there.
+"""One partition's log on the simulated broker: all batches ever written, and the part it still has.
 
-The batches are made beforehand, so the truth is known; time only moves the log end, the high
-watermark and the log start over them. Reads follow Kafka's own rules (UnifiedLog.read,
+The batches are made beforehand, so the truth is known. Over time only the log end, the high
+watermark and the log start move over them. Reads follow Kafka's rules (UnifiedLog.read,
 ReplicaManager.readFromLog).
 """
 
@@ -41,9 +41,9 @@ class LogRead:
 
 
 class SimulatedLog:
-    """Whatever is below the index `written` has been produced; `replicated` of those are committed.
+    """Batches below the index `written` are produced; those below `replicated` are committed.
 
-    `batches` without a hole in its offsets: an uncompacted log has none.
+    The offsets of `batches` have no holes, as in an uncompacted log.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class SimulatedLog:
         self.tip = tip
         self.batches = batches
         self.aborted = aborted
-        self._stable = stable  # LSO where so many batches are there
+        self._stable = stable  # LSO by number of produced batches
         self._last_offsets = [batch.last_offset for batch in batches]
         self.start_offset = self.first_offset = batches[0].base_offset
         self.written = self.replicated = 0
-        # Since when the high watermark is above an offset: loop seconds by index of batch.
+        # Loop time, by batch index, at which the high watermark rose above the batch.
         self.committed_at: list[float] = []
 
     @property
@@ -87,7 +87,7 @@ class SimulatedLog:
         return min(self._stable[self.written], self.high_watermark)
 
     def index_of(self, offset: int) -> int:
-        """Of the batch that holds `offset`, or the next one."""
+        """The index of the batch that holds `offset`, or of the next batch."""
         return bisect_left(self._last_offsets, offset)
 
     def write(self, count: int) -> None:
@@ -101,9 +101,9 @@ class SimulatedLog:
         self.start_offset = max(self.start_offset, min(offset, self.high_watermark))
 
     def read(self, offset: int, bytes_max: int, committed_only: bool, whole_first: bool) -> LogRead:
-        """As a consumer: up to the high watermark or LSO, cut at `bytes_max` wherever that falls.
+        """Read as a consumer does, up to the high watermark or LSO; `bytes_max` may cut a batch.
 
-        `whole_first`: a first batch larger than `bytes_max` is given whole (KIP-74).
+        `whole_first`: return a first batch larger than `bytes_max` whole (KIP-74).
         """
         if not self.start_offset <= offset <= self.log_end_offset:
             return LogRead(OFFSET_OUT_OF_RANGE)
@@ -125,7 +125,7 @@ class SimulatedLog:
         return LogRead(0, bytes(content[:limit]), limit < first_size, aborted)
 
     def overlapping(self, start: int, end: int) -> tuple[Aborted, ...]:
-        """Aborted transactions with an offset in `start` … `end` - 1, as far as they are over."""
+        """Finished aborted transactions with an offset in `start` … `end` - 1."""
         return tuple(
             a
             for a in self.aborted
@@ -134,7 +134,7 @@ class SimulatedLog:
 
 
 class LogGenerator:
-    """Batches by seed: plain ones, transactions of three producers, markers with true records."""
+    """Batches by seed: plain ones, transactions of three producers, markers with real records."""
 
     def __init__(self, rng: Random, noise_bytes_max: int) -> None:
         self._random = rng

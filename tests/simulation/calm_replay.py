@@ -1,4 +1,4 @@
-"""A gateway without any fault, and plain clients that replay through it: for shares and rates."""
+"""A gateway without faults, and plain clients that replay through it: for shares and rates."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def run_replay(
     reading: ReadingLimits = ReadingLimits(),  # noqa: B008 - frozen
     conditions: Conditions = JITTERY,
 ) -> None:
-    """All but the last `tail_batches` are archived and trimmed; the tail is not produced yet.
+    """All batches of a partition are archived and trimmed from the broker.
 
-    The last partition is all tail, where there is one.
+    With `tail_batches`, the last partition is not archived: only its first batch is produced.
     """
     loops: list[NetworkLoop] = []
 
@@ -164,7 +164,7 @@ class Taken:
 
 @dataclass(slots=True)
 class PlainReader:
-    """Fetches again at once, whatever it is told; `name` is its client id, `host` where it is."""
+    """Fetches again at once, even if told to wait; `name` is its client id, `host` its address."""
 
     name: str
     tips: list[TopicIdPartition]
@@ -175,11 +175,11 @@ class PlainReader:
     answers: int = 0
     taken: list[Taken] = field(default_factory=list)
     throttles_ms: list[int] = field(default_factory=list)
-    pauses_s: list[float] = field(default_factory=list)  # of the answer behind a throttle
+    pauses_s: list[float] = field(default_factory=list)  # wait for each answer after a throttle
     positions: dict[TopicIdPartition, int] = field(default_factory=dict)
 
     async def read(self, until: float, ends: int | None = None) -> None:
-        """Until that loop time, or each partition is read up to the offset `ends`."""
+        """Read until that loop time, or until each partition is read up to the offset `ends`."""
         connection = await self.dial()
         session, throttled_ms, turn = ClientFetchSession(False), 0, 0
         self.positions = dict.fromkeys(self.tips, 0)

@@ -1,4 +1,4 @@
-"""A simulated client's connection: any request, answers in request order, one for each."""
+"""A simulated client's connection: any request, and one answer for each, in request order."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _FRAME_BYTES_MAX = 8 << 20
 
 @dataclass(slots=True)
 class Answered:
-    """`began_at` is when the request was sent or the one before it answered, whichever is later."""
+    """`began_at`: when the request was sent or the one before it answered, whichever is later."""
 
     message: Any
     size: int
     began_at: float
     at: float
-    dawdled_s: float  # meanwhile the client itself did not read
+    dawdled_s: float  # time in which the client itself did not read
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class ClientConnection(asyncio.Protocol):
         for asked in self._asked:
             if not asked.answer.done():
                 asked.answer.set_exception(ConnectionResetError(f"{self.name}: {exc}"))
-                asked.answer.exception()  # seen: some of those who ask have left
+                asked.answer.exception()  # mark as retrieved: some askers have left
 
     # -- for the client --------------------------------------------------------------------------
     @property
@@ -81,7 +81,7 @@ class ClientConnection(asyncio.Protocol):
         return len(self._asked)
 
     def ask(self, request: Any, kind: Any, version: int) -> asyncio.Future[Answered]:
-        """Raises ConnectionResetError where the connection is lost."""
+        """Raise ConnectionResetError if the connection is lost."""
         if not self.is_open or self._transport is None:
             raise ConnectionResetError(f"{self.name}: lost")
         self._correlation_id += 1
@@ -94,7 +94,7 @@ class ClientConnection(asyncio.Protocol):
         return answer
 
     def dawdle(self, seconds: float) -> None:
-        """A slow consumer: nothing is read for so long."""
+        """Act as a slow consumer: read nothing for `seconds`."""
         if self._transport is not None and self._paused_at is None:
             loop = asyncio.get_running_loop()
             self._paused_at = loop.time()
@@ -136,7 +136,7 @@ class Wanted:
 
 
 class ClientFetchSession:
-    """KIP-227 as Java's FetchSessionHandler does it; `enabled` False: always sessionless."""
+    """KIP-227 as in Java's FetchSessionHandler; with `enabled` False every fetch is sessionless."""
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
@@ -147,7 +147,7 @@ class ClientFetchSession:
     def request(
         self, wanted: dict[TopicIdPartition, Wanted], version: int, limits: dict[str, int]
     ) -> tuple[Any, bool]:
-        """(the request, whether it goes on with a session)."""
+        """(the request, whether it is incremental)."""
         incremental = self._epoch > 0
         if incremental:
             asked = {tip: w for tip, w in wanted.items() if self._told.get(tip) != w}
@@ -174,7 +174,7 @@ class ClientFetchSession:
             self.lost_by_error += 1
             self._id, self._epoch = (0, 0) if error_code == 70 else (self._id, 0)
         elif session_id == 0:
-            self._id, self._epoch = 0, 0  # no place in the broker's cache
+            self._id, self._epoch = 0, 0  # the broker's cache had no room
         elif self._epoch == 0:
             self._id, self._epoch = session_id, 1
         else:

@@ -1,7 +1,7 @@
-"""An object store that is slow, fails, hangs and damages answers: by seed, not by chance.
+"""An object store that is slow, fails, hangs and damages answers, all decided by a seed.
 
-What lies in the inner store stays right; only answers suffer. With `NO_FAULTS` it passes the
-storage contract like any other store, so what it does to its callers is the faults' doing alone.
+The objects in the inner store stay intact; only answers are damaged. With `NO_FAULTS` it passes the
+storage contract like any other store, so only the faults affect its callers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Shares are of all requests, 0 … 1; a request that hangs never answers."""
+    """Shares are of all requests, 0 … 1; a request that hangs is never answered."""
 
     latency_s_min: float = 0.0
     latency_s_max: float = 0.0
     failing_share: float = 0.0
     hanging_share: float = 0.0
     corrupting_share: float = 0.0
-    # Objects that are never damaged: those without a checksum, where nobody could tell.
+    # Suffixes of objects that are never damaged: without a checksum no reader could notice.
     intact_suffixes: tuple[str, ...] = ()
 
 
@@ -47,7 +47,7 @@ class FaultyObjectStore(ObjectStore):
         self.faults = faults
         self.reads: list[tuple[str, ByteRange | None]] = []  # every get and get_range
         self.in_flight_max = 0
-        # How often one range of one object was read at once: single-flight keeps that at 1.
+        # The most reads of one range of one object in flight at once: single-flight keeps it at 1.
         self.same_in_flight_max: Counter[tuple[str, ByteRange | None]] = Counter()
         self._random = rng
         self._in_flight: Counter[tuple[str, ByteRange | None]] = Counter()
@@ -136,7 +136,7 @@ class FaultyObjectStore(ObjectStore):
             return content
         if self._random.random() < 0.3:
             return content[: self._random.randrange(len(content))]
-        # A run of bytes, as one flipped bit may fall into a field that no checksum covers.
+        # Damage a run of bytes: one flipped bit may fall into a field that no checksum covers.
         start = self._random.randrange(max(1, len(content) - BURST_BYTES))
         garbled = bytes(byte ^ 0x5A for byte in content[start : start + BURST_BYTES])
         return content[:start] + garbled + content[start + BURST_BYTES :]

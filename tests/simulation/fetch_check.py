@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 OFFSET_OUT_OF_RANGE = 1
 KAFKA_STORAGE_ERROR = 56
 SESSION_ERRORS = (70, 71)
-# Tail data that is there and is not given: so long at most, as other partitions fill answers.
+# Available tail data may be kept back this long, as other partitions fill the answers.
 STARVING_S_MAX = 10.0
 CLOCK_SLACK_S = 1e-6
-# Answers in a row that have nothing and do not wait for it either: a catch, a parked poll.
+# Early empty answers allowed in a row: they come from a catch or from a parked poll.
 EARLY_MAX = 8
-# Turns per partition in which others have data and an archived one has none.
+# Answers, per partition asked, in which an archived partition may get no data while others do.
 PASSED_OVER_MAX = 10
 
 
@@ -30,7 +30,7 @@ PASSED_OVER_MAX = 10
 class FetchCheck:
     consumer: SimulatedConsumer
     wanted: dict[TopicIdPartition, Wanted]
-    tail: set[TopicIdPartition]  # at the time of asking
+    tail: set[TopicIdPartition]  # at the time of the request
     answered: Answered
     incremental: bool
     empty: bool = True  # neither records nor an error
@@ -68,7 +68,7 @@ class FetchCheck:
             self._check_tail(tip, part is not None and bool(part.records))
 
     def _named(self, answer: Any) -> dict[TopicIdPartition, Any]:
-        """Each partition once; all that were asked unless the answer is incremental."""
+        """Each partition once; all requested partitions, unless the answer is incremental."""
         by_id = self.consumer.habits.version >= 13
         known = {(t.topic_id if by_id else t.topic, t.partition): t for t in self.wanted}
         found: dict[TopicIdPartition, Any] = {}
@@ -87,7 +87,7 @@ class FetchCheck:
 
     # -- time ------------------------------------------------------------------------------------
     def _in_time(self, ready_at: float | None) -> None:
-        """Not later than the client's own wait, or (tail data) than `ready_at`, and the margin."""
+        """Not later than the client's own wait, or (tail data) than `ready_at`, plus the margin."""
         habits, answered = self.consumer.habits, self.answered
         wait_s = habits.max_wait_ms / 1000
         if not self.tail:
@@ -103,9 +103,9 @@ class FetchCheck:
         assert late_s <= margin_s, f"{late_s:.3f} s late, where {margin_s:.3f} s are allowed"
 
     def _check_fair(self, found: dict[TopicIdPartition, Any]) -> None:
-        """While the store is well, no archived partition waits until another one is read up.
+        """While the store is well, no archived partition waits until another is read to its end.
 
-        That needs a cache: without one, who comes second has his data thrown away each time.
+        This needs a cache: without one, each read throws away the data of the other partitions.
         """
         consumer, world = self.consumer, self.consumer.world
         cache_bytes_max = world.config.remote_fetch.chunk_cache_bytes_max
@@ -118,7 +118,7 @@ class FetchCheck:
             for tip, asked in self.wanted.items()
             if asked.offset < min(world.archived_end[tip], world.log_of(tip).start_offset)
         }
-        # What is not judged yet may wait for a read of metadata that hangs from before.
+        # A partition that is not judged yet may still wait for a metadata read that hung earlier.
         judged_s = world.config.store.metadata_read_max_ms / 1000
         well = self.answered.began_at > world.fair_since + world.recovery_s + judged_s
         if not well or not archived.intersection(served):
@@ -131,7 +131,7 @@ class FetchCheck:
             assert turns <= turns_max, f"{consumer.name}: {tip} was passed over {turns} times"
 
     def _check_not_in_a_loop(self, has_news: bool) -> None:
-        """Now and then an answer comes early with nothing in it; one after the other is a loop."""
+        """An early empty answer is allowed now and then; many in a row are a loop."""
         consumer = self.consumer
         took_s = self.answered.at - self.answered.began_at
         early = took_s < min(consumer.habits.max_wait_ms / 1000, 0.1) / 2
@@ -162,7 +162,7 @@ class FetchCheck:
 
     # -- contents --------------------------------------------------------------------------------
     def _check_above_the_end(self, tip: TopicIdPartition, part: Any) -> None:
-        """No data, and out of range once that is known for sure."""
+        """No data, and "out of range" once the proxy knows it for sure."""
         consumer = self.consumer
         assert not part.records, f"{consumer.name}: records above the end of {tip}"
         if part.error_code == OFFSET_OUT_OF_RANGE:
@@ -188,7 +188,7 @@ class FetchCheck:
         assert now - self.answered.began_at >= wait_ms / 1000 - CLOCK_SLACK_S, f"{where} too early"
 
     def _check_data(self, tip: TopicIdPartition, part: Any) -> None:
-        """The log's own batches from the asked offset on, each once, nothing left out."""
+        """The log's own batches from the requested offset on, each once, none left out."""
         consumer = self.consumer
         log = consumer.world.log_of(tip)
         records = part.records or b""
@@ -223,7 +223,7 @@ class FetchCheck:
         assert start <= log.start_offset
 
     def _check_aborted(self, tip: TopicIdPartition, part: Any, first: int, end: int) -> None:
-        """All that overlap what was given are listed; none that the log does not know."""
+        """All aborted transactions that overlap the data are listed; all listed ones are real."""
         log = self.consumer.world.log_of(tip)
         given = log.batches[first:end]
         listed = {(a.producer_id, a.first_offset) for a in part.aborted_transactions or ()}
@@ -231,7 +231,7 @@ class FetchCheck:
             (a.producer_id, a.first_offset)
             for a in log.overlapping(given[0].base_offset, given[-1].last_offset + 1)
         }
-        # Of a first batch only what lies at or above the asked offset counts.
+        # In a first batch only offsets from the requested one on count.
         needed &= {
             (a.producer_id, a.first_offset)
             for a in log.aborted
@@ -242,7 +242,7 @@ class FetchCheck:
         assert listed <= known, f"{tip}: {listed - known} were never aborted"
 
     def _check_size(self, found: dict[TopicIdPartition, Any]) -> None:
-        """Both tiers keep to max_bytes, but for the first batch, which is given whole."""
+        """Both tiers together keep to max_bytes, except that the first batch comes whole."""
         habits = self.consumer.habits
         largest = max(
             len(batch.content)

@@ -1,7 +1,7 @@
-"""A network in memory for the virtual-time loop: slow, jittery, cutting bytes anywhere, resetting.
+"""An in-memory network for the virtual-time loop: slow, with jitter, cut streams and resets.
 
-`NetworkLoop` gives whoever calls `loop.create_server` and `loop.create_connection` a transport of
-`SimulatedNetwork` instead of a socket, so the product runs on it unmodified.
+`NetworkLoop` makes `loop.create_server` and `loop.create_connection` use a `SimulatedNetwork`
+instead of sockets, so the product runs on it unmodified.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ _FIRST_CLIENT_PORT = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """`cutting`: "whole" keeps what was written in one piece, "parts" cuts it in a few places,
-    "bytes" also lets the first ones come one by one. `window_bytes` are under way or unread at
-    most, on connections to hosts without a window of their own (`windows`). `sends_at_once` is
-    asyncio's way; uvloop gathers writes until the turn's end.
+    """How the network delivers bytes.
+
+    `cutting`: "whole" keeps each write in one piece, "parts" cuts it in a few places, "bytes" also
+        delivers the first bytes one by one.
+    `window_bytes`: the most bytes in flight or unread on a connection, unless the listening host
+        has its own window in `windows`.
+    `sends_at_once`: True: as asyncio does; False: as uvloop does, which gathers writes until the
+        end of the turn.
     """
 
     latency_s_min: float = 0.0001
@@ -43,8 +47,8 @@ class SimulatedNetwork:
         self.conditions = conditions
         self.listeners: dict[Address, ListeningServer] = {}
         self.unreachable: set[Address] = set()
-        self.windows: dict[str, int] = {}  # bytes, by host that listens
-        self.connections: list[Connection] = []  # open ones, in the order of their opening
+        self.windows: dict[str, int] = {}  # bytes, by listening host
+        self.connections: list[Connection] = []  # those that are open, oldest first
         self.opened = self.pauses = self.pieces = self.resets = 0
         self._next_port = _FIRST_FREE_PORT
         self._next_client_port = _FIRST_CLIENT_PORT
@@ -92,7 +96,7 @@ class SimulatedNetwork:
         return self.rng.uniform(c.latency_s_min, c.latency_s_max)
 
     def cut_off(self, address: Address) -> None:
-        """Nobody reaches `address` any more, and whoever is connected to it is reset."""
+        """Make `address` unreachable and reset every connection to it."""
         self.unreachable.add(address)
         for connection in [c for c in self.connections if c.address == address]:
             connection.reset()
@@ -127,14 +131,14 @@ class Connection:
         self.client.peer, self.server.peer = self.server, self.client
 
     def reset(self) -> None:
-        """Both ends lose it; what was under way is lost with it."""
+        """Both ends lose the connection; bytes in flight are lost."""
         self.network.resets += 1
         for end in (self.client, self.server):
             end.wire.clear()
             end.fail(ConnectionResetError(104, "connection reset by peer"))
 
     def stall(self, seconds: float) -> None:
-        """What is sent from now on arrives after `seconds` at the earliest."""
+        """Bytes sent from now on arrive after `seconds` at the earliest."""
         until = asyncio.get_running_loop().time() + seconds
         for end in (self.client, self.server):
             end.last_arrival = max(end.last_arrival, until)
@@ -145,7 +149,7 @@ class Connection:
 
 
 class ListeningServer:
-    """Stands for `asyncio.Server` as far as the product asks it."""
+    """The part of `asyncio.Server` that the product uses."""
 
     def __init__(
         self, network: SimulatedNetwork, factory: ProtocolFactory, address: Address
@@ -169,8 +173,10 @@ class ListeningServer:
 
 
 class NetworkLoop(VirtualTimeLoop):
-    """`network` is set before anybody connects. Threads are not simulated: their work is done at
-    once, in this one."""
+    """`network` must be set before the first connection.
+
+    The loop simulates no threads: executor work runs at once, in this thread.
+    """
 
     network: SimulatedNetwork
 

@@ -1,8 +1,8 @@
-"""The read side against the world: several readers, one faulty store, a clock that jumps.
+"""The read side under faults: several readers, one faulty store, a clock that jumps.
 
-`simulate(seed)` generates an archive, lets readers read it through the purgatory while the store
-misbehaves, and asserts after every answer that it is right, and at the end that nothing is left.
-It returns a trace; the same seed gives the same trace.
+`simulate(seed)` generates an archive and lets readers read it through the purgatory while the store
+misbehaves. It asserts that every answer is right, and at the end that nothing is left. It returns a
+trace; the same seed gives the same trace.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from lab.limited import section_and_limits
 
 FAULTS_END_S = START_S + 120
-# After the faults every reader must be done within this: back-off, hung attempts, then reading.
+# After the faults every reader must finish within this: back-off, hung attempts, then reading.
 PROGRESS_S_MAX = 600
-# Transaction indexes have no checksum, as in Kafka; metadata objects are not the read side's.
+# Transaction indexes have no checksum, as in Kafka; the read side does not read metadata objects.
 INTACT = (".txn", ".metadata")
 CLOCK_SLACK_S = 1e-6
 
@@ -120,7 +120,7 @@ def _config(rng: Random) -> tuple[RemoteFetchConfig, ReadingLimits]:
 
 
 async def _weather(world: World) -> None:
-    """Faults that change by the seed, then none."""
+    """Faults that change by the seed until FAULTS_END_S, then none."""
     loop = asyncio.get_running_loop()
     while loop.time() < FAULTS_END_S:
         usual = Faults(0.001, world.rng.choice([0.01, 0.3, 2.0]), 0.1, 0.03, 0.1, INTACT)
@@ -131,7 +131,7 @@ async def _weather(world: World) -> None:
 
 
 async def _reader(world: World, number: int) -> None:
-    """Reads some partitions to their ends, over and over until the faults are over."""
+    """Read some partitions to their ends, again and again until the faults are over."""
     rng = world.rng
     rounds = 0
     try:
@@ -172,7 +172,7 @@ async def _read_to_the_ends(world: World, number: int) -> None:
 async def _fetch(
     world: World, number: int, requests: list[RemoteReadRequest], bytes_max: int
 ) -> dict[int, RemoteReadResult]:
-    """One fetch as the gateway makes it, sometimes with a client that leaves before the answer."""
+    """One fetch as the gateway makes it; some clients leave before the answer."""
     rng, loop = world.rng, asyncio.get_running_loop()
     if rng.random() < 0.1:
         world.purgatory.warm(rng.choice(requests))
@@ -193,7 +193,7 @@ async def _fetch(
         async with asyncio.timeout(0.01 if rng.random() < 0.05 else None):
             await fetch.completed.wait()
     except TimeoutError:
-        # The deadline may fall on the same instant; whoever came first counts, once.
+        # The deadline may fall on the same instant; only the first of the two counts.
         fetch.cancel()
     assert fetch.reason is not None
     assert loop.time() <= deadline + CLOCK_SLACK_S
@@ -241,7 +241,7 @@ def _check_error(
     elif isinstance(result.error, StorageUnavailable):
         assert fetch.reason is CompletionReason.DEADLINE
     else:
-        # Damaged twice on the way: possible, but only said at the deadline.
+        # Two damaged answers in a row are possible, but only the deadline may report them.
         assert fetch.reason is CompletionReason.DEADLINE, result.error
 
 
@@ -304,7 +304,7 @@ def _advance(
 
 
 async def _check_that_all_comes_to_rest(world: World) -> None:
-    """Nobody asks any more: whatever is still read ends by itself, and every budget is whole."""
+    """Without fetches, reads in flight end by themselves and every budget is whole again."""
     hung_s = world.limits.chunk_read_max_ms / 1000
     await asyncio.sleep(60 + 50 * hung_s)
     assert under_way(world.purgatory) == NOTHING
@@ -318,5 +318,5 @@ async def _check_that_all_comes_to_rest(world: World) -> None:
 
 
 def _metadata_reads() -> int:
-    """Reads of `.metadata` objects are the metadata manager's, with a limit of its own."""
+    """The metadata manager reads `.metadata` objects, with its own limit."""
     return 3 * READS_AT_ONCE_MAX

@@ -1,4 +1,4 @@
-"""What a seed decides before a session simulation begins: network, logs, configuration."""
+"""The choices a seed makes before a session simulation begins: network, logs, configuration."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def draw_logs(rng: Random) -> list[SimulatedLog]:
 
 
 def draw_start(rng: Random, log: SimulatedLog) -> int:
-    """Mostly the beginning; or somewhere, only what is still to come, or where nothing ever is."""
+    """Mostly the log's beginning; else any offset, the high watermark, or above the final end."""
     return rng.choice(
         [
             *[log.first_offset] * 5,

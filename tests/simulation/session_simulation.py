@@ -1,9 +1,10 @@
 """Whole sessions: consumers, the unmodified proxy, and a faulty network, store and broker.
 
-`simulate(seed)` runs the gateway with everything behind it on a virtual-time loop. A broker writes
-and forgets; its log is archived, by the real RemoteLogManager or by a simpler one that the proxy
-learns of from the store alone; consumers read it all through the proxy and check every answer. When
-the faults are over all must finish, and nothing may be left. The same seed gives the same trace.
+`simulate(seed)` runs the gateway and everything behind it on a virtual-time loop. A broker writes
+and deletes its log. The real RemoteLogManager archives it, or a simpler archiver does, whose
+segments the proxy finds in the store alone. Consumers read the log through the proxy and check
+every answer. When the faults are over, all consumers must finish, and nothing may be left. The same
+seed gives the same trace.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from fetchproxy.serving.relay.server import open_gateway
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 
-# After the faults everybody must be done within this: hung reads, back-off, then reading.
+# After the faults all consumers must finish within this: hung reads, back-off, then reading.
 FINISH_S_MAX = 300
-# These have no checksum (as in Kafka), or damage to them is the metadata manager's tests' matter.
+# These have no checksum (as in Kafka), or the metadata manager's own tests cover their damage.
 INTACT = (".txn", ".metadata", ".epochs", "layout")
-# Events that no fault explains: the proxy itself went wrong.
+# Events that no fault explains: they mean a defect of the proxy.
 FATAL_EVENTS = frozenset(("session_crashed",))
 FATAL_REASONS = frozenset(("wire_error", "half_frame_max_ms", "idle_max_ms"))
 
@@ -62,7 +63,7 @@ class Outcome:
 
 
 def simulate(seed: int, *, outage_s: float = 0.0) -> Outcome:
-    """`outage_s`: besides the usual faults the store is away, or hangs, for so long."""
+    """`outage_s`: besides the usual faults, the store fails or hangs this long."""
     loops: list[NetworkLoop] = []
 
     def new_loop() -> NetworkLoop:
@@ -128,7 +129,7 @@ class _Simulation:
     # -- the proxy -------------------------------------------------------------------------------
     @asynccontextmanager
     async def _proxy(self) -> AsyncIterator[Listener]:
-        """What `fetchproxy serve` opens, in its order; the purgatory is checked when it is over."""
+        """Open the parts of `fetchproxy serve` in its order; check the purgatory after the run."""
         world, rng = self.world, self.world.rng
         config, rsm = world.config, RemoteStorageManager(world.store)
         for log in world.logs:
@@ -208,7 +209,7 @@ class _Simulation:
         await self._manager.run()
 
     async def _begin(self, log: SimulatedLog) -> None:
-        """Some of the log is there from the start, and mostly some of it archived and forgotten."""
+        """Produce a part of the log at the start, and mostly archive and trim some of it."""
         world, rng = self.world, self.rng
         world.archived_end[log.tip] = log.first_offset
         log.write(rng.randint(1, len(log.batches) * 4 // 5))
@@ -268,16 +269,16 @@ class _Simulation:
         seconds = (world.faults_end_s - START_S) / turns
         loop = asyncio.get_running_loop()
         while not log.complete:
-            # Consumers wait for the end of the log, and get no longer for that after the faults.
+            # Consumers wait for the end of the log, and get no extra time for it after the faults.
             left_s = max(0, world.faults_end_s - loop.time())
             await asyncio.sleep(min(rng.uniform(0, 2 * seconds), left_s))
             log.write(rng.randint(1, 8))
-            await asyncio.sleep(rng.choice([0.0, 0.001, 0.2]))  # until the followers have it
+            await asyncio.sleep(rng.choice([0.0, 0.001, 0.2]))  # for the followers
             log.replicate(loop.time())
             world.cluster.moved()
 
     async def _consume(self, number: int) -> None:
-        """One consumer after the other under one name, as long as there are faults."""
+        """Run one consumer after the other, as long as there are faults."""
         world, rng = self.world, Random(self.world.rng.random())
         turn = 0
         while not turn or not world.faults_over:
@@ -291,7 +292,7 @@ class _Simulation:
             turn += 1
 
     async def _weather(self) -> None:
-        """Of the store: fair, usual and bad turns, the long outage somewhere among them."""
+        """Store weather: fair, usual and bad turns, with the long outage somewhere among them."""
         world, rng, loop = self.world, Random(self.world.rng.random()), asyncio.get_running_loop()
         outage_at = START_S + rng.uniform(2, 12) if self._outage_s else world.faults_end_s
         always_fair, damages = rng.random() < 0.25, rng.random() < 0.3
@@ -357,7 +358,7 @@ class _Simulation:
                 del sessions[rng.choice(list(sessions))]
 
     async def _forget_forever(self) -> None:
-        """Brokers trim their logs: never above what is archived, sometimes right at it."""
+        """Brokers trim their logs up to the archive's end, often exactly to it, never further."""
         world, rng = self.world, Random(self.world.rng.random())
         rsm = RemoteStorageManager(world.store.inner)
         async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as truth:
@@ -373,7 +374,7 @@ class _Simulation:
         end = self.world.archived_end[log.tip]
         known = self._rlmm.known_archived_topics() if self._rlmm else None
         if known and log.tip.topic_id not in known[0]:
-            return  # an archive that has begun in an outage is none for the proxy: its stated limit
+            return  # known limit: the proxy does not see an archive that began in an outage
         if end > log.start_offset:
             log.trim(self.rng.choice([end, end, self.rng.randint(log.start_offset, end)]))
             self.world.note("trimmed", str(log.tip), log.start_offset, end)
@@ -381,7 +382,7 @@ class _Simulation:
 
     # -- the end ---------------------------------------------------------------------------------
     async def _check_rest(self, gateway: Listener) -> None:
-        """Nobody asks any more: sessions, reads and budgets come back to nothing by themselves."""
+        """Without clients, sessions, reads and budgets come back to nothing by themselves."""
         world, config = self.world, self.world.config.remote_fetch
         unasked_s = world.limits.reading.unasked_read_max_ms / 1000
         await asyncio.sleep(unasked_s + 2 * world.recovery_s)

@@ -1,4 +1,4 @@
-"""What the parts of a session simulation share: truth, weather, bounds and trace."""
+"""State that the parts of a session simulation share: truth, weather, bounds and trace."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fetchproxy.serving.relay.apis.fetch import PARKED_WAIT_MAX_MS, TAIL_GRACE_S
 
 PARKED_S = PARKED_WAIT_MAX_MS / 1000
 STALL_S_MAX = 0.3
-# Hops that one fetch may need: up and down both connections, a parked poll before it, and the
-# connection to the broker itself where it is the connection's first.
+# Network hops that one fetch may need: up and down both connections, the parked poll before it, and
+# dialing the broker if the fetch is the connection's first request.
 HOPS = 12
 
 
@@ -35,18 +35,18 @@ class World:
     limits: Limits
     faults_end_s: float
     archived_end: dict[TopicIdPartition, int] = field(default_factory=dict)
-    # When the store's faults began that go on, or went on up to `fair_since`. Breaks that a read
-    # may have slept through (see `recovery_s`) are none.
+    # When the store's present faults began, or those that ended at `fair_since`. A fair spell
+    # shorter than `recovery_s` does not end them, as a read may have slept through it.
     faulty_since: float = 0.0
     fair_since: float = float("-inf")
-    corrupt_until: float = 0.0  # damaged answers may still be remembered as such
+    corrupt_until: float = 0.0  # until then damaged answers may still be remembered
     production_over: bool = False
     answers: int = 0
     consumed_batches: int = 0
     storage_errors: int = 0
     told_out_of_range: int = 0
     sessions_lost: int = 0
-    slowest_s: float = 0.0  # over the client's own wait
+    slowest_s: float = 0.0  # the longest time over the client's own wait
     failures: list[BaseException | str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
@@ -61,13 +61,13 @@ class World:
 
     @property
     def recovery_s(self) -> float:
-        """A read that failed, or hangs, knows after so long that the store is well again."""
+        """Within this time a failed or hanging read learns that the store is well again."""
         limits = self.limits.reading
         pause_ms = limits.backoff_max_ms * (1 + limits.backoff_jitter)
         return (pause_ms + limits.chunk_read_max_ms) / 1000
 
     def outage_s(self, now: float) -> float:
-        """How long the store may have kept a read from its data by now."""
+        """The longest time the store can have kept a read from its data by now."""
         return now - self.faulty_since if now <= self.fair_since + self.recovery_s else 0.0
 
     def log_of(self, tip: TopicIdPartition) -> SimulatedLog:
@@ -82,9 +82,9 @@ class World:
         return self._hash.hexdigest()
 
     def margin_s(self, size: int) -> float:
-        """How long after the client's own wait an answer of `size` bytes may be there.
+        """How long after the client's own wait an answer of `size` bytes may arrive, in s.
 
-        The parked poll, the grace for tail data, and what the network itself may take.
+        It covers the parked poll, the grace for tail data, and the network's own time.
         """
         c: Conditions = self.network.conditions
         windows = (

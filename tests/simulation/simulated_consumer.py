@@ -1,7 +1,7 @@
-"""A consumer that checks everything it is told: order, bytes, offsets, errors, watermarks, time.
+"""A consumer that checks every answer: order, bytes, offsets, errors, watermarks, time.
 
-It starts somewhere in the log and reads to its final end, fetching again at once after each answer,
-as clients do; a lost connection is opened again and reading goes on where it was.
+It starts somewhere in the log and reads to its final end. Like real clients it fetches again at
+once after each answer. It reopens a lost connection and continues reading at its position.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fetchproxy.model import TopicIdPartition
 
 BOOTSTRAP = ("127.0.0.1", 9192)
 OFFSET_OUT_OF_RANGE = 1
-# Whatever comes is checked against its own, tighter bound; this one is for what never comes.
+# Each answer is checked against a tighter bound; this bound finds answers that never come.
 UNANSWERED_S_MAX = 30.0
 
 
 @dataclass(slots=True)
 class Habits:
-    """How this consumer asks; by seed."""
+    """How this consumer fetches; by seed."""
 
     version: int
     sessions: bool
@@ -63,10 +63,10 @@ class Habits:
 
 @dataclass(slots=True)
 class SimulatedConsumer:
-    """`positions` is the next offset of each partition.
-
-    One that starts above the end of the log must hear that it is out of range, and then goes to the
-    beginning, as auto.offset.reset=earliest has it; `above` are those that have not heard it yet.
+    """`positions`: the next offset of each partition.
+    `above`: partitions that start above the end of the log and have not yet had "out of range".
+        Such a partition must get that error, and then starts at the beginning
+        (auto.offset.reset=earliest).
     """
 
     world: World
@@ -96,7 +96,7 @@ class SimulatedConsumer:
         self.world.note(self.name, "is done")
 
     async def _read(self, node_id: int, tips: list[TopicIdPartition]) -> None:
-        """Until all of the node's partitions are read to their final ends."""
+        """Read all of the node's partitions to their final ends."""
         session = ClientFetchSession(self.habits.sessions)
         while not self._done(tips):
             connection = None
@@ -150,7 +150,7 @@ class SimulatedConsumer:
             await asyncio.sleep(0.05)
             return
         if not habits.sessions:
-            self.turns += 1  # as clients do that have no session whose broker is fair to all
+            self.turns += 1  # as clients without a session do, to be fair to all partitions
             at = self.turns % len(order)
             order = order[at:] + order[:at]
         wanted = {tip: Wanted(self.positions[tip], habits.partition_bytes) for tip in order}
@@ -178,10 +178,10 @@ class SimulatedConsumer:
         if behind is not None:
             await behind
         if not habits.max_wait_ms and check.empty:
-            await asyncio.sleep(0.02)  # who does not wait in the fetch waits here
+            await asyncio.sleep(0.02)  # a client that does not wait in the fetch waits here
 
     async def _ask_above_the_end(self, connection: ClientConnection, tip: TopicIdPartition) -> None:
-        """That stays out of range, once it is known for sure; until then there is no data."""
+        """The answer is "out of range" once that is known for sure; until then there is no data."""
         offset = self.world.log_of(tip).final_offset + self.rng.choice([1, 1_000])
         limits = {"max_wait_ms": 100, "min_bytes": 1, "max_bytes": 1_000, "isolation_level": 0}
         session = ClientFetchSession(False)
@@ -196,12 +196,12 @@ class SimulatedConsumer:
             assert part.error_code == 0
 
     def _change_mind(self, tips: list[TopicIdPartition]) -> None:
-        """Now and then a consumer goes back, or leaves a partition alone for a while."""
+        """Now and then a consumer seeks back, or pauses a partition for a while."""
         rng = self.rng
         if rng.random() < self.habits.seeks and not self.world.faults_over:
             tip = rng.choice(tips)
             log = self.world.log_of(tip)
-            # No higher than what is there by now: above it the broker says that it is out of range.
+            # Not above the high watermark: there the broker answers "out of range".
             self.positions[tip] = rng.randint(
                 log.first_offset, min(self.positions[tip], log.high_watermark)
             )

@@ -1,4 +1,4 @@
-"""What a process says of its archive at its start it says later, where the store is away then."""
+"""A process logs its archive at its start; if the store is away then, after the outage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fetchproxy.writing.own_archive import LOOK_INTERVAL_S, OwnArchive
 def test_an_archive_is_found_after_an_outage(tmp_path: Path) -> None:
     config = Config(
         archive=ArchiveConfig(topics=".*", spool_dir=tmp_path),
-        archive_only=ArchiveOnlyConfig(enabled=True),  # so that no broker is asked
+        archive_only=ArchiveOnlyConfig(enabled=True),  # with this setting it asks no broker
     )
 
     async def main() -> None:

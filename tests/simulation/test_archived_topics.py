@@ -29,7 +29,7 @@ LOOKS = 10
 
 @pytest.mark.parametrize("max_age_s", [0.25, 0.3, 30.0])
 def test_a_topic_is_looked_up_once_in_its_time(max_age_s: float) -> None:
-    """As floats, 1000 + 0.3 - 1000 is less than 0.3: nobody may go round for the rest."""
+    """As floats, 1000 + 0.3 - 1000 is less than 0.3: the loop must not spin over that remainder."""
     loops: list[NetworkLoop] = []
     looked_at: list[float] = []
 

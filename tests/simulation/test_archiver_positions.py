@@ -1,4 +1,4 @@
-"""What archivers say that they gather: written, read by others, believed while it is renewed."""
+"""The positions that archivers publish: written, read by others, believed while renewed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class World:
             task.cancel()
 
     async def kill(self, task: asyncio.Task[None]) -> None:
-        """As SIGKILL: what it said stays."""
+        """Stop it as SIGKILL does: the positions that it published stay."""
         kept = {
             stored.key: await self.store.inner.get(stored.key)
             async for stored in self.rsm.objects.list_archiver_positions()
@@ -182,7 +182,7 @@ def test_one_that_has_nothing_new_to_say_is_believed_as_long_as_it_runs() -> Non
 
 @pytest.mark.parametrize("failed_looks", [0, 6])
 def test_one_that_an_outage_has_silenced_is_believed_when_it_is_over(failed_looks: int) -> None:
-    """It could say nothing either. One that has died meanwhile is believed for a while."""
+    """An archiver cannot publish in an outage. One that died meanwhile is believed for a while."""
 
     async def main() -> None:
         world = World()
@@ -278,7 +278,7 @@ def test_while_it_runs_nobody_has_to_wait() -> None:
     run_virtual(main)
 
 
-# --- what people hear of archivers -------------------------------------------------------------
+# --- the headlines that operators see of archivers ---------------------------------------------
 @asynccontextmanager
 async def watched(world: World) -> AsyncIterator[ArchiverPositions]:
     async with world.reader() as reader, asyncio.TaskGroup() as tasks:
@@ -337,7 +337,7 @@ def test_none_is_named_that_writes_slowly_or_whose_partitions_another_has() -> N
 @pytest.mark.parametrize("faults", [OUTAGE, HANG], ids=["refuses", "hangs"])
 @pytest.mark.parametrize("outage_s", [2, 5, 7, 9, 11, 13, 16, 40])
 def test_none_is_named_in_an_outage_nor_after_it(outage_s: int, faults: Faults) -> None:
-    """Of the store: neither side has reached it."""
+    """In a store outage neither side reaches the store."""
 
     async def main() -> None:
         world = World()

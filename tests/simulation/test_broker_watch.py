@@ -1,4 +1,4 @@
-"""Which brokers answer, over the simulated network: one that goes is named, all of them said."""
+"""Which brokers answer, over the simulated network: one lost broker is named, or all reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import headlines, missing, worst_first
 
-# A broker that goes away is known of within this.
+# The watch knows within this time that a broker has gone away.
 KNOWN_WITHIN_S = 15
 
 
@@ -92,7 +92,7 @@ def test_one_that_goes_is_named_and_is_no_outage() -> None:
         )
         assert missing_of(watch) == ()
         assert [(e["event"], e["address"]) for e in entries] == [("broker_away", "10.0.0.2:9092")]
-        # The others name it no more, and still it is away.
+        # The other brokers no longer list it, and it still counts as away.
         simulated.nodes.remove(gone := simulated.nodes[1])
         await asyncio.sleep(600)
         assert watch.status().away == ("10.0.0.2:9092",)

@@ -1,4 +1,4 @@
-"""What one client may cost another: byte rates and turns, through the whole gateway."""
+"""How far one client may slow down another: byte rates and turns, through the whole gateway."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL_CHUNKS = ReadingLimits(chunk_bytes=16 * KiB)
 def test_a_client_gets_its_rate_over_all_its_connections_and_is_told_to_wait() -> None:
     async def main(replay: Replay) -> None:
         tips = [log.tip for log in replay.logs]
-        two = [PlainReader(f"id-{tip.partition}", [tip]) for tip in tips[:2]]  # as it likes
+        two = [PlainReader(f"id-{tip.partition}", [tip]) for tip in tips[:2]]  # one host, two ids
         other = PlainReader("id-0", [tips[2]], host="10.9.9.8")
         began = now()
         async with asyncio.TaskGroup() as group:
@@ -32,7 +32,7 @@ def test_a_client_gets_its_rate_over_all_its_connections_and_is_told_to_wait() -
             total = 0
             for end, size in both[at:]:
                 total += size
-                # A second's worth is saved up, and two answers may be under way at once.
+                # One second's worth is saved up, and two answers may be in flight at once.
                 assert total <= RATE * (end - start) + 3 * RATE
         whole = sum(size for _, size in both)
         assert 0.8 * RATE * 20 <= whole <= RATE * 21 + 2 * RATE
@@ -40,7 +40,7 @@ def test_a_client_gets_its_rate_over_all_its_connections_and_is_told_to_wait() -
         assert 0.8 * RATE * 20 <= other.size() <= RATE * 21 + RATE
         for reader in (*two, other):
             assert reader.throttles_ms
-            # Whoever asks again at once is heard when the time is over (KIP-219), and not before.
+            # A client that asks again at once is answered after the throttle time (KIP-219).
             for told_ms, waited_s in zip(reader.throttles_ms, reader.pauses_s, strict=False):
                 assert waited_s >= 0.9 * told_ms / 1000 - 0.01
 
@@ -75,7 +75,7 @@ def test_the_tail_of_a_client_that_owes_does_not_wait() -> None:
                 number += 1
         archived = [t for t in reader.taken if t.tip != tail.tip]
         assert 0.6 * RATE * 20 <= sum(t.size for t in archived) <= RATE * 21 + RATE
-        assert not reader.throttles_ms  # or it would leave its tail alone, too
+        assert not reader.throttles_ms  # a throttled client would stop reading its tail, too
 
     run_replay(PACED, main, partitions=2, batches=3_000, tail_batches=60, reading=SMALL_CHUNKS)
 
@@ -93,7 +93,7 @@ def test_without_a_rate_nobody_is_throttled() -> None:
 
 
 def test_a_client_with_many_partitions_leaves_one_with_one_its_share() -> None:
-    """Two fetchers, 50 ms a read, 24 partitions against one: by asking order it would have 1/25."""
+    """Two fetcher tasks, 50 ms a read, 24 partitions to 1: in request order it would have 1/25."""
 
     async def main(replay: Replay) -> None:
         *many, alone = [log.tip for log in replay.logs]
@@ -105,9 +105,9 @@ def test_a_client_with_many_partitions_leaves_one_with_one_its_share() -> None:
             await asyncio.sleep(1)
             group.create_task(modest.read(began + 6))
         both = modest.size(began + 2, began + 6) + greedy.size(began + 2, began + 6)
-        # It asks for one chunk at a time, so half of the time it is not in the queue at all.
+        # It asks for one chunk at a time, so half of the time it is not in the queue.
         assert modest.size(began + 2, began + 6) >= 0.2 * both
-        # A turn of another's, a turn of its own, and what the network takes.
+        # One turn of the other client, its own turn, and the network's time.
         assert max(b.at - a.at for a, b in pairwise(modest.taken)) < 0.2
 
     config = RemoteFetchConfig(chunk_cache_bytes_max=25 * 64 * KiB)

@@ -92,7 +92,7 @@ def test_all_partitions_together_take_no_more_than_the_rate(
             assert await archived() == [BATCHES * BATCH_OFFSETS] * PARTITIONS
             took_s = now() - began
         if rate:
-            # A second's worth is saved up, and each worker's last read is paid for by nobody.
+            # One second's worth is saved up, and each worker's last read is not paid for.
             assert took_s >= (WHOLE - RATE - 4 * 16 * KiB) / RATE
             assert took_s <= WHOLE / RATE + 5
         else:

@@ -1,4 +1,4 @@
-"""The faulty store is a store (contract), and its faults are those of its seed."""
+"""The faulty store passes the storage contract, and its seed decides its faults."""
 
 from __future__ import annotations
 

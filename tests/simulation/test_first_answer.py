@@ -1,4 +1,4 @@
-"""The first answer of an archived partition is the answer, however short the client's wait is."""
+"""The first answer for an archived partition has records, however short the client's wait is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BATCHES = 40
 
 @pytest.mark.parametrize("wait_ms", [0, 1, 100])
 def test_no_answer_is_empty(wait_ms: int) -> None:
-    """kafka-go takes an empty one for a broken one, connects anew, and so never gets on."""
+    """kafka-go takes an empty answer for a broken one and reconnects, so it makes no progress."""
 
     async def main(replay: Replay) -> None:
         reader = PlainReader("short", [replay.logs[0].tip], wait_ms=wait_ms)

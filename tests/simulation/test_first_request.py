@@ -1,4 +1,4 @@
-"""A broker is dialed for a client's first request: who sends none costs no broker a connection."""
+"""The proxy dials a broker at a client's first request: idle clients cost no connection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def send(connection: ClientConnection, data: bytes) -> asyncio.Transport:
 
 
 def to_brokers(replay: Replay) -> int:
-    """Open connections of clients; the proxy has others of its own."""
+    """Open connections to brokers for clients; the proxy has others of its own."""
     protocols = [each.client.get_protocol() for each in replay.cluster.network.connections]
     return sum(isinstance(protocol, BrokerLink) for protocol in protocols)
 
@@ -50,7 +50,7 @@ def test_who_sends_nothing_or_what_is_not_right_reaches_no_broker() -> None:
         await asyncio.sleep(2 + listener.SWEEP_INTERVAL_S)
         assert [c.is_open for c in (idle, slow)] == [True, False]
         assert not to_brokers(replay)
-        await idle.ask(*metadata_request(["weather"]))  # and is served as ever
+        await idle.ask(*metadata_request(["weather"]))  # the idle client is served as usual
         assert to_brokers(replay) == 1
         await idle.close()
 
@@ -73,7 +73,7 @@ def test_a_head_is_enough_and_may_come_byte_by_byte() -> None:
 
 
 def test_a_client_that_leaves_early_leaves_no_session_behind() -> None:
-    """Before its first request, within it, and while its broker is dialed."""
+    """The client leaves before its first request, within it, or while its broker is dialed."""
 
     async def main(replay: Replay) -> None:
         for data in (b"", API_VERSIONS[:9], API_VERSIONS, API_VERSIONS * 2):
@@ -90,7 +90,7 @@ def test_a_client_that_leaves_early_leaves_no_session_behind() -> None:
 
 
 def test_a_client_that_ends_its_sending_before_there_is_a_broker() -> None:
-    """A whole request is still answered; what was cut off has no other part to come."""
+    """A whole request is still answered; the rest of a partial request cannot come any more."""
 
     class Held(asyncio.Transport):
         closed = False

@@ -1,4 +1,4 @@
-"""A request that is large, or comes in very many pieces, costs the others no turn of the loop."""
+"""A large request, or one in very many pieces, costs other clients no turn of the loop."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_fetch_of_ten_thousand_partitions_is_read_in_many_turns(
 def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And no step goes through all of them. The client has a permit for the topic by then."""
+    """No step goes through all partitions. By then the client has a permit for the topic."""
     asked: list[int] = []
     identified: Counter[int] = Counter()  # by turn of the loop
     ask_edges, identify = FetchJudging._ask_edges, FetchJudging.identify
@@ -123,12 +123,12 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
 
 
 def sessions_held() -> int:
-    """How many maps of so many partitions there are, garbage included."""
+    """The number of maps with this many partitions, uncollected garbage included."""
     return sum(isinstance(each, dict) and len(each) == PARTITIONS for each in gc.get_objects())
 
 
 def test_a_wide_session_counts_as_what_its_connection_holds() -> None:
-    """Those that hold most are closed where all together hold too much; others read on."""
+    """When connections together hold too much, those that hold most are closed; others read on."""
 
     async def main(replay: Replay) -> None:
         request = fetch_of(PARTITIONS)
@@ -151,7 +151,7 @@ def test_a_wide_session_counts_as_what_its_connection_holds() -> None:
 
 @pytest.mark.parametrize("heard", [True, False], ids=["answered", "gone before the answer"])
 def test_what_a_connection_held_is_free_when_it_is_over(heard: bool) -> None:
-    """Without a collection of garbage, which would look at all that lives while others wait."""
+    """Without garbage collection, which would look at all live objects while others wait."""
 
     async def main(replay: Replay) -> None:
         request = fetch_of(PARTITIONS)
@@ -209,7 +209,7 @@ def test_who_sends_many_requests_at_once_gets_a_few_in_each_turn(
     for side in ("requests", "answers"):
         counts = [count for (which, _), count in handled.items() if which == side]
         assert sum(counts) >= 500
-        # An answer may make room for one more request in the same turn.
+        # An answer may make room for another request in the same turn.
         assert max(counts) <= 2 * MESSAGES_A_TURN
 
 

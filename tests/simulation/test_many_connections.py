@@ -1,4 +1,4 @@
-"""What many connections hold together, and how they are looked after."""
+"""Many connections: the limit to what they hold together, and how the sweep looks at them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FETCH, VERSION = 1, 12
 
 
 async def dialed(name: str) -> ClientConnection:
-    """It has asked for nothing yet."""
+    """Connect without a request."""
     make = lambda: ClientConnection(name)  # noqa: E731
     _, connection = await asyncio.get_running_loop().create_connection(make, *BOOTSTRAP)
     assert isinstance(connection, ClientConnection)
@@ -34,7 +34,7 @@ async def connected(name: str) -> ClientConnection:
 
 
 def begin_fetch(connection: ClientConnection, size: int) -> None:
-    """A request that is held until it is whole, and never is."""
+    """Send part of a request, which is held until it is whole; it never is."""
     head = struct.pack(">ihhih", 100 * MiB, FETCH, VERSION, 1, -1)
     assert connection._transport is not None
     connection._transport.write(head + bytes(size))
@@ -46,7 +46,7 @@ def test_connections_that_hold_most_go_when_all_together_hold_too_much() -> None
         greedy = [await connected(f"greedy-{number}") for number in range(3)]
         for number, connection in enumerate(greedy):
             begin_fetch(connection, (number + 1) * MiB // 4)
-        await asyncio.sleep(5)  # 1.5 MiB in all: as much as may be
+        await asyncio.sleep(5)  # 1.5 MiB in all, which is the limit
         assert all(connection.is_open for connection in greedy)
         begin_fetch(late := await connected("late"), MiB // 8)
         await asyncio.sleep(5)

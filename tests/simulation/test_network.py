@@ -1,4 +1,4 @@
-"""The simulated network is a network: bytes in order and whole, a bounded window, FIN and RST."""
+"""The simulated network acts as a network: bytes in order and whole, bounded window, FIN, RST."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A poll that stays parked upstream serves no fetch that must be answered in another way."""
+"""A poll parked at the broker serves no fetch that needs another version or isolation level."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ LIMITS = {"max_wait_ms": 400, "min_bytes": 1}
     ids=str,
 )
 def test_fetches_of_two_kinds(even: tuple[int, int], odd: tuple[int, int]) -> None:
-    """(version, isolation level) in turn, of one archived partition and one that is at its end:
-    each answer of archived records leaves a poll of the other partition parked."""
+    """Two kinds of (version, isolation level) in turn; one partition is archived, one at its end.
+
+    Each answer with archived records leaves a poll of the other partition parked.
+    """
     of_archive, of_tail = 0, 0
 
     async def main(replay: Replay) -> None:
@@ -41,7 +43,7 @@ def test_fetches_of_two_kinds(even: tuple[int, int], odd: tuple[int, int]) -> No
             }
             limits = LIMITS | {"max_bytes": 1 << 20, "isolation_level": isolation}
             request, _ = ClientFetchSession(enabled=False).request(wanted, version, limits)
-            async with asyncio.timeout(10):  # an answer that cannot be decoded is none
+            async with asyncio.timeout(10):  # an answer that cannot be decoded never arrives
                 message = (await connection.ask(request, FETCH_RESPONSE, version)).message
             parts = {p.partition_index: p for t in message.responses for p in t.partitions}
             assert [part.error_code for part in parts.values()] == [0, 0]

@@ -1,8 +1,9 @@
 """A thousand replaying clients, most of them slow: the memory that chunks really take.
 
-The clients do what the gateway does for each fetch, on the read side and the answer budget that it
-uses. The store hands out bytes that are counted until nothing refers to them any more: what is
-cached, being read, waiting and on its way, whether anybody counts it or not.
+The clients do what the gateway does for each fetch, with the read side and the answer budget that
+it uses. The store counts the bytes it hands out until nothing refers to them any more. The count
+covers bytes that are cached, being read, waiting or being sent, whether a budget counts them or
+not.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ BATCH_BYTES, BATCHES = 4_000, 400
 CHUNK = 64 * KiB
 CACHE, INFLIGHT, ANSWERS, ANSWER = 1 * MiB, 1 * MiB, 2 * MiB, 256 * KiB
 
-# So that aborted lists are read, too, on which nobody may wait with a chunk in hand.
+# READ_COMMITTED also reads aborted lists. No fetch may wait for these while it holds a chunk.
 COMMITTED = IsolationLevel.READ_COMMITTED
 
 CONFIG = RemoteFetchConfig(chunk_cache_bytes_max=CACHE, inflight_bytes_max=INFLIGHT)
@@ -48,7 +49,7 @@ LIMITS = ReadingLimits(chunk_bytes=CHUNK, purgatory_entries_max=CLIENTS)
 
 
 class Counted(bytes):
-    """Bytes that know when they are gone."""
+    """Bytes that are counted from their creation to their deletion."""
 
     live = 0
     most = 0
@@ -73,12 +74,12 @@ class CountingStore(MemoryObjectStore):
 
 @dataclass(slots=True)
 class Told:
-    """Of all clients."""
+    """Totals over all clients."""
 
     answers: int = 0
     size: int = 0
     empty: int = 0
-    over: int = 0  # the most that blocks in answers took
+    over: int = 0  # the most bytes that the answer budget held
 
 
 def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
@@ -106,7 +107,7 @@ def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
 
     run_virtual(main)
     assert told.answers == 5 * CLIENTS
-    assert told.size > 5 * (CACHE + INFLIGHT + ANSWERS)  # far more than was ever there at once
+    assert told.size > 5 * (CACHE + INFLIGHT + ANSWERS)  # far more than ever was in memory at once
     assert told.over > 0.7 * ANSWERS, "the budget was put to the test"
     assert told.over <= ANSWERS + CHUNK
     assert Counted.most <= CACHE + INFLIGHT + ANSWERS + CHUNK
@@ -122,7 +123,7 @@ class Client:
     told: Told
 
     async def run(self, tip: TopicIdPartition, rng: Random) -> None:
-        """Five answers with records, from anywhere; most clients take their time."""
+        """Get five answers with records, from random offsets; most clients are slow."""
         clock = asyncio.get_running_loop().time
         slow_s = rng.choice([0.0, 1.0, 30.0])
         done = 0

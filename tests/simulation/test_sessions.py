@@ -1,4 +1,4 @@
-"""Seeded whole-session runs. `FETCHPROXY_LAB_SEED=123` runs that one seed and nothing else."""
+"""Seeded whole-session runs. `FETCHPROXY_LAB_SEED=123` runs only that one seed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SEED_VARIABLE = "FETCHPROXY_LAB_SEED"
 CHOSEN = os.environ.get(SEED_VARIABLE)
 SEEDS = [int(CHOSEN)] if CHOSEN else range(28)
 LONG_OUTAGE_SEEDS = [int(CHOSEN)] if CHOSEN else range(1_000, 1_002)
-# In which a reader once stood still for ever: metadata that a failed read had got, and an archive
-# whose turn behind the tail came when nothing was in memory.
+# With these seeds a reader once stood still for ever. Causes: metadata from a failed read, and an
+# archived partition whose turn after the tail came when nothing was in memory.
 STOOD_STILL_SEEDS = [] if CHOSEN else (10_069, 30_059, 30_181)
 MANY_SEEDS = [] if CHOSEN else range(10_000, 10_400)
 
@@ -57,7 +57,7 @@ def test_the_same_seed_is_the_same_run(seed: int) -> None:
 
 @pytest.mark.skipif(CHOSEN is not None, reason="one seed is not every kind of world")
 def test_the_world_is_as_hard_as_it_says() -> None:
-    """Faults that never happen prove nothing: over the seeds each of them has to occur."""
+    """Faults that never happen prove nothing: each kind has to occur over the seeds."""
     worlds = [outcome_of(seed).world for seed in SEEDS]
     assert sum(world.network.resets for world in worlds) > 20
     assert sum(world.network.pauses for world in worlds) > 100

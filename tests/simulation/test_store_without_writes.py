@@ -1,4 +1,4 @@
-"""An archiver whose store takes no writes any more, while the brokers go on deleting.
+"""An archiver whose store takes no more writes, while the brokers go on deleting.
 
 The real RemoteLogManager over a simulated broker with retention by bytes, on a virtual-time loop.
 """
@@ -37,12 +37,12 @@ from fetchproxy.writing.status import PartitionArchiveStatus
 PARTITIONS = 3
 BATCHES = 3_000
 BATCH_INTERVAL_S = 0.5
-RETAINED_BATCHES = 120  # so the brokers keep a minute
+RETAINED_BATCHES = 120  # the brokers keep one minute
 RETENTION_S = RETAINED_BATCHES * BATCH_INTERVAL_S
 
 
 class ReadOnlyStore(MemoryObjectStore):
-    """From `full` on nothing is taken; what is there is read."""
+    """Once `full` is set, the store refuses writes; it still serves reads."""
 
     full = False
 
@@ -59,7 +59,7 @@ class Outage:
     rsm: RemoteStorageManager
     manager: RemoteLogManager
     entries: list[Any]
-    losses_begin: float | None = field(default=None)  # when the brokers deleted what is nowhere
+    losses_begin: float | None = field(default=None)  # first deletion of unarchived data
 
     def status(self) -> PartitionArchiveStatus:
         return self.manager.status()[0]
@@ -73,7 +73,7 @@ class Outage:
 
 
 async def _live(here: Outage) -> None:
-    """Producers write, brokers delete what is above the retention."""
+    """Producers write, and brokers delete what exceeds the retention."""
     while True:
         await asyncio.sleep(BATCH_INTERVAL_S)
         for log in here.logs:
@@ -185,7 +185,7 @@ def test_lag_margin_and_used_share_go_on_counting(tmp_path: Path) -> None:
             assert status.margin_offsets == pytest.approx(
                 status.archive_end - log.start_offset, abs=150
             )
-            # The same in /metrics, but for what a look and the next one are apart.
+            # /metrics shows the same, except for the time between two looks.
             assert gauge(metrics.ARCHIVE_LAG_OFFSETS) == pytest.approx(status.lag_offsets, abs=150)
             assert gauge(metrics.ARCHIVE_MARGIN_OFFSETS) == pytest.approx(
                 status.margin_offsets, abs=150
@@ -232,7 +232,7 @@ def test_writes_are_shown_as_failing_while_reads_go_well(tmp_path: Path) -> None
             StoreOperation.LIST: True,
             StoreOperation.READ: True,
             StoreOperation.WRITE: False,
-            StoreOperation.DELETE: None,  # nobody has asked
+            StoreOperation.DELETE: None,  # no delete was attempted
         }
         here.store.full = False
         await asyncio.sleep(30)

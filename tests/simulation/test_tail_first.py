@@ -1,4 +1,4 @@
-"""While somebody reads the tail, many who replay take one step in each turn of the event loop."""
+"""While a client reads the tail, many replaying clients take one step in each event loop turn."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from fetchproxy.serving import session as client_session
 BATCHES = 200
 READERS = 16
 PARTITIONS = 5  # the last one is the tail
-# Little is shared: each reads from the store what it is given.
+# The cache is small, so the readers share little: each reads its data from the store.
 CONFIG = RemoteFetchConfig(chunk_cache_bytes_max=32 * KiB)
 READING = ReadingLimits(chunk_bytes=16 * KiB)
-# All requests that leave together come together, so that answers are due in the same turn.
+# Equal latency: requests sent together arrive together, so answers are due in the same turn.
 EVEN = Conditions(latency_s_min=0.001, latency_s_max=0.001)
 
 
 def counted_steps(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """By turn of the loop, the answers written and the chunks checked in it."""
+    """Count, by turn of the loop, the answers written and the chunks checked."""
     steps: Counter[int] = Counter()
     write_step, check_chunk = client_session.write_step, segment_loads.check_chunk
 
@@ -71,7 +71,7 @@ def test_replay_takes_one_step_a_turn_beside_a_tail(
             if tail_is_read:
                 of_tail = PlainReader("tail", [tail])
                 reading = group.create_task(of_tail.read(end))
-                await asyncio.sleep(1.0)  # it was answered once
+                await asyncio.sleep(1.0)  # the tail reader has had an answer
             replaying = [
                 group.create_task(reader.read(end, BATCHES * BATCH_OFFSETS)) for reader in readers
             ]

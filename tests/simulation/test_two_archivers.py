@@ -1,4 +1,4 @@
-"""Seeded runs of two archivers. `FETCHPROXY_LAB_SEED=123` runs that one seed and nothing else."""
+"""Seeded runs of two archivers. `FETCHPROXY_LAB_SEED=123` runs only that one seed."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_task_left_behind_is_named() -> None:
 
 
 def test_a_timer_does_not_fire_before_its_time() -> None:
-    """However little is left: who waits for the rest gets there."""
+    """A caller that waits for the remainder gets there, however small the remainder is."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

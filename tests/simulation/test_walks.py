@@ -1,5 +1,8 @@
-"""How many modules one fetch passes, and how often one calls another: a limit to what a reader of
-the code has to follow. Counted in a proxy without faults, of a fetch that has done so before."""
+"""How many modules one fetch passes, and how often one calls another.
+
+The test limits how much code a reader has to follow. It counts in a proxy without faults, for a
+fetch that follows four others of the same kind.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ PARTITION_BYTES = 4 * KiB
 
 @dataclass(slots=True)
 class Walk:
-    """`calls`: from one of our modules straight into another one."""
+    """`calls`: direct calls from one of our modules into another."""
 
     modules: set[str] = field(default_factory=set)
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -49,7 +52,7 @@ def walking(walk: Walk) -> Iterator[None]:
 
     def look(frame: FrameType, event: str, _: object) -> None:
         name = frame.f_globals.get("__name__", "")
-        # Generators and coroutines that go on are entered again: that is no new call.
+        # A resumed generator or coroutine is entered again: that is not a new call.
         if event != "call" or not name.startswith(OURS) or frame in seen:
             return
         seen.add(frame)
@@ -67,7 +70,7 @@ def walking(walk: Walk) -> Iterator[None]:
 
 
 async def walk_of_a_fetch(replay: Replay, partition: int, first: int) -> Walk:
-    """Of the fifth of a row of fetches, each of which gets records."""
+    """The walk of the fifth fetch in a row; each of them gets records."""
     log = replay.logs[partition]
     connection = await PlainReader("walker", [log.tip]).dial()
     session, position, walk = ClientFetchSession(False), first, Walk()
@@ -87,7 +90,7 @@ async def walk_of_a_fetch(replay: Replay, partition: int, first: int) -> Walk:
             for topic in answer.message.responses
             for part in topic.partitions
         )
-        if not size:  # the first one is caught
+        if not size:  # the first fetch is caught
             assert number == 0
             await asyncio.sleep(1)
         position += BATCH_OFFSETS * (size // 1_000)
@@ -117,5 +120,5 @@ def test_a_walk_is_short(partition: int, first: int, modules_max: int, calls_max
     walk = walk_of(partition, first)
     assert len(walk.modules) <= modules_max, walk.told()
     assert walk.calls.total() <= calls_max, walk.told()
-    # The relay's session is a kind of session, and each calls what is the other's.
+    # RelaySession subclasses the client session, and each calls methods of the other.
     assert walk.both_ways() == [("fetchproxy.serving.relay.session", "fetchproxy.serving.session")]

@@ -61,7 +61,7 @@ def turn() -> int:
 
 
 class Steps:
-    """How often each of the functions was called in one turn of the loop, at most."""
+    """The most calls of each function in one turn of the loop."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -82,7 +82,7 @@ class Steps:
 
 
 async def read(wanted: int) -> list[list[int]]:
-    """The partitions of each answer with records, until so many have been read to their end."""
+    """The partitions of each answer with records, until `wanted` of them are read to their end."""
     connection = await connected("wide")
     end = BATCH_OFFSETS * BATCHES
     positions = dict.fromkeys(range(PARTITIONS), 0)
@@ -132,7 +132,7 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
 
 
 def test_those_that_the_store_does_not_give_keep_nobody_waiting() -> None:
-    """As many as one fetch reads, and they come first."""
+    """As many partitions fail as one fetch reads, and they come first."""
     failing = PARTITIONS_READ_MAX
 
     async def main(replay: Replay) -> None:

@@ -1,7 +1,7 @@
 """One end of a simulated connection: asyncio's transport above, TCP's rules below.
 
-It behaves as asyncio's own do (3.12 and later: what could not be sent at once is kept as the
-caller's view, not as a copy): in order, a bounded window, FIN, and RST where data went unread.
+It behaves as asyncio's transports do: bytes in order, a bounded window, FIN, and RST if data went
+unread. As in Python 3.12 and later, it keeps unsent data as the caller's view, not as a copy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SimulatedTransport(asyncio.Transport):
         self._network = connection.network
         self._loop = asyncio.get_running_loop()
         self._protocol = protocol
-        self.peer: SimulatedTransport = self  # until both are made
+        self.peer: SimulatedTransport = self  # until both ends are made
         # sending
         self._buffer: deque[memoryview] = deque()
         self._buffered = 0
@@ -39,16 +39,16 @@ class SimulatedTransport(asyncio.Transport):
         self._writing_paused = False
         self._flush_due = False
         self.unacknowledged = 0
-        self.wire: deque[bytes | object] = deque()  # pieces under way to the peer
+        self.wire: deque[bytes | object] = deque()  # pieces in flight to the peer
         self.last_arrival = 0.0
         # receiving
         self._inbox = bytearray()
-        self._end: object | None = None  # FIN or RST, behind what is in the inbox
+        self._end: object | None = None  # FIN or RST, after the bytes of the inbox
         self._reading = False
         self._delivery_due = False
         self._closing = False
         self._done = False  # nothing is sent or received any more
-        self.lost = False  # the protocol knows
+        self.lost = False  # the protocol has been told
 
     def made(self) -> None:
         def connected() -> None:
@@ -131,7 +131,7 @@ class SimulatedTransport(asyncio.Transport):
 
     # -- ending ----------------------------------------------------------------------------------
     def _finish(self) -> None:
-        """All is sent: FIN, or RST where something was left unread, as TCP does."""
+        """All is sent: send FIN, or RST if data is left unread, as TCP does."""
         if not self._done:
             self._put_on_wire(_RST if self._inbox else _FIN)
             self._lose(None)
@@ -165,7 +165,7 @@ class SimulatedTransport(asyncio.Transport):
 
     # -- sending ---------------------------------------------------------------------------------
     def _send(self, view: memoryview) -> int:
-        """Give the window what it takes; returns how many bytes that were."""
+        """Send as much as the window takes; return the number of bytes."""
         taken = min(len(view), self._connection.window - self.unacknowledged)
         if taken <= 0:
             return 0
@@ -180,7 +180,7 @@ class SimulatedTransport(asyncio.Transport):
         self.wire.append(piece)
         latency_s = (self._connection.latency_s + self._network.latency()) / 2
         self.last_arrival = max(self.last_arrival, self._loop.time() + latency_s)
-        # Whichever timer fires takes the first piece: timers of one instant have no order.
+        # The first timer to fire takes the first piece: timers of one instant have no order.
         self._loop.call_at(self.last_arrival, self._arrive)
 
     def _arrive(self) -> None:
@@ -231,7 +231,7 @@ class SimulatedTransport(asyncio.Transport):
     # -- receiving -------------------------------------------------------------------------------
     def arrived(self, piece: bytes | object) -> None:
         if self._done:
-            if isinstance(piece, bytes):  # nobody is there to read it
+            if isinstance(piece, bytes):  # the receiver is gone
                 self._put_on_wire(_RST)
             return
         if isinstance(piece, bytes):

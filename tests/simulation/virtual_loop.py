@@ -1,8 +1,8 @@
 """An event loop whose clock jumps to the next timer instead of waiting for it.
 
-Whole hours run in milliseconds, and two runs of one seed are the same to the last step. A loop on
-which nothing can ever happen again is a deadlock and raises. No sockets, threads or processes:
-whatever runs here must be natively async.
+Whole hours run in milliseconds, and two runs of one seed are the same to the last step. If nothing
+can ever happen again on the loop, that is a deadlock and it raises. Sockets, threads and processes
+do not work here: all code must be natively async.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Deadlock(Exception):
 
 
 class VirtualClockSelector(selectors.SelectSelector):
-    """Asked to wait, it moves the clock; real events (the loop's own wake-up pipe) come first."""
+    """A wait moves the clock; real events (the loop's own wake-up pipe) come first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class VirtualClockSelector(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """`turns`: how often it has looked for events, and run what was ready."""
+    """`turns`: how often the loop has polled for events and run the callbacks that were ready."""
 
     def __init__(self) -> None:
         self.turns = 0
@@ -49,8 +49,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._virtual_clock)
 
     def _run_once(self) -> None:
-        # asyncio lets a timer fire less than this before its time. Whoever then looks and waits for
-        # the rest would do so for ever: unlike a real clock, this one stands still meanwhile.
+        # asyncio fires a timer up to this much before its time. A caller that then waits for the
+        # remainder would do so for ever: unlike a real clock, this one stands still meanwhile.
         self._clock_resolution = math.ulp(self.time())
         self.turns += 1
         super()._run_once()  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What an archive says of itself, and what a process does that is set otherwise."""
+"""An archive's stated identity, and processes whose settings do not match it."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_an_archive_that_was_replaced_meanwhile_is_not_taken_for_the_same(
 
 
 async def test_of_two_that_make_an_archive_at_once_the_first_ones_words_stand() -> None:
-    """However late the second one looked for it."""
+    """This holds however late the second one looked for the archive."""
     async with MemoryObjectStore() as store:
         first, second = (OwnIdentity(store, "", None, must_exist=True) for _ in range(2))
         assert await first.look() is None
@@ -146,7 +146,7 @@ async def test_one_with_another_manager_does_not_take_an_archive_that_was_made_j
 
 
 class MadeMeanwhile(MemoryObjectStore):
-    """Another one makes the archive when somebody has just seen that there is none."""
+    """Another process makes the archive just after a look has found none."""
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         try:

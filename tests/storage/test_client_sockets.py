@@ -1,4 +1,4 @@
-"""What the clients of a store that hangs leave behind: no socket, and so nothing of a part."""
+"""Clients of a hanging store leave no socket behind, and so no data of a part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fetchproxy.storage.stores.locations import HdfsLocation, S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from fetchproxy.storage.stores.webhdfs import WebHdfsClient
 
-SIZE_BYTES = 64 * 1024 * 1024  # more than all buffers on the way take
+SIZE_BYTES = 64 * 1024 * 1024  # more than all buffers in between take
 HASTY = StoreConfig(timeout_ms=170)
 
 
@@ -29,7 +29,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def frozen_store() -> AsyncIterator[tuple[str, Callable[[], int]]]:
-    """(host:port of one that accepts and never reads, how many sockets its clients have)"""
+    """(host:port of a store that accepts and never reads, the number of its clients' sockets)."""
     accepted: list[asyncio.StreamWriter] = []
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,7 +100,7 @@ async def test_an_upload_to_s3_that_took_too_long_keeps_no_socket(keys: None) ->
 
 
 async def sending(sockets: Callable[[], int]) -> None:
-    """Connected, and some time later: no more is taken."""
+    """Wait for the connection, and then until no more data is taken."""
     async with asyncio.timeout(60):
         while sockets() == 0:  # noqa: ASYNC110 - the kernel tells nobody
             await asyncio.sleep(0.1)
@@ -108,7 +108,7 @@ async def sending(sockets: Callable[[], int]) -> None:
 
 
 async def no_socket_is_left(sockets: Callable[[], int]) -> None:
-    """While the store still hangs, and the client goes on."""
+    """Wait until no socket is left, while the store still hangs and the client continues."""
     async with asyncio.timeout(60):
         while sockets() > 0:  # noqa: ASYNC110 - the kernel tells nobody
             await asyncio.sleep(0.1)
@@ -121,5 +121,5 @@ def open_sockets() -> int:
 def is_socket(fd: Path) -> bool:
     try:
         return os.readlink(fd).startswith("socket:")
-    except FileNotFoundError:  # that of the listing itself
+    except FileNotFoundError:  # the listing's own descriptor
         return False

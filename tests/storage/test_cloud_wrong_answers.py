@@ -1,4 +1,4 @@
-"""What answers in a cloud's place must not look like an empty archive."""
+"""An answer from another server in a cloud store's place must not look like an empty archive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ async def answering(
     monkeypatch: pytest.MonkeyPatch,
     looked_for: list[bytes] | None = None,
 ) -> AsyncIterator[NativeObjectStore]:
-    """A store in whose place something answers 200 and `bodies` in turn, then the last to all."""
+    """A store with a server in its place.
+
+    The server answers 200 with each of `bodies` in turn, and repeats the last one.
+    """
     coming = list(bodies)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,7 +93,7 @@ async def test_a_listing_does_not_end_where_a_page_should_follow(
 
 
 async def test_a_look_for_the_end_stays_below_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials may be good for the archive's prefix alone."""
+    """Credentials may cover only the archive's prefix."""
     looked_for: list[bytes] = []
     async with answering("gs", ANSWERS[0], monkeypatch=monkeypatch, looked_for=looked_for) as store:
         with pytest.raises(StorageUnavailable):

@@ -1,4 +1,4 @@
-"""A settled file becomes an object without being copied, where that can be done."""
+"""A settled file becomes an object without a copy, if links are possible."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def files_of(root: Path) -> list[str]:
 async def test_it_is_the_file_itself(
     store: FilesystemObjectStore, root: Path, segment: Path
 ) -> None:
-    for _ in range(2):  # the second time onto another name of the same file
+    for _ in range(2):  # the second time over a name of the same file
         await store.put_file("t/0/s.log", segment, settled=True)
         assert os.path.samefile(root / "t/0/s.log", segment)
         assert files_of(root) == ["t/0/s.log", "~fetchproxy-store"]

@@ -1,4 +1,4 @@
-"""What only files do: a folder that goes away, a disk that hangs, writers that are killed."""
+"""Cases that only files have: a folder that goes away, a disk that hangs, killed writers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LATER_MS = 2**52
 
 
 def permissions_are_ignored() -> bool:
-    """As for root, unless he has laid down that right."""
+    """True for root, unless it has given up that right."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0)
         return os.access(folder, os.R_OK)
@@ -87,7 +87,7 @@ async def everything_is_unavailable(store: FilesystemObjectStore) -> None:
 async def test_a_renamed_folder_is_an_outage(store: FilesystemObjectStore, root: Path) -> None:
     away = root.rename(root.with_name("away"))
     await everything_is_unavailable(store)
-    assert not root.exists()  # nothing made it again
+    assert not root.exists()  # it was not made again
     away.rename(root)
     assert await store.get("t/0/k") == b"content"
 
@@ -128,7 +128,7 @@ async def test_an_outage_within_a_listing_is_one(store: FilesystemObjectStore, r
 
 
 async def test_a_folder_is_looked_for_again_by_a_reader(root: Path) -> None:
-    """A reader is told of a missing folder until a writer has made it."""
+    """A reader gets an error for a missing folder until a writer has made it."""
     async with FilesystemObjectStore(root) as reader:
         await everything_is_unavailable(reader)
         async with FilesystemObjectStore(root, create=True) as writer:
@@ -140,7 +140,7 @@ async def test_a_folder_is_looked_for_again_by_a_reader(root: Path) -> None:
 
 
 async def test_any_folder_may_be_read(root: Path) -> None:
-    """Also one that was copied without the store's own marker."""
+    """This includes a folder copied without the store's own marker."""
     root.mkdir()
     (root / "k").write_bytes(b"x")
     async with FilesystemObjectStore(root) as reader:
@@ -203,7 +203,7 @@ async def test_a_name_too_long_for_the_file_system(store: FilesystemObjectStore)
 async def test_a_hanging_disk_does_not_stop_the_loop(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever reads one of its files is held, as by a dead NFS server."""
+    """A read of one of its files hangs, as with a dead NFS server."""
     alive = Event()
 
     def held(fd: int, start: int, end: int) -> bytes:
@@ -223,13 +223,13 @@ async def test_a_hanging_disk_does_not_stop_the_loop(
         assert turns == 50
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await store.get("k")  # every thread is held; the caller's time-out works
+                await store.get("k")  # every thread hangs; the caller's time-out works
         for reader in readers:
             reader.cancel()
         for reader in readers:
             with suppress(asyncio.CancelledError):
                 await reader
-        # The two that hang are let go; the rest never began.
+        # Release the two hanging reads; the others never began.
         alive.set()
         assert await store.get("k") == b"x"
 

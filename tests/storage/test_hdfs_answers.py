@@ -1,4 +1,4 @@
-"""The order of keys out of an HDFS listing, held against sorting the keys themselves."""
+"""The key order from an HDFS listing, compared with sorted keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fetchproxy.storage.stores.webhdfs import FileStatus, KeyOrder, list_after
 
 NAMES = st.text(st.sampled_from("!+-.0=@A_a"), min_size=1, max_size=4)
-FOLDERS = st.dictionaries(NAMES, st.booleans(), max_size=30)  # name -> is it a folder
+FOLDERS = st.dictionaries(NAMES, st.booleans(), max_size=30)  # name -> whether it is a folder
 
 
 def entry(name: str, is_folder: bool) -> FileStatus:

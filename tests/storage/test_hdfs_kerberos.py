@@ -1,4 +1,4 @@
-"""Kerberos with a real KDC and a NameNode that judges tickets with the same GSSAPI library."""
+"""Kerberos with a real KDC and a NameNode that checks tickets with the same GSSAPI library."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.hdfs
 
 
 class Judge:
-    """A NameNode with one folder. It gives tokens for tickets, and takes only the newest token."""
+    """A NameNode with one folder. It gives tokens for tickets and accepts the newest token only."""
 
     def __init__(self) -> None:
         self.issued = 0
         self.users: list[str] = []
         self.asked: list[str] = []
-        self.headers: list[str] = []  # Authorization of what went to the DataNode
-        self.proof: str | None = None  # in place of the right one; "" for none
+        self.headers: list[str] = []  # Authorization headers sent to the DataNode
+        self.proof: str | None = None  # sent instead of the right one; "": none
 
     def answer(self, request: web.Request) -> web.Response:
         op = request.query["op"]
@@ -74,7 +74,7 @@ class Judge:
 
 @pytest.fixture
 def kdc(module_kdc: Kdc, monkeypatch: pytest.MonkeyPatch) -> Kdc:
-    """This process is both: the service HTTP/localhost, and the client `archive`."""
+    """This process is both the service HTTP/localhost and the client `archive`."""
     for name, value in module_kdc.client(module_kdc.keytab("archive", "archive")).items():
         monkeypatch.setenv(name, value)
     service = module_kdc.folder / "http.keytab"
@@ -115,7 +115,7 @@ async def test_a_token_that_has_ended_is_replaced_once(kdc: Kdc) -> None:
     judge = Judge()
     async with judged_store(judge) as store:
         await store.get("k")
-        judge.issued += 1  # as if it was another's: ours is refused from here on
+        judge.issued += 1  # from now on it refuses our token
         async with asyncio.TaskGroup() as group:
             for _ in range(20):
                 group.create_task(store.get("k"))
@@ -218,7 +218,7 @@ async def test_a_token_outlives_an_outage_of_the_kdc(kdc: Kdc) -> None:
 
 
 async def test_a_silent_kdc_holds_up_nobody_for_longer_than_allowed(kdc: Kdc) -> None:
-    """The loop turns meanwhile."""
+    """The loop runs meanwhile."""
     async with judged_store(Judge(), timeout_ms=1000) as store:
         kdc.pause()
         turns = 0

@@ -1,4 +1,4 @@
-"""Answers that no HDFS, or another one, gives: never wrong bytes, never "there is nothing"."""
+"""Answers that no HDFS, or only another one, gives: never wrong bytes, never a false "empty"."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def said(exception: str, status: int = 403, message: str = "m\n\tat a.b.c(D.java
 
 
 def moved(request: web.Request) -> web.Response:
-    """To the "DataNode", which is the same server."""
+    """Redirect to the "DataNode", which is the same server."""
     location = f"http://{request.host}/datanode?op={request.query['op']}"
     return web.Response(status=307, headers={"Location": location})
 
 
 def namenode(**answers: Answer) -> Answer:
-    """By operation; a folder is there."""
+    """Answers by operation; the archive's folder exists."""
 
     def answer(request: web.Request) -> web.Response:
         op = request.query["op"]
@@ -194,7 +194,7 @@ async def test_what_is_no_listing_is_no_empty_folder(body: bytes) -> None:
 
 
 async def test_a_page_that_does_not_go_on_ends_the_listing_with_an_error() -> None:
-    """A server that does not know startAfter would be read for ever."""
+    """Without this, the listing of a server that ignores startAfter would never end."""
     entry = {**FOLDER["FileStatus"], "type": "FILE", "pathSuffix": "a"}
     listing = {"partialListing": {"FileStatuses": {"FileStatus": [entry]}}, "remainingEntries": 1}
     answer = json.dumps({"DirectoryListing": listing}).encode()
@@ -204,7 +204,7 @@ async def test_a_page_that_does_not_go_on_ends_the_listing_with_an_error() -> No
 
 
 async def test_a_server_that_cannot_replace_files_says_so() -> None:
-    """HttpFS overlooks `renameoptions` and renames to a free name only."""
+    """HttpFS ignores `renameoptions` and renames only to a free name."""
     removed: list[str] = []
 
     def delete(request: web.Request) -> web.Response:
@@ -269,10 +269,10 @@ async def test_a_refused_token_is_read_again(tmp_path: Path, exception: str) -> 
             await store._check_present()
 
 
-# --- what is larger than it can be ---
+# --- answers larger than allowed ---
 @pytest.mark.parametrize("stated", [True, False])
 async def test_an_object_without_end_is_given_up(stated: bool) -> None:
-    """By the length that is stated; where HttpFS states none, after so many bytes."""
+    """By the stated length; HttpFS may state none, then after a number of bytes."""
     sent = 0
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -296,7 +296,7 @@ async def test_an_object_without_end_is_given_up(stated: bool) -> None:
                 await store.get("k", 1024 * 1024)
             with pytest.raises(StorageUnavailable, match="bytes came"):
                 await store.get_range("k", ByteRange(0, 1000))
-    assert sent < 64 * 1024 * 1024  # what lay in buffers
+    assert sent < 64 * 1024 * 1024  # only buffered data
 
 
 async def test_a_namenode_that_says_too_much_is_given_up() -> None:
@@ -343,7 +343,7 @@ async def test_a_redirect_that_cannot_be_used_shows_no_token(location: str, tmp_
 
 
 async def test_an_answer_that_repeats_the_request_shows_no_token(tmp_path: Path) -> None:
-    """A page of something in between, and what is no HTTP at all."""
+    """The answer is an intermediary's error page, or no HTTP at all."""
     token = tmp_path / "token"
     token.write_text(SECRET)
     token.chmod(0o600)
@@ -370,7 +370,7 @@ async def test_an_answer_that_repeats_the_request_shows_no_token(tmp_path: Path)
             assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-# --- Kerberos, as far as it needs none ---
+# --- Kerberos, without a KDC ---
 def wants_kerberos(request: web.Request) -> web.Response:
     return web.Response(status=401, headers={"WWW-Authenticate": "Negotiate"})
 

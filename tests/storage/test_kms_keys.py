@@ -118,7 +118,7 @@ async def test_a_key_by_its_alias_that_then_names_another(
 async def test_an_archive_moves_from_one_kind_of_key_ring_to_the_other(
     key: str, endpoint: str, tmp_path: Path, to_kms: bool
 ) -> None:
-    """Both are given meanwhile: so readers open all of it, and `rewrap` is one step."""
+    """During the move both rings are set: readers open all segments, and `rewrap` is one step."""
     write_keys(tmp_path / "keys.json", NO_KEYS.with_new("k1", bytes(range(32))), new=True)
     file, kms = str(tmp_path / "keys.json"), f"aws-kms://{REGION}/{key}?endpoint_url={endpoint}"
     old, new = (file, kms) if to_kms else (kms, file)

@@ -31,7 +31,7 @@ from fetchproxy.segments.object_keys import (
 
 TOPIC_CHARS = "abcxyzABCXYZ0189._-"
 topics = st.text(TOPIC_CHARS, min_size=1, max_size=40).filter(lambda t: t not in (".", ".."))
-# All-ones and all-zeros bytes make "_" and "A": the ids that look most like the rest of a name.
+# All-ones and all-zeros bytes give "_" and "A": such ids look most like the rest of a name.
 uuids = st.one_of(
     st.uuids(),
     st.lists(st.sampled_from([0, 0xFF, 0xFB, 0xBE, 0xEF]), min_size=16, max_size=16).map(
@@ -99,7 +99,7 @@ def test_a_text_is_one_uuid_or_none(text: str) -> None:
 
 
 def test_uuids_are_kafkas() -> None:
-    # Kafka's UuidTest and the ids that its own tools print.
+    # From Kafka's UuidTest, and ids that its own tools print.
     assert uuid_text(UUID("0a5f5dd4-5b0e-4d5a-8f4b-1f6c3f9c4e3d")) == "Cl9d1FsOTVqPSx9sP5xOPQ"
     assert uuid_text(UUID(int=0)) == "AAAAAAAAAAAAAAAAAAAAAA"
     assert uuid_text(UUID(int=1)) == "AAAAAAAAAAAAAAAAAAAAAQ"

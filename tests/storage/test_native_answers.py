@@ -1,4 +1,4 @@
-"""What obstore says, in the domain's words; and how the environment names a cloud's store."""
+"""obstore's errors as this project's errors, and how the environment configures a cloud store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is too large to be what it is called is refused by its size: damage, and no outage."""
+"""An object too large for its kind is refused by its size, as damage and not as an outage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fetchproxy.storage.stores.object_store import (
 )
 
 TIP = TopicIdPartition(UUID(int=1), "orders", 0)
-SPARSE_BYTES = 4 * 1024**4  # of a file without a block on the disk
+SPARSE_BYTES = 4 * 1024**4  # of a file without any block on disk
 
 
 def segment(number: int, start: int, size_bytes: int = 64 * MiB) -> RemoteLogSegmentMetadata:
@@ -82,7 +82,7 @@ def blow_up(root: Path, key: str) -> None:
 
 
 async def planted(root: Path) -> None:
-    """Two segments, all of whose small objects are sparse files of 4 TiB but one metadata."""
+    """Two segments; except one metadata object, all their small objects are sparse 4 TiB files."""
     async with RemoteStorageManager(FilesystemObjectStore(root, create=True)) as rsm:
         for metadata in (segment(1, 0), segment(2, 10)):
             await rsm.put_segment_metadata(metadata, encode_segment(metadata))

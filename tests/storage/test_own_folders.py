@@ -1,4 +1,4 @@
-"""Folders whose content is believed when it is read again are one user's."""
+"""Folders with content that is trusted when read again belong to one user."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_one_where_everybody_may_write_is_told(tmp_path: Path, mode: int, told: 
 
 
 async def test_a_spool_folder_of_another_user_holds_up_no_start(tmp_path: Path) -> None:
-    """In /tmp anybody can put one there, whose lock is a FIFO."""
+    """In /tmp any user can make such a folder, with a FIFO as its lock."""
     if os.geteuid() != 0:
         pytest.skip("only root makes another user's folder")
     async with Spool(tmp_path) as spool:

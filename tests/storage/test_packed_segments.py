@@ -1,4 +1,4 @@
-"""Segments that are compressed and encrypted at rest, by the RemoteStorageManager."""
+"""Segments compressed and encrypted at rest, through the RemoteStorageManager."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 
 class MemoryObjectStore(ClosedWithItsManager):
-    """Several managers have it one after the other."""
+    """Several managers use it one after the other."""
 
     async def close(self) -> None:
         pass
@@ -98,7 +98,7 @@ def manager(
 async def rsm(
     request: pytest.FixtureRequest, store: MemoryObjectStore, ring: Path, data: LogSegmentData
 ) -> AsyncIterator[RemoteStorageManager]:
-    """With one segment of LOG."""
+    """A manager with one segment of LOG."""
     async with manager(store, ring if request.param else None) as opened:
         await opened.copy_log_segment_data(packed_segment(), data)
         yield opened
@@ -155,7 +155,7 @@ async def read_whole(
 async def test_every_object_that_was_changed_is_found(
     rsm: RemoteStorageManager, store: MemoryObjectStore
 ) -> None:
-    """Here in all objects at once; each bit of a block is in `test_packing`."""
+    """This covers all objects at once; `test_packing` covers each bit of a block."""
     metadata = packed_segment()
     for file in (SegmentFile.LOG, *(FILES if rsm.packed.encrypts else ())):
         key = rsm.object_key(metadata, file)
@@ -180,7 +180,7 @@ async def test_every_object_that_was_changed_is_found(
 
 @given(data=st.data())
 async def test_a_flipped_bit_of_a_packing_is_no_other_log(data: st.DataObject) -> None:
-    """It is JSON: some flips change nothing that counts. No flip gives other bytes."""
+    """A packing is JSON: some flips change nothing that counts. No flip gives other bytes."""
     store = MemoryObjectStore()
     folder = Path(os.environ["PYTEST_PACKED_FOLDER"])
     async with manager(store, folder / "keys.json") as rsm:
@@ -200,7 +200,7 @@ async def test_a_flipped_bit_of_a_packing_is_no_other_log(data: st.DataObject) -
 
 @pytest.fixture(autouse=True)
 def packed_folder(ring: Path, data: LogSegmentData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For hypothesis, which makes no fixture for each example."""
+    """For hypothesis, which has no fixture for each example."""
     monkeypatch.setenv("PYTEST_PACKED_FOLDER", str(ring.parent))
 
 
@@ -211,7 +211,7 @@ async def test_objects_of_another_segment_do_not_pass(
     data: LogSegmentData,
     moved: tuple[SegmentFile, ...],
 ) -> None:
-    """Of the same offsets, size and key ring; all of them together, and some."""
+    """Segments of the same offsets, size and key ring; all or some of their objects are swapped."""
     own, other = packed_segment(1), packed_segment(2)
     data.log.write_bytes(OTHER_LOG)
     await rsm.copy_log_segment_data(other, data)
@@ -220,7 +220,7 @@ async def test_objects_of_another_segment_do_not_pass(
         await store.put(rsm.object_key(own, file), content)
     async with RemoteStorageManager(store, "archive", at_rest=rsm.packed._at_rest) as reader:
         if moved == FILES and not rsm.packed.encrypts:
-            return  # as today: what is beside a log is held against it by others
+            return  # as before: other checks compare these files with the log
         file = SegmentFile.INDEX if moved == FILES else SegmentFile.LOG
         with pytest.raises(DamagedObject):
             await read_whole(reader, own, file)
@@ -229,7 +229,7 @@ async def test_objects_of_another_segment_do_not_pass(
 async def test_a_packing_of_other_keys_does_not_make_records_of_ones_own(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData, tmp_path: Path
 ) -> None:
-    """Who can write to the store and has no key: he packs a segment without, or with his own."""
+    """A writer without the key packs a segment without a key, or with a key of its own."""
     async with manager(store, ring) as rsm:
         await rsm.copy_log_segment_data(packed_segment(), data)
     own = tmp_path / "own.json"
@@ -248,7 +248,7 @@ async def test_a_packing_of_other_keys_does_not_make_records_of_ones_own(
                 await reader.fetch_log_segment(forged, ByteRange(0, 1))
             with pytest.raises(SegmentLocked, match="is not encrypted"):
                 await reader.fetch_index(forged, SegmentFile.TXN)
-    async with manager(store, ring) as reader:  # a mixed archive, which may be the rule
+    async with manager(store, ring) as reader:  # a mixed archive is allowed
         assert await reader.fetch_log_segment(packed_segment(), ByteRange(0, 8)) == b"an order"
 
 
@@ -275,16 +275,16 @@ FORGED = {
 async def test_metadata_that_somebody_has_changed_are_refused(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData, forged: dict[str, Any]
 ) -> None:
-    """Who can write to the store and has no key. The log and its index are as they were."""
+    """A writer without the key changes the metadata; the log and its index are unchanged."""
     own = packed_segment()
     async with manager(store, ring) as rsm:
         await rsm.copy_log_segment_data(own, data)
         assert await rsm.packed.as_copied(own) == own
         changed = replace(own, **forged)
-        for file in ALL_FILES:  # of which the start offset is in the key
+        for file in ALL_FILES:  # their keys have the start offset
             content = await store.get(rsm.object_key(own, file))
             await store.put(rsm.object_key(changed, file), content)
-        for reader in (manager(store, ring), rsm):  # also who has read it before
+        for reader in (manager(store, ring), rsm):  # also one that has read it before
             for read in (
                 reader.fetch_log_segment(changed, ByteRange(0, 1)),
                 reader.fetch_index(changed, SegmentFile.INDEX),
@@ -301,14 +301,14 @@ async def test_metadata_that_somebody_has_changed_are_refused(
             assert [*reader.health.conditions(0.0)] == []
         mended = await rsm.packed.as_copied(changed)
         assert mended.has_aborted_txns
-        if "start_offset" not in forged:  # of which the key of the object is made, too
+        if "start_offset" not in forged:  # the key of the object has it, too
             await rsm.packed.check_metadata(mended)
 
 
 async def test_a_segment_that_was_cut_is_still_its_own(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData
 ) -> None:
-    """An unclean leader election: end, epochs and the largest timestamp become less."""
+    """After an unclean leader election the end, epochs and largest timestamp become less."""
     own = replace(
         packed_segment(), segment_leader_epochs=(EpochStart(0, 0), EpochStart(3, 6)),
         max_timestamp_ms=1_000,
@@ -331,7 +331,7 @@ async def test_a_segment_that_was_cut_is_still_its_own(
 async def test_what_a_packing_says_of_its_segment_cannot_be_changed(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData, change: str
 ) -> None:
-    """Not even so that it fits metadata that were changed alike, or says nothing any more."""
+    """It fails even if the metadata change alike, or if the description is removed."""
     own = packed_segment()
     async with manager(store, ring) as rsm:
         await rsm.copy_log_segment_data(own, data)
@@ -353,7 +353,7 @@ async def test_what_a_packing_says_of_its_segment_cannot_be_changed(
 async def test_a_segment_that_was_encrypted_without_a_description_is_read(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData
 ) -> None:
-    """By an older program: its metadata are believed as before. It is rewrapped as it is."""
+    """An older program wrote it: its metadata are trusted as before; it is rewrapped as it is."""
     own, keys = packed_segment(), FileKeyRing(ring)
     async with manager(store, ring) as rsm:
         await rsm.copy_log_segment_data(own, data)
@@ -393,7 +393,7 @@ async def test_without_the_key_there_is_an_error_and_an_alarm(
         with pytest.raises(SegmentLocked, match=r"'k1', and the key ring .* has none of that id"):
             await reader.fetch_log_segment(packed_segment(), ByteRange(0, 1))
         assert [one.subject for one in reader.health.conditions(0.0)] == ["k1"]
-        write_keys(ring, keys, new=False)  # put back: it is used at once, and the alarm ends
+        write_keys(ring, keys, new=False)  # restored: the key works at once, and the alarm ends
         assert await reader.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
         assert [*reader.health.conditions(0.0)] == []
 
@@ -418,7 +418,7 @@ async def test_keys_are_rotated_and_rewrapped_while_segments_are_read(
         after = {key: await store.get(key) for key in await all_keys(store)}
         changed = [key for key in after if after[key] != before[key]]
         assert changed == [rsm.object_key(packed_segment(1), SegmentFile.PACKING)]
-        # Nobody needs the old key: neither the earlier reader nor a new one.
+        # The old key is not needed any more, for the earlier reader or a new one.
         write_keys(ring, Keys("k2", {"k2": bytes(32)}), new=False)
         async with manager(store, ring) as anew:
             for one in (reader, anew):
@@ -445,7 +445,7 @@ async def test_what_lies_beside_a_log_can_be_made_anew(
     assert await rsm.fetch_index(packed_segment(), SegmentFile.INDEX) == b"other"
     await rsm.put_index(packed_segment(), SegmentFile.INDEX, b"the index")
     assert await rsm.fetch_index(packed_segment(), SegmentFile.INDEX) == b"the index"
-    # Never the same nonce with other bytes, so never the same bytes.
+    # A nonce is never reused with other bytes, so the stored bytes differ.
     assert (await store.get(key) == before) is not rsm.packed.encrypts
 
 
@@ -468,7 +468,7 @@ async def test_all_of_it_is_deleted(rsm: RemoteStorageManager, store: MemoryObje
 async def test_nothing_changes_for_segments_that_are_as_they_are(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData
 ) -> None:
-    """Byte for byte, and in requests: those of an archive that knows no keys."""
+    """Bytes and requests are the same as in an archive without keys."""
     plain = replace(packed_segment(), packed=False)
     requests: list[list[str]] = []
     contents = []

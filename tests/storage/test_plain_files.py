@@ -1,4 +1,4 @@
-"""A file store opens regular files alone, below its own folder, and writes for its owner."""
+"""A file store opens only regular files, below its own folder, and writes for its owner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def store(root: Path) -> AsyncIterator[FilesystemObjectStore]:
 
 def a_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
-        os.chdir(path.parent)  # their paths may be 100 bytes long
+        os.chdir(path.parent)  # a socket's path may have about 100 bytes
         made.bind(path.name)
 
 
@@ -68,7 +68,7 @@ async def test_what_is_no_file_is_damage_at_once(
             await store.get("t/0/odd")
         with pytest.raises(DamagedObject, match=f"^t/0/odd is a {kind}"):
             await store.get_range("t/0/odd", ByteRange(0, 1))
-        # It is listed, so that nobody takes it for one that is not there.
+        # It is listed, so it does not seem to be missing.
         assert [found.key async for found in store.list("t/")] == ["t/0/k", "t/0/odd"]
         await store.put("t/0/odd", b"mended")
         assert await store.get("t/0/odd") == b"mended"
@@ -77,7 +77,7 @@ async def test_what_is_no_file_is_damage_at_once(
 async def test_no_folder_that_is_a_link(
     store: FilesystemObjectStore, root: Path, tmp_path: Path
 ) -> None:
-    """Not even one that leads to nothing: a topic on a disk that is not mounted is not empty."""
+    """Not even a dangling link: a topic on an unmounted disk is not empty."""
     outside = tmp_path / "outside"
     (outside / "0").mkdir(parents=True)
     (outside / "0/k").write_bytes(b"secret")

@@ -1,4 +1,4 @@
-"""The HTTP client of range reads against servers that keep, cut, drag and stall."""
+"""The HTTP client of range reads against servers that keep, cut, slow down and stall."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Serve = Callable[["Served"], Awaitable[None]]
 
 
 class Served:
-    """One connection, with its number; `asked` is what was asked for last."""
+    """One connection with its number; `asked`: the last requested range."""
 
     def __init__(self, number: int, stream: Stream) -> None:
         self.number = number
@@ -38,7 +38,7 @@ class Served:
         self.asked = ByteRange(0, 1)
 
     async def request(self) -> bool:
-        """False: the client has gone."""
+        """Wait for a request; False: the client has gone."""
         try:
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -61,7 +61,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(serve: Serve) -> AsyncIterator[tuple[str, list[Served]]]:
-    """(URL of the content, the connections so far); each connection is given to `serve`."""
+    """(URL of the content, the connections so far); `serve` handles each connection."""
     connections: list[Served] = []
     tasks: set[asyncio.Task[None]] = set()
 
@@ -126,13 +126,13 @@ async def test_no_more_connections_than_allowed() -> None:
 
 
 async def test_a_connection_that_the_server_shut_meanwhile() -> None:
-    """Noticed or not, the next read has a new one; nobody sees an error."""
+    """Whether the client notices or not, the next read uses a new one, without an error."""
 
     async def serve(served: Served) -> None:
         await served.request()
         served.writer.write(served.head() + served.body)
         if served.number % 2:
-            await served.request()  # and shut with the request in hand
+            await served.request()  # shut with the request in hand
 
     async with serving(serve) as (url, connections), requests() as client:
         for _ in range(6):
@@ -175,7 +175,7 @@ async def test_silence_is_counted_from_the_last_byte() -> None:
                 served.writer.write(bytes([byte]))
 
     async with serving(serve) as (url, _), requests(silence_max_s=2.0) as client:
-        assert await client.get(url, Wanted(PART)) == CONTENT[10:20]  # longer, never silent
+        assert await client.get(url, Wanted(PART)) == CONTENT[10:20]  # slow, but never silent
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -189,7 +189,7 @@ async def test_a_server_that_falls_silent(begun: bool) -> None:
     async with serving(serve) as (url, connections), requests(silence_max_s=0.1) as client:
         with pytest.raises(TimeoutError, match="silent"):
             await client.get(url, Wanted(PART))
-        assert len(connections) == 1  # not asked again: that is the caller's
+        assert len(connections) == 1  # the caller has to retry
 
 
 async def test_nobody_there() -> None:
@@ -201,7 +201,7 @@ async def test_nobody_there() -> None:
 
 
 async def test_a_read_given_up_leaves_its_place_and_nothing_for_the_next() -> None:
-    """Its bytes, still under way, must not be taken for the next answer's."""
+    """The rest of its bytes must not become part of the next answer."""
 
     given_up = asyncio.Event()
 
@@ -349,7 +349,7 @@ async def test_a_connection_that_is_lost_before_it_is_used_is_an_error_of_the_co
 
 
 async def test_a_server_that_hangs_up_at_once_is_an_error_of_the_connection() -> None:
-    """As one does that is going down. Which step it meets is a matter of luck: so many times."""
+    """A stopping server does so. Chance decides the step it hits, so the test repeats it often."""
 
     def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()

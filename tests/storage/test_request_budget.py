@@ -1,4 +1,4 @@
-"""A store that refuses requests as too many is asked less, and nobody waits for ever."""
+"""A throttling store gets fewer requests, and no caller waits for ever."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_requests_that_are_refused_together_halve_it_once() -> None:
     for _ in range(50):
         budget.refused(1.6)
     assert budget.per_s(1.6) == 100
-    budget.refused(2.7)  # again: of what there was by then, and not of the burst before
+    budget.refused(2.7)  # this halves the present rate, not that before the burst
     assert budget.per_s(2.7) == pytest.approx(100 * GROWTH_PER_S**1.1 / 2)
 
 
@@ -61,7 +61,7 @@ def test_there_is_a_least() -> None:
 
 
 class BusyStore(MemoryObjectStore):
-    """Takes `per_s` reads a second, with a second's worth saved up."""
+    """Serves `per_s` reads a second, with one second's worth saved up."""
 
     def __init__(self, per_s: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class BusyStore(MemoryObjectStore):
 
 
 async def readers_of(store: BusyStore, *, watched: bool, seconds: float) -> None:
-    """Fifty, each of which reads on and waits a little after a refusal."""
+    """Run fifty readers that read all the time and wait a little after a refusal."""
     asked = WatchedObjectStore(store) if watched else store
     await store.put("k", b"x")
 
@@ -130,7 +130,7 @@ def test_it_is_told_and_ends() -> None:
         watched.health.look(clock())
         read = {"operation": "read"}
         assert REGISTRY.get_sample_value("fetchproxy_store_requests_per_s_max", read) == 100
-        await asyncio.sleep(0.5)  # it has room again
+        await asyncio.sleep(0.5)  # room again
         begun = clock()
         await asyncio.gather(*(watched.get("k") for _ in range(50)))
         assert clock() - begun > 0.3

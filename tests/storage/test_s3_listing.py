@@ -1,4 +1,4 @@
-"""Pages of a listing, cut up before the S3 client parses them."""
+"""Pages of a listing, split before the S3 client parses them."""
 
 from __future__ import annotations
 

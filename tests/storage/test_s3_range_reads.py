@@ -1,4 +1,4 @@
-"""When ranges are read past the S3 client, and when it is asked after all."""
+"""When the store reads ranges without the S3 client, and when through it after all."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_what_an_answer_means_is_for_the_client_to_say() -> None:
         for _ in range(NEEDLESS_MAX + 1):
             with pytest.raises(ObjectNotFound):
                 await s3.get_range("k", PART)
-        assert asked == [True, False] * (NEEDLESS_MAX + 1)  # nothing speaks against signed URLs
+        assert asked == [True, False] * (NEEDLESS_MAX + 1)  # signed URLs stay in use
 
 
 async def test_a_store_that_takes_no_signed_urls_is_soon_not_asked_with_them() -> None:
@@ -168,7 +168,7 @@ async def test_an_address_that_was_refused_once_is_made_anew() -> None:
 
     async with store(answer) as (s3, _):
         await s3.get_range("k", PART)
-        await asyncio.sleep(1.1)  # signatures have seconds
+        await asyncio.sleep(1.1)  # signatures have a resolution of seconds
         for _ in range(2):
             await s3.get_range("k", PART)
     assert len(set(addresses)) == 2
@@ -207,7 +207,7 @@ async def test_what_goes_through_an_http_proxy_is_the_clients(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     async with store(part) as (s3, asked):
         with pytest.raises(StorageUnavailable):
-            await s3.get_range("k", PART)  # nobody is at that proxy
+            await s3.get_range("k", PART)  # no proxy listens there
         assert asked == []
 
 

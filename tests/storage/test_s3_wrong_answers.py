@@ -1,4 +1,4 @@
-"""Servers that answer wrongly, slowly or in part: never wrong bytes, never "there is nothing"."""
+"""Servers that answer wrongly, slowly or in part: never wrong bytes, never a false "empty"."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def error(status: str, code: str) -> bytes:
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
-    """Closed before its loop is, or some later test is blamed for it."""
+    """Close it before its loop closes, or a later test gets the warning."""
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
@@ -55,7 +55,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 async def answering(
     answer: Answer, *, silent: bool = False, requester_pays: bool = False
 ) -> AsyncIterator[S3ObjectStore]:
-    """A store whose server gives this answer; `silent`: and then keeps the connection open."""
+    """A store whose server gives this answer; `silent`: it then keeps the connection open."""
 
     served: set[asyncio.Task[None]] = set()
 
@@ -67,7 +67,7 @@ async def answering(
             writer.write(answer(head))
             await writer.drain()
             if silent:
-                await reader.read()  # until the client has had enough
+                await reader.read()  # until the client gives up
         finally:
             await closed(writer)
 
@@ -115,7 +115,7 @@ RANGE = ByteRange(10, 20)
     "reply",
     [
         http("200 OK", b"x" * 100),  # the whole object: Range was ignored
-        http("200 OK", b"x" * 10),  # as many bytes as asked for, but the first ones
+        http("200 OK", b"x" * 10),  # the right number of bytes, but the first ones
         http("206 Partial Content", b"x" * 10),
         http("206 Partial Content", b"x" * 10, "Content-Range: bytes 0-9/100"),
         http("206 Partial Content", b"x" * 10, "Content-Range: bytes 11-20/100"),
@@ -239,7 +239,7 @@ def listing(*keys: str, extra: str = "<IsTruncated>false</IsTruncated>") -> byte
 async def test_no_wrong_listing_looks_empty(reply: bytes, call: Call) -> None:
     async with answering(lambda _: reply) as store:
         if call is folders and b"<Contents>" in reply and b"<IsTruncated>false" in reply:
-            return  # the order of objects is no matter of folders
+            return  # listing folders ignores the order of objects
         with pytest.raises(StorageUnavailable):
             await call(store)
 
@@ -253,7 +253,7 @@ async def test_a_listing_of_several_pages() -> None:
         return listing("a", "b", extra=more)
 
     async with answering(page) as store:
-        assert await listed(store) == ["a", "b", "c"]  # "d/" is a console's folder, no object
+        assert await listed(store) == ["a", "b", "c"]  # "d/" is a console's folder, not an object
 
 
 async def test_a_second_page_that_fails_is_not_the_end() -> None:
@@ -356,7 +356,7 @@ async def test_a_body_is_protected_on_its_way() -> None:
 async def test_an_upload_goes_where_the_store_is_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The library of uploads reads variables of its own; those of boto have been heard before."""
+    """The upload library reads its own environment variables; boto's were read before."""
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
@@ -464,14 +464,14 @@ async def test_an_upload_is_aborted_until_it_is_gone(tmp_path: Path, answers: li
         return error("403 Forbidden", "AccessDenied")
 
     async with answering(server) as store:
-        with pytest.raises(RemoteStorageError):  # perhaps that of the abort
+        with pytest.raises(RemoteStorageError):  # perhaps the error of the abort
             await store.put_file("k", path)
     assert aborts == []
     assert set(asked) == {"uploadId=u1"}, "an upload to another key is somebody else's"
 
 
 async def test_an_error_within_a_good_answer_to_complete(tmp_path: Path) -> None:
-    """S3 answers 200 before it knows whether it can put the parts together."""
+    """S3 answers 200 before it knows whether it can join the parts."""
     path = tmp_path / "segment"
     path.write_bytes(bytes(6 * MiB))
 
@@ -504,7 +504,7 @@ async def test_an_error_within_a_good_answer_to_complete(tmp_path: Path) -> None
 async def test_a_probe_tells_whether_a_checksum_is_checked(
     reply: bytes, known: bool | None, tmp_path: Path
 ) -> None:
-    """`known` None: the store is in trouble, and the next write asks again."""
+    """`known` None: the store has trouble, and the next write probes again."""
     path = tmp_path / "segment"
     path.write_bytes(b"x" * MiB)
     there: set[str] = set()

@@ -110,7 +110,7 @@ def test_a_silent_request_beside_others_that_are_answered_is_no_outage() -> None
 
 
 class ReadOnlyStore(MemoryObjectStore):
-    """Full: what is there is read."""
+    """A full store: reads work, writes do not."""
 
     async def put(self, key: str, content: bytes) -> None:
         raise StorageDenied(f"{key}: the bucket is full")

@@ -1,4 +1,4 @@
-"""Stores of third parties: what is wrong with one is said with its name, and harms nobody else."""
+"""Third-party stores: an error names the store at fault, and harms no other store."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def open_store(url, config, *, create):
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """`install("scheme", source)`: as pip leaves a package."""
+    """`install("scheme", source)`: install a plug-in package as pip does."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def add(scheme: str, source: str, package: str = "acme-store") -> None:
@@ -69,7 +69,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
         points = f"[fetchproxy.stores]\n{scheme} = {module}:open_store\n"
         (about / "entry_points.txt").write_text(points)
-        monkeypatch.delitem(sys.modules, module, raising=False)  # of an earlier test
+        monkeypatch.delitem(sys.modules, module, raising=False)  # from an earlier test
         found_plugins.cache_clear()
 
     yield add
@@ -190,7 +190,7 @@ CONTRACTS = ROOT / "tests" / "contracts"
 def test_the_proxy_goes_on(
     install: Install, tmp_path: Path, mock_cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients are relayed while all that the plug-in does is to raise what it should not."""
+    """The proxy relays clients even if every call of the plug-in raises a forbidden error."""
     install("acme", RAISES)
     path = ":".join(map(str, (tmp_path, ROOT, ROOT / "protocol", CONTRACTS)))
     monkeypatch.setenv("PYTHONPATH", path)

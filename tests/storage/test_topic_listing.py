@@ -1,4 +1,4 @@
-"""A topic's listing goes on several ways at once, and finds what one listing finds."""
+"""A topic's listing runs in several ways at once, and finds the same as one listing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE_OBJECTS = 20
 
 
 class PagedStore(MemoryObjectStore):
-    """Each page waits at a door, as one that is a trip away; `trips` is how often it was opened."""
+    """Each page waits at a door, like a round trip; `trips`: how often the door was opened."""
 
     def __init__(self, page_objects: int = PAGE_OBJECTS) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class PagedStore(MemoryObjectStore):
     async def while_it_lists(self, work: Coroutine[Any, Any, bool]) -> bool:
         task = asyncio.ensure_future(work)
         while not task.done():
-            for _ in range(100):  # until whoever lists has come to the door
+            for _ in range(100):  # until the listing waits at the door
                 await asyncio.sleep(0)
             self.trips += not task.done()
             self._door.set()
@@ -109,7 +109,7 @@ async def test_each_object_is_found_once(partitions: list[int], segments: int) -
 async def test_pages_of_thousands_of_partitions_are_a_few_trips(
     partitions: int, trips: int, pages: int
 ) -> None:
-    """Of 2,000 partitions there are 8 pages, one after the other, and of 10,000 there are 40."""
+    """One listing takes 8 pages in a row for 2,000 partitions, and 40 for 10,000."""
     store = await filled([*range(partitions)], 1, page_objects=1_000)
     await store.while_it_lists(
         take_topic_objects(store, "a/", TOPIC, TOPIC_ID, lambda tip, one: None)

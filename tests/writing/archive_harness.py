@@ -1,5 +1,7 @@
-"""A whole archiver in the test's loop, and a reader of its archive that shares no code with the
-proxy's own read path beyond the batch walk. Not a test."""
+"""A whole archiver in the test's loop, and an independent reader of its archive. Not a test.
+
+The reader shares only the batch walk with the proxy's own read path.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.status import PartitionArchiveStatus
 from lab.limited import section_and_limits
 
-# Quick turns, so that a test waits for work and never for a timer.
+# Short intervals, so that a test waits for work and never for a timer.
 QUICK: dict[str, Any] = {
     "segment_age_max_ms": 200,
     "rlm_process_interval_ms": 20,
@@ -56,7 +58,7 @@ def wall_clock_ms() -> int:
 
 @dataclass
 class Archive:
-    """The store side: what the archiver writes to and the checks read from."""
+    """The store side: the archiver writes to it and the checks read from it."""
 
     rsm: RemoteStorageManager
     rlmm: StoreBackedRemoteLogMetadataManager
@@ -74,7 +76,7 @@ class Archive:
         return await self.rsm.fetch_index(segment, file)
 
     async def batches(self, tip: TopicIdPartition) -> bytes:
-        """All finished segments' bytes; each checked against its metadata and its index."""
+        """The bytes of all finished segments, each checked against its metadata and its index."""
         whole = b""
         for segment in (await self.view(tip)).segments:
             log = await self.object(segment, SegmentFile.LOG)
@@ -146,7 +148,7 @@ async def until(
 
 
 async def until_true(condition: Callable[[], bool]) -> None:
-    """A generous limit: it is there to end a hung test, not to measure anything."""
+    """The time limit is generous: it ends a hung test and measures nothing."""
     async with asyncio.timeout(300):
         while not condition():  # noqa: ASYNC110 - what is waited for knows no events
             await asyncio.sleep(0.02)
@@ -165,7 +167,7 @@ def archived_up_to(
 async def broker_batches(
     cluster: Cluster, tip: TopicIdPartition, start: int, end: int, bytes_max: int = 1 << 20
 ) -> bytes:
-    """Raw batches as the broker serves them, from `start` up to the batch that ends `end` - 1."""
+    """Raw batches as the broker serves them, from `start` to the batch that ends at `end` - 1."""
     whole, position = b"", start
     while position < end:
         fetched = await cluster.fetch(

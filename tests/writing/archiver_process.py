@@ -1,9 +1,9 @@
-"""An archiver alone in a process, to be killed. Not a test.
+"""An archiver in a process of its own, to be killed. Not a test.
 
-Arguments: BOOTSTRAP STORE_DIR SPOOL_DIR TOPIC [CHANGES [LABEL [KEY_RING]]]. CHANGES are
-ArchiveConfig's keys as JSON; at the step LABEL (see `labelled_store`) the process kills itself, or
-stops itself once with `stop LABEL`, or within the last call of it with `within LABEL`. With a
-KEY_RING segments are compressed and encrypted.
+Arguments: BOOTSTRAP STORE_DIR SPOOL_DIR TOPIC [CHANGES [LABEL [KEY_RING]]]. CHANGES are keys of
+ArchiveConfig as JSON. At the step LABEL (see `labelled_store`) the process kills itself. With
+`stop LABEL` it stops itself there once, and with `within LABEL` within the last call of that step.
+With a KEY_RING segments are compressed and encrypted.
 """
 
 from __future__ import annotations

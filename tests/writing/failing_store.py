@@ -1,4 +1,4 @@
-"""A store in memory of which one write fails: before it happens, or after (its answer is lost)."""
+"""A store in memory with one failing write: it fails before it happens, or its answer is lost."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from fetchproxy.model import ByteRange
 
 
 class FailingStore(MemoryObjectStore):
-    """The write number `fail_at` (from 0) fails; None: none does. `failed`: it has come to that."""
+    """`fail_at`: the number of the failing write, from 0; None: no write fails.
+    `failed`: True once that write has failed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.fail_at: int | None = None
         self.answer_lost = False
         self.failed = False
-        self.away = False  # as a whole, for reads as well
-        self.logs_away = False  # what is read by ranges cannot be read
+        self.away = False  # as a whole, reads included
+        self.logs_away = False  # reads by range fail
         self._count = 0
 
     def fail(self, at: int | None, *, answer_lost: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""A real store that says before and after each write of a segment's object which step it is, so
-that a test can stop or kill there. Not a test.
+"""A real store that reports each write of a segment's object, before and after it. Not a test.
 
-A label is `before` or `after`, a verb (put, put_file, delete) and the object's suffix; metadata are
-named by their state: `before put_file log`, `after put metadata COPY_SEGMENT_FINISHED`.
+A test can stop or kill its process there. A label is `before` or `after`, a verb (put, put_file,
+delete) and the object's suffix; for metadata, the state follows: `before put_file log`,
+`after put metadata COPY_SEGMENT_FINISHED`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
 from fetchproxy.storage import packed_logs
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore, StoredObject
 
-# Of segments that are not packed.
+# The files of an unpacked segment.
 _FILES = [f for f in SegmentFile if f not in (SegmentFile.METADATA, SegmentFile.PACKING)]
 _SMALL = [f for f in _FILES if f is not SegmentFile.LOG]
 
-# In the order in which they happen, see RemoteStorageManager.
+# In the order of RemoteStorageManager's writes.
 COPY_STEPS = [
     "put metadata COPY_SEGMENT_STARTED",
     *(f"put {file.value}" for file in _SMALL),
@@ -58,7 +58,7 @@ def kill_at(label: str) -> Callable[[str], None]:
 
 
 def stop_at(label: str) -> Callable[[str], None]:
-    """As if the machine slept there, once; it goes on when somebody sends SIGCONT."""
+    """Stop the process there once, like a sleeping machine; SIGCONT continues it."""
     stopped: list[str] = []
 
     def reached(now: str) -> None:
@@ -71,8 +71,10 @@ def stop_at(label: str) -> Callable[[str], None]:
 
 
 def stop_within_rename(label: str) -> None:
-    """As `stop_at`, where a file store has asked for the last time whether it still may: between
-    that and the rename which makes an object visible. Label: `put metadata` and the state."""
+    """Like `stop_at`, but between a file store's last check and the rename to the object.
+
+    Label: `put metadata` and the state.
+    """
     rename, stopped = Path.replace, []
     state = label.removeprefix("put metadata ").encode()
 
@@ -81,14 +83,14 @@ def stop_within_rename(label: str) -> None:
             stopped.append(label)
             print("stopped", flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(1.0)  # a thread may go on for a moment before the signal reaches it
+            time.sleep(1.0)  # a thread may run on for a moment before the signal reaches it
         return rename(self, target)
 
     Path.replace = replace  # type: ignore[assignment, method-assign]
 
 
 def kill_within_packing() -> None:
-    """Between two blocks of a log, when the first one lies in the spool."""
+    """Kill between two blocks of a log, when the first one is in the spool."""
     every = packed_logs.packed_blocks
 
     def blocks(*args: Any, **options: Any) -> Iterator[bytes]:
@@ -101,7 +103,7 @@ def kill_within_packing() -> None:
 
 
 class LabelledStore(ObjectStore):
-    """`reached(label)` is called on the loop; what is no segment's object passes unsaid."""
+    """Calls `reached(label)` on the loop for segment objects; other objects cause no call."""
 
     def __init__(self, inner: ObjectStore, reached: Callable[[str], None]) -> None:
         self.inner = inner

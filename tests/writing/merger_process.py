@@ -1,7 +1,7 @@
-"""A merge alone in a process, to be killed. Not a test.
+"""A merge in a process of its own, to be killed. Not a test.
 
-Arguments: STORE_DIR SPOOL_DIR BYTES_MAX LATER_MS [LABEL]: at the step LABEL (`labelled_store`)
-the process kills itself. Without one it merges all that there is, and removes what may go.
+Arguments: STORE_DIR SPOOL_DIR BYTES_MAX LATER_MS [LABEL]: at the step LABEL (`labelled_store`) the
+process kills itself. Without a LABEL it merges all partitions and removes expired segments.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fetchproxy.writing.merging import PartitionMerger
 from fetchproxy.writing.sources.segment_source import Spool
 
 COPY_MAX_MS = 60_000
-COPIES_OLD_MS = 3 * COPY_MAX_MS  # then what was replaced goes
+COPIES_OLD_MS = 3 * COPY_MAX_MS  # after this time replaced segments are removed
 
 
 async def merge_all(archive: Archive, spool_dir: Path, bytes_max: int, later_ms: int = 0) -> int:
-    """How many merged segments there are more. As the job does it, `later_ms` from now."""
+    """Merge and tidy as the job does, `later_ms` from now; return the number of merged segments."""
     config = ArchiveConfig(copy_max_ms=COPY_MAX_MS, retention_grace_ms=0)
     later = lambda: wall_clock_ms() + later_ms  # noqa: E731
     merged = 0

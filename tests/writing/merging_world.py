@@ -1,4 +1,4 @@
-"""An archive in memory that is merged, and what it was at each step of that. Not a test."""
+"""An archive in memory that is merged, with a snapshot at each step of the merge. Not a test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Step:
 
 
 class LabelledArchive(LabelledStore):
-    """As planted archives lie in their store."""
+    """Labels for the keys of planted archives, which have the prefix `archive/`."""
 
     @staticmethod
     def _step(verb: str, key: str, content: bytes | None = None) -> str | None:
@@ -48,7 +48,7 @@ class LabelledArchive(LabelledStore):
 
 @dataclass
 class MergingWorld(World):
-    """Each call opens the archive as a new process would."""
+    """An archive to merge; each call opens it as a new process would."""
 
     spool: Path = field(default_factory=Path)
     bytes_max: int = 2_000
@@ -59,7 +59,7 @@ class MergingWorld(World):
         return dict(self.store._objects), [list(part) for part in self.log.logs], self.skew_ms
 
     def as_it_was(self, step: Step) -> MergingWorld:
-        """Another world that goes on from there, as after a crash at that step."""
+        """Another world that continues from `step`, as after a crash there."""
         other = MergingWorld(self.manager, spool=self.spool, bytes_max=self.bytes_max)
         objects, logs, skew_ms = step.then
         other.store._objects.update(objects)
@@ -69,12 +69,12 @@ class MergingWorld(World):
         return other
 
     async def plant_small(self, count: int) -> None:
-        """Segments of one batch, of ten offsets each."""
+        """Plant segments of one batch with ten offsets each."""
         for number in range(count):
             await self.add(10 * number, timestamp=1_000 + number)
 
     async def merge(self, reached: Reached | None = None) -> MergedPartition:
-        """`reached`: told of each step; None: the steps are kept with what there was then."""
+        """`reached`: called at each step; None: each step is kept with a snapshot."""
         note = reached or (lambda label: self.steps.append(Step(label, self.snapshot())))
         store = LabelledArchive(self.store, note)
         async with AsyncExitStack() as opened:
@@ -104,13 +104,13 @@ class MergingWorld(World):
                 await expirer.tidy(TIP)
 
     async def read(self) -> bytes:
-        """What readers are served from the archive's beginning to its end."""
+        """The bytes that readers get from the archive's beginning to its end."""
         async with AsyncExitStack() as opened:
             _, rlmm = await self.start(opened)
             return await readable(Archive(self.planted.rsm, rlmm), TIP)  # type: ignore[arg-type]
 
     async def finished(self) -> list[tuple[Any, ...]]:
-        """Every finished segment as far as it is not of chance: neither its id nor its times."""
+        """Every finished segment without its random parts: its id and its times."""
         async with AsyncExitStack() as opened:
             _, rlmm = await self.start(opened)
             await rlmm.refresh(TIP, asyncio.get_running_loop().time())

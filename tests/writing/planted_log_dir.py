@@ -44,7 +44,7 @@ def plant_segment(
 
 
 def plant_kafka_files(folder: Path, base: int, end: int) -> tuple[bytes, bytes, bytes]:
-    """Offset index, time index, and the snapshot at `end` (inclusive)."""
+    """Offset index, time index, and the producer snapshot at `end` (inclusive)."""
     body = bytes(range(30))
     snapshot = pack(">hI", 1, crc32c(body)) + body
     files = pack(">iiii", 9, 0, 19, 170), pack(">qi", 19, 9), snapshot

@@ -1,4 +1,4 @@
-"""Segments' metadata for tests of retention, and how hypothesis makes many of them. Not a test."""
+"""Segment metadata for tests of retention, with hypothesis strategies. Not a test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def segment(
     epochs: tuple[EpochStart, ...] | None = None,
     copied_end: int | None = None,
 ) -> RemoteLogSegmentMetadata:
-    """A byte for each offset that was copied, unless `size` says otherwise."""
+    """The segment has one byte for each copied offset, unless `size` is given."""
     copied = end if copied_end is None else copied_end
     return RemoteLogSegmentMetadata(
         segment_id=RemoteLogSegmentId(TIP, UUID(int=number)),
@@ -52,7 +52,7 @@ def segment(
 
 @st.composite
 def archives(draw: st.DrawFn) -> tuple[list[RemoteLogSegmentMetadata], PartitionView]:
-    """All segments that metadata name, with gaps, overlaps and duplicates, and the view of them."""
+    """All segments named by metadata, with gaps, overlaps and duplicates, and the view of them."""
     every: list[RemoteLogSegmentMetadata] = []
     position = draw(st.integers(0, 5))
     for number in range(draw(st.integers(0, 10))):

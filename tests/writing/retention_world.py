@@ -1,5 +1,4 @@
-"""An archive in memory, on a clock that jumps from timer to timer, and the expirer's processes that
-come and go. Not a test."""
+"""An archive in memory on a virtual clock, and expirer processes over it. Not a test."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from lab.limited import section_and_limits
 State = RemoteLogSegmentState
 
 HOUR_MS = 3_600_000
-START_MS = 1_700_000_000_000  # of the wall clock, at loop time 0
+START_MS = 1_700_000_000_000  # wall clock at loop time 0
 QUICK: dict[str, Any] = {
     "retention_clock_settle_ms": 0,
     "retention_check_interval_ms": 10_000,
@@ -42,7 +41,7 @@ QUICK: dict[str, Any] = {
 
 
 class SlowMetadataLog(MemoryMetadataLog):
-    """As a real one, it takes a moment: reads before and after a write differ in time."""
+    """As a real log, it takes a moment: reads before and after a write differ in time."""
 
     async def append(self, partition: int, value: bytes) -> int:
         await asyncio.sleep(0.001)
@@ -51,23 +50,23 @@ class SlowMetadataLog(MemoryMetadataLog):
 
 @dataclass
 class World:
-    """An archive, and processes that come and go: each `start` is another one."""
+    """An archive and its processes: each `start` is a new process."""
 
-    manager: str = "store"  # or "topic": where metadata are managed
+    manager: str = "store"  # or "topic": the place of the metadata
     store: FailingStore = field(default_factory=FailingStore)
     log: MemoryMetadataLog = field(default_factory=SlowMetadataLog)
-    skew_ms: int = 0  # of the wall clock
+    skew_ms: int = 0  # offset of the wall clock
     topic_config: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         self.planted = PlantedArchive(self.store, recorded=False)
-        self.concerns = ArchiverConcerns()  # of the last process
+        self.concerns = ArchiverConcerns()  # those of the last process
 
     def wall_clock_ms(self) -> int:
         return START_MS + self.skew_ms + round(1000 * asyncio.get_running_loop().time())
 
     async def plant(self, count: int, age_ms: int = 0, step_ms: int = HOUR_MS) -> None:
-        """Segments of ten offsets, the newest as old as `age_ms`, each older by `step_ms`."""
+        """Plant segments of ten offsets: the newest is `age_ms` old, each other `step_ms` older."""
         for number in range(count):
             at_ms = self.wall_clock_ms() - age_ms - (count - 1 - number) * step_ms
             await self.add(10 * number, timestamp=at_ms - 9)
@@ -75,7 +74,7 @@ class World:
     async def add(
         self, base: int, timestamp: int | None = None, **changes: Any
     ) -> RemoteLogSegmentMetadata:
-        """One segment; `changes` to its metadata."""
+        """Add one segment; `changes`: changes to its metadata."""
         added = await self.planted.add([batch(base, timestamp=timestamp)])
         metadata = replace(added, **changes)
         await self.planted.restate(metadata)
@@ -116,11 +115,11 @@ class World:
         return expirer, rlmm
 
     def told(self) -> list[str]:
-        """What the last process wants seen to."""
+        """The conditions that the last process reports."""
         return [str(found) for found in self.concerns.health.conditions(0.0)]
 
     def bases(self) -> list[int]:
-        """Base offsets of the segments that have any object left."""
+        """Base offsets of the segments with at least one object left."""
         names = (key.rpartition("/")[2] for key in self.store.objects())
         return sorted({int(name[:20]) for name in names if name[20:21] == "-"})
 

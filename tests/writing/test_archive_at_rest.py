@@ -1,5 +1,7 @@
-"""Archives that are compressed and encrypted, by the real archiver: what is served is what the
-broker has, and verify, repair, merge and deletion go on as ever."""
+"""Compressed and encrypted archives by the real archiver.
+
+The archive serves the broker's records, and verify, repair, merge and deletion work as usual.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ async def test_what_is_archived_is_what_the_broker_has(
         assert b"1 1 1 1 1" not in stored
     if codec == "none":
         assert sum(p.stat().st_size for p in lying if p.suffix == ".log") < len(expected) / 2
-    # A process without a key gets this error and nothing else.
+    # A process without a key gets only this error.
     if encrypted:
         async with open_archive(tmp_path / "store") as archive:
             report = await verify_archive(archive.rsm, archive.rlmm)
@@ -110,7 +112,7 @@ async def test_what_is_archived_is_what_the_broker_has(
 
 
 class Written:
-    """One segment after another, copied by the product's copier."""
+    """Segments copied one after another by the product's copier."""
 
     def __init__(self, archive: Archive, spool: Spool) -> None:
         self.archive = archive
@@ -159,7 +161,7 @@ async def test_a_spool_has_nothing_in_the_clear(ring: Path, tmp_path: Path) -> N
 
 
 async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_path: Path) -> None:
-    """Segments as they are, compressed, encrypted with an old key and with a new one."""
+    """Segments that are plain, compressed, encrypted with an old key, and with a new one."""
     store = tmp_path / "store"
     write_old = FileKeyRing(ring)
     for base, at_rest in (
@@ -288,7 +290,7 @@ async def test_verify_finds_metadata_that_somebody_has_changed_and_repair_puts_t
 
 
 async def test_aborted_records_cannot_be_made_committed_ones(ring: Path, tmp_path: Path) -> None:
-    """By metadata that say that there are none, which is all that a reader would ask."""
+    """Changed metadata claim that there are no aborted transactions; readers look only there."""
     store, at_rest = tmp_path / "store", AtRest(keys=FileKeyRing(ring))
     log = batch(0, txn=7) + batch(10, txn=7, control=ABORT)
     async with (
@@ -316,7 +318,7 @@ async def test_aborted_records_cannot_be_made_committed_ones(ring: Path, tmp_pat
 async def test_a_copy_that_ends_at_any_write_leaves_nothing_that_counts(
     ring: Path, tmp_path: Path
 ) -> None:
-    """As if killed there: what it has written is not shown, is found, and goes."""
+    """As after a kill there: the partial copy is not shown, and is found and removed."""
     at_rest, number = AtRest(compress=True, keys=FileKeyRing(ring)), 0
     while True:
         store = FailingStore()
@@ -347,7 +349,7 @@ def _four() -> bytes:
 async def test_a_segment_of_an_attached_topic_is_opened_by_the_key_it_was_written_with(
     ring: Path, tmp_path: Path
 ) -> None:
-    """It has another name and id here, and was bound to those of there."""
+    """It is encrypted for its old name and id, and has another name and id here."""
     at_rest = AtRest(compress=True, keys=FileKeyRing(ring))
     async with (
         open_archive(tmp_path / "there", at_rest) as archive,

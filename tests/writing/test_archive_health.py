@@ -1,8 +1,8 @@
-"""Each thing there is to know of an archive has one name, one sentence and the same offsets: in the
-log, the store, `verify`, `segments`, `/metrics` and `/api/status`.
+"""Each condition of an archive has one name, one sentence and the same offsets everywhere.
 
-Each state is brought about by the archiver's own classes; what they leave is put in a folder, which
-the commands and a proxy that does not archive then look at.
+That is: in the log, the store, `verify`, `segments`, `/metrics` and `/api/status`. The archiver's
+own classes cause each condition. A test puts the result in a folder, and the commands and a proxy
+without an archiver look at it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Making = Callable[[Path], Awaitable[MemoryObjectStore]]
 
 
 async def three_segments(recorded: bool = True) -> PlantedArchive:
-    """Offsets 0 to 9, 10 to 19 and 30 to 39."""
+    """Three segments with offsets 0 to 9, 10 to 19 and 30 to 39."""
     planted = PlantedArchive(recorded=recorded)
     for base in (0, 10, 30):
         await planted.add([batch(base)])
@@ -210,7 +210,7 @@ MADE: dict[str, tuple[Making | Callable[[World, AsyncExitStack], Awaitable[None]
     "replaced_segment_kept": (last_whole_copy, (0, 9)),
 }
 OF_A_WORLD = {"retention_step_announced", "retention_clock_doubted", "replaced_segment_kept"}
-# What an archiver alone knows; the rest others see by themselves, each in its way.
+# Only an archiver knows these; others find the rest by themselves, each in its own way.
 SAID_IN_THE_LOG = (
     "archive_margin_small",
     "unarchived_records_deleted",
@@ -222,7 +222,7 @@ SAID_IN_THE_LOG = (
 FAULTS = {
     "archived_offsets_missing",
     "segment_metadata_unreadable",
-    # By what is damaged there.
+    # The damaged object is a fault.
     "local_trimming_stopped",
     "replaced_segment_kept",
 }
@@ -238,7 +238,7 @@ def folder_of(store: MemoryObjectStore, folder: Path) -> Config:
 
 
 async def shown(config: Config) -> Status:
-    """By the page of a proxy that archives nothing."""
+    """The status page of a proxy that archives nothing."""
     nothing = Surroundings("serve", Health())
     assert config.store.url is not None
     async with (
@@ -262,7 +262,7 @@ def test_each_concern_is_brought_about_here() -> None:
         Kind.LOG_BEGINS_AGAIN,
         Kind.PARTITION_FAILING,
         Kind.SEGMENT_COPY_STALLED,
-        Kind.SEGMENT_METADATA_CHANGED,  # a reader tells of it, and verify of the object
+        Kind.SEGMENT_METADATA_CHANGED,  # reported by a reader, and by verify for the object
     }
     assert told_by_the_store == of_partitions | {Kind.TOPIC_DELETION_STOPPED}
 
@@ -307,7 +307,7 @@ def _page_and_metrics_say(said: Condition, listed: tuple[Condition, ...], status
 
 @pytest.mark.parametrize("left", [0, 1])
 def test_newest_segments_that_are_gone_are_told_by_the_page_too(tmp_path: Path, left: int) -> None:
-    """There is no hole that it could see: where the archive had ended is on record."""
+    """The page sees no hole here: the archive's end is on record."""
 
     async def newest_gone() -> MemoryObjectStore:
         planted = PlantedArchive()
@@ -381,7 +381,7 @@ def test_where_all_is_well_nothing_is_said(tmp_path: Path) -> None:
 
 
 async def test_what_is_over_leaves_the_store() -> None:
-    """Also for an archiver that takes over, and knows of it by the store alone."""
+    """Also with an archiver that takes over and knows the concern from the store alone."""
     planted = PlantedArchive()
     objects = planted.rsm.objects
     for began, went_on in ((True, False), (True, True)):

@@ -1,4 +1,4 @@
-"""What the archiver puts on record of a partition, and in which order: no crash makes it lie."""
+"""The archiver's records of a partition and their order: no crash makes them wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def gaps(archive: PlantedArchive) -> list[tuple[int, int]]:
 
 
 async def copy(archive: PlantedArchive, records: ArchiveRecords, start: int) -> None:
-    """As the archiver does it: its last word, the copy counts, its end."""
+    """Copy as the archiver does: record the start, add the segment, record the end."""
     await records.begin(build_view(TIP, archive.segments, 0.0), start)
     await records.finished(await archive.add([batch(start, epoch=3)]))
 

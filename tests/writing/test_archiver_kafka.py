@@ -52,7 +52,7 @@ def produce(kafka: KafkaServer, topic: str, count: int, codec: str = "none") -> 
 
 
 def transactions(kafka: KafkaServer, topic: str, rng: random.Random, rounds: int) -> None:
-    """Several producers with interleaved transactions of one to a few batches each."""
+    """Interleaved transactions of three producers, with one to a few batches each."""
     producers = [
         Producer(
             {
@@ -120,7 +120,7 @@ async def test_byte_identity(
 async def test_aborted_transactions_are_those_of_the_broker(
     kafka_server: KafkaServer, topic: str, seed: int, tmp_path: Path
 ) -> None:
-    """Segments far smaller than transactions, so that most of them span borders."""
+    """Segments are far smaller than transactions, so most transactions span borders."""
     await asyncio.to_thread(transactions, kafka_server, topic, random.Random(seed), 60)
     async with (
         open_archive(tmp_path / "store") as archive,
@@ -154,7 +154,7 @@ async def test_aborted_transactions_are_those_of_the_broker(
 async def test_nothing_undecided_is_archived(
     kafka_server: KafkaServer, topic: str, tmp_path: Path
 ) -> None:
-    """A hanging transaction holds the archive at the LSO, also where other data follows it."""
+    """A hanging transaction holds the archive at the LSO, even if other data follows it."""
     hanging = Producer(
         {"bootstrap.servers": kafka_server.bootstrap, "transactional.id": f"{topic}-hanging"}
     )
@@ -270,7 +270,7 @@ async def test_a_recreated_topic_is_another_log(
 
 
 async def recreate(kafka: KafkaServer, topic: str) -> None:
-    """A deleted name stays taken for a moment."""
+    """Retry, as a deleted name stays in use for a moment."""
     for _ in range(50):
         try:
             await asyncio.to_thread(kafka.create_topic, topic)

@@ -1,4 +1,4 @@
-"""The archiver killed with SIGKILL at random moments: nothing is missing, nothing is doubled."""
+"""The archiver is killed with SIGKILL at random moments: no record is missing or doubled."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ async def test_killed_at_random_moments(
                 dangling += len(view.unfinished)
                 assert view.gaps() == []
                 assert {segment.packed for segment in view.segments} == {encrypted}
-                # Equal bytes: no offset is missing and none is there twice.
+                # Equal bytes: no offset is missing or doubled.
                 expected = await broker_batches(cluster, tip, 0, count)
                 assert await archive.batches(tip) == expected
         assert dangling > 0, "no kill met a copy: this run has shown nothing"
-        assert list((tmp_path / "spool").iterdir()) == []  # leftovers of the killed are gone
+        assert list((tmp_path / "spool").iterdir()) == []  # leftovers of killed processes are gone

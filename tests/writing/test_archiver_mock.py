@@ -134,7 +134,7 @@ async def test_what_the_broker_forgot_is_a_recorded_gap(
     async with open_archive(tmp_path / "store") as archive:
         async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
             await until(manager, archived_up_to(TOPIC, {0: 100}))
-        # The mock keeps 5 MiB a partition: the next offsets are lost while nobody archives.
+        # The mock keeps 5 MiB a partition: the next offsets are lost while no archiver runs.
         produce(producer, 8_000, size=1_000)
         with structlog.testing.capture_logs() as logs:
             async with running_archiver(
@@ -154,7 +154,7 @@ async def test_what_the_broker_forgot_is_a_recorded_gap(
 async def forge_metadata(
     bootstrap: str, archive: Archive, old: bytes, new: bytes
 ) -> TopicIdPartition:
-    """Archive 100 records, and pretend that it was something else."""
+    """Archive 100 records, and forge the metadata of the last segment."""
     async with running_archiver(bootstrap, archive, TOPIC) as (manager, cluster):
         await until(manager, archived_up_to(TOPIC, {0: 100}))
         tip = (await tips(cluster, TOPIC))[0]
@@ -170,7 +170,7 @@ async def forge_metadata(
 async def test_an_archive_that_goes_on_above_its_log_in_one_epoch_stops_the_partition(
     mock_cluster: MockCluster, producer: Producer, tmp_path: Path
 ) -> None:
-    """No election has cut that log: tests/e2e/cluster has those that one has cut."""
+    """No election cut that log; tests/e2e/cluster covers logs cut by an election."""
     produce(producer, 100)
     async with open_archive(tmp_path / "store") as archive:
         tip = await forge_metadata(mock_cluster.bootstrap, archive, b"", b"")
@@ -273,7 +273,7 @@ async def test_a_copy_that_hangs_is_given_up(mock_cluster: MockCluster, producer
 async def test_a_dangling_attempt_holds_up_nothing(
     mock_cluster: MockCluster, producer: Producer
 ) -> None:
-    """A killed archiver leaves COPY_SEGMENT_STARTED, which somebody may still be working at."""
+    """A killed archiver leaves COPY_SEGMENT_STARTED, and its copy may still be in progress."""
     produce(producer, 200)
     store = FailingStore()
     store.hang = True
@@ -322,7 +322,7 @@ async def test_two_archivers_at_once_lose_and_double_nothing(
 async def test_what_another_archiver_has_copied_meanwhile_is_not_copied_again(
     mock_cluster: MockCluster, producer: Producer
 ) -> None:
-    """The slow one has gathered the same offsets; it looks at the archive before it copies."""
+    """The slow archiver has gathered the same offsets; it checks the archive before it copies."""
     produce(producer, 200)
     store = MemoryObjectStore()
     async with (

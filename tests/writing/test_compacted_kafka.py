@@ -1,4 +1,4 @@
-"""Compacted topics, and those that once were, on a real broker with a busy log cleaner."""
+"""Compacted topics, and topics that once were compacted, on a broker with a busy log cleaner."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def kafka(serve_part: Callable[..., Iterator[KafkaServer]]) -> Iterator[KafkaSer
 
 
 def produce(kafka: KafkaServer, topic: str, partition: int, keys: list[str]) -> None:
-    """One batch."""
+    """Produce one batch."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 100})
     for key in keys:
         producer.produce(topic, value=b"v" * 50, key=key.encode(), partition=partition)
@@ -62,7 +62,7 @@ def set_policy(kafka: KafkaServer, topic: str, policy: str) -> None:
 
 
 async def compacted(kafka: KafkaServer, topic: str) -> None:
-    """Write to partition 0 until the cleaner has taken something out of it."""
+    """Write to partition 0 until the cleaner has removed records from it."""
     async with Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster:
         tip = (await tips(cluster, topic))[0]
         async with asyncio.timeout(60):

@@ -1,4 +1,4 @@
-"""archive.copy_bytes_per_s_max: what all partitions together take, on a clock that jumps."""
+"""archive.copy_bytes_per_s_max: the rate of all partitions together, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def now() -> float:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_stretch_of_time_has_more_than_the_rate(seed: int) -> None:
-    """Several workers, reads of any size and duration; also every one of them gets on."""
+    """Several workers with reads of any size and duration; each worker makes progress."""
     workers = 4
 
     async def main() -> None:
@@ -43,7 +43,7 @@ def test_no_stretch_of_time_has_more_than_the_rate(seed: int) -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(workers):
                 group.create_task(worker(number))
-        # The burst that is saved up, and what each worker may have under way when the debt begins.
+        # The saved-up burst, and each worker's read in progress when the debt begins.
         slack = RATE + workers * RATE
         for at, (began, _) in enumerate(reads):
             total = 0
@@ -51,7 +51,7 @@ def test_no_stretch_of_time_has_more_than_the_rate(seed: int) -> None:
                 total += size
                 assert total <= slack + RATE * (ended - began)
         whole = sum(size for _, size in reads)
-        assert whole >= 0.9 * RATE * 120  # and the rate is used
+        assert whole >= 0.9 * RATE * 120  # the rate is used
         assert min(by_worker) > 0.1 * whole
 
     run_virtual(main)

@@ -1,4 +1,4 @@
-"""What the expirer deletes, and in which order: at every moment readers and a crash are safe."""
+"""The expirer's deletions and their order: readers and crashes are safe at every moment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_log_start_then_grace_then_objects(manager: str) -> None:
         assert view is not None
         assert view.log_start_offset == 30  # 0, 10 and 20 are two hours old or more
         assert world.log_starts() == [30]
-        assert world.bases() == [0, 10, 20, 30, 40]  # readers in flight go on
+        assert world.bases() == [0, 10, 20, 30, 40]  # readers in flight continue
         assert {s.state for s in view.unfinished} == {State.DELETE_SEGMENT_STARTED}
         place = {"topic": "orders", "partition": "0"}
         lag = "kafka_server_brokertopicmetrics_remotedeletelagsegments"
@@ -96,7 +96,7 @@ def test_little_by_little() -> None:
         await expirer.expire(TIP)
         view = rlmm.view(TIP)
         assert view is not None
-        assert view.log_start_offset == 80  # at once, and all of it
+        assert view.log_start_offset == 80  # at once, and in full
         left = []
         for _ in range(5):
             await expirer.expire(TIP)
@@ -116,7 +116,7 @@ def test_delete_records_is_carried_out_without_any_retention(manager: str) -> No
         await rlmm.raise_log_start_offset(TIP, 25)  # inside the third segment
         await turns(expirer, 100)
         assert world.bases() == [20, 30]
-        await rlmm.raise_log_start_offset(TIP, 1_000)  # all of it: a user's wish, not retention
+        await rlmm.raise_log_start_offset(TIP, 1_000)  # all: by a user's request, not retention
         await turns(expirer, 100)
         assert world.bases() == []
 
@@ -164,7 +164,7 @@ def test_attempts_and_second_copies_that_nobody_works_on(manager: str) -> None:
 
 @with_both
 def test_every_write_may_be_the_last(manager: str) -> None:
-    """A crash at each of them, before it or after: another process ends what was begun."""
+    """A crash before or after each write: another process completes the work."""
 
     async def one(at: int, answer_lost: bool) -> bool:
         world = World(manager)
@@ -178,7 +178,7 @@ def test_every_write_may_be_the_last(manager: str) -> None:
                 assert world.store.failed
             failed = world.store.failed
             starts = world.log_starts()
-            # At no time an object below a log start that is not published.
+            # An object below the log start never goes before the log start is published.
             assert world.bases() == [0, 10, 20] or starts[-1:] == [20]
             expirer, rlmm = await world.start(opened, remote_log_retention_ms=HOUR_MS)
             await turns(expirer, 160, step_s=10)
@@ -194,7 +194,7 @@ def test_every_write_may_be_the_last(manager: str) -> None:
         while run_virtual(lambda at=at, lost=answer_lost: one(at, lost)):  # type: ignore[misc]
             at += 1
         writes += at
-    # Log start; per segment the state and its objects, each before and after.
+    # The log start, and per segment the state and its objects, each before and after.
     assert writes >= 2 * (1 + 2 * (1 + 5))
 
 

@@ -47,7 +47,7 @@ def test_a_partition_is_found_by_name_and_topic_id(tmp_path: Path) -> None:
     assert partition_folder(dirs, TIP) == folder
     with pytest.raises(LogDirUnusable, match="another topic of this name"):
         partition_folder(dirs, TopicIdPartition(UUID(int=2), TIP.topic, TIP.partition))
-    # The same name in two directories: one of them is of an older incarnation.
+    # The same name in two directories: one belongs to an older topic of this name.
     older = plant_partition(tmp_path / "a")
     (older / "partition.metadata").write_text(f"version: 0\ntopic_id: {uuid_text(UUID(int=2))}\n")
     assert partition_folder(dirs, TIP) == folder

@@ -1,4 +1,4 @@
-"""Archivers in a real consumer group: they share partitions, take over, and move little."""
+"""Archivers in a real consumer group: they share partitions, take over, and move few of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COUNT = 200
 
 @pytest.fixture(scope="module")
 def kafka(serve_part: Callable[..., Iterator[KafkaServer]]) -> Iterator[KafkaServer]:
-    """Sessions as short as a test wants them."""
+    """A broker that allows short sessions."""
     yield from serve_part(
         "kafka", KafkaServer({"group.min.session.timeout.ms": "1000"}, heap="384m")
     )
@@ -57,7 +57,7 @@ def led(manager: RemoteLogManager) -> set[int]:
 
 
 def parts_of_members(kafka: KafkaServer, topic: str) -> list[set[int]]:
-    """As the brokers' own tools show them."""
+    """Each member's partitions, as the brokers' own tools show them."""
     name = group(topic)["group_id"]
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     described = admin.describe_consumer_groups([name])[name].result(30)
@@ -88,7 +88,7 @@ async def test_two_share_the_partitions_and_one_takes_over_from_the_killed(
             await until_true(lambda: manager.leadership_state.members == 2)
             mine = led(manager)
             await asyncio.to_thread(produce, kafka.bootstrap, topic, PARTITIONS, COUNT)
-            # Of what it only follows this one knows the archive as well, from the other's copies.
+            # It also knows the archive of followed partitions, from the other archiver's copies.
             await until(manager, archived_up_to(topic, dict.fromkeys(everything, COUNT)))
             assert led(manager) == mine
             assert manager.leadership_state.state == "stable"
@@ -104,7 +104,7 @@ async def test_two_share_the_partitions_and_one_takes_over_from_the_killed(
 
 
 async def test_a_restart_moves_little(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A static member that is back in time finds what it had; any other takes its share again."""
+    """A static member that is back in time gets its old partitions; any other gets a new share."""
     topic = kafka.create_topic("restarted", PARTITIONS)
     half = PARTITIONS // 2
     seen: list[set[int]] = []
@@ -112,7 +112,7 @@ async def test_a_restart_moves_little(kafka: KafkaServer, tmp_path: Path) -> Non
         first, _ = await start(exits, kafka, topic, archive, group_session_timeout_ms=10_000)
 
         async def life(**changes: Any) -> tuple[set[int], set[int]]:
-            """What the second and the first lead while both are there."""
+            """The partitions that the second and the first lead while both run."""
             async with AsyncExitStack() as second_exits:
                 changes = {"group_session_timeout_ms": 10_000, **changes}
                 second, _ = await start(second_exits, kafka, topic, archive, **changes)
@@ -129,7 +129,7 @@ async def test_a_restart_moves_little(kafka: KafkaServer, tmp_path: Path) -> Non
         assert seen == [], "a static member's restart has moved something"
         await until_true(lambda: len(led(first)) == PARTITIONS)  # its session has ended
         theirs, ours = await life()
-        await until_true(lambda: len(led(first)) == PARTITIONS)  # it has left: at once
+        await until_true(lambda: len(led(first)) == PARTITIONS)  # it left the group: at once
         seen.clear()
         theirs_again, ours_again = await life()
         assert theirs_again | ours_again == set(range(PARTITIONS))
@@ -164,7 +164,7 @@ def led_all(manager: RemoteLogManager) -> set[tuple[str, int]]:
 
 
 async def test_the_same_instance_id_twice(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The later one counts; the earlier one leads nothing any more and stays out of the group."""
+    """The later one wins; the earlier one leads nothing any more and stays out of the group."""
     topic = kafka.create_topic("fenced", 2)
     async with open_archive(tmp_path / "store") as archive, AsyncExitStack() as exits:
         early, _ = await start(exits, kafka, topic, archive, group_instance_id="me")
@@ -181,7 +181,7 @@ async def test_the_same_instance_id_twice(kafka: KafkaServer, tmp_path: Path) ->
 
 
 async def test_a_broker_that_is_paused(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Without a coordinator nobody leads for longer than a session; with it, it goes on."""
+    """Without a coordinator no member leads longer than a session; with it, leading resumes."""
     topic = kafka.create_topic("paused", 2)
     async with open_archive(tmp_path / "store") as archive, AsyncExitStack() as exits:
         manager, _ = await start(exits, kafka, topic, archive)
@@ -194,7 +194,7 @@ async def test_a_broker_that_is_paused(kafka: KafkaServer, tmp_path: Path) -> No
         await until_true(lambda: len(led(manager)) == 2)
         await asyncio.to_thread(produce, kafka.bootstrap, topic, 2, COUNT)
         await until(manager, archived_up_to(topic, {0: COUNT, 1: COUNT}))
-        # A machine that starves this loop for a session costs it the lead once more; it recovers.
+        # A busy machine may stall this loop for a session; it then loses the lead, and recovers.
         await until_true(lambda: manager.leadership_state.error is None)
 
 

@@ -1,4 +1,4 @@
-"""A whole RemoteLogManager keeps a local index beside its archive, leader or follower."""
+"""A whole RemoteLogManager keeps a local index beside its archive, as leader or follower."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_the_local_index_is_the_store_s_index_objects_of_every_partition(
                 await until_true(lambda tip=tip, expected=expected: local(tip) == expected)
         files = sorted(path for path in folder.rglob("*") if path.suffix[1:] in SUFFIXES)
         assert len(files) > len(SUFFIXES) * len(tips), "rolled"
-        # Another topic's leftovers go, and a torn end is mended, by the next process.
+        # The next process removes another topic's leftovers and mends a torn end.
         newest = [path for path in files if path.suffix == f".{LOG_INDEX}"][-1]
         newest.write_bytes(newest.read_bytes()[:-1])
         (folder / "other-AAAAAAAAAAAAAAAAAAAAAA" / "0").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Step 3 on a store in memory: the local index follows the archive, and readers gain by it."""
+"""The refresh on a store in memory: the local index follows the archive, and readers use it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fetchproxy.writing.limits import WritingLimits
 
 
 class Scene:
-    """An archive, and a local index of it that can be left and come back to."""
+    """An archive and a local index of it that can be closed and opened again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ class Scene:
             return await rlmm.refresh(TIP, asyncio.get_running_loop().time())
 
     async def bring_up(self, refresher: LocalIndexRefresher) -> int:
-        """Turns until nothing waits."""
+        """Refresh until nothing waits; return the number of turns."""
         view, turns = await self.view(), 1
         while await refresher.refresh(TIP, view):
             turns += 1
@@ -75,7 +75,7 @@ class Scene:
             await self.archive.add(batches, **more)  # type: ignore[arg-type]
 
     async def hits(self, segments: list[RemoteLogSegmentMetadata]) -> list[bool]:
-        """Whether each is answered locally, and then rightly."""
+        """Whether each segment is answered locally; a local answer must be right."""
         answers = []
         for metadata in segments:
             found = await self.local.read(metadata)
@@ -324,7 +324,7 @@ def torn(rng: Random) -> Callable[[bytes], bytes]:
 
 
 async def test_no_damage_of_a_local_file_changes_what_is_read(scene: Scene) -> None:
-    """Whatever byte of whatever file is wrong, since before the files were opened or after it."""
+    """Damage to any byte of any file, before the files are opened or after."""
     await scene.add(4)
     rng = Random(1)
     answers: list[bool] = []
@@ -337,7 +337,7 @@ async def test_no_damage_of_a_local_file_changes_what_is_read(scene: Scene) -> N
                 path = rng.choice(sorted(folder.iterdir()))
                 damage = rng.choice([flip(rng.randrange(1000)), torn(rng)])
                 path.write_bytes(damage(path.read_bytes()))
-                answers += await scene.hits(scene.archive.segments)  # those it gives are right
+                answers += await scene.hits(scene.archive.segments)  # local answers must be right
                 await scene.bring_up(refresher)
                 if len(scene.files()) < 2:
                     break

@@ -1,4 +1,4 @@
-"""How far a broker's log may be trimmed: never beyond what the archive holds without a gap."""
+"""How far a broker's log may be trimmed: never past the archive's first gap."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_nothing_goes_that_is_not_archived(
     assert target > start
     gone = range(max(start, view.raised_log_start), target)
     assert all(view.covers(offset) for offset in gone)
-    # Every whole segment below has passed by time, or by bytes with all that is kept of the run.
+    # All whole segments below passed by time, or by bytes together with the rest of the run.
     kept = 0
     while view.covers(target + kept):
         kept += 1
@@ -47,7 +47,7 @@ def test_nothing_goes_that_is_not_archived(
 def test_what_local_retention_keeps_is_there(
     archive: tuple[Every, PartitionView], start: int, size_limit: int
 ) -> None:
-    """A byte an offset: so many of the archived ones as are to stay, stay."""
+    """With one byte an offset, as many archived offsets stay as local retention keeps."""
     _, view = archive
     target = trim_target(view, edges(start), Retention(local_bytes=size_limit), 0)
     if target is not None:
@@ -84,7 +84,7 @@ def test_not_beyond_a_gap_or_a_damaged_segment() -> None:
 
 
 def test_not_where_the_log_ends_below_the_archive() -> None:
-    """An unclean election has cut it: what lies there now is another log."""
+    """An unclean election has cut the log: the offsets there now belong to another log."""
     assert trim_target(contiguous(5), edges(0, 49), Retention(local_ms=0), 10**6) is None
     assert trim_target(contiguous(5), edges(0, 50), Retention(local_ms=0), 10**6) == 50
 

@@ -1,4 +1,4 @@
-"""When DeleteRecords is sent, against a broker that answers as a test says."""
+"""When the archiver sends DeleteRecords, against a broker with scripted answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POLICY_VIOLATION = 44
 
 @dataclass
 class TrimmedBroker(ScriptedBroker):
-    """Its log has offsets from `start` up to `end`; its `epoch` ended at `ends_at`."""
+    """A broker whose log has the offsets `start` to `end`; its `epoch` ended at `ends_at`."""
 
     start: int = 0
     end: int = 100
@@ -69,7 +69,7 @@ class TrimmedBroker(ScriptedBroker):
         )
 
     def _edges(self) -> Any:
-        """The three questions come in this order: the start, the LSO, the high watermark."""
+        """The three requests come in this order: the log start, the LSO, the high watermark."""
         self.asked.append(LIST_OFFSETS)
         first = self.asked.count(LIST_OFFSETS) % 3 == 1
         topic = ListOffsetsResponse.ListOffsetsTopicResponse
@@ -116,7 +116,7 @@ class Trimming:
 
 @asynccontextmanager
 async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
-    """Three segments of ten offsets are archived, and local retention keeps none of it."""
+    """Three segments of ten offsets are archived, and local retention keeps none of them."""
     store, broker, topic_config = FailingStore(), TrimmedBroker(), dict(UNLIMITED)
     planted = PlantedArchive(store, recorded=False)
     concerns = ArchiverConcerns(planted.rsm.objects)
@@ -252,7 +252,7 @@ async def test_not_where_the_store_has_lost_what_was_copied(
         [headline] = headlines(world.concerns.health.conditions(0.0))
         assert said in headline
         assert key in headline
-        # Mended, it goes on by itself.
+        # Once mended, trimming continues by itself.
         await world.store.put(key, before)
         await world.local.trim(TIP)
         assert world.broker.deletions == 1

@@ -1,7 +1,7 @@
-"""A log that begins again (its disk was replaced) is no reason to let go of the last copy.
+"""A log that begins again (its disk was replaced) must not cost the last copy.
 
-Only what the new leader's lineage contradicts goes; a leader that has nothing of the archive
-contradicts nothing. Then nothing is deleted, hidden or trimmed, and a person is asked.
+Only archived data that the new leader's lineage contradicts is removed. A leader without any
+archived data contradicts nothing: then nothing is deleted, hidden or trimmed. An operator decides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 class Answering(Random):
-    """Whose leader always answers."""
+    """A random source with which the leader always answers."""
 
     getrandbits = Random.getrandbits
 
@@ -40,13 +40,13 @@ class Answering(Random):
 
 
 def replace_disk(cluster: UncleanCluster, epochs: int = 1) -> None:
-    """Of the only replica: it leads again, in a newer epoch, with an empty log."""
+    """Empty the leader's log; it leads again, in a newer epoch."""
     cluster.replicas[cluster.leads] = Replica()
     cluster.epoch += epochs
 
 
 async def archived(here: World) -> PartitionArchiver:
-    """An archive of all that the leader has."""
+    """Archive everything that the leader has."""
     here.cluster.rng = Answering(7)
     here.cluster.produce(20)
     archiver = here.archiver()
@@ -69,7 +69,7 @@ def finished(here: World) -> list[tuple[int, int]]:
 async def test_a_log_that_begins_again_takes_nothing_out_of_the_archive(
     tmp_path: Path, produced: int, epochs: int
 ) -> None:
-    """Empty, shorter than the archive, and longer than it; also where nobody was elected anew."""
+    """The log is empty, shorter than the archive, or longer, also without a new election."""
     async with world(2, tmp_path) as here:
         archiver = await archived(here)
         before, served = finished(here), await here.served()
@@ -86,7 +86,7 @@ async def test_a_log_that_begins_again_takes_nothing_out_of_the_archive(
 
 
 async def test_a_log_that_has_lost_its_end_without_an_election_stops_it(tmp_path: Path) -> None:
-    """In the epoch in which it leads a leader loses nothing: no election has cut that log."""
+    """A leader loses nothing within its own epoch, so no election has cut that log."""
     async with world(2, tmp_path) as here:
         archiver = await archived(here)
         before, served = finished(here), await here.served()
@@ -141,7 +141,7 @@ async def test_a_log_that_shares_only_what_was_deleted_from_the_archive_stops_it
 async def test_an_archive_without_a_segment_below_its_log_start_stops(
     tmp_path: Path, produced: int
 ) -> None:
-    """All was deleted (DeleteRecords), in both tiers. Then the log begins again, and grows."""
+    """DeleteRecords deleted everything in both tiers. Then the log begins again, and grows."""
     async with world(2, tmp_path) as here:
         archiver = await archived(here)
         end = here.cluster.leader.end
@@ -172,12 +172,14 @@ async def test_a_log_that_shares_a_beginning_is_truncated_as_before(tmp_path: Pa
         assert await here.served() == [(b.base, b.epoch) for b in here.cluster.leader.log]
 
 
-# --- a person's word ---
+# --- the operator's decision ---
 async def begun_again(
     here: World, produced: int = 3, deleted: int = 0
 ) -> tuple[PartitionArchiver, list[tuple[int, int]]]:
-    """Stopped, as the store says, too; and what the archive serves, of which retention has deleted
-    `deleted` batches."""
+    """A stopped archiver, also reported in the store, and the batches that the archive serves.
+
+    `deleted`: the number of batches that retention has deleted.
+    """
     archiver = await archived(here)
     if deleted:
         await here.rlmm.raise_log_start_offset(TIP, here.cluster.leader.log[deleted].base)
@@ -211,7 +213,7 @@ def alive(here: World) -> list[tuple[int, int]]:
 
 
 async def audit(here: World, served: list[tuple[int, int]]) -> None:
-    """Another process, by the store alone, sees the same, and `verify` finds nothing."""
+    """Another process sees the same from the store alone, and `verify` finds no fault."""
     assert await here.served() == served
     async with StoreBackedRemoteLogMetadataManager(here.rsm, MetadataConfig()) as other:
         seen = await other.refresh(TIP, 0.0)
@@ -249,7 +251,7 @@ async def test_a_sound_partition_is_not_resolved(tmp_path: Path, answer: Answer)
 async def test_truncate_the_leaders_log_is_archived_from_its_start(
     tmp_path: Path, deleted: int
 ) -> None:
-    """Also below the log start that retention had raised."""
+    """This holds even below the log start that retention had raised."""
     async with world(2, tmp_path) as here:
         archiver, _ = await begun_again(here, deleted=deleted)
         await answered(here, Answer.TRUNCATE)
@@ -281,7 +283,7 @@ async def test_keep_goes_on_where_the_archive_ends(tmp_path: Path, deleted: int)
         view = here.rlmm.view(TIP)
         assert view is not None
         assert not view.gaps()
-        # What the broker has below the joint was never archived: it is not trimmed.
+        # The broker's records below the joint were never archived, so they are not trimmed.
         edges = await here.cluster.edges(TIP)
         assert trim_target(view, edges, Retention(local_ms=0), 10**12) is None
 
@@ -294,7 +296,7 @@ def served_end(here: World) -> int:
 
 
 async def test_later_elections_respect_what_was_kept(tmp_path: Path) -> None:
-    """A clean one asks nothing more; an unclean one cuts no lower; another disk stops it again."""
+    """A clean one needs no decision; an unclean one cuts no lower; another disk stops it again."""
     async with world(2, tmp_path) as here:
         archiver, served = await begun_again(here)
         end = served_end(here)
@@ -350,7 +352,7 @@ async def test_new_history_puts_the_old_one_aside_and_keep_shows_it_again(tmp_pa
 
 
 async def test_of_two_logs_put_aside_keep_shows_the_last_one_alone(tmp_path: Path) -> None:
-    """The two have nothing to do with each other, and neither is laid over the other."""
+    """The two logs have nothing in common, and neither is laid over the other."""
     async with world(2, tmp_path) as here:
         archiver, _ = await begun_again(here)
         first_end = served_end(here)

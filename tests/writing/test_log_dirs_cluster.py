@@ -1,4 +1,4 @@
-"""A sidecar beside each of three brokers: every partition is copied by its leader's, once."""
+"""A sidecar beside each of three brokers: the leader's sidecar copies each partition, once."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_each_partition_is_copied_beside_its_leader(
                     assert partition in shown[leader]
             for tip in await tips(client, TOPIC):
                 end = rolled_end(cluster, leaders[tip.partition], tip.partition)
-                # Brokers roll at their own offsets: equal bytes say that nothing is there twice.
+                # Brokers roll at their own offsets: equal bytes show that no record is doubled.
                 assert await archive.batches(tip) == await broker_batches(client, tip, 0, end)
                 assert len((await archive.view(tip)).segments[-1].segment_leader_epochs) >= 1
             report = await verify_archive(archive.rsm, archive.rlmm)

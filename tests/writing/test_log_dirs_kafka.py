@@ -1,4 +1,4 @@
-"""The archiver beside a real broker, from the broker's own segment files."""
+"""The archiver beside a real broker, reading the broker's own segment files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SMALL_SEGMENTS = {"segment.bytes": str(1 << 20), "file.delete.delay.ms": "0"}
 
 
 def produce(kafka: KafkaServer, topic: str, megabytes: float, seed: int = 1) -> None:
-    """Incompressible records; about `megabytes` of log."""
+    """Produce incompressible records, about `megabytes` of log."""
     rng = random.Random(seed)
     producer = Producer(
         {"bootstrap.servers": kafka.bootstrap, "linger.ms": 5, "batch.size": 16_000}
@@ -58,7 +58,7 @@ def produce(kafka: KafkaServer, topic: str, megabytes: float, seed: int = 1) -> 
 
 
 def transactions(kafka: KafkaServer, topic: str, rounds: int, seed: int = 1) -> None:
-    """Interleaved transactions, many of which reach over the borders of segments."""
+    """Interleaved transactions, many of which span segment borders."""
     rng = random.Random(seed)
     producers = [
         Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"{topic}-{n}"})
@@ -90,12 +90,12 @@ def folder_of(kafka: KafkaServer, topic: str) -> Path:
 
 
 def rolled_bases(kafka: KafkaServer, topic: str) -> list[int]:
-    """Base offsets of all segments but the active one, then that of the active one."""
+    """Base offsets of all segments; the last one is the active segment."""
     return sorted(int(path.stem) for path in folder_of(kafka, topic).glob("*.log"))
 
 
 def log_dirs(kafka: KafkaServer, tmp_path: Path) -> dict[str, object]:
-    """The spool on the broker's file system, so that segments are hard links."""
+    """Settings with the spool on the broker's file system, so that segments are hard links."""
     spool = kafka.data_dir.parent / "spool"
     return {"log_dirs": str(kafka.data_dir), "spool_dir": spool}
 
@@ -143,7 +143,7 @@ async def test_rolled_segments_are_copied_as_they_are(
             assert (await archive.object(segment, SegmentFile.OFFSET_INDEX)) != b""
         assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, bases[-1])
         await sound(archive)
-        # The active segment was not touched, and links are given back.
+        # The active segment is untouched, and the links are removed.
         links = [path.stat().st_nlink for path in folder.glob("*.log")]
         assert links == [1] * len(bases)
 
@@ -187,7 +187,7 @@ async def test_aborted_transactions_are_those_of_the_broker(
 async def test_both_sources_in_one_history(
     kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    """broker → log-dirs → broker; the borders of one are not those of the other."""
+    """broker → log-dirs → broker; the two sources have different segment borders."""
     topic = create_topic(config=SMALL_SEGMENTS)
     await asyncio.to_thread(transactions, kafka_server, topic, 30, 2)
     async with open_archive(tmp_path / "store") as archive:
@@ -209,7 +209,7 @@ async def test_both_sources_in_one_history(
             await until(manager, archived_to(topic, bases[-1]))
         taken = [s for s in await segments(archive, tip) if s.start_offset >= first_end]
         assert [s.start_offset for s in taken[1:]] == [b for b in bases[:-1] if b > first_end]
-        # Of the cut segment the indexes would point elsewhere; the state at its end is the same.
+        # The cut segment has no indexes, as they would point elsewhere; its snapshot is valid.
         present = [await kafka_files(archive, segment) for segment in taken[:2]]
         assert present == [{SegmentFile.PRODUCER_SNAPSHOT}, set(KAFKA_FILES)]
         async with running_archiver(kafka_server.bootstrap, archive, topic, **by_fetch) as (
@@ -304,7 +304,7 @@ async def test_a_segment_that_is_deleted_under_its_copy(
         await store.waiting.wait()
         first = folder_of(kafka_server, topic) / f"{0:020d}.log"
         await asyncio.to_thread(delete_records, kafka_server, topic, bases[1])
-        # What its next retention check would do, which may be minutes away.
+        # The broker's next retention check would do this, but may be minutes away.
         first.rename(first.with_suffix(".log.deleted")).unlink()
         assert manager.status()[0].archive_end is None
         store.go_on.set()
@@ -344,7 +344,7 @@ async def test_directories_that_are_not_the_leaders(
     cluster_id: str | None,
     said: str | None,
 ) -> None:
-    """Another cluster's are refused by name; with those of a follower there is nothing to do."""
+    """Those of another cluster are refused by name; those of a follower give no work."""
     topic = create_topic(config=SMALL_SEGMENTS)
     await asyncio.to_thread(produce, kafka_server, topic, 1.5)
     own = open_log_dir(kafka_server.data_dir).cluster_id

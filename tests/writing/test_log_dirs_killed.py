@@ -1,5 +1,7 @@
-"""The archiver beside a broker killed with SIGKILL at each step of a copy and of a removal, also of
-segments that are compressed and encrypted."""
+"""The archiver beside a broker is killed with SIGKILL at each step of a copy and of a removal.
+
+The tests include compressed and encrypted segments.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,9 @@ from lab.kafka import KafkaServer
 pytestmark = pytest.mark.kafka
 
 HERE = Path(__file__).parent
-QUICK_REMOVAL = {"copy_max_ms": 1_000}  # an attempt that is older than twice this is removed
+QUICK_REMOVAL = {"copy_max_ms": 1_000}  # attempts older than twice this are removed
 
-# One before each object that could be left alone, and the two that decide what counts.
+# Before two of the objects, and around the write that makes a copy count.
 SOME = [
     "before put index",
     "before put_file log",
@@ -71,7 +73,7 @@ def run_until_killed(
     label: str,
     ring: Path | None = None,
 ) -> None:
-    """The process must reach the step: it ends by its own SIGKILL, or not at all."""
+    """Run the process until it kills itself at the step, which it must reach."""
     command = [sys.executable, str(HERE / "archiver_process.py"), bootstrap]
     command += [str(folder / "store"), str(changes["spool_dir"]), topic]
     rest = {key: value for key, value in changes.items() if key != "spool_dir"}
@@ -102,11 +104,11 @@ async def test_killed_in_a_copy(
     tmp_path: Path,
     steps: list[str],
 ) -> None:
-    """Each life ends at another step; the last one finds an archive to go on with."""
+    """Each process is killed at another step; the last one can continue the archive."""
     topic = create_topic(config=SMALL_SEGMENTS)
     changes = beside(kafka_server)
     for life, label in enumerate(steps):
-        # So that there is something to copy, with aborted transactions in it.
+        # Data to copy, with aborted transactions.
         await asyncio.to_thread(transactions, kafka_server, topic, 25, life)
         await asyncio.to_thread(produce, kafka_server, topic, 1.1, life)
         await asyncio.to_thread(
@@ -130,7 +132,7 @@ async def test_killed_in_a_copy_that_is_compressed_and_encrypted(
     tmp_path: Path,
     steps: list[str],
 ) -> None:
-    """After each life, what is shown is what the broker has; the last one finishes."""
+    """After each kill the archive shows the broker's bytes; the last process finishes."""
     topic = create_topic(config=SMALL_SEGMENTS)
     changes, at_rest = beside(kafka_server), AtRest(compress=True, keys=FileKeyRing(ring))
     for life, label in enumerate(steps):
@@ -147,7 +149,7 @@ async def test_killed_in_a_copy_that_is_compressed_and_encrypted(
 async def test_killed_in_a_removal_of_what_is_encrypted(
     kafka_server: KafkaServer, create_topic: Callable[..., str], ring: Path, tmp_path: Path
 ) -> None:
-    """An attempt whose keys are gone already is removed like another."""
+    """An attempt whose keys are already deleted is removed like any other."""
     topic = create_topic(config=SMALL_SEGMENTS)
     changes, at_rest = beside(kafka_server), AtRest(compress=True, keys=FileKeyRing(ring))
     await asyncio.to_thread(produce, kafka_server, topic, 1.1)
@@ -175,7 +177,7 @@ async def test_killed_in_a_removal(
     tmp_path: Path,
     steps: list[str],
 ) -> None:
-    """An attempt is left behind; each next life ends in its removal, which the last one ends."""
+    """An attempt is left behind; each process is killed in its removal, the last one ends it."""
     topic = create_topic(config=SMALL_SEGMENTS)
     changes = beside(kafka_server)
     await asyncio.to_thread(produce, kafka_server, topic, 1.1)
@@ -216,7 +218,7 @@ async def finish(
     changes: dict[str, Any],
     at_rest: AtRest = AS_THEY_ARE,
 ) -> None:
-    """Nothing is missing, nothing is there twice, and (once they are old) no attempt is left."""
+    """Check that no data is missing or doubled, and that no old attempt is left."""
     changes = {**changes, "spool_dir": Path(changes["spool_dir"])}
     end = rolled_bases(kafka, topic)[-1]
     async with open_archive(tmp_path / "store", at_rest) as archive:

@@ -1,4 +1,4 @@
-"""Who leads with the log-dirs source: the instance beside the broker that leads."""
+"""Leadership with the log-dirs source: the instance beside the leading broker leads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/log-dirs.md says of the broker's own files: a broker starts with them again."""
+"""A broker starts again with its own files from the archive, as docs/log-dirs.md describes."""
 
 from __future__ import annotations
 

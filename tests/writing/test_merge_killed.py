@@ -1,5 +1,7 @@
-"""A merge killed with SIGKILL at every step, and one beside an archiver at work: no reader notices,
-nothing is missing, nothing is doubled, and what is left of it goes."""
+"""A merge killed with SIGKILL at every step, and a merge beside an active archiver.
+
+Readers notice nothing, no data is missing or doubled, and leftovers are removed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ TOPIC = "orders"
 COUNT = 1_200
 BYTES_MAX = 40_000
 HERE = Path(__file__).parent
-# Of no segment here: no transactions, no broker's own files.
+# No segment here has these: no transactions, no broker's own files.
 ABSENT = {f"put {file.value}" for file in (SegmentFile.TXN, *KAFKA_FILES)}
 STEPS = labels([step for step in COPY_STEPS if step not in ABSENT])
 SOME = ["after put metadata COPY_SEGMENT_STARTED", "before put metadata COPY_SEGMENT_FINISHED"]
@@ -47,7 +49,7 @@ def run_until_killed(folder: Path, label: str, later_ms: int) -> None:
 
 
 async def archived(bootstrap: str, folder: Path) -> bytes:
-    """What is in the archive, of one partition in many small segments."""
+    """Archive one partition in many small segments; return its bytes."""
     await asyncio.to_thread(produce, bootstrap, TOPIC, 1, COUNT)
     async with (
         open_archive(folder / "store") as archive,
@@ -68,7 +70,7 @@ async def shape(archive: Archive) -> list[tuple[int, int]]:
 async def merged_until_settled(folder: Path) -> list[tuple[int, int]]:
     async with open_archive(folder / "store") as archive:
         await merge_all(archive, folder / "spool", BYTES_MAX)
-        await merge_all(archive, folder / "spool", 1, COPIES_OLD_MS)  # removes alone
+        await merge_all(archive, folder / "spool", 1, COPIES_OLD_MS)  # only removes
         return await shape(archive)
 
 
@@ -113,7 +115,7 @@ async def test_killed_at_every_step_of_the_removal(
 async def test_merged_while_it_is_archived_and_read(
     mock_cluster: MockCluster, tmp_path: Path
 ) -> None:
-    """Copies are old after a second here, so that the archiver removes what was replaced."""
+    """Copies are old after one second here, so the archiver removes replaced segments."""
     bootstrap, merged, reads = mock_cluster.bootstrap, 0, 0
     changes = {**SMALL, "copy_max_ms": 500, "retention_check_interval_ms": 50}
     async with (

@@ -26,7 +26,7 @@ Every = list[RemoteLogSegmentMetadata]
 
 
 def row(*sizes: int, first: int = 0) -> Every:
-    """Adjacent segments of so many offsets, a byte each."""
+    """Adjacent segments with `sizes` offsets, one byte each."""
     made: Every = []
     for number, size in enumerate(sizes):
         start = made[-1].end_offset + 1 if made else first
@@ -148,7 +148,7 @@ def test_each_offset_stays_served_and_only_what_was_merged_goes(
     for number, group in enumerate(plan):
         assert sum(s.segment_size_bytes for s in group) <= bytes_max
         every = _merge(every, group, 1_000 + number)
-        # Whatever part of it is carried out, the rest is planned as before.
+        # If a part of the plan is carried out, the rest is planned as before.
         left = plan_merges(
             every, build_view(TIP, every, 1.0, view.unreadable, raised), bytes_max=bytes_max
         )

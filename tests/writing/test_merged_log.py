@@ -1,4 +1,4 @@
-"""A merged segment is what the archiver would have copied, had it cut the log nowhere."""
+"""A merged segment equals the archiver's copy of the uncut log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
 
 
 async def merged(archive: PlantedArchive, chunk_bytes: int = 700) -> tuple[Any, Any, bytes]:
-    """The segment, its lineage, its log."""
+    """The merged segment, its lineage and its log."""
     with tempfile.TemporaryDirectory() as folder:
         async with Spool(Path(folder)) as spool:
             sources = archive.segments
@@ -117,7 +117,7 @@ async def test_a_lineage_that_the_metadata_contradict() -> None:
 
 
 async def test_a_lineage_that_begins_with_the_segment_is_enough(archive: PlantedArchive) -> None:
-    """As after segments before it were lost."""
+    """The segments before it may have been lost."""
     await archive.add([batch(40, epoch=2)], lineage=(EpochStart(2, 40),))
     _, lineage, _ = await merged(archive)
     assert lineage == (EpochStart(0, 0), EpochStart(2, 40))

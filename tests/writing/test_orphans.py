@@ -1,4 +1,4 @@
-"""Objects that no metadata name: when they go, and what is none."""
+"""Objects without metadata: when they are removed, and which objects are no orphans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lab.limited import section_and_limits
 
 
 async def orphan(world: World, number: int, *files: SegmentFile) -> set[str]:
-    """Objects of a segment that no metadata name; the keys."""
+    """Put objects of a segment without metadata; return their keys."""
     id_ = RemoteLogSegmentId(TIP, UUID(int=number))
     metadata = replace(world.planted.segments[0], segment_id=id_)
     keys = {world.planted.rsm.object_key(metadata, file) for file in files}
@@ -78,7 +78,7 @@ def test_what_is_still_being_written_is_no_orphan() -> None:
 
 
 def test_a_finished_segment_is_never_an_orphan() -> None:
-    """Even where the metadata manager, being empty or another cluster's, does not name it."""
+    """Even if the metadata manager, empty or another cluster's, does not name it."""
 
     class Forgetful(StoreBackedRemoteLogMetadataManager):
         def list_remote_log_segments(self, tip: object) -> tuple[()]:
@@ -128,7 +128,7 @@ def test_a_log_whose_metadata_were_lost_is_kept_until_its_offsets_are_archived_a
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_the_word_of_a_copy_that_the_metadata_topic_has_deleted_is_an_orphan(alone: bool) -> None:
-    """Whoever said it was killed before the topic could refuse it; others have its offsets."""
+    """Its archiver was killed before the topic could refuse the copy; others have its offsets."""
 
     async def life(world: World, opened: AsyncExitStack) -> None:
         await world.plant(2)

@@ -1,4 +1,4 @@
-"""When an archiver makes an archive, and when a person has to say so: asked of a real Kafka."""
+"""When an archiver makes an archive, and when the operator has to confirm, with a real Kafka."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_where_archivers_have_trimmed_the_brokers_a_person_says_that_there
 async def test_another_archive_of_the_same_cluster_is_not_taken_for_the_one_with_what_was_trimmed(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
-    """A mistyped prefix may lead to one: it is of this cluster and of this manager."""
+    """A mistyped prefix may lead to an archive of this cluster and this metadata manager."""
     written_topic(kafka_server, "own-trimmed", forgotten=4)
     written_topic(kafka_server, "own-elsewhere")
     async with process(configured(kafka_server, tmp_path, "own-elsewhere")) as other:
@@ -160,7 +160,7 @@ async def test_another_archive_of_the_same_cluster_is_not_taken_for_the_one_with
                     await one.own.at_start()
             assert one.own.confirmed.is_set() == answer
     async with process(config) as one:
-        await one.own.confirm()  # this machine knows it by now
+        await one.own.confirm()  # this machine knows it now
 
 
 async def test_an_archiver_that_moves_to_another_machine_finds_what_was_trimmed(
@@ -246,7 +246,7 @@ async def test_an_archive_that_another_cluster_makes_at_the_same_moment_is_left_
         put_new = FilesystemObjectStore.put_new
 
         async def put_late(store: FilesystemObjectStore, key: str, content: bytes) -> bool:
-            """The other one was faster, after this one has looked."""
+            """The other process was faster, after this one looked."""
             await put_new(store, LAYOUT_OBJECT, encode_identity(theirs))
             return await put_new(store, key, content)
 

@@ -1,4 +1,4 @@
-"""How partitions are shared out: evenly, with one owner each, and little on the move."""
+"""How partitions are shared: evenly, with one owner each, and with few moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = st.sets(st.sampled_from(["m1", "m2", "m3", "m4", "m5"]), min_size=1)
 def settle(
     members: Mapping[str, Member], counts: Mapping[str, int]
 ) -> tuple[dict[str, Member], int]:
-    """Rounds until nobody gives anything back, as members do it; and how many moved."""
+    """Run rounds until no member gives anything back; return the members and the moves."""
     now, moved = dict(members), 0
     for generation in range(1, 5):
         parts = assign(now, counts)
@@ -75,7 +75,7 @@ def test_a_member_that_goes_or_comes_moves_no_more_than_its_part(
     assert max(sizes) - min(sizes) <= 1
     gone = data.draw(st.sampled_from(sorted(joined)))
     left, moved = settle({n: m for n, m in joined.items() if n != gone}, counts)
-    assert moved == 0  # only what has no owner is given to anybody
+    assert moved == 0  # only partitions without an owner are assigned
     assert left == {} or set().union(*(m.owned for m in left.values())) == every(counts)
 
 
@@ -101,4 +101,4 @@ def test_of_two_that_claim_the_same_the_newer_generation_is_right() -> None:
     first = assign(members, {"a": 2})
     assert first["new"] <= both
     assert len(first["new"]) == 1
-    assert first["old"] == set()  # what goes to it comes in the next round
+    assert first["old"] == set()  # it gets its partition in the next round

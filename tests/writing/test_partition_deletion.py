@@ -1,4 +1,4 @@
-"""A deleted topic's archive: what must hold before it goes, and that nothing of it stays."""
+"""A deleted topic's archive: the conditions of its deletion, and that nothing of it stays."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GONE = (OTHER, NO_NAME, NO_ID)
 
 @dataclass
 class DecidedBroker(ScriptedBroker):
-    """Answers every Metadata request alike, with all that it says of any topic."""
+    """Answers every Metadata request with the same topics."""
 
     cluster_id: str | None = "c"
     topics: tuple[Topic, ...] = (ALIVE, OTHER)
@@ -83,7 +83,7 @@ class Life:
     cluster: Cluster
     store: FailingStore
     planted: PlantedArchive
-    log: MemoryMetadataLog | None  # None: metadata are managed in the store
+    log: MemoryMetadataLog | None  # None: metadata is managed in the store
 
     @asynccontextmanager
     async def process(
@@ -116,7 +116,7 @@ class Life:
             )
 
     async def look(self) -> None:
-        """Of a process of its own, which has seen nothing before."""
+        """Look as a new process, without earlier knowledge."""
         async with self.process() as deletion:
             await deletion.look()
 
@@ -153,7 +153,7 @@ async def test_nothing_of_it_stays(manager: str) -> None:
     async with life(manager) as world:
         first, second = world.planted.segments[0], world.planted.segments[3]
         await world.look()
-        # Whatever may lie there: an orphan, a log start, metadata that cannot be read, an attempt.
+        # Any leftovers: an orphan, a log start, unreadable metadata, an attempt.
         orphan = replace(first, segment_id=replace(first.segment_id, id=UUID(int=77)))
         await world.store.put(world.planted.key(orphan, SegmentFile.LOG), b"left")
         await world.planted.rsm.put_log_start_offset(TIPS[0], 3, b"3")
@@ -165,7 +165,7 @@ async def test_nothing_of_it_stays(manager: str) -> None:
         await world.look()
         assert world.of_the_topic() == set()
         assert world.store.objects() == others
-        await world.look()  # and finds nothing to do
+        await world.look()  # it finds nothing to do
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ async def test_misunderstandings(topics: tuple[Topic, ...], cluster_id: str | No
 
 
 async def test_an_archive_that_nobody_has_seen_alive_here() -> None:
-    """Attached, restored, or older than this rule."""
+    """It may be attached, restored, or older than this rule."""
     async with life() as world:
         world.broker.topics = GONE
         before = world.of_the_topic()
@@ -249,7 +249,7 @@ async def test_created_again_under_its_name() -> None:
 @with_both
 @pytest.mark.parametrize("answer_lost", [False, True])
 async def test_every_write_may_be_the_last(answer_lost: bool, manager: str) -> None:
-    """Another process goes on; of what was started it waits for no grace."""
+    """Another process continues and does not wait for a grace of the deletion in progress."""
     at = 0
     while True:
         async with life(manager) as world:
@@ -281,7 +281,7 @@ async def test_one_that_was_started_waits_for_no_second_grace() -> None:
         assert left
         async with world.process(grace_ms=3_600_000) as deletion:
             await deletion.look()
-        # The other partition's deletion was not begun, so it waits.
+        # The other partition's deletion had not begun, so it waits.
         assert {key.split("/")[2] for key in world.of_the_topic()} == {"1", "cluster-id"}
 
 
@@ -297,7 +297,7 @@ async def test_two_at_once(manager: str) -> None:
         assert world.of_the_topic() == set()
 
 
-# --- the same id, another cluster ---
+# --- the same cluster id, another cluster ---
 NEW: Topic = ("orders", UUID(int=101), 0)
 NEW_OTHER: Topic = ("other", UUID(int=102), 0)
 NO_OTHER_ID: Topic = (None, BYSTANDER.topic_id, UNKNOWN_ID)
@@ -316,7 +316,7 @@ WIPED = (NO_NAME, NO_ID, ("other", UUID(int=0), UNKNOWN_TOPIC), NO_OTHER_ID)
 async def test_a_cluster_that_was_formatted_anew_with_its_id(
     topics: tuple[Topic, ...], manager: str
 ) -> None:
-    """Also after restarts, and when the topics of the new one are archived themselves."""
+    """Also after restarts, and when the new cluster's topics are archived themselves."""
     async with life(manager) as world:
         await world.look()
         for number in (101, 102):
@@ -332,7 +332,7 @@ async def test_a_cluster_that_was_formatted_anew_with_its_id(
             [headline] = headlines(concerns.health.conditions(0.0))
             assert "none of the 2 topics" in headline
             assert "archive.topic_deletion=delete-all" in headline
-        # A person's word.
+        # The operator's decision.
         async with world.process(topic_deletion="delete-all", concerns=concerns) as deletion:
             await deletion.look()
         assert headlines(concerns.health.conditions(0.0)) == ()
@@ -385,10 +385,10 @@ async def test_an_archive_from_before_the_topics_were_noted_stays() -> None:
     [
         ({1, 2, 3}, set(), False),
         ({2, 3, 9}, {1}, False),
-        ({9}, {1, 2, 3}, True),  # one that is not archived is there as ever
+        ({9}, {1, 2, 3}, True),  # an unarchived one is still there
         ({3, 9}, {1, 2}, True),
         (set(), {1, 2, 3}, True),
-        ({20}, {1}, True),  # 2 and 3 may not be seen
+        ({20}, {1}, True),  # 2 and 3 may be hidden
         ({20}, set(), False),
         ({1, 2, 20}, {3}, False),
     ],

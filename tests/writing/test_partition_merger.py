@@ -1,4 +1,4 @@
-"""Merging beside readers, retention, truncation and another merger; and after a crash anywhere."""
+"""Merging beside readers, retention, truncation and another merger; and crashes at any step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAST_WORD = "before put metadata COPY_SEGMENT_FINISHED"
 
 @pytest.fixture(params=["store", "topic"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> MergingWorld:
-    """Seven segments of a batch each; up to three fit into one."""
+    """Seven segments of one batch each; up to three fit into one."""
     return MergingWorld(request.param, spool=tmp_path, bytes_max=3 * len(batch(0)) + 60)
 
 
@@ -73,7 +73,7 @@ async def test_a_crash_at_any_step_harms_nobody_and_the_next_run_ends_the_same(
 
 
 async def _meanwhile(world: MergingWorld, act: Callable[[], Awaitable[None]]) -> None:
-    """`act` is another process's while the first merged log is on its way; then `world.done`."""
+    """Run `act` while another merge uploads its first log; its result is in `world.done`."""
     reached, go_on = asyncio.Event(), asyncio.Event()
 
     class Held(LabelledStore):
@@ -115,14 +115,14 @@ async def test_two_merges_at_once(world: MergingWorld) -> None:
 
 
 async def test_two_merges_that_both_come_to_count(world: MergingWorld) -> None:
-    """Each had its last look before the other's last word."""
+    """Each made its last check before the other's final write."""
     await world.plant_small(7)
     before = await world.read()
     await world.merge()
     late = next(step for step in world.steps if step.label == LAST_WORD)
     other = world.as_it_was(late)
     await other.merge()
-    # The same archive with what both have written.
+    # One archive with the writes of both.
     world.store._objects = {**other.store._objects, **world.store._objects}
     if world.manager == "topic":
         seen = [len(part) for part in late.then[1]]
@@ -206,7 +206,7 @@ async def test_a_missing_object_is_named(world: MergingWorld) -> None:
 
 
 async def test_newer_records_keep_a_merged_segment(world: MergingWorld) -> None:
-    """Retention sees its newest record, as in any segment."""
+    """Retention looks at its newest record, as in any segment."""
     await world.plant_small(3)
     await world.merge()
     await world.tidy_until_settled()

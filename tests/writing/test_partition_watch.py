@@ -1,4 +1,4 @@
-"""How much of the broker's retention is used up before the copy, and what is said of it."""
+"""How much of the broker's retention is used up before the copy, and the reports of it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_what_nobody_could_read_counts_from_when_it_was_known_to_wait() ->
     await seen.look([unknown], 0.0, 4 * HOUR)
     assert seen.margin(TIP)[0] == pytest.approx(0.4)
     copied = replace(LAGGING, archive_end=120)
-    await seen.look([copied], 0.0, 5 * HOUR)  # another range waits, since now
+    await seen.look([copied], 0.0, 5 * HOUR)  # another range waits, from now on
     assert seen.margin(TIP)[0] == 0
 
 

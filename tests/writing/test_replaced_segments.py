@@ -1,4 +1,4 @@
-"""What others hold as well goes only while these are in the store: merged, copied twice, hidden."""
+"""Merged sources, second copies and hidden segments go only while their replacement is intact."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_sources_of_a_merge_stay_where_the_merged_one_is_damaged(
 
 
 async def test_sources_that_are_hidden_already_stay_too(world: MergingWorld) -> None:
-    """The merged one goes in the grace, after it was looked at."""
+    """The merged segment is lost in the grace, after the check."""
     await world.plant_small(20)
     before = await world.read()
     logs = {key for key in world.store.objects() if key.endswith(".log")}
@@ -82,7 +82,7 @@ async def test_sources_that_are_hidden_already_stay_too(world: MergingWorld) -> 
 
 
 async def test_not_even_where_nothing_is_left_of_the_merged_one(world: MergingWorld) -> None:
-    """All of its objects, and with the store's own manager all that says it ever was."""
+    """All of its objects are lost; with the store's own manager, this includes its metadata."""
     await world.plant_small(20)
     logs = {key for key in world.store.objects() if key.endswith(".log")}
     key = await merged_log(world)
@@ -130,7 +130,7 @@ def test_a_second_copy_stays_where_the_first_is_damaged(manager: str) -> None:
 def test_of_what_is_a_word_alone_the_whole_one_takes_the_place(
     manager: str, left: SegmentFile | None
 ) -> None:
-    """Said to be finished when it had been deleted. Where any object is left, a person decides."""
+    """Its metadata says "finished", but it was deleted. With an object left, a person decides."""
 
     async def life(world: World, opened: AsyncExitStack) -> None:
         await world.plant(2)
@@ -173,7 +173,7 @@ def test_a_word_alone_stays_where_others_have_not_all_of_it() -> None:
 @with_both
 @pytest.mark.parametrize("begun", [True, False])
 def test_an_attempt_stays_while_it_is_the_last_that_is_whole(manager: str, begun: bool) -> None:
-    """Where a finished copy of its offsets is damaged, or they were lost before another copy."""
+    """It stays if it is the only whole copy, and goes if its log was lost."""
 
     async def life(world: World, opened: AsyncExitStack) -> None:
         await world.plant(1)

@@ -1,4 +1,4 @@
-"""What retention has passed: properties over all archives that may come about."""
+"""Retention decisions: properties over all possible archives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMITS = st.integers(-1, 40)
 
 
 def served(view: PartitionView) -> dict[int, int]:
-    """Every offset that is served, with the leader epoch that it is served with."""
+    """Every served offset with its leader epoch."""
     return {
         offset: epoch_at(s.segment_leader_epochs, offset)
         for s in view.segments
@@ -34,7 +34,7 @@ def served(view: PartitionView) -> dict[int, int]:
 
 @given(archives())
 def test_a_byte_is_counted_once(archive: tuple[Every, PartitionView]) -> None:
-    """The segments have a byte an offset, also where two hold the same, or one was cut."""
+    """Segments have one byte an offset, even if two overlap or one was cut."""
     _, view = archive
     assert sum(size for _, size in counted_bytes(view)) == len(served(view))
 
@@ -58,14 +58,14 @@ def test_oldest_first_up_to_the_first_that_stays(
     def passed(s: RemoteLogSegmentMetadata) -> bool:
         return 0 <= ms <= now_ms - newest_timestamp_ms(s)
 
-    # The newest stays, and what lies from an unreadable one on.
+    # The newest segment stays, and all from an unreadable segment on.
     assert not view.segments or view.segments[-1] in kept
     assert all(s.end_offset < base for s in gone for base in view.unreadable)
-    # Whatever went had passed by time, or was above the limit with all that is newer.
+    # Every removed segment had passed by time, or exceeded the limit with all newer ones.
     for i, s in enumerate(gone):
         from_here_on = sum(size[other.segment_id] for other in view.segments[i:])
         assert passed(s) or 0 <= size_limit <= from_here_on - size[s.segment_id]
-    # And what stays first has a reason to.
+    # The first segment that stays has a reason to stay.
     if len(kept) > 1 and not any(base <= kept[0].end_offset for base in view.unreadable):
         assert not passed(kept[0])
         count = size[kept[0].segment_id]
@@ -80,7 +80,7 @@ def test_without_limits_nothing_goes() -> None:
 
 
 def test_timestamps_as_kafka_treats_them() -> None:
-    """One from the future keeps its segment, and all above; none counts as the time of the copy."""
+    """A future timestamp keeps its segment and all above; without one, the copy's time counts."""
     newest = segment(9, 90, 99, newest_ms=5)
     hour = Retention(remote_ms=3_600_000)
     future = [segment(1, 0, 9, newest_ms=0), segment(2, 10, 19, newest_ms=10**14), newest]
@@ -115,7 +115,7 @@ def test_what_is_served_stays_so(
             assert now_ms - s.event_timestamp_ms >= age
         else:
             assert s.end_offset < view.raised_log_start or now_ms - s.event_timestamp_ms >= age
-    # Below the log start all go; objects only after the grace, and then all that are hidden.
+    # All below the log start are hidden. Objects go only after the grace: those of all hidden ones.
     assert all(
         s.segment_id in hidden
         for s in every
@@ -141,7 +141,7 @@ def test_a_second_copy_goes_when_it_is_old() -> None:
 
 
 def test_a_copy_of_another_lineage_is_not_ours_to_judge() -> None:
-    """Whether it is dead, or the one that is served is, the brokers must be asked."""
+    """Only the brokers can tell whether this copy or the served one is dead."""
     served = segment(1, 0, 99, epochs=(EpochStart(2, 0),))
     other = segment(2, 30, 60, epochs=(EpochStart(1, 30),))
     view = build_view(TIP, [served, other], 0.0)

@@ -1,4 +1,4 @@
-"""An archiver killed with SIGKILL at every step of a deletion: the next one ends what was begun."""
+"""An archiver killed with SIGKILL at every step of a deletion: the next one completes it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_until_killed(bootstrap: str, folder: Path, label: str) -> None:
 
 
 def logs(folder: Path) -> list[int]:
-    """Base offsets of the logs that are in the store."""
+    """Base offsets of the logs in the store."""
     return sorted(int(path.name[:20]) for path in (folder / "store").rglob("*.log"))
 
 
@@ -95,7 +95,7 @@ async def test_killed_at_every_step_of_a_deletion(
             assert start > 0
             kept = [base for base in before if base >= start]
             await until_true(lambda: logs(tmp_path) == kept)
-            # Nothing below the log start, all of it from there on.
+            # Nothing below the log start, and everything from there on.
             expected = await broker_batches(cluster, tip, start, COUNT)
             assert await archive.batches(tip) == expected
         assert (await archive.view(tip)).unfinished == ()

@@ -1,4 +1,4 @@
-"""Whose word counts for how long a topic is kept."""
+"""Which setting decides how long a topic is kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARCHIVE = {"remote_log_retention_ms": 100_000, "remote_log_retention_bytes": 200
 
 
 def test_everything_is_kept_by_default() -> None:
-    """Above all, a topic's own short retention is not the archive's."""
+    """In particular, a topic's own short retention does not apply to the archive."""
     assert effective_retention(ArchiveConfig(), "orders", {"retention.ms": "1"}) == Retention()
     assert effective_retention(ArchiveConfig(), "orders", TIERED) == Retention()
 
@@ -43,7 +43,7 @@ def test_the_first_pattern_that_matches_counts_key_by_key() -> None:
 
 def test_followed_topics() -> None:
     config = ArchiveConfig(**ARCHIVE, local_retention_bytes=9, follow_topic_retention=True)
-    # With remote.storage.enable, retention.* is that of both tiers.
+    # With remote.storage.enable, retention.* covers both tiers.
     assert effective_retention(config, "t", TIERED) == Retention(7_000, -1, -1, 9)
     # Without it, retention.* is the broker's own and does not count for the archive.
     assert effective_retention(config, "t", LOCAL) == Retention(100_000, 200_000, 500, 9)

@@ -1,4 +1,4 @@
-"""Retention that would hide much at once, or by a wrong clock: told, waited for, taken back."""
+"""Retention that would hide much at once, or by a wrong clock: announced, delayed, reversible."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def steps(world: World) -> list[str]:
 
 
 async def hides_after_its_grace(world: World, expirer: Expirer, offset: int) -> None:
-    """All below `offset`, which is announced until then."""
+    """The step below `offset` is announced, and happens after the grace."""
     await turns(expirer, GRACE_S - 50, step_s=10)
     assert world.log_starts() == []
     assert len(world.told()) == 1
@@ -58,7 +58,7 @@ async def started(world: World, opened: AsyncExitStack, **settings: Any) -> Expi
 
 @with_both
 def test_an_old_archive_gets_a_retention(manager: str) -> None:
-    """By itself, once the grace is over, which restarts do not begin anew."""
+    """Retention applies by itself after the grace; restarts do not restart the grace."""
 
     async def life(world: World, opened: AsyncExitStack) -> None:
         await world.plant(10)
@@ -92,7 +92,7 @@ def test_a_mistyped_retention_is_taken_back(manager: str) -> None:
         right = await started(world, opened, remote_log_retention_ms=DAY_MS)
         await turns(right, 20)
         assert world.store.objects() == before
-        # Mistyped again much later: what was announced then does not count.
+        # Mistyped again much later: the old announcement does not count.
         wrong = await started(world, opened, remote_log_retention_bytes=1)
         await turns(wrong, GRACE_S - 100, step_s=10)
         assert world.log_starts() == []
@@ -131,7 +131,7 @@ def test_more_than_was_announced_waits_anew() -> None:
         await turns(some, GRACE_S - 50, step_s=10)
         all_ = await started(world, opened, remote_log_retention_ms=1)
         await turns(all_, 200, step_s=10)
-        assert world.log_starts() == [120]  # what was announced
+        assert world.log_starts() == [120]  # the announced offset
         await turns(all_, GRACE_S - 200, step_s=10)
         assert world.log_starts() == [120]
         await turns(all_, 200, step_s=10)
@@ -141,7 +141,7 @@ def test_more_than_was_announced_waits_anew() -> None:
 
 
 def test_what_was_announced_long_ago_is_announced_anew() -> None:
-    """Nobody has looked since, so nobody can have taken it back."""
+    """No process has looked since, so nobody could take it back."""
 
     async def life(world: World, opened: AsyncExitStack) -> None:
         expirer = await planted(world, opened, remote_log_retention_ms=HOUR_MS)
@@ -166,7 +166,7 @@ def test_an_announcement_that_cannot_be_read_is_made_again() -> None:
 
 
 def test_a_clock_forty_days_ahead_hides_nothing_while_records_are_written() -> None:
-    """It runs evenly, so nothing but the records' own time is against it."""
+    """The clock runs evenly, so only the records' own timestamps contradict it."""
 
     async def life(world: World, opened: AsyncExitStack) -> None:
         await world.plant(10)
@@ -179,7 +179,7 @@ def test_a_clock_forty_days_ahead_hides_nothing_while_records_are_written() -> N
         assert world.log_starts() == []
         assert steps(world) == []
         [headline] = world.told()
-        assert "clock is 9" in headline  # hours: 40 days and what the test took
+        assert "clock is 9" in headline  # hours: 40 days plus the test's time
         world.skew_ms = 0
         await turns(expirer, 100, step_s=10)
         assert world.told() == []

@@ -1,4 +1,4 @@
-"""What is taken from a broker's rolled segment file, and what is refused."""
+"""Taking data from a broker's rolled segment file, and refusing bad files."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_whole_segment_is_a_link_to_the_brokers_file(folder: Path, spool: Path
 def test_from_a_position_inside_only_what_is_wanted_is_copied(
     folder: Path, spool: Path, position: int
 ) -> None:
-    """A log start may lie inside a batch: that batch comes whole."""
+    """A log start may be inside a batch: that batch comes whole."""
     _, _, snapshot = plant_kafka_files(folder, 0, 29)
     taken = take(folder, position, spool)
     wanted = b"".join(FIRST[1:])
@@ -93,7 +93,7 @@ async def test_the_crc_is_that_of_the_held_file(folder: Path, spool: Path) -> No
     segment = take(folder, 0, spool)
     await segment.check_log()
     with (folder / f"{0:020d}.log").open("r+b") as file:
-        file.truncate(len(FIRST[0]))  # as a broker does that follows another leader's log
+        file.truncate(len(FIRST[0]))  # as a broker that follows another leader's log
     with pytest.raises(CorruptSegment, match="has changed"):
         await segment.check_log()
 
@@ -120,7 +120,7 @@ def test_without_links_it_is_copied(
 def test_deleted_while_it_is_read_it_is_copied(
     folder: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rolled_segment, "_BLOCK_BYTES", 1)  # a look at the file for each batch
+    monkeypatch.setattr(rolled_segment, "_BLOCK_BYTES", 1)  # check the file after each batch
     looks: list[int] = []
 
     def delete_soon() -> bool:
@@ -139,7 +139,7 @@ def test_deleted_while_it_is_read_it_is_copied(
 def test_a_copy_in_the_spool_is_encrypted(
     folder: Path, spool: Path, monkeypatch: pytest.MonkeyPatch, position: int
 ) -> None:
-    """Where segments are: the spool may lie on another disk than the broker's own."""
+    """Only where segments are encrypted: the spool may be on another disk than the broker's."""
 
     def other_file_system(*_: object) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
@@ -173,7 +173,7 @@ def test_deleted_before_it_is_opened(folder: Path, spool: Path) -> None:
 
 
 def test_a_transaction_index_that_goes_is_not_an_empty_one(tmp_path: Path, spool: Path) -> None:
-    """What is aborted later would be archived as if it were not."""
+    """Without it, transactions that abort later would be archived as not aborted."""
     folder = plant_partition(plant_log_dir(tmp_path / "logs"))
     plant_segment(folder, 0, [batch(0, txn=7)])
     marker = [batch(10, txn=7, control=ABORT)]
@@ -194,7 +194,7 @@ def test_a_lost_spool_folder_is_an_error_of_the_disk(folder: Path, spool: Path) 
 def test_truncated_while_it_is_read(
     folder: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also inside the next batch: a rest that never grows must not be waited for."""
+    """Also inside the next batch: the reader must not wait for bytes that never come."""
     monkeypatch.setattr(rolled_segment, "_BLOCK_BYTES", 1)
     for left in (len(FIRST[0]), len(FIRST[0]) + 5, len(FIRST[0]) + 80):
         plant_segment(folder, 0, FIRST)
@@ -230,7 +230,7 @@ def test_aborted_transactions_reach_over_segments(tmp_path: Path, spool: Path) -
     plant_segment(folder, 42, [batch(42)])
     first = take(folder, 0, spool)
     assert first.aborted == (AbortedTxn(0, 20, 7, 10), AbortedTxn(10, 20, 8, 21))
-    # No record of it here, and yet it overlaps.
+    # No record of it is here, and still it overlaps.
     assert take(folder, 21, spool.with_name("2")).aborted == (AbortedTxn(10, 30, 8, 31),)
     assert take(folder, 31, spool.with_name("3")).aborted == (AbortedTxn(10, 40, 8, 41),)
 

@@ -103,7 +103,7 @@ def test_hastened_partitions_are_due_at_once() -> None:
     plan.succeeded(A, 10.0)
     plan.take_due(10.0)
     plan.hasten(A)
-    plan.hasten(B)  # a worker has it: it is not given to a second one
+    plan.hasten(B)  # a worker has it, so no second one gets it
     plan.hasten(C)  # unknown
     assert plan.take_due(10.0) == A
     assert plan.take_due(10.0) is None

@@ -1,4 +1,4 @@
-"""One copy: what is seen of it while it runs, and how it ends when it must not count."""
+"""One copy: its visible state while it runs, and its end when it must not count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 class HeldStore(MemoryObjectStore):
-    """Uploads of logs hang while `go_on` is not set; a finish may be done without an answer."""
+    """Uploads of logs wait for `go_on`; a finish may be done although its answer is lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ async def test_a_stalled_copy_is_ended_and_removed(
 async def test_a_copy_that_may_count_is_never_removed(
     archive: Archive, store: HeldStore, tmp_path: Path
 ) -> None:
-    """Another archiver may have gone on behind it, and the broker may have been trimmed."""
+    """Another archiver may have continued after it, and the broker may have been trimmed."""
     store.loses_finishes = True
     store.go_on.set()
     with pytest.raises(StorageUnavailable, match="the answer is lost"):
@@ -128,7 +128,7 @@ async def test_a_copy_that_may_count_is_never_removed(
 async def test_a_copy_that_was_deleted_before_it_was_finished_is_taken_back(
     archive: Archive, store: HeldStore, tmp_path: Path
 ) -> None:
-    """By another archiver, from the last look at it until the store had the word."""
+    """Another archiver deletes it between its last check and the write of its metadata."""
 
     async def late(key: str, content: bytes) -> None:
         if FINISHED.name.encode() in content:
@@ -179,7 +179,7 @@ async def test_a_file_that_is_lost_is_no_failure_of_the_store(
     change: Callable[[Path], None],
     error: type[Exception],
 ) -> None:
-    """It would be copied again and again instead of being gathered anew."""
+    """Else it would be copied again and again instead of being gathered anew."""
     segment = gathered(tmp_path / "log")
     change(tmp_path / "log")
     with pytest.raises(error):

@@ -1,4 +1,4 @@
-"""What a gathered segment says of itself, and what it refuses to take."""
+"""A gathered segment's summary, and the input that it refuses."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_log_that_goes_back_is_refused(tmp_path: Path) -> None:
 
 
 def small_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, room_bytes: int) -> None:
-    """A disk of that size, which holds `folder` alone: as Linux, it takes what fits first."""
+    """Simulate a disk of `room_bytes` for `folder` alone; like Linux, it first writes what fits."""
 
     def write_all(file: io.FileIO, chunk: memoryview) -> None:
         used = sum(path.stat().st_size for path in folder.rglob("*.log"))
@@ -137,7 +137,7 @@ async def test_a_disk_without_any_room(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class Answers(Cluster):
-    """All of a log in each answer."""
+    """Each answer has the whole log."""
 
     def __init__(self, records: bytes) -> None:
         self.records = records

@@ -21,7 +21,7 @@ def spare(every: Every, finished_by_ms: int = 1_000) -> list[int]:
 
 
 def test_one_that_lies_across_two_others_goes() -> None:
-    """It was finished last, by an archiver that had been stopped."""
+    """A stopped archiver finished it last."""
     others = [segment(1, 0, 59), segment(2, 60, 99), segment(3, 100, 199)]
     assert spare([*others, segment(4, 0, 79)]) == [4]
     assert spare([*others, segment(4, 60, 150)]) == [4]
@@ -40,18 +40,18 @@ def test_the_short_one_waits_until_nobody_can_go_on_from_it() -> None:
 
 
 def test_no_chain_without_an_overlap() -> None:
-    """As archives that older versions wrote may have it: what each adds stays."""
+    """Archives of older versions may have this: a copy that adds offsets stays."""
     assert spare([segment(1, 0, 59), segment(2, 40, 99)]) == []
     assert spare([segment(1, 0, 59), segment(2, 30, 50), segment(3, 40, 99)]) == [2]
 
 
 @st.composite
 def meetings(draw: st.DrawFn) -> Every:
-    """Archivers that each go on from where one finished copy ends, cut as they please."""
+    """Archivers that each continue from the end of one finished copy, cut anywhere."""
     every: Every = []
     ends = [0]
     for number in range(draw(st.integers(1, 14))):
-        # The end that it knew when it began may be that of any copy, not only of the highest one.
+        # The end it knew at its start may be that of any copy, not only of the highest one.
         start = draw(st.sampled_from(ends[-4:]))
         end = start + draw(st.integers(0, 9))
         every.append(segment(number + 1, start, end, event_ms=number))
@@ -77,7 +77,7 @@ def test_whoever_is_left_holds_all_and_when_all_is_old_each_offset_once(
 
 @given(meetings())
 def test_each_look_comes_to_the_same(every: Every) -> None:
-    """Two leaders at it, one of which has been stopped half-way, take away nothing more."""
+    """If two leaders remove copies and one was stopped half-way, no more is removed."""
     gone = set(spare(every))
     for only in gone:
         left = [s for s in every if s.segment_id.id != UUID(int=only)]

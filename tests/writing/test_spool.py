@@ -1,4 +1,4 @@
-"""The spool folder: leftovers of the killed go, what others use stays."""
+"""The spool folder: leftovers of killed processes go, folders in use stay."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_not_open() -> None:
 async def test_a_folder_that_another_start_takes_for_a_leftover_is_not_worked_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks between the making of the lock's file and the locking."""
+    """The other start looks between the creation of the lock file and the lock."""
     lock, looked = fcntl.flock, []
 
     def after_another_has_looked(file: IO[bytes], operation: int) -> None:
@@ -69,7 +69,7 @@ async def test_a_folder_that_another_start_takes_for_a_leftover_is_not_worked_in
 
 async def test_a_start_that_is_cancelled_leaves_no_folder(tmp_path: Path) -> None:
     starting = asyncio.create_task(Spool(tmp_path).__aenter__())
-    await asyncio.sleep(0)  # its thread is under way
+    await asyncio.sleep(0)  # its thread is running
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

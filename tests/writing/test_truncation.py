@@ -56,7 +56,7 @@ def segment(
 def test_each_step_of_a_plan_leaves_a_shorter_log_without_a_gap(
     ranges: list[tuple[int, int]], offset: int
 ) -> None:
-    """Also where copies overlap, as one that is hidden comes into view when another goes."""
+    """Also if copies overlap: a hidden copy comes into view when another goes."""
     segments = {n: segment(n, first, first + more) for n, (first, more) in enumerate(ranges)}
     before = build_view(TIP, segments.values(), 0.0)
     plan = plan_truncation(segments.values(), offset)
@@ -108,7 +108,7 @@ TXN = AbortedTxn(first_offset=40, last_offset=70, producer_id=7, last_stable_off
         (45, [], set(), 45),  # a transaction is open again
         (90, [TXN], {(7, 40)}, 50),  # aborted on both
         (90, [TXN], set(), 40),  # the new log has committed it
-        (90, [], {(7, 30), (8, 60)}, 30),  # it has aborted what the dead one had committed
+        (90, [], {(7, 30), (8, 60)}, 30),  # it has aborted what the dead log had committed
         (90, [AbortedTxn(40, 49, 7, 50)], set(), 50),  # ended below the cut, on both
     ],
 )

@@ -1,4 +1,4 @@
-"""Turns of the manager: leader and follower, hand-over, and what hangs is bounded and shown."""
+"""Turns of the manager: leader and follower, hand-over, and limits for hanging work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Gatherers = Callable[[TopicIdPartition, Spool], SegmentGatherer]
 
 
 class GivenLeadership(Leadership):
-    """Leads the partitions that a test says."""
+    """Leads the partitions that a test names."""
 
     def __init__(self, *partitions: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class GivenLeadership(Leadership):
 
 
 class StubbornStore(FilesystemObjectStore):
-    """The first segment log that is written takes until somebody gives up."""
+    """The first upload of a segment log hangs until it is cancelled."""
 
     hangs = True
 
@@ -148,7 +148,7 @@ async def test_a_follower_knows_what_the_leader_copies_and_copies_nothing(
         assert [s.leads for s in first.status()] == [True, True, False, False]
         assert [s.leads for s in second.status()] == [False, False, True, True]
         assert all(s.last_stable_offset is None for s in first.status() if not s.leads)
-        # The other takes over what it has only followed, and the first gives back what it has.
+        # The other takes over the followed partitions, and the first gives up its own.
         one.give()
         two.give(0, 1, 2, 3)
         produce(mock_cluster, 100)
@@ -202,7 +202,7 @@ async def test_who_lost_the_leadership_while_it_gathered_begins_no_copy(
         open_archive(tmp_path / "store") as archive,
         managed(cluster, archive, leadership, segment_age_max_ms=600_000) as manager,
     ):
-        # Far from full, and young: it waits for more.
+        # Far from full, and young: each waits for more.
         await until_true(lambda: sum(s.gathered_bytes > 0 for s in manager.status()) == PARTITIONS)
         leadership.give()
         await until_true(lambda: not any(s.gathered_bytes for s in manager.status()))

@@ -1,8 +1,8 @@
-"""Two leaders of the same partitions at once: nothing is missing, nothing is doubled.
+"""Two leaders of the same partitions at once: no data is missing or doubled.
 
-The second one is a process that stops itself (SIGSTOP) in the middle of a copy, is given up by the
-first, and wakes up when that has copied the same range and more. Here both go on as leaders, as
-there is no group; test_leadership_kafka.py has one, in which the woken process was replaced.
+The second one is a process that stops itself (SIGSTOP) in the middle of a copy. The first archiver
+copies the same range and more, then the second one wakes up. Here both go on as leaders, as there
+is no group. test_leadership_kafka.py has a group that replaced the woken process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PARTITIONS = 4
 
 
 async def tidied(bootstrap: str, topic: str, folder: Path) -> None:
-    """Whoever is left removes the copies that add nothing, once nobody can be at them any more."""
+    """The last archiver removes redundant copies once no other can still work on them."""
     changes = {**SMALL, "copy_max_ms": 1_000, "retention_check_interval_ms": 100}
     async with (
         open_archive(folder / "store") as archive,
@@ -79,7 +79,7 @@ async def test_two_that_do_not_know_of_each_other(
     mock_cluster: MockCluster, tmp_path: Path, label: str
 ) -> None:
     finished, seen = await meet(mock_cluster.bootstrap, TOPIC, PARTITIONS, tmp_path, label)
-    # The other copies are taken back where they are confirmed, all but by a chance.
+    # The other copies are taken back at their confirmation, unless timing prevents it.
     assert finished > seen or label != OVERTAKEN_TOO_LATE, "no range was copied twice"
     await tidied(mock_cluster.bootstrap, TOPIC, tmp_path)
 
@@ -88,8 +88,11 @@ async def test_two_that_do_not_know_of_each_other(
 async def test_finished_when_its_objects_had_been_deleted(
     mock_cluster: MockCluster, tmp_path: Path, lives: bool
 ) -> None:
-    """Stopped in the last call of its copy, and woken when the other one has copied the same and
-    removed the attempt: its word stands in the store, and nothing else of the segment."""
+    """The other archiver stops in the last call of its copy and then wakes.
+
+    Meanwhile this one has copied the same offsets and removed the attempt. Then only the other's
+    metadata is in the store, without any object of the segment.
+    """
     produce(mock_cluster.bootstrap, TOPIC, 1, MEETING_COUNT)
     quick = {**SMALL, "copy_max_ms": 5_000, "retention_check_interval_ms": 100}
     label = "within put metadata COPY_SEGMENT_FINISHED"
@@ -111,7 +114,7 @@ async def test_finished_when_its_objects_had_been_deleted(
             if lives:
                 other.send(signal.SIGCONT)
             else:
-                # Its last call is made for it: woken, it might take its word back at once.
+                # The test writes its metadata for it: the woken process might take it back at once.
                 other.send(signal.SIGKILL)
                 said = replace(
                     decode_segment(begun, attempt.name),
@@ -123,7 +126,7 @@ async def test_finished_when_its_objects_had_been_deleted(
                 attempt.parent.mkdir(exist_ok=True)
                 attempt.write_bytes(encode_segment(said))
             if lives:
-                await asyncio.sleep(2)  # it is awake, and has said it
+                await asyncio.sleep(2)  # it is awake and has written it
             await until_true(lambda: not attempt.exists())
             expected = await broker_batches(cluster, tip, 0, MEETING_COUNT)
             assert await readable(archive, tip) == expected
@@ -132,7 +135,7 @@ async def test_finished_when_its_objects_had_been_deleted(
 
 
 class SlowStore(MemoryObjectStore):
-    """Another process's way to the same objects. It takes no segment's log until `go_on`."""
+    """Another process's access to the same objects; uploads of logs wait for `go_on`."""
 
     def __init__(self, shared: MemoryObjectStore) -> None:
         super().__init__()

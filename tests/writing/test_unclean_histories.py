@@ -1,7 +1,7 @@
-"""Random histories of leaders, elections that lose records, and archivers on their way.
+"""Random histories of leaders, elections that lose records, and archivers in progress.
 
-Whatever happens, an archive that has come to rest is a prefix of the log that lives, and in between
-nobody is given a record of one that is dead.
+An archive at rest is always a prefix of the live log, and before that no reader gets a record of a
+dead log.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class World:
         )
 
     async def served(self) -> list[tuple[int, int]]:
-        """(offset, epoch) of every batch that a reader of the whole archive is given now."""
+        """(offset, epoch) of every batch that a reader of the whole archive gets now."""
         loop = asyncio.get_running_loop()
-        self.cluster.hear()  # as the gateway does, a second after an election at the latest
+        self.cluster.hear()  # as the gateway does, at most a second after an election
         await self.rlmm.refresh(TIP, loop.time())
         while await self.views.check([TIP], loop.time() + 5) or self.views.wants_check(TIP):
             pass  # the leader did not answer: nothing is served meanwhile
@@ -81,7 +81,7 @@ class World:
         assert view is not None
         offset, found = view.log_start_offset, []
         while offset is not None and view.covers(offset):
-            # Small answers, so that they end in the middle of chunks and go over their borders.
+            # Small answers, so that they end inside chunks and cross their borders.
             request = RemoteReadRequest(
                 TIP, offset, self.rng.choice([1, 400, 5000]), IsolationLevel.READ_COMMITTED
             )
@@ -132,7 +132,7 @@ async def world(seed: int, folder: Path) -> AsyncIterator[World]:
 
 
 async def turn(archiver: PartitionArchiver, close_short: bool) -> bool:
-    """True: more waits, or the leader did not answer. Raises LogTruncated."""
+    """True: more waits, or the leader did not answer. Raise LogTruncated."""
     try:
         return await archiver.process(close_short=close_short)
     except ClusterError:
@@ -140,12 +140,12 @@ async def turn(archiver: PartitionArchiver, close_short: bool) -> bool:
 
 
 def parted_at(cluster: UncleanCluster, batches: list[tuple[int, int]]) -> int | None:
-    """The first offset of the archive that the leader has not, or has of another epoch."""
+    """The first archived offset that the leader lacks or has in another epoch."""
     return next((o for o, epoch in batches if cluster.leader.epoch_at(o) != epoch), None)
 
 
 async def come_to_rest(here: World, archivers: list[PartitionArchiver]) -> bool:
-    """False: nobody can tell where the archive has parted."""
+    """False: it is unknown where the archive and the log have parted."""
     for archiver in archivers:
         try:
             for _ in range(TURNS_MAX):
@@ -164,15 +164,15 @@ async def come_to_rest(here: World, archivers: list[PartitionArchiver]) -> bool:
 def check_served(here: World, served: list[tuple[int, int]]) -> None:
     parted = parted_at(here.cluster, served)
     if here.views.begins_again(TIP):
-        # The last copy, until somebody has said which log counts.
+        # It is the last copy, until an operator decides which log counts.
         assert parted in (None, served[0][0])
     else:
-        # What lies below the leader's own log start nobody can compare.
+        # Below the leader's own log start a comparison is impossible.
         assert parted is None or parted < here.cluster.leader.log_start
 
 
 async def turn_or_say(here: World, archiver: PartitionArchiver, close_short: bool) -> None:
-    """Raises LogTruncated where that has no remedy."""
+    """Raise LogTruncated if there is no remedy."""
     try:
         await turn(archiver, close_short)
     except LogBeginsAgain:
@@ -180,7 +180,7 @@ async def turn_or_say(here: World, archiver: PartitionArchiver, close_short: boo
 
 
 async def say_truncate(here: World) -> None:
-    """As whoever knows that the leader's log is the one that counts."""
+    """Decide as an operator who knows that the leader's log counts."""
     while True:
         try:
             await resolve(
@@ -193,7 +193,7 @@ async def say_truncate(here: World) -> None:
             )
             return
         except ResolutionRefused:
-            return  # another election: it is a part of the archive again
+            return  # after another election it is a part of the archive again
         except ClusterError:
             continue
 
@@ -202,7 +202,7 @@ async def say_truncate(here: World) -> None:
 async def test_a_dead_record_is_never_served_and_does_not_stay(seed: int, tmp_path: Path) -> None:
     async with world(seed, tmp_path) as here:
         cluster, rng = here.cluster, here.rng
-        archivers = [here.archiver(), here.archiver()]  # a hand-over that never ends
+        archivers = [here.archiver(), here.archiver()]  # an endless hand-over
         trims = rng.random() < 0.5
         elected = False
 
@@ -212,7 +212,7 @@ async def test_a_dead_record_is_never_served_and_does_not_stay(seed: int, tmp_pa
             cluster.elect()
             elected = True
 
-        # In the middle of a copy, too: just before the leader is asked about it.
+        # Also in the middle of a copy: just before the leader is asked about it.
         cluster.before_question = lambda: election() if rng.random() < 0.1 else None
         with structlog.testing.capture_logs():
             for _ in range(STEPS):
@@ -255,7 +255,7 @@ async def test_a_dead_record_is_never_served_and_does_not_stay(seed: int, tmp_pa
 
 
 async def test_nothing_is_asked_twice_while_nobody_is_elected(tmp_path: Path) -> None:
-    """One question per copy, none per read."""
+    """One request per copy, none per read."""
     async with world(1, tmp_path) as here:
         archiver = here.archiver()
         here.cluster.rng = Random(5)
@@ -296,7 +296,7 @@ async def test_an_election_while_a_copy_is_under_way_ends_it(tmp_path: Path) -> 
 
 
 async def test_what_two_leaders_sent_is_no_segment(tmp_path: Path) -> None:
-    """Gathered from one, and on from the next one, which has other records below that place."""
+    """The segment is gathered from one leader, and then from the next with other records below."""
     async with world(2, tmp_path) as here:
         cluster, archiver = here.cluster, here.archiver()
         cluster.rng = Random(7)
@@ -307,7 +307,7 @@ async def test_what_two_leaders_sent_is_no_segment(tmp_path: Path) -> None:
         position = cluster.leader.end
         lag(cluster, 2)
         shared = cluster.leader.end
-        while cluster.leader.end < position:  # a batch of it begins where the other log ended
+        while cluster.leader.end < position:  # one of its batches begins at the other log's end
             last = min(cluster.leader.end + 2, position - 1)
             cluster.leader.log.append(Written(cluster.epoch, cluster.leader.end, last))
         cluster.produce(2)
@@ -321,7 +321,7 @@ async def test_what_two_leaders_sent_is_no_segment(tmp_path: Path) -> None:
 async def test_what_was_deleted_above_the_archives_end_is_no_end_of_the_work(
     tmp_path: Path,
 ) -> None:
-    """A pass that copies all there is (`--once`) goes on behind it at once."""
+    """A pass that copies everything (`--once`) continues after it at once."""
     async with world(2, tmp_path) as here:
         cluster, archiver = here.cluster, here.archiver()
         cluster.produce(2)

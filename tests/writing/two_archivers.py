@@ -1,4 +1,4 @@
-"""A second archiver in a process of its own, and a reader of what two of them wrote. Not a test."""
+"""A second archiver in a process of its own, and a reader of both archivers' data. Not a test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 
 HERE = Path(__file__).parent
 MEETING_COUNT = 400  # records of each partition before the two meet, and after
-# Whoever is stopped there finishes a copy though another has gone on from the same offset.
+# An archiver stopped there finishes a copy though another has continued from the same offset.
 OVERTAKEN_TOO_LATE = "before put metadata COPY_SEGMENT_FINISHED"
 SMALL: dict[str, Any] = {"segment_bytes_max": 4_096, "fetch_bytes_max": 16_384}
 
@@ -45,7 +45,7 @@ class ArchiverProcess:
         self._process = process
 
     def wait_for(self, line: str) -> None:
-        """Blocks until the process has printed it, but for a minute at most."""
+        """Block until the process has printed `line`, for a minute at most."""
         assert self._process.stdout is not None
         late = threading.Timer(60, self._process.kill)
         late.start()
@@ -75,7 +75,7 @@ class ArchiverProcess:
 def archiver_process(
     bootstrap: str, folder: Path, topic: str, label: str = "", **changes: Any
 ) -> Iterator[ArchiverProcess]:
-    """`label`: see `archiver_process.py`. It is killed at the end."""
+    """`label`: see `archiver_process.py`. The process is killed at the end."""
     command = [sys.executable, str(HERE / "archiver_process.py"), bootstrap]
     command += [str(folder / "store"), str(folder / "spool"), topic]
     command += [json.dumps({**QUICK, **SMALL, **changes}), label]
@@ -91,7 +91,7 @@ def archiver_process(
 
 
 async def readable(archive: Archive, tip: TopicIdPartition) -> bytes:
-    """What a reader is served from the archive's start on: each offset from one segment."""
+    """The bytes that a reader gets from the archive's start on: each offset from one segment."""
     view = await archive.view(tip)
     assert view.log_start_offset is not None
     assert view.gaps() == []
@@ -139,8 +139,8 @@ async def meet(
             await until(manager, archived_up_to(topic, ends))
             assert other.running
             assert not other.stopped
-            await asyncio.sleep(1)  # what the woken one still has in hand is written by then
-            other.send(signal.SIGSTOP)  # a look at what both have written needs it to stay so
+            await asyncio.sleep(1)  # by then the woken one has written its pending data
+            other.send(signal.SIGSTOP)  # a look at the writes of both needs them unchanged
             finished = seen = 0
             for tip in await tips(cluster, topic):
                 seen += len((await archive.view(tip)).segments)

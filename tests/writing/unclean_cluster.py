@@ -1,7 +1,7 @@
-"""Replicas of one partition that any of which may lead next, as a source and a leader to archivers.
+"""Replicas of one partition, any of which may lead next: a source and leader for archivers.
 
-A model of what KIP-101 and KIP-279 promise, in memory: whoever leads appends, others follow, cut
-back to what they share with the leader, or are away and keep what they had. Not a test.
+A model of the guarantees of KIP-101 and KIP-279, in memory: the leader appends, and followers cut
+back to the records that they share with the leader, or are away and keep theirs. Not a test.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Replica:
         return self.log[-1].last + 1 if self.log else 0
 
     def epoch_at(self, offset: int) -> int | None:
-        """Also of what it has deleted; None: above its end."""
+        """The epoch of `offset`, even if it is deleted; None: above its end."""
         return next((b.epoch for b in self.log if b.base <= offset <= b.last), None)
 
     def follow(self, leader: Replica, up_to: int) -> None:
-        """Truncate as a follower does, then copy some."""
+        """Truncate as a follower does, then copy some batches."""
         shared = 0
         for mine, theirs in zip(self.log, leader.log, strict=False):
             if mine != theirs:
@@ -56,14 +56,14 @@ class Replica:
 
 
 class UncleanCluster(LeaderLog):
-    """`after_question`: called when the leader has answered, so that a test may elect another."""
+    """`before_question`: called before the leader answers, so that a test may elect another one."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
         self.replicas = [Replica() for _ in range(3)]
         self.leads = 0
         self.epoch = 0
-        self._known = 0  # the epoch that whoever asks has heard of
+        self._known = 0  # the epoch that the asking side knows
         self._told = 0  # the epoch of the last record or election
         self.questions = 0
         self.before_question = lambda: None
@@ -103,12 +103,12 @@ class UncleanCluster(LeaderLog):
             starts.append(EpochStart(self.epoch, self.leader.end))
         return list(from_log_start(starts, self.leader.log_start))
 
-    # --- as an archiver asks ---
+    # --- requests of an archiver ---
     def known_epoch(self, tip: TopicIdPartition) -> int:
         return self._known
 
     def hear(self) -> None:
-        """Of the last election."""
+        """Learn of the last election."""
         self._known = self.epoch
 
     async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:

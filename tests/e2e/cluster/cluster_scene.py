@@ -1,5 +1,8 @@
-"""One topic in a scene: written all the time, archived, forgotten at its beginning by the brokers,
-and read from there by stock clients through the proxy, while a test does things to the cluster."""
+"""One topic under load, while a test does things to the cluster.
+
+It is written all the time and archived, and the brokers delete its beginning. Stock clients read it
+from there through the proxy.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ from topic_data import archived_ends, trim
 
 from lab.kafka_cluster import KafkaCluster
 
-NOT_YET = 1 << 40  # an end that nobody reaches
+NOT_YET = 1 << 40  # an end that no reader reaches
 FORGOTTEN = 300  # of each partition's first 400 records
-QUIET = {"log_level": 0, "error_cb": lambda error: None}  # brokers go away on purpose
+QUIET = {"log_level": 0, "error_cb": lambda error: None}  # brokers stop on purpose
 
 Assignment = Sequence[Sequence[int]]
 
 
 class ClusterScene:
-    """Inside the block the readers have come from the archive to the tail and go on reading."""
+    """In the `with` block the readers have read the archive up to the tail and go on reading."""
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class ClusterScene:
         self._stack.close()
 
     def wait_until_archived(self, count: int) -> None:
-        """At least `count` records of each partition."""
+        """Wait until at least `count` records of each partition are archived."""
 
         def archived() -> bool:
             ends = archived_ends(self.store, self.topic)
@@ -86,7 +89,7 @@ class ClusterScene:
         wait_for(f"{count} records of {self.topic} archived", archived)
 
     def wait_until_read(self, count: int | None = None) -> None:
-        """All readers have `count` records of each partition; by default, what is written now."""
+        """Wait until all readers have `count` records a partition; None: all written so far."""
         wanted = min(self.producer.counts.values()) if count is None else count
 
         def read() -> bool:
@@ -99,7 +102,7 @@ class ClusterScene:
         wait_for(f"{wanted} records of {self.topic} read", read, timeout_s=120.0)
 
     def finish(self) -> None:
-        """Everything was read once and in order, archived, and can be read from the archive."""
+        """Check that all was read once and in order, is archived and readable from the archive."""
         expected = self.producer.finish()
         ends = {partition: len(records) for partition, records in expected.items()}
         self._ends.update(ends)

@@ -1,4 +1,4 @@
-"""Three real brokers, and one proxy before them that archives every topic named `cl-…`."""
+"""Three real brokers, and one proxy in front of them that archives every topic named `cl-…`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MakeScene = Callable[..., ClusterScene]
 
 @folder_fixture
 def three_brokers(find_part: Callable[..., None]) -> Iterator[KafkaCluster]:
-    """Brokers 1, 2 and 3: a test that stops one starts it again."""
-    # Broker 2 looks for what its retention lets it delete all the time, the others once an hour.
+    """Brokers 1, 2 and 3. A test that stops one starts it again."""
+    # Broker 2 applies its retention all the time, the others once an hour.
     often, never = (
         {"log.retention.check.interval.ms": interval, "log.initial.task.delay.ms": delay}
         for interval, delay in (("300", "100"), ("3600000", "3600000"))
@@ -42,7 +42,7 @@ def cluster_store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def cluster_proxy(
     three_brokers: KafkaCluster, cluster_store: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
-    """Its bootstrap list begins with a broker that is long gone."""
+    """The first broker of its bootstrap list does not exist."""
     bootstrap = f"127.0.0.1:{free_port()},{three_brokers.bootstrap}"
     folder = tmp_path_factory.mktemp("cluster-proxy")
     with ProxyProcess(

@@ -1,4 +1,4 @@
-"""Kafka's own console consumer on one partition, in the background, with its log to be read."""
+"""Kafka's own console consumer on one partition, in the background, with a log that tests read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ appender.out.layout.pattern = LOG %p %m%n
 """
 _RECORD = re.compile(r"^Partition:(\d+) Offset:(\d+) (\S+) (\S+)$", re.MULTILINE)
 
-# What the Java client says when it has lost its place: it must never say so.
+# The Java client's messages when it has lost its position: none may appear.
 _LOST = ("Truncation detected", "LogTruncation", "Resetting offset", "OffsetOutOfRange")
 
 
@@ -48,7 +48,7 @@ class JavaReader:
         **properties: object,
     ) -> None:
         log4j = folder / f"java-reader-{topic}.properties"
-        # Not among the records: those are written in pieces, and a log line would come between.
+        # Not among the records: those are written in pieces, and a log line could split one.
         self._log = folder / f"java-{topic}.client.log"
         log4j.write_text(_LOG4J.format(log=self._log))
         settings: dict[str, object] = {
@@ -88,20 +88,20 @@ class JavaReader:
         self._process.stop()
 
     def has(self, count: int) -> bool:
-        """Whether so many records were read. It must be running still."""
+        """Whether it has read `count` records. It must still be running."""
         read = self.read()
         assert self._process.running, read[-1500:] + self.log()[-1500:]
         return len(_RECORD.findall(read)) >= count
 
     def read(self) -> str:
-        """Records as it printed them, and what else it had to say beside its log."""
+        """The records as it printed them, and its other output apart from the log."""
         return self._process.log.read_text(errors="replace")
 
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def records(self, count: int) -> list[tuple[int, bytes, bytes]]:
-        """(offset, key, value) as read, once there are `count`; it has never lost its place."""
+        """(offset, key, value) as read, once there are `count`; its position was never lost."""
         try:
             wait_for(f"{count} records by Java", lambda: self.has(count), timeout_s=120.0)
         except AssertionError as error:
@@ -115,5 +115,5 @@ class JavaReader:
         return [(int(offset), key.encode(), value.encode()) for _, offset, key, value in found]
 
     def sent(self, api: str) -> int:
-        """How many requests of this API, such as FETCH, it has sent."""
+        """The number of requests of this API, such as FETCH, that it has sent."""
         return self.log().count(f"Sending {api} request")

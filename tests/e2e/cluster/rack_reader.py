@@ -1,4 +1,4 @@
-"""A stock consumer that says in which rack it is, and counts whom it fetches from."""
+"""A stock consumer with a rack that counts the bytes it gets from each broker."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class RackReader:
         self._consumer.close()
 
     def bytes_from(self, node_id: int) -> int:
-        """Received on connections to this node so far, as the client's own statistics say."""
+        """Bytes received on connections to this node so far, from the client's own statistics."""
         return self._bytes_from.get(node_id, 0)
 
     def read_until(self, count: int) -> None:
-        """Until `count` records were read since the start or the last `seek`."""
+        """Read until there are `count` records since the start or the last `seek`."""
         self._poll_until(lambda: len(self.read) >= count, f"{count} records")
 
     def read_from(self, node_id: int, size_bytes: int) -> None:
-        """Until so much has come from this node in all. Its statistics lag behind its records."""
+        """Read until this node has sent `size_bytes` in all. Statistics lag behind the records."""
         self._poll_until(
             lambda: self.bytes_from(node_id) >= size_bytes, f"{size_bytes} bytes of {node_id}"
         )

@@ -1,4 +1,4 @@
-"""Writes to every partition of a topic all the time, whatever happens to the brokers."""
+"""A producer that writes to every partition of a topic all the time, whatever brokers do."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Record = tuple[int, bytes, bytes]  # offset, key, value
 class SteadyProducer:
     """Record N of a partition has offset N and the timestamp `first_ms` + N.
 
-    That holds as long as no broker is killed. A leader that is killed with a batch on its way may
-    leave it in the log twice, in spite of idempotence; `finish` says what is really there.
+    That holds as long as no broker is killed. If a leader is killed with a batch in flight, the
+    batch may be in the log twice, in spite of idempotence; `finish` returns the real log.
     """
 
     def __init__(self, bootstrap: str, topic: str, partition_count: int, each_s: float) -> None:
@@ -37,7 +37,7 @@ class SteadyProducer:
                 "linger.ms": 5,
                 "batch.num.messages": 20,
                 "log_level": 0,
-                "error_cb": lambda error: None,  # brokers go away on purpose
+                "error_cb": lambda error: None,  # brokers stop on purpose
             }
         )
 
@@ -55,16 +55,16 @@ class SteadyProducer:
         self._thread.join()
 
     def produce(self, count: int) -> None:
-        """`count` records for each partition, acknowledged."""
+        """Produce `count` acknowledged records for each partition."""
         for _ in range(count):
             self._one_each()
         assert self._producer.flush(120) == 0
         assert not self.errors, self.errors[:3]
 
     def finish(self) -> dict[int, list[Record]]:
-        """Stops; each partition's log from offset 0, as the brokers themselves tell it.
+        """Stop, and return each partition's log from offset 0, as the brokers have it.
 
-        They have forgotten its beginning, which was written before anybody was killed.
+        The brokers have deleted its beginning, which was written before any broker was killed.
         """
         self._stop.set()
         self._thread.join()
@@ -99,7 +99,7 @@ class SteadyProducer:
         return {p: start for p, (start, _) in edges.items()}, {p: e for p, (_, e) in edges.items()}
 
     def expected(self) -> dict[int, list[Record]]:
-        """What was produced, once and in order."""
+        """The produced records, once and in order."""
         return {
             p: [(n, b"k%d" % n, value_of(p, n, 300)) for n in range(count)]
             for p, count in self.counts.items()

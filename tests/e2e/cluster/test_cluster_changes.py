@@ -1,4 +1,4 @@
-"""The cluster itself changes under its readers: every broker restarts, one freezes, one joins."""
+"""The cluster changes while clients read: every broker restarts, one freezes, one joins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.kafka_cluster import KafkaCluster
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,
-    # kafka-python leaves its socket to the collector when a connection is refused.
+    # kafka-python leaves its socket to the garbage collector when a connection is refused.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
@@ -25,7 +25,7 @@ MakeScene = Callable[..., ClusterScene]
 
 @pytest.fixture(autouse=True)
 def collected_here() -> Iterator[None]:
-    """And not in a later test, where an unclosed socket is an error."""
+    """Collect here and not in a later test, where an unclosed socket is an error."""
     yield
     gc.collect()
 
@@ -41,7 +41,7 @@ def test_all_brokers_restart_one_after_the_other(scene: MakeScene) -> None:
 
 
 def test_a_broker_freezes_and_goes_on(scene: MakeScene) -> None:
-    """Nothing answers, nothing is refused: the leaders it had are the others' after its session."""
+    """The broker neither answers nor refuses; others lead its partitions once its session ends."""
     with scene("cl-broker-freezes", [[2, 3, 1], [1, 2, 3]]) as served:
         cluster, topic = served.cluster, served.topic
         frozen = cluster.nodes[2]
@@ -53,7 +53,7 @@ def test_a_broker_freezes_and_goes_on(scene: MakeScene) -> None:
                 timeout=60
             ).brokers  # fmt: skip
             assert {1, 3} <= set(brokers)
-            assert monotonic() - began < 30  # a client's own patience, not the proxy's speed
+            assert monotonic() - began < 30  # limits a client's wait, not the proxy's speed
             served.wait_until_read()
         finally:
             frozen.resume()
@@ -64,7 +64,7 @@ def test_a_broker_freezes_and_goes_on(scene: MakeScene) -> None:
 def test_a_broker_joins_and_takes_partitions(
     scene: MakeScene, three_brokers: KafkaCluster, cluster_proxy: ProxyProcess
 ) -> None:
-    """Its port listens before clients hear of it, and what it leads is read from it."""
+    """Its port listens before clients learn of it, and clients read its partitions from it."""
     with scene("cl-broker-joins", [[1, 2, 3], [2, 3, 1]]) as served:
         joined = three_brokers.add_broker()
         brokers = AdminClient({"bootstrap.servers": cluster_proxy.bootstrap}).list_topics(
@@ -76,7 +76,7 @@ def test_a_broker_joins_and_takes_partitions(
         three_brokers.reassign(served.topic, {0: [joined, 2, 3], 1: [joined, 3, 1]})
         three_brokers.move_leaders(served.topic, {0: joined, 1: joined})
         served.wait_until_read()
-        # It goes again, as clusters shrink, too.
+        # The broker leaves again, since clusters also shrink.
         three_brokers.reassign(served.topic, {0: [1, 2, 3], 1: [2, 3, 1]})
         three_brokers.remove_broker(joined)
         served.wait_until_read()

@@ -1,5 +1,7 @@
-"""Leader epochs of archived data are the brokers' own, and the Java client's check of its position
-against them (KIP-320) finds nothing amiss, wherever it reads."""
+"""Archived data has the brokers' leader epochs.
+
+The Java client checks its position against them (KIP-320) and never finds a difference.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ from lab.kafka_cluster import KafkaCluster
 pytestmark = pytest.mark.kafka
 
 TOPIC = "cl-epochs"
-EACH = 150  # records of one leader
+EACH = 150  # records per leader
 LEADERS = (1, 2, 3, 1, 2)
 Epochs = list[tuple[int, int]]  # (epoch, first offset)
 
 
 @dataclass
 class ManyLeaders:
-    """`epochs` are what the last leader itself had written down before it forgot."""
+    """`epochs`: the last leader's own checkpoint before its log was trimmed."""
 
     producer: SteadyProducer
     epochs: Epochs
@@ -62,7 +64,7 @@ async def archived_segments(store: str) -> list[RemoteLogSegmentMetadata]:
 def many_leaders(
     three_brokers: KafkaCluster, cluster_proxy: ProxyProcess, cluster_store: str
 ) -> Iterator[ManyLeaders]:
-    """Each leader has taken some records; the brokers know the last leader's last ones only."""
+    """Each leader took some records; the brokers keep only the last records of the last leader."""
     three_brokers.create_topic(TOPIC, [[LEADERS[0], 2, 3]])
     with SteadyProducer(three_brokers.bootstrap, TOPIC, 1, each_s=3600) as producer:
         for leader in LEADERS:
@@ -110,8 +112,10 @@ def test_java_goes_on_inside_the_archive_at_an_epoch_that_brokers_forgot(
     many_leaders: ManyLeaders, three_brokers: KafkaCluster, cluster_proxy: ProxyProcess,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """It commits its place with the epoch, asks the leader about that epoch before it reads, and
-    again whenever a leader is new."""
+    """It commits its position with the epoch and asks the leader about that epoch before it reads.
+
+    It asks again after each change of leader.
+    """
     producer = many_leaders.producer
     offset, epoch = 100, many_leaders.epochs[0][0]
     assert epoch not in dict(broker_epochs(three_brokers, LEADERS[-1]))

@@ -1,4 +1,4 @@
-"""Leaders move and a broker is killed: nobody notices, below the log start or above it."""
+"""Leaders move and a broker is killed: no reader notices, below the log start or above it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy_process import wait_for
 
 pytestmark = [
     pytest.mark.kafka,
-    # kafka-python leaves its socket to the collector when a connection is refused.
+    # kafka-python leaves its socket to the garbage collector when a connection is refused.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
@@ -20,7 +20,7 @@ MakeScene = Callable[..., ClusterScene]
 
 @pytest.fixture(autouse=True)
 def collected_here() -> Iterator[None]:
-    """And not in a later test, where an unclosed socket is an error."""
+    """Collect here and not in a later test, where an unclosed socket is an error."""
     yield
     gc.collect()
 

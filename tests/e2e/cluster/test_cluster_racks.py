@@ -1,4 +1,4 @@
-"""KIP-392: who says in which rack he is reads from the replica there, through the proxy too."""
+"""KIP-392: a client that names its rack reads from the replica there, also through the proxy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.kafka_cluster import KafkaCluster
 pytestmark = pytest.mark.kafka
 
 MakeScene = Callable[..., ClusterScene]
-RACK = "rack-2"  # of broker 2, which never leads here
+RACK = "rack-2"  # the rack of broker 2, which never leads here
 
 
 def test_tail_and_archive_are_read_from_the_replica_in_the_rack(scene: MakeScene) -> None:
@@ -26,12 +26,12 @@ def test_tail_and_archive_are_read_from_the_replica_in_the_rack(scene: MakeScene
         RackReader(served.proxy.bootstrap, served.topic, RACK) as reader,
     ):
         reader.read_until(400)
-        reader.poll_for(1.0)  # at the tail, which the leader sends on to the follower
+        reader.poll_for(1.0)  # at the tail, where the leader redirects it to the follower
         from_leader, from_follower = reader.bytes_from(1), reader.bytes_from(2)
         reader.read_until(served.producer.counts[0] + 50)
         reader.read_from(2, from_follower + 50 * 300)
         assert reader.bytes_from(1) - from_leader < 50 * 300
-        # The follower is asked for what it has forgotten, too, and the proxy answers for it.
+        # The client asks the follower for deleted offsets, too, and the proxy answers.
         caught = served.proxy.metric("fetchproxy_catches_total", served.topic)
         before = reader.bytes_from(2)
         reader.seek(0)
@@ -57,7 +57,7 @@ def test_java_reads_from_the_replica_in_its_rack(scene: MakeScene, tmp_path: Pat
 
 
 def lose_start(cluster: KafkaCluster, producer: SteadyProducer, topic: str, node_id: int) -> None:
-    """The follower's retention deletes what the leader's has not looked at yet."""
+    """The follower's retention deletes records that the leader still has."""
     producer.produce(600)
     data = cluster.nodes[node_id].data_dir / f"{topic}-0"
     wait_for("a follower that forgets", lambda: not (data / f"{0:020}.log").exists())
@@ -69,7 +69,7 @@ def lose_start(cluster: KafkaCluster, producer: SteadyProducer, topic: str, node
 def test_a_follower_that_has_forgotten_what_its_leader_has(
     three_brokers: KafkaCluster, cluster_proxy: ProxyProcess, archived: bool
 ) -> None:
-    """Its OffsetOutOfRange is no reason to reset and none to wait: there is a leader to ask."""
+    """The follower's OffsetOutOfRange must cause no reset and no wait: the leader has the data."""
     topic = f"{'cl' if archived else 'plain'}-follower-forgets"
     small = {
         "internal.segment.bytes": "20000",

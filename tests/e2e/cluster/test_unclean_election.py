@@ -1,8 +1,8 @@
-"""A lagging replica becomes the leader: what was archived of the log that it does not have is dead.
+"""A lagging replica becomes the leader: archived records that its log lacks are dead.
 
-The archive holds records that were acknowledged, archived, forgotten by the brokers, and lost by an
-unclean election. From then on nobody reads one of them: first the proxy alone sees to that, while
-no archiver runs, then the archive is truncated and goes on with the new log.
+The archive holds records that were acknowledged, archived, deleted by the brokers, and lost by an
+unclean election. From then on no client may read them. At first, while no archiver runs, the proxy
+alone ensures that. Then the archive is truncated and continues with the new log.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.kafka
 SHARED, DEAD_END, NEW_END = 200, 500, 400
 HELD_AT = 300
 BUFFERED_MAX = 100  # records that a held client may have fetched before the election
-QUIET = {"log_level": 0, "error_cb": lambda error: None}  # brokers go away on purpose
+QUIET = {"log_level": 0, "error_cb": lambda error: None}  # brokers stop on purpose
 CLIENTS = {"confluent-kafka": (read_confluent, QUIET), "kafka-python": (read_kafka_python, {})}
 
 
 @dataclass
 class Election:
-    """The state after it, and what was seen on the way."""
+    """The state after the election, and observations on the way."""
 
     topic: str
     proxy: ProxyProcess
@@ -57,19 +57,19 @@ async def archived_segments(store: str) -> list[RemoteLogSegmentMetadata]:
         open_store(store, StoreConfig()) as rsm,
         StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
     ):
-        (tip,) = await rlmm.list_partitions()  # the store is this test's own
+        (tip,) = await rlmm.list_partitions()  # the store has no other topic
         view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
         return list(view.segments)
 
 
 def archive_end(store: str) -> tuple[int, int]:
-    """(one past the last offset, the leader epoch there)"""
+    """(the offset after the last one, the leader epoch there)."""
     last = asyncio.run(archived_segments(store))[-1]
     return last.end_offset + 1, last.segment_leader_epochs[-1].epoch
 
 
 def goes_on(store: str, dead_epoch: int) -> bool:
-    """The new log is archived. While it is cut, segment by segment, it may end there, too."""
+    """Whether the new log is archived. A truncation, segment by segment, may also end there."""
     end, epoch = archive_end(store)
     return end == NEW_END and epoch > dead_epoch
 
@@ -85,11 +85,11 @@ def hold(stack: ExitStack, proxy: ProxyProcess, topic: str) -> dict[str, HeldRea
 
 
 def elect_lagging(cluster: KafkaCluster, topic: str) -> None:
-    """Broker 2 was away while 1 took records; now 1 is gone, and 2 leads without them."""
+    """Broker 2 was stopped while 1 took records; now 1 is killed, and 2 leads without them."""
     cluster.nodes[1].kill()
     cluster.nodes[2].start()
     cluster.wait_for_brokers([2, 3])
-    # Until the controllers have missed it, it still counts as the leader.
+    # Until the controllers notice, it still counts as the leader.
     wait_for("broker 1 gone", lambda: 1 not in cluster.brokers())
     cluster.elect_unclean(topic, 0)
     wait_for("broker 2 leads", lambda: cluster.partitions(topic)[0].leader == 2)
@@ -125,8 +125,11 @@ def election(
     three_brokers: KafkaCluster,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Election]:
-    """`proxy-alone`: no archiver runs from before the election until readers were there after it.
-    `one-process`: the proxy's own archiver runs all the time."""
+    """An unclean election with readers in the archive.
+
+    `proxy-alone`: no archiver runs from before the election until readers have read after it.
+    `one-process`: the proxy's own archiver runs all the time.
+    """
     cluster, topic = three_brokers, f"unclean-{request.param}"
     alone = request.param == "proxy-alone"
     folder = tmp_path_factory.mktemp(topic)
@@ -184,7 +187,7 @@ def test_before_the_archive_is_truncated_nobody_reads_a_dead_record(election: El
 
 
 def test_a_reader_on_dead_offsets_is_told_so(election: Election) -> None:
-    """It has read what was the log then, and hears of the new end; it is given nothing more."""
+    """It has read the log of that time, gets the new end, and gets no more records."""
     for name, reader in election.held.items():
         assert HELD_AT <= reader.count <= HELD_AT + BUFFERED_MAX, name
         (error,) = map(repr, reader.errors)
