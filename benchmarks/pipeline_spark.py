@@ -141,7 +141,7 @@ class Contest:
 
     def _backfilled(self, topics: list[str], out: str) -> None:
         source = {"store": self._question["store"], "topics": ",".join(topics)}
-        done = backfill(OnSpark(self._spark), source, out)
+        done, _ = backfill(OnSpark(self._spark), source, out)
         if done.failures:
             raise RuntimeError(f"not backfilled: {done.failures}")
 
