@@ -60,7 +60,9 @@ async def delete_segment(
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """A copy in progress. `started_at` is loop time (s); the copy is cancelled after copy_max_ms."""
+    """A copy in progress. `started_at` is loop time (s); the copy ends after copy_max_ms at
+    most.
+    """
 
     segment_id: UUID
     base_offset: int

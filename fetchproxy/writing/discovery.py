@@ -67,7 +67,7 @@ class TopicDiscovery:
         return self._configs.get(topic_id)
 
     async def look(self) -> list[TopicInfo]:
-        """The topics to archive, among those that these credentials may see. Raises ClusterError."""
+        """The topics to archive that these credentials may see. Raises ClusterError."""
         topics = await self._cluster.topics(self._interval_ms // 2)
         archived: list[TopicInfo] = []
         refused: dict[str, str] = {}

@@ -75,7 +75,7 @@ Partition = tuple[str, int]  # topic, number
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`owned` since `generation`. If two members claim a partition, the newer generation is right."""
+    """`owned` since `generation`. If two members claim a partition, the newer generation wins."""
 
     topics: frozenset[str]
     owned: frozenset[Partition] = frozenset()

@@ -280,7 +280,9 @@ class PartitionMerger:
     chunk_bytes: int = CHUNK_BYTES
 
     async def plan(self, tip: TopicIdPartition) -> list[Segments]:
-        """The groups to merge; empty if the partition is being deleted. Raises RemoteStorageError."""
+        """The groups to merge; none if the partition is being deleted. Raises
+        RemoteStorageError.
+        """
         found = await self._look(tip)
         return [] if found is None else plan_merges(*found, bytes_max=self.bytes_max)
 

@@ -61,7 +61,7 @@ class ProcessingSchedule:
         return True
 
     def take_due(self, now: float) -> TopicIdPartition | None:
-        """The partition that has been due for longest. It is in process until it is brought back."""
+        """The partition that has been due for longest. It is in process until brought back."""
         due_at = self.next_due_at()
         if due_at is None or due_at > now:
             return None
