@@ -37,9 +37,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class NotHeld:
-    """Offsets in no segment. `missing`: were archived. `gaps`: were lost before they could be
-    archived.
-    """
+    """Offsets in no segment: `missing` were archived, `gaps` were lost before archiving."""
 
     missing: tuple[Offsets, ...] = ()
     gaps: tuple[Offsets, ...] = ()
@@ -80,9 +78,7 @@ def _expected(held: Held, stated: FinishedOffsets | None) -> Offsets:
 
 
 def _before_uncertain(hole: Offsets, uncertain: Iterable[int]) -> Offsets | None:
-    """The part of `hole` below the first segment with unreadable metadata, which is reported by
-    itself.
-    """
+    """The part of `hole` below the first unreadable segment, which is reported by itself."""
     first, last = hole
     begins = [base for base in uncertain if first <= base <= last]
     last = min([last, *(base - 1 for base in begins)])
@@ -137,9 +133,7 @@ async def look_at_offsets(
     """
 
     async def look() -> OffsetsLook:
-        """Reads the expected offsets, then the segments, then the gaps, so a copy under way is no
-        fault.
-        """
+        """Reads expected offsets, then segments, then gaps: so a copy under way is no fault."""
         stated, damaged = None, None
         try:
             stated = await read_finished_offsets(records, tip)
@@ -192,9 +186,7 @@ def metadata_in_words(
     problems: Sequence[MetadataProblem],
     segments: Callable[[], Iterable[RemoteLogSegmentMetadata]],
 ) -> list[Condition]:
-    """Conditions that need no look at the store. `segments` is called only if some were put
-    aside.
-    """
+    """Conditions that need no look at the store. `segments` is called only if needed."""
     tip, found = view.tip, []
     if problems:
         what = (
@@ -218,9 +210,7 @@ def metadata_in_words(
 def with_stored(
     findings: Iterable[Condition], stored: StoredConcerns, topic: str | None
 ) -> tuple[Condition, ...]:
-    """The findings and the archivers' concerns. `topic`: only its concerns. None: the whole
-    archive's.
-    """
+    """The findings and the archivers' concerns. `topic`: its concerns only; None: all."""
     said = [one for one in stored.values() if topic is None or one.topic == topic]
     return in_order([*findings, *said])
 

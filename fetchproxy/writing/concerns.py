@@ -1,6 +1,4 @@
-"""Concerns that only one archiver knows. It keeps them in the store too, for all other
-processes.
-"""
+"""Concerns that only one archiver knows. It keeps them in the store for all other processes."""
 
 from __future__ import annotations
 
@@ -111,9 +109,7 @@ class ArchiverConcerns:
                 self._unsaid.discard((kind, subject))
 
     async def run(self) -> None:
-        """Runs until it is cancelled. An error is logged once per outage, and the write is tried
-        again.
-        """
+        """Runs until cancelled. Logs an error once per outage and tries again."""
         failing = False
         while True:
             try:
@@ -130,9 +126,7 @@ class ArchiverConcerns:
 async def read_concerns(
     objects: ArchiveObjects, known: StoredConcerns = MappingProxyType({})
 ) -> dict[ConcernObject, Condition]:
-    """All concerns of the archive. Those in `known` are not read again. Raises
-    RemoteStorageError.
-    """
+    """The archive's concerns. Those in `known` are not read again. Raises RemoteStorageError."""
     listed = await objects.list_concerns()
     found = {one: known.get(one) for one in listed}
 
@@ -148,9 +142,7 @@ async def read_concerns(
 
 
 def encode_concern(one: Condition) -> bytes:
-    """{"version": 1, "what": "…"}, with "first_offset" and "last_offset" if the concern has
-    offsets.
-    """
+    """{"version": 1, "what": "…"}, with "first_offset" and "last_offset" if there are offsets."""
     offsets = {"first_offset": one.first_offset, "last_offset": one.last_offset}
     fields = {"version": VERSION, "what": one.what}
     known = {name: value for name, value in offsets.items() if value is not None}

@@ -49,9 +49,7 @@ async def delete_segment(
     segment: RemoteLogSegmentMetadata,
     wall_clock_ms: Callable[[], int],
 ) -> None:
-    """Delete the segment at once, even if clients are reading it. Raises RemoteStorageError,
-    ValueError.
-    """
+    """Delete the segment at once, even under readers. Raises RemoteStorageError, ValueError."""
     if segment.state is not State.DELETE_SEGMENT_STARTED:
         await rlmm.put(segment.with_state(State.DELETE_SEGMENT_STARTED, wall_clock_ms()))
     await rsm.delete_log_segment_data(segment)
@@ -60,9 +58,7 @@ async def delete_segment(
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """A copy in progress. `started_at` is loop time (s); the copy ends after copy_max_ms at
-    most.
-    """
+    """A copy in progress. `started_at` is loop time (s); the copy ends within copy_max_ms."""
 
     segment_id: UUID
     base_offset: int
@@ -152,17 +148,14 @@ class SegmentCopier:
         # Encoding the index of a 1 GiB segment would hold the loop for a noticeable time.
         data = await asyncio.to_thread(self._data, segment, metadata, lineage)
         await self.rsm.copy_log_segment_data(metadata, data)
-        # Check here: if the file is the same before and after the upload, it did not change in
-        # between.
+        # A file that is the same before and after the upload did not change in between.
         await segment.check_log()
         await confirm()
 
     async def _finish(
         self, segment: GatheredSegment, metadata: RemoteLogSegmentMetadata, deadline: float
     ) -> RemoteLogSegmentMetadata:
-        """Record that the copy is finished. From here on the copy may count, even if recording
-        fails.
-        """
+        """Record the copy as finished. From here on it may count, even if recording fails."""
         finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, self.wall_clock_ms())
         try:
             async with self._in_time(segment, deadline):
@@ -197,9 +190,7 @@ class SegmentCopier:
 
     @asynccontextmanager
     async def _in_time(self, segment: GatheredSegment, deadline: float) -> AsyncIterator[None]:
-        """Limit the block to `deadline`, also if the process was suspended and its timer has not
-        fired yet.
-        """
+        """Limit the block to `deadline`, also if a suspended process misses its timer."""
         late = StorageUnavailable(
             f"copy of {segment.tip} at {segment.start_offset} took over {self.copy_max_ms} ms"
         )
@@ -216,9 +207,7 @@ class SegmentCopier:
         self._note("segment_copy_failed", metadata, error)
 
     async def _record(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """Record `metadata`. The copy fails if another archiver took it for a dangling one and
-        removed it.
-        """
+        """Record `metadata`. The copy fails if another archiver removed it as a dangling one."""
         try:
             await self.rlmm.put(metadata)
         except ValueError as error:

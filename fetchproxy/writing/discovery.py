@@ -47,9 +47,7 @@ def partitions_of(topics: Iterable[TopicInfo]) -> list[TopicIdPartition]:
 
 
 class TopicDiscovery:
-    """Until the next `look` succeeds, the last result stands: an outage of the brokers changes no
-    topic.
-    """
+    """The last result stands until the next `look` succeeds, so an outage changes no topic."""
 
     def __init__(
         self, cluster: Cluster, pattern: str, interval_ms: int, health: Health | None = None
@@ -90,8 +88,7 @@ class TopicDiscovery:
                 raise  # an outage, or a topic that is being deleted: look again later
             known = self._configs.get(topic.topic_id)
             if known is None:
-                # Without the right to read the configuration, the archiver cannot tell if it is
-                # compacted.
+                # Without its configuration the archiver cannot tell if the topic is compacted.
                 return f"its configuration cannot be read ({error})"
             config = known  # the configuration as last read
         configs[topic.topic_id] = config

@@ -1,6 +1,4 @@
-"""Decides which partitions an archiver leads. The leader copies and deletes; followers stay
-current.
-"""
+"""Which partitions an archiver leads. A leader copies and deletes; a follower stays current."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ class Leadership:
     on_change: Callable[[], None] = staticmethod(lambda: None)
 
     def leads(self, tip: TopicIdPartition) -> bool:
-        """Whether this archiver leads the partition now. Never blocks. Called before each step that
-        writes.
-        """
+        """Whether it leads the partition now. Never blocks. Called before each step that writes."""
         return True
 
     async def run(self) -> None:
@@ -85,9 +81,7 @@ class Member:
 def assign(
     members: Mapping[str, Member], partition_counts: Mapping[str, int]
 ) -> dict[str, set[Partition]]:
-    """Each member's partitions in this round: even parts if all want the same topics and nothing
-    moves.
-    """
+    """Each member's partitions in this round: even if all want the same topics and none moves."""
     wanted = {topic for member in members.values() for topic in member.topics}
     every = frozenset(
         (topic, number) for topic in wanted for number in range(partition_counts.get(topic, 0))

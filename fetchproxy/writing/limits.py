@@ -13,17 +13,15 @@ class WritingLimits:
     # Time between two turns of a partition, and until its next turn after a remote error.
     rlm_process_interval_ms: int = 1_000
     rlm_retry_interval_ms: int = 5_000
-    # Time limit of a partition's turn without its copy: a silent broker or disk holds a worker no
-    # longer.
+    # Time limit of a turn without its copy: a silent broker or disk holds a worker no longer.
     turn_max_ms: int = 300_000
     # Time between two refreshes of a partition's archive, by leader and follower. If the store
     # holds the metadata, each refresh lists the partition, which S3 charges for.
     remote_refresh_interval_ms: int = 60_000
     # Bytes per fetch from a broker. `process.memory_bytes_max` counts with the default.
     fetch_bytes_max: int = FETCH_BYTES_MAX
-    # A local index file is rolled at this size, which bounds the read at a start after a crash, or
-    # if its segments were copied this long apart. When the log start rises, whole files are
-    # deleted.
+    # A local index file is rolled at this size, which bounds the read after a crash, or if its
+    # segments were copied this long apart. When the log start rises, whole files are deleted.
     local_index_file_bytes_max: int = 8 * MiB
     local_index_file_age_max_ms: int = 7 * 24 * 3_600_000
     # Time between two looks for new and deleted topics. Each is one request to the brokers.
@@ -33,8 +31,8 @@ class WritingLimits:
     retention_check_interval_ms: int = 300_000
     # Number of segments hidden or deleted before the partition's copying goes on.
     retention_deletes_per_turn_max: int = 16
-    # Retention by time waits until the clock has run evenly for this long, so that a wrong clock
-    # deletes nothing.
+    # Retention by time waits until the clock has run evenly for this long, so a wrong one deletes
+    # nothing.
     retention_clock_settle_ms: int = 60_000
     # Time between two looks for objects without metadata; each lists the partition. Such an object
     # is deleted after it was seen for `orphan_age_min_ms`: no less than the largest

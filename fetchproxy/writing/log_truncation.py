@@ -52,9 +52,7 @@ Transaction = tuple[int, int]  # producer id, first offset
 
 @dataclass(frozen=True, slots=True)
 class TruncationPlan:
-    """To be carried out in this order, so that readers see a shorter log at each step and never a
-    gap.
-    """
+    """In this order, so that readers see a shorter log at each step and never a gap."""
 
     drop: tuple[RemoteLogSegmentMetadata, ...]  # the highest first
     # The unclipped segments, the highest first -> their new end offsets.
@@ -65,9 +63,7 @@ class TruncationPlan:
 
 
 def plan_truncation(segments: Iterable[RemoteLogSegmentMetadata], offset: int) -> TruncationPlan:
-    """The plan after which no finished segment ends at or above `offset`. Copies under way check
-    themselves.
-    """
+    """After the plan no finished segment ends at or above `offset`. It skips copies under way."""
     above = [s for s in segments if s.is_finished and s.end_offset >= offset]
     above.sort(key=lambda s: (s.start_offset, s.end_offset), reverse=True)
     return TruncationPlan(
@@ -356,9 +352,7 @@ class LogTruncation:
             log.warning("segment_not_truncated", **metadata.logged, error=str(error))
 
     async def _restamped(self, clipped: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        """The segment with the largest timestamp of its remaining records; with the old one if they
-        cannot be read.
-        """
+        """`clipped` with the largest timestamp of its records, or the old one if unreadable."""
         try:
             max_timestamp_ms = await self._max_timestamp(clipped)
         except (CorruptSegment, ObjectNotFound, WireError) as error:

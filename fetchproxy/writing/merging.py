@@ -75,9 +75,7 @@ def still_stand(
 
 
 def merged_epochs(sources: Iterable[RemoteLogSegmentMetadata]) -> tuple[EpochStart, ...]:
-    """The epochs of all sources, each with its first offset. A segment repeats the epoch that it
-    begins in.
-    """
+    """The sources' epochs, each with its first offset. Each source repeats its first epoch."""
     found: list[EpochStart] = []
     for source in sources:
         for entry in source.segment_leader_epochs:
@@ -203,9 +201,7 @@ async def _append(
 
 
 async def _kafka_files(rsm: RemoteStorageManager, sources: Segments) -> KafkaFiles:
-    """The broker's own indexes, if every segment has them. The producer snapshot is the last
-    segment's.
-    """
+    """The broker's own indexes, if every segment has them. The snapshot is the last segment's."""
     snapshot = await _kafka_file(rsm, sources[-1], SegmentFile.PRODUCER_SNAPSHOT)
     offsets: list[tuple[bytes, int, int]] = []
     times: list[tuple[bytes, int]] = []
@@ -242,10 +238,10 @@ def _place(source: RemoteLogSegmentMetadata) -> str:
 
 
 # The archiver's own copier copies the merged segment. Until FINISHED is recorded nothing changes
-# for readers or archivers. From then on readers see the merged segment instead of the first segment
-# that it replaces, and each offset once. The replaced segments stay until the rule for spare copies
-# deletes them. A merger that is killed at any step leaves a dangling attempt, which is removed like
-# any other, or a finished merge.
+# for readers or archivers. From then on the view has the merged segment after the first one that it
+# replaces, and readers get each offset once. The replaced segments stay until the rule for spare
+# copies deletes them. A merger that is killed at any step leaves a dangling attempt, which is
+# removed like any other, or a finished merge.
 
 log = structlog.get_logger(__name__)
 
@@ -255,9 +251,7 @@ MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's default segment size (log.segme
 
 @dataclass(slots=True)
 class MergedPartition:
-    """`replaced` segments became `merged` segments of `size_bytes` in all; in a dry run, would
-    become.
-    """
+    """`replaced` segments became, or in a dry run would become, `merged` of `size_bytes` in all."""
 
     tip: TopicIdPartition
     merged: int = 0
@@ -280,9 +274,7 @@ class PartitionMerger:
     chunk_bytes: int = CHUNK_BYTES
 
     async def plan(self, tip: TopicIdPartition) -> list[Segments]:
-        """The groups to merge; none if the partition is being deleted. Raises
-        RemoteStorageError.
-        """
+        """The groups to merge; none for a partition being deleted. Raises RemoteStorageError."""
         found = await self._look(tip)
         return [] if found is None else plan_merges(*found, bytes_max=self.bytes_max)
 
@@ -295,9 +287,7 @@ class PartitionMerger:
         return self.rlmm.list_remote_log_segments(tip), view
 
     async def merge(self, tip: TopicIdPartition) -> MergedPartition:
-        """Carry out the whole plan. Merges that finished before an error count. Raises
-        RemoteStorageError, OSError (disk).
-        """
+        """Carry out the plan; finished merges count. Raises RemoteStorageError, OSError (disk)."""
         done = MergedPartition(tip)
         for sources in await self.plan(tip):
             try:

@@ -67,8 +67,7 @@ def _remember(marker: Path) -> None:
 # archive, if this machine has seen one there, or if brokers lack records that archivers delete
 # there (docs/adr/0037).
 
-# The listener starts after at most this time (s), because clients wait for it. Open checks go on
-# later in `run`.
+# The listener waits at most this time (s), because clients wait for it. `run` does the rest.
 AT_START_MAX_S = 3.0
 RETRY_PAUSE_S = 1.0
 # Time (s) within which the writer notices a lost archive. Each check is one small read.
@@ -82,9 +81,7 @@ _OF_THE_ARCHIVE: Mapping[Kind, type[Exception]] = {
 
 @dataclass(eq=False, repr=False)
 class OwnArchive:
-    """One for each process; `run` is its task. `archives`: True if this process writes to the
-    archive.
-    """
+    """One for each process; `run` is its task. `archives`: this process writes to the archive."""
 
     config: Config
     rsm: RemoteStorageManager
@@ -146,9 +143,7 @@ class OwnArchive:
             return  # `run` reports it
 
     async def run(self) -> None:
-        """Runs until it is cancelled: tries to confirm the archive, then checks that it is still
-        there. Raises as `at_start`.
-        """
+        """Confirms the archive, then checks for ever that it is there. Raises as `at_start`."""
         while not self.confirmed.is_set():
             await self._try(self.confirm)
             if not self.confirmed.is_set():
@@ -173,8 +168,8 @@ class OwnArchive:
         return True
 
     def _note(self, error: RemoteStorageError | ClusterError | None) -> None:
-        """Report a missing or foreign archive. If the store or the brokers do not answer, only log
-        it: their callers report it.
+        """Report a missing or foreign archive. An unreachable store or broker is only logged here:
+        its callers report it.
         """
         for kind, of_it in _OF_THE_ARCHIVE.items():
             self.health.keep(
@@ -189,8 +184,7 @@ class OwnArchive:
 
     async def _tell(self) -> None:
         """Report problems that otherwise the first reader would find."""
-        # List the store first: a copy that begins meanwhile is in the topic before it is in the
-        # store.
+        # The store first: a new copy is in the topic before it is in the store.
         by_topic = self.config.metadata.manager == "topic"
         stored = await self.rsm.list_partitions() if by_topic else []
         partitions = set(await self.rlmm.list_partitions())
@@ -231,7 +225,7 @@ class OwnArchive:
         await self._check_nothing_trimmed(there, known)
 
     async def _check_nothing_trimmed(self, there: str, known: Set[UUID]) -> None:
-        """Archivers trim only what they have archived. `known`: the topics of this archive."""
+        """Archivers trim only archived records. `known`: the topics of this archive."""
         topics = matching_topics(self.config.archive.topics or "", await self.cluster.topics(0))
         if not known.isdisjoint(topic.topic_id for topic in topics):
             return
@@ -256,8 +250,8 @@ class OwnArchive:
 
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
-    """State that the rebuilt metadata topic is authoritative from now on. Raises ArchiveMismatch at
-    a mirror.
+    """State that the rebuilt metadata topic rules from now on. Raises ArchiveMismatch at a
+    mirror.
     """
     said = await rsm.identity.look()
     if said is not None:

@@ -434,9 +434,7 @@ class ManagedPartition:
         )
 
     async def stop(self, error: FetchProxyError) -> None:
-        """Stop the partition and overwrite nothing archived: only an operator can say which log is
-        right.
-        """
+        """Stop, and overwrite nothing archived: only an operator can say which log is right."""
         await self.release()
         # No await from here until the turn is over.
         self.given_up = isinstance(error, CompactedLog)
@@ -451,8 +449,7 @@ class ManagedPartition:
             self.watch.disk_failed(self.tip, error)
         if self.stopped:
             return  # the operator must see why it stopped, not this error
-        # A failing store fails for all partitions: log one line a minute, not one for each
-        # partition.
+        # A failing store fails for all partitions: log one line a minute for all of them.
         about = "store" if isinstance(error, RemoteStorageError) else self.tip.topic
         self.warnings.warn("partition_process_failed", about, **self.tip.logged, error=message)
         self.failed(message)

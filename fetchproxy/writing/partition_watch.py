@@ -77,10 +77,9 @@ def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
     return f"the brokers delete {' and '.join(limits) or 'nothing'}"
 
 
-# A used share of 1 means that the broker may delete the oldest unarchived record. It is measured by
-# time and bytes, not by offsets: the log start moves a segment at a time. If a topic has little
-# traffic, all its unarchived records may be one deletion away by offsets, and safe for days by the
-# clock.
+# At a used share of 1 the broker may delete the oldest unarchived record. The share is by time and
+# bytes, not by offsets: the log start moves a segment at a time, so all unarchived records of a
+# topic with little traffic may be one deletion away by offsets, and safe for days by the clock.
 
 
 def _deleted_in_ms(used: float, since: float, for_ms: int) -> int | None:
@@ -113,8 +112,7 @@ class PartitionWatch:
         self._concerns = concerns
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
         self._watched: dict[TopicIdPartition, _Watched] = {}
-        # Partitions that are not archived because this archiver's disk is full, failing or
-        # read-only.
+        # Partitions not archived because this archiver's disk is full, failing or read-only.
         self._disk = f"{socket.gethostname()}, {config.spool_dir or tempfile.gettempdir()}"
         self._disk_errors: dict[TopicIdPartition, str] = {}
         metrics.ARCHIVER_DISK_FAILING.set(0)
@@ -219,9 +217,7 @@ class PartitionWatch:
         health.report(Condition(kind, what, self._disk, until=deleted_at(least_ms)))
 
     def for_people(self, configs: Iterable[Mapping[str, str] | None]) -> ForPeople:
-        """The texts for the status page. `configs`: of the topics that this archiver gathers. Never
-        blocks.
-        """
+        """Texts for people. `configs`: of the topics that this archiver gathers. Never blocks."""
         failing = self._concerns.health.reported(Kind.ARCHIVER_DISK_FAILING, self._disk)
         limits = [broker_retention(config or {}) for config in configs]
         ages = [limit.ms for limit in limits if limit.ms is not None]

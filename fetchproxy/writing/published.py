@@ -36,7 +36,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
-# Time limit of a write. After an outage a request that hangs must be over before readers miss this
+# Time limit (s) of a write. After an outage a hanging request must end before readers miss this
 # archiver.
 _WRITE_MAX_S = 4.0
 # Least time between two writes of changes: 10,000 partitions are 150 KB.

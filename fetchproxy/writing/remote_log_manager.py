@@ -61,9 +61,7 @@ from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
 def open_source(
     config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int
 ) -> Callable[[TopicIdPartition, Spool], SegmentGatherer]:
-    """Opens the segment source. Starts nothing; reads the log directories' properties. Raises
-    ConfigError as `open_log_dirs`.
-    """
+    """Starts nothing; reads log directories' properties. Raises ConfigError as `open_log_dirs`."""
     pace = CopyPace(config.copy_bytes_per_s_max)
     if config.log_dirs is not None:
         log_dirs = open_log_dirs(config)
@@ -80,8 +78,7 @@ def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
 
 
-# heartbeat.interval.ms, or a sixth of a short session: a member that loses a few heartbeats keeps
-# its partitions.
+# heartbeat.interval.ms, or a sixth of a short session: a few lost heartbeats cost no partition.
 HEARTBEAT_INTERVAL_MS = 3_000
 HEARTBEATS_PER_SESSION = 6
 
@@ -178,8 +175,7 @@ class _Archiver:
         )
 
 
-# Unfinished uploads of killed copies cost money in a store but harm nothing: a rare check is
-# enough.
+# Unfinished uploads of killed copies cost money but harm nothing: a rare check is enough.
 _STALE_UPLOADS_INTERVAL_S = 3600.0
 # Without jitter all instances of a restarted fleet would look for topics in the same moment.
 _DISCOVERY_JITTER = 0.1
@@ -335,9 +331,7 @@ class RemoteLogManager(_Archiver):
         )
 
     def _leadership_changed(self) -> None:
-        """A partition that is newly led is due at once, and one that is not led any more is
-        released.
-        """
+        """A newly led partition is due at once; one that is not led any more is released."""
         for tip, partition in self._partitions.items():
             if partition.led != partition.leads:
                 partition.led = partition.leads
@@ -408,15 +402,14 @@ class RemoteLogManager(_Archiver):
             await partition.stop(error)
             if partition.given_up:
                 self._schedule.unassign(tip)
-            # The partition stays scheduled, so an operator's decision takes effect without a
-            # restart.
+            # The partition stays scheduled: an operator's decision takes effect without a restart.
             kept = self._schedule.succeeded(tip, loop.time())
         except (FetchProxyError, OSError) as error:
             partition.note_failure(error)
             kept = self._schedule.failed(tip, loop.time())
         except Exception as error:
-            # The top of a background loop: a defect in one partition must not end the archiving of
-            # the others.
+            # The top of a background loop: a defect of one partition must not end the others'
+            # turns.
             log.exception("partition_process_crashed", **tip.logged)
             partition.failed(repr(error))
             kept = self._schedule.failed(tip, loop.time())
@@ -482,9 +475,7 @@ class ArchivePass(_Archiver):
         return super().topic_config(topic_id)
 
     async def run(self) -> list[TopicIdPartition]:
-        """Archive all that `archive.topics` matches, and return the partitions. `discovery` has the
-        refused topics.
-        """
+        """Archive all matching partitions and return them. `discovery` has the refused topics."""
         tips = partitions_of(await self.discovery.look())
         await self.archive(tips)
         return tips

@@ -42,9 +42,7 @@ class ProcessingSchedule:
         entry.deleted = False
 
     def hasten(self, tip: TopicIdPartition) -> None:
-        """Make the partition due at once, as if new. One that a worker has keeps the time of its
-        turn.
-        """
+        """Make the partition due at once, as if new, unless a worker has it."""
         entry = self._entries.get(tip)
         if entry is not None and not entry.in_process:
             self._push(tip, entry, 0.0)

@@ -91,9 +91,7 @@ class PartitionArchiveStatus:
 
     @property
     def lost(self) -> tuple[int, int] | None:
-        """First and last offset of records that the brokers deleted before they were copied. None
-        once it is recorded as a gap.
-        """
+        """First and last offset that the brokers deleted uncopied. None once it is a gap."""
         if self.archive_end is None or self.log_start_offset is None:
             return None
         first = max(self.archive_end, self.gathered_end or 0, self.raised_log_start)

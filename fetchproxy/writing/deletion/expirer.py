@@ -69,8 +69,7 @@ log = structlog.get_logger(__name__)
 
 # Steady retention hides a few of many segments; a typo, or a clock weeks ahead, hides nearly all.
 STEP_SHARE_MAX = 0.5
-# An older announcement is ignored: its settings may be forgotten. A weekly `archive --once` still
-# finds its own.
+# Older announcements do not count: nobody remembers why. A weekly `archive --once` finds its own.
 FORGOTTEN_AFTER_GRACES = 30
 VERSION = 1
 
@@ -125,16 +124,13 @@ class RetentionBrake:
     grace_ms: int
 
     def __post_init__(self) -> None:
-        # Only the partition's leader writes announcements, so the last read or written one is
-        # current.
+        # Only the partition's leader writes it, so the last read or written one is current.
         self._known: dict[TopicIdPartition, Announcement | None] = {}
 
     async def released(
         self, view: PartitionView, start: int | None, now_ms: int, *, doubtful: bool
     ) -> int | None:
-        """As `plan_step`, but None also while the step waits. The caller must call `done` after the
-        step.
-        """
+        """As `plan_step`, but None also while the step waits. Call `done` after the step."""
         announced = await self._announced(view.tip)
         step = plan_step(view, start, announced, now_ms, self.grace_ms, doubtful=doubtful)
         if isinstance(step, Announcement):
@@ -237,9 +233,7 @@ class SegmentLooks:
         )
 
     async def damage(self, segments: Iterable[RemoteLogSegmentMetadata]) -> str | None:
-        """The damage of the first segment that is not whole, in words. None: all are whole. Raises
-        RemoteStorageError.
-        """
+        """The damage of the first damaged one. None: all are whole. Raises RemoteStorageError."""
         for segment in segments:
             if segment.segment_id.id not in self._sound:
                 if found := await self._damage(segment):
@@ -406,8 +400,8 @@ class Expirer:
     async def _retained_from(
         self, view: PartitionView, retention: Retention, now_ms: int
     ) -> tuple[int | None, bool]:
-        """(the first offset that retention keeps, whether the clock is in doubt). None: it keeps
-        all.
+        """(the first offset that retention keeps, or None for all; whether the clock is
+        doubted).
         """
         self._witness.saw(view)
         start = retained_from(view, retention, now_ms)
@@ -423,9 +417,7 @@ class Expirer:
         return by_bytes, False
 
     async def _remove(self, view: PartitionView, now_ms: int) -> float:
-        """Hide and delete some segments. `view` was just read. Returns the time until more may go
-        (s).
-        """
+        """Hide and delete some segments. `view` was just read. Returns the time until more (s)."""
         tip = view.tip
         segments = self.rlmm.list_remote_log_segments(tip)
         metrics.REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
@@ -505,9 +497,7 @@ class Expirer:
         return False
 
     async def _is_word_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """Whether readers get the segment without its objects, although whole ones hold all its
-        offsets.
-        """
+        """Whether readers get the segment without objects, although whole ones have its offsets."""
         tip = segment.topic_id_partition
         view = self.rlmm.view(tip)
         if view is None or not await self._looks.only_metadata_left(segment):
@@ -540,8 +530,7 @@ class Expirer:
         try:
             await self.rlmm.put(segment.with_state(state, self.wall_clock_ms()))
         except ValueError as error:
-            # Another archiver that leads, or has led until now, was faster. The next look shows its
-            # state.
+            # Another archiver that leads, or has led until now, was faster. The next look shows it.
             log.info(
                 "segment_deleted_by_another",
                 **segment.topic_id_partition.logged,

@@ -39,8 +39,7 @@ from fetchproxy.writing.limits import WritingLimits
 
 log = structlog.get_logger(__name__)
 
-# After this time (s) the checked part is trimmed, and the next turn goes on: copying waits
-# meanwhile.
+# After this time (s) a turn trims the checked part and goes on: copying waits meanwhile.
 _LOOKS_ENOUGH_S = 5.0
 
 
@@ -116,9 +115,7 @@ class LocalRetention:
             self._allow(tip.topic)
 
     async def trim(self, tip: TopicIdPartition) -> None:
-        """For the leader, at an interval. May be repeated. Raises RemoteStorageError,
-        ClusterError.
-        """
+        """For the leader, at an interval. Idempotent. Raises RemoteStorageError, ClusterError."""
         loop_s = asyncio.get_running_loop().time()
         now_ms = self._clock.now_ms(loop_s)
         if now_ms is None or loop_s < self._due_at.get(tip, 0.0):
@@ -169,7 +166,7 @@ class LocalRetention:
         return whole_to < target
 
     async def _whole_up_to(self, view: PartitionView, start: int, target: int) -> int | None:
-        """The offset, `target` at most, up to which the archive's objects are whole. None: some are
+        """The offset, at most `target`, up to which the archive's objects are whole. None: some are
         damaged or gone, so others may be too.
         """
         loop = asyncio.get_running_loop()

@@ -1,6 +1,4 @@
-"""Deletes the archive of a topic that was deleted in the cluster: automatically, never by
-mistake.
-"""
+"""Deletes the archive of a topic that the cluster has deleted: by itself, never by mistake."""
 
 from __future__ import annotations
 
@@ -38,8 +36,8 @@ from fetchproxy.writing.limits import WritingLimits
 # (`clusters/<id>.topics`), and a look renews it only if some of them still exist.
 
 VERSION = 1
-# Share of the archived topics, if two or more. If more are gone at once, an operator must confirm
-# it.
+# Share of the archived topics. If two or more, and a larger share, are gone at once, an operator
+# must confirm that they were deleted.
 GONE_SHARE_MAX = 0.5
 
 
@@ -74,9 +72,7 @@ def doubt_of_cluster(
 def moved_on(
     before: ClusterTopics, alive: Set[UUID], denied: Set[UUID], archived: Set[UUID]
 ) -> ClusterTopics:
-    """The topics after a look that counts. An archived topic that is neither seen nor denied stays
-    as it was.
-    """
+    """The topics after a look that counts. A topic neither seen nor denied stays as it was."""
     unseen = (before.alive & archived) - alive - denied
     gone = ((before.gone | (before.alive & denied)) & archived) - alive
     return ClusterTopics(frozenset(alive | unseen), frozenset(gone))
@@ -108,13 +104,11 @@ def decode_cluster_topics(raw: bytes) -> ClusterTopics:
 #
 # An archive is deleted only if all of this holds, however long it takes:
 # - this cluster, by its id, has had the topic: an archiver has seen it alive there and recorded
-#   that
-#   in the store. Archives of other clusters, and restored ones, have no such record;
+#   that in the store. Archives of other clusters, and restored ones, have no such record;
 # - the cluster denies the topic by name and by id. An error, or no right to see it, denies nothing.
-#   A
-#   topic of the same name that was created again has another id, and is another log;
-# - it has denied it at every look for `topic_deletion_grace_ms`;
-# - other topics of the cluster were there when this one disappeared (see above).
+#   A topic of the same name that was created again has another id, and is another log;
+# - the cluster has denied it at every look for `topic_deletion_grace_ms`;
+# - other topics of the cluster were there when this topic disappeared (see above).
 
 log = structlog.get_logger(__name__)
 
@@ -153,9 +147,7 @@ class PartitionDeletion:
             await asyncio.sleep(self.limits.topic_deletion_check_interval_ms / 1000)
 
     async def look(self) -> None:
-        """Look for deleted topics and carry out the due deletions. Raises ClusterError,
-        RemoteStorageError.
-        """
+        """Look for deleted topics; delete what is due. Raises ClusterError, RemoteStorageError."""
         topics: dict[tuple[UUID, str], list[TopicIdPartition]] = {}
         for tip in await self.rlmm.list_partitions():
             topics.setdefault((tip.topic_id, tip.topic), []).append(tip)

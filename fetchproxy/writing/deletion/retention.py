@@ -1,6 +1,4 @@
-"""Decides what retention has passed, which settings count, and if the clock can be trusted.
-Pure.
-"""
+"""Decides what retention has passed, which settings count, and if the clock is right. Pure."""
 
 from __future__ import annotations
 
@@ -95,9 +93,7 @@ def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:
 
 
 def _own(topic_config: Mapping[str, str] | None) -> Mapping[str, int]:
-    """The topic's settings by the names of ours, without those that the topic does not set
-    itself.
-    """
+    """The topic's settings by our settings' names, without those that the topic does not set."""
     if topic_config is None:
         return dict.fromkeys(_SETTINGS, UNLIMITED)
     ours, theirs = ("remote_log", "") if _tiered(topic_config) else ("local", "local.")
@@ -201,8 +197,7 @@ class SteadyClock:
 
 # As Kafka's RemoteLogManager (RetentionSizeData, RetentionTimeData): deletes the oldest segments
 # first and stops at the first one that stays, by its newest record's timestamp and by the bytes
-# above the limit. Bytes count once: those of finished segments, without the offsets that an earlier
-# segment has too.
+# above the limit. Offsets that two finished segments hold count once.
 
 State = RemoteLogSegmentState
 
@@ -242,9 +237,7 @@ def passed_up_to(
 
 
 def newest_timestamp_ms(segment: RemoteLogSegmentMetadata) -> int:
-    """The newest timestamp of its records; without timestamps the time of its copy, as Kafka takes
-    the file's time.
-    """
+    """The newest timestamp of its records, else the time of its copy. (Kafka takes the file's.)"""
     if segment.max_timestamp_ms >= 0:
         return segment.max_timestamp_ms
     return segment.event_timestamp_ms
@@ -289,8 +282,7 @@ def plan_removals(
     no archiver works on them any more; and copies as old whose offsets others hold (two archivers
     were active at once). `segments`: all that the metadata name, in any state, read with `view`.
     """
-    # Segments of another history of the log stay until an operator decides otherwise
-    # (`LogHistory`).
+    # Segments of another history of the log stay until an operator decides (`LogHistory`).
     segments = tuple(s for s in segments if not s.is_finished or view.history.shows(s))
     spare = spare_copies(segments, view, now_ms - attempt_age_max_ms)
     hide: list[RemoteLogSegmentMetadata] = []

@@ -1,6 +1,4 @@
-"""The `log-dirs` source: takes rolled segment files of a broker on this host, each as one
-segment.
-"""
+"""The `log-dirs` source: each rolled segment file of a broker on this host is one segment."""
 
 from __future__ import annotations
 
@@ -475,9 +473,7 @@ class LogDirsGatherer(SegmentGatherer):
         return RolledSegment(self.tip, folder, txn_indexes, *found, position)
 
     async def _take(self, rolled: RolledSegment) -> None:
-        """Takes nothing if the broker has just deleted the segment: the next look finds a new log
-        start.
-        """
+        """Takes nothing if the broker has just deleted it: the next look finds a new log start."""
         stop = threading.Event()
         path = self.spool.new_file()
         try:

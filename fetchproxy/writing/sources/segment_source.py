@@ -53,8 +53,7 @@ class Spool:
     async def __aenter__(self) -> Self:
         """Raises OSError if the folder cannot be created."""
         await asyncio.to_thread(self._remove_leftovers)
-        # Not in the thread, which goes on after a cancelled start and would leave its folder
-        # behind.
+        # Not in the thread, which goes on after a cancelled start and would leave a folder.
         self._take_folder()
         return self
 
@@ -111,9 +110,7 @@ class LogGap:
 
 @dataclass(eq=False, repr=False)
 class SegmentGatherer(ABC):
-    """Gathers one partition's next segment for its PartitionArchiver, which calls one method at a
-    time.
-    """
+    """Gathers one partition's next segment. Its PartitionArchiver calls one method at a time."""
 
     tip: TopicIdPartition
     spool: Spool
@@ -273,9 +270,7 @@ class CopyPace:
         self._turns = asyncio.Lock()
 
     def step(self, bytes_max: int) -> int:
-        """The limit of one read: at most the bytes of one second, so that it is not in debt for
-        long.
-        """
+        """The limit of one read: one second's bytes at most, so that no read owes for long."""
         return min(bytes_max, self._bytes_per_s_max or bytes_max)
 
     async def turn(self, until: float | None) -> bool:
