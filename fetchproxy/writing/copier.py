@@ -49,7 +49,7 @@ async def delete_segment(
     segment: RemoteLogSegmentMetadata,
     wall_clock_ms: Callable[[], int],
 ) -> None:
-    """Delete the segment at once, even under readers. Raises RemoteStorageError, ValueError."""
+    """Delete the segment at once, even while it is read. Raises RemoteStorageError, ValueError."""
     if segment.state is not State.DELETE_SEGMENT_STARTED:
         await rlmm.put(segment.with_state(State.DELETE_SEGMENT_STARTED, wall_clock_ms()))
     await rsm.delete_log_segment_data(segment)

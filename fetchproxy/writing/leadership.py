@@ -1,4 +1,4 @@
-"""Which partitions an archiver leads. A leader copies and deletes; a follower stays current."""
+"""Decides which partitions an archiver leads. Leaders copy and delete; followers stay current."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability import metrics
 
-# Leadership saves work; it is no lock. Two leaders of one partition (one was paused, or has not
+# Leadership saves work; it is not a lock. Two leaders of one partition (one was paused, or has not
 # heard of the change yet) do no harm: segments have ids of their own, and each copy begins with a
 # fresh look at the archive.
 
@@ -131,7 +131,7 @@ log = structlog.get_logger(__name__)
 
 _SUBSCRIPTION_VERSION = 2  # has owned partitions (KIP-429) and their generation
 _ASSIGNMENT_VERSION = 1
-_MEMBER_COUNT = struct.Struct(">I")  # in an assignment's user data: tells all members
+_MEMBER_COUNT = struct.Struct(">I")  # in an assignment's user data, for all members
 
 
 class ConsumerGroupLeadership(Leadership, GroupDuties):
@@ -149,7 +149,7 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         return self._member.holds(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
-        await self._managed.wait()  # no use in a group without topics
+        await self._managed.wait()  # it joins only once there are topics
         try:
             await self._member.run()
         finally:
@@ -162,8 +162,8 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
 
     def manage(self, topics: Iterable[TopicInfo]) -> None:
         """If topics or partitions have changed, the member joins again so that they are shared out.
-        The coordinator starts a rebalance for the group's leader, but not for another member whose
-        topics are the same.
+        The coordinator then starts a rebalance only if the member's topics have changed, or it is
+        the group's leader.
         """
         before = self._topics
         self._topics = {topic.name: len(topic.leaders) for topic in topics}
@@ -247,7 +247,7 @@ def _decoded(kind: Any, message: bytes) -> Any:
     try:
         return kind.decode(message)
     except (struct.error, ValueError, IndexError, KeyError) as error:
-        # The group that should be ours has members of another kind or program.
+        # Our group has a member of another kind or program.
         raise ClusterError(f"another member's {kind.__name__} is malformed: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""Bounds of the archiver that are no settings. Tests pass other values."""
+"""Bounds of the archiver that are not settings. Tests pass other values."""
 
 from __future__ import annotations
 

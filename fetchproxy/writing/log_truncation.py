@@ -63,7 +63,7 @@ class TruncationPlan:
 
 
 def plan_truncation(segments: Iterable[RemoteLogSegmentMetadata], offset: int) -> TruncationPlan:
-    """After the plan no finished segment ends at or above `offset`. It skips copies under way."""
+    """No finished segment may end at or above `offset`. Copies under way check it themselves."""
     above = [s for s in segments if s.is_finished and s.end_offset >= offset]
     above.sort(key=lambda s: (s.start_offset, s.end_offset), reverse=True)
     return TruncationPlan(
@@ -126,9 +126,9 @@ def decided_below(
     archived: Iterable[AbortedTxn],
     leader: Collection[Transaction] | None,
 ) -> int:
-    """`offset`, or a lower one if a transaction that was open there may have ended differently. The
-    archive below it is below the leader's last stable offset, and of the transactions that began
-    before it and ended above it the archive and the leader list the same as aborted.
+    """`offset`, lowered to the leader's last stable offset and to the start of any transaction that
+    began before `offset`, ended above it, and was aborted in only one of the archive and the
+    leader's log.
 
     `archived`: the transaction index of `below`.
     `below`: the segment with `offset` - 1.
@@ -137,7 +137,7 @@ def decided_below(
     """
     if leader is None or below is None:
         return min(offset, last_stable_offset)
-    # If the segment ends at `offset`, an entry's end may be the marker's or the segment's own.
+    # If the segment ends right below `offset`, an entry may end at its marker or with the segment.
     ended = offset if below.stored_end_offset >= offset else offset - 1
     ours = {
         (entry.producer_id, entry.first_offset)

@@ -251,7 +251,7 @@ MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's default segment size (log.segme
 
 @dataclass(slots=True)
 class MergedPartition:
-    """`replaced` segments became, or in a dry run would become, `merged` of `size_bytes` in all."""
+    """`replaced` segments became `merged` ones of `size_bytes` in all (dry run: would become)."""
 
     tip: TopicIdPartition
     merged: int = 0

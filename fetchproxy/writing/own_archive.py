@@ -250,7 +250,7 @@ class OwnArchive:
 
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
-    """State that the rebuilt metadata topic rules from now on. Raises ArchiveMismatch at a
+    """State that the rebuilt metadata topic is the valid one. Raises ArchiveMismatch at a
     mirror.
     """
     said = await rsm.identity.look()

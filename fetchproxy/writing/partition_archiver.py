@@ -303,7 +303,7 @@ class PartitionArchiver:
 
     async def _confirm(self, resumed: Resumed, segment: GatheredSegment) -> None:
         """The last check before the copy counts, within the copy's time limit: the archive must
-        still end where it ended. The retention of spare copies (`orphans`) relies on this.
+        still end where it ended. The rule for spare copies (`orphans`) relies on this.
         """
         resumed.leader_epoch = await self.truncation.confirm(segment, resumed)
         view = await self._fresh_view()
@@ -371,7 +371,7 @@ class ManagedPartition:
             self.step = None
 
     async def release(self) -> None:
-        """This archiver does not lead the partition any more."""
+        """Forget the partition's local state: this archiver does not lead it any more."""
         self.expirer.forget(self.tip)
         self.local_retention.forget(self.tip)
         await self.archiver.release()
@@ -401,7 +401,7 @@ class ManagedPartition:
         self, topic_config: Mapping[str, str] | None, edges: LogEdges | None
     ) -> PartitionArchiveStatus:
         """The status. The range is from step 3; a leader's end includes its own copies since.
-        `edges`: of the brokers' log, asked for apart from the turns.
+        `edges`: of the brokers' log, read independently of the turns.
         """
         retention_used, deleted_in_ms = self.watch.margin(self.tip)
         known, view = self.archiver.status(), self.view

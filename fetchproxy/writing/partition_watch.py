@@ -29,7 +29,7 @@ from fetchproxy.writing.status import (
 
 log = structlog.get_logger(__name__)
 
-# A concern from this share on: of the brokers' retention, used by the oldest unarchived record.
+# The share of the brokers' retention, used by the oldest unarchived record, that is a concern.
 MARGIN_WARN_SHARE = 0.5
 
 WATCH_INTERVAL_S = 5.0
@@ -196,7 +196,7 @@ class PartitionWatch:
             self._look_at_disk()
 
     def _look_at_disk(self) -> None:
-        """Also called at each look: the time until the brokers delete falls by itself."""
+        """Also called at each look, because the time until the brokers delete shrinks by itself."""
         kind, health, count = (
             Kind.ARCHIVER_DISK_FAILING,
             self._concerns.health,
@@ -281,8 +281,8 @@ class PartitionWatch:
         status: PartitionArchiveStatus, watched: _Watched, now_ms: int
     ) -> int | None:
         """The age of the oldest unarchived record: by its timestamp if it was read, else since it
-        was first known to wait. 0: none waits. None: not known. A status without news leaves
-        waiting records waiting.
+        was first known to wait. 0: none waits. None: not known. A status that knows nothing new
+        changes nothing.
         """
         if status.archive_end is not None and status.archive_end != watched.archive_end:
             watched.archive_end, watched.waiting_since_ms = status.archive_end, None

@@ -1,4 +1,4 @@
-"""What an archiver publishes in the store: how far it gathers, and what the archive has to hold."""
+"""Publishes in the store how far an archiver gathers, and what its archive has to hold."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class _Archiver:
         clock, limits = self.wall_clock_ms, self.limits
         if config.topics is None:
             raise ValueError("archive.topics is not set")
-        self.concerns = ArchiverConcerns(rsm.objects)  # other parts show it
+        self.concerns = ArchiverConcerns(rsm.objects)  # for the parts that show it
         self.discovery = TopicDiscovery(
             cluster, config.topics, limits.discovery_interval_ms, self.concerns.health
         )
@@ -408,7 +408,7 @@ class RemoteLogManager(_Archiver):
             partition.note_failure(error)
             kept = self._schedule.failed(tip, loop.time())
         except Exception as error:
-            # The top of a background loop: a defect of one partition must not end the others'
+            # The top of a background loop: one partition's defect must not end other partitions'
             # turns.
             log.exception("partition_process_crashed", **tip.logged)
             partition.failed(repr(error))

@@ -69,7 +69,7 @@ log = structlog.get_logger(__name__)
 
 # Steady retention hides a few of many segments; a typo, or a clock weeks ahead, hides nearly all.
 STEP_SHARE_MAX = 0.5
-# Older announcements do not count: nobody remembers why. A weekly `archive --once` finds its own.
+# Older ones do not count: their settings are forgotten. A weekly `archive --once` finds its own.
 FORGOTTEN_AFTER_GRACES = 30
 VERSION = 1
 
@@ -124,7 +124,7 @@ class RetentionBrake:
     grace_ms: int
 
     def __post_init__(self) -> None:
-        # Only the partition's leader writes it, so the last read or written one is current.
+        # Only the partition's leader writes it, so the last value read or written is current.
         self._known: dict[TopicIdPartition, Announcement | None] = {}
 
     async def released(
@@ -212,8 +212,8 @@ def _utc(at_ms: int) -> str:
 # Checks that segments are in the store as their metadata say, before segments that they replace go.
 #
 # Metadata say what was copied. A lifecycle rule, a person or a mistyped prefix may remove objects
-# without changing them, and a listing may be old. So the checks request the objects in small reads.
-# They do not read the records: `verify` does.
+# but leave their metadata, and a listing may be old. So the checks request the objects in small
+# reads. They do not read the records: `verify` does.
 
 # Twenty replaced segments need one check of their replacement. Less than `retention_grace_ms`, so
 # segments that were checked before hiding are checked again before deletion.
@@ -233,7 +233,7 @@ class SegmentLooks:
         )
 
     async def damage(self, segments: Iterable[RemoteLogSegmentMetadata]) -> str | None:
-        """The damage of the first damaged one. None: all are whole. Raises RemoteStorageError."""
+        """The damage of the first damaged segment, if any. Raises RemoteStorageError."""
         for segment in segments:
             if segment.segment_id.id not in self._sound:
                 if found := await self._damage(segment):
@@ -400,9 +400,7 @@ class Expirer:
     async def _retained_from(
         self, view: PartitionView, retention: Retention, now_ms: int
     ) -> tuple[int | None, bool]:
-        """(the first offset that retention keeps, or None for all; whether the clock is
-        doubted).
-        """
+        """(the first offset that retention keeps, None for all; whether the clock is doubted)."""
         self._witness.saw(view)
         start = retained_from(view, retention, now_ms)
         by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)

@@ -1,4 +1,4 @@
-"""Deletes safely archived records from the brokers, if the archiver owns local retention.
+"""Deletes archived records from the brokers, if the archiver owns local retention.
 
 Outside a broker nothing makes retention wait for the copy (in KIP-405 local segments do). So the
 topic's own retention is unlimited. The archiver sends DeleteRecords to the broker itself, up to the

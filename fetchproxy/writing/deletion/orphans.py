@@ -1,4 +1,4 @@
-"""Finds deletions apart from retention: objects without metadata, and spare copies of segments."""
+"""Finds deletions besides retention's: objects without metadata, and spare copies of segments."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fetchproxy.storage.stores.object_store import StoredObject
 # Finds finished segments that may be deleted because others hold the same offsets. Pure.
 #
 # Two archivers that were active at once have copied the same log, cut at different offsets. Each
-# copy begins where a copy that was finished before it ends. So from the end of these copies a chain
-# leads back that has each offset once; the other copies are spare. This is settled only when all of
-# them are old: until then a copy may be finished that continues one that looked spare.
+# copy begins at the end of an earlier finished copy. So from the end of these copies a chain leads
+# back that has each offset once; the other copies are spare. This is settled only when all of them
+# are old: until then a copy may be finished that continues one that looked spare.
 
 Segments = Sequence[RemoteLogSegmentMetadata]
 

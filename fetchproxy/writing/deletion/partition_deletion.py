@@ -29,7 +29,8 @@ from fetchproxy.writing.copier import delete_segment
 from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
 from fetchproxy.writing.limits import WritingLimits
 
-# Which topics a cluster had at the last look, and whether it can still be the same cluster. Pure.
+# Records a cluster's topics, and decides if it can still be the same cluster as at the last look.
+# Pure.
 #
 # A cluster that was wiped and formatted again with the same id denies every topic that it had: each
 # looks like a deleted topic. So the store keeps a list of the cluster's topics
@@ -158,7 +159,7 @@ class PartitionDeletion:
         cluster_id = await self.cluster.cluster_id()
         if not cluster_id:
             return
-        if self.config.topic_deletion == "keep":  # topics gone by now keep their archive
+        if self.config.topic_deletion == "keep":  # topics gone by now keep their archive for good
             noted = await self._noted(cluster_id)
             await self._note(cluster_id, noted, ClusterTopics(frozenset(alive)))
             return

@@ -279,8 +279,9 @@ def plan_removals(
     attempt_age_max_ms: int,
 ) -> Removals:
     """Plans to hide segments below the log start; attempts older than `attempt_age_max_ms`, because
-    no archiver works on them any more; and copies as old whose offsets others hold (two archivers
-    were active at once). `segments`: all that the metadata name, in any state, read with `view`.
+    no archiver works on them any more; and copies of that age whose offsets others hold (two
+    archivers were active at once). `segments`: all that the metadata name, in any state, read with
+    `view`.
     """
     # Segments of another history of the log stay until an operator decides (`LogHistory`).
     segments = tuple(s for s in segments if not s.is_finished or view.history.shows(s))

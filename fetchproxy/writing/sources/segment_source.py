@@ -270,7 +270,7 @@ class CopyPace:
         self._turns = asyncio.Lock()
 
     def step(self, bytes_max: int) -> int:
-        """The limit of one read: one second's bytes at most, so that no read owes for long."""
+        """The limit of one read: at most one second's bytes, to keep the debt short."""
         return min(bytes_max, self._bytes_per_s_max or bytes_max)
 
     async def turn(self, until: float | None) -> bool:
