@@ -1,8 +1,7 @@
 """Copies one gathered segment to the store, in two phases, and removes copies that failed.
 
-The copier records COPY_SEGMENT_STARTED, writes all objects, then records COPY_SEGMENT_FINISHED: a
-reader sees a segment whole or not at all. Every attempt has a new RemoteLogSegmentId, so no attempt
-overwrites objects of another.
+The order is COPY_SEGMENT_STARTED, all objects, COPY_SEGMENT_FINISHED: a reader sees a segment whole
+or not at all. Every attempt has a new RemoteLogSegmentId, so none overwrites objects of another.
 """
 
 from __future__ import annotations
@@ -90,17 +89,14 @@ class SegmentCopier:
         lineage: Sequence[EpochStart],
         confirm: Callable[[], Awaitable[None]],
     ) -> RemoteLogSegmentMetadata:
-        """Copy the segment and return the metadata of the finished copy.
-
-        `lineage`: the archive's leader epochs before the segment.
-        `confirm`: called last before the copy counts; an error that it raises ends the copy.
+        """Copy the segment; return the finished metadata. `lineage`: the archive's epochs before
+        the segment. `confirm`: the last check before the copy counts; its error ends the copy.
 
         Raises RemoteStorageError; StorageUnavailable also after copy_max_ms; CorruptSegment or
-        OSError if the segment's file has changed or cannot be read; any error of `confirm`. After
-        an error the copier has removed the objects, or they stay as a dangling attempt. The caller
-        must look at the archive again before the next attempt: if the store's last answer was lost,
-        the copy may count. Such a copy is never removed, because readers and other archivers may
-        rely on it already.
+        OSError if the segment's file has changed or is unreadable; errors of `confirm`. Then the
+        objects are removed, or stay as a dangling attempt. Look at the archive again before the
+        next attempt: a copy whose last answer was lost may count. It is never removed, as readers
+        and archivers may rely on it already.
         """
         await segment.check_size()  # a lost file must not look like a store error
         metadata = self._metadata(segment)
@@ -123,9 +119,9 @@ class SegmentCopier:
             del self._running[segment.tip]
 
     async def remove(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """Remove a failed copy. Best effort: a later check finds the rest as a dangling attempt.
-        Objects are deleted only after DELETE_SEGMENT_STARTED is recorded, so no reader finds a
-        finished segment without objects.
+        """Remove a failed copy. Best effort: the rest is found later as a dangling attempt. Objects
+        go only after DELETE_SEGMENT_STARTED is recorded, so no reader finds a finished segment
+        without them.
         """
         try:
             async with asyncio.timeout(self.copy_max_ms / 1000):
@@ -133,8 +129,7 @@ class SegmentCopier:
         except (RemoteStorageError, TimeoutError) as error:
             self._note("segment_removal_failed", metadata, error)
         except ValueError as error:
-            # The metadata has no such copy: recording COPY_SEGMENT_STARTED failed, or another
-            # archiver has removed the copy.
+            # COPY_SEGMENT_STARTED was not recorded, or another archiver has removed the copy.
             self._note("segment_removal_not_needed", metadata, error)
 
     async def _upload(
@@ -171,9 +166,9 @@ class SegmentCopier:
         return finished
 
     async def _has_taken_back(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Whether another archiver took the copy for a dangling attempt and deleted it before it
-        was recorded as finished. If so, delete the rest. Best effort: `verify` reports what stays,
-        and it is deleted once other segments have its offsets.
+        """Whether another archiver took the unfinished copy for a dangling attempt and deleted it;
+        then delete the rest. Best effort: `verify` reports what stays; it goes once others have its
+        offsets.
         """
         try:
             async with asyncio.timeout(self.copy_max_ms / 1000):

@@ -15,8 +15,8 @@ class WritingLimits:
     rlm_retry_interval_ms: int = 5_000
     # Time limit of a turn without its copy: a silent broker or disk holds a worker no longer.
     turn_max_ms: int = 300_000
-    # Time between two refreshes of a partition's archive, by leader and follower. If the store
-    # holds the metadata, each refresh lists the partition, which S3 charges for.
+    # Time between two refreshes of a partition's archive, by leader and follower. Each lists the
+    # partition if the store holds the metadata; S3 charges for that.
     remote_refresh_interval_ms: int = 60_000
     # Bytes per fetch from a broker. `process.memory_bytes_max` counts with the default.
     fetch_bytes_max: int = FETCH_BYTES_MAX
@@ -34,8 +34,8 @@ class WritingLimits:
     # Retention by time waits until the clock has run evenly for this long, so a wrong one deletes
     # nothing.
     retention_clock_settle_ms: int = 60_000
-    # Time between two looks for objects without metadata; each lists the partition. Such an object
-    # is deleted after it was seen for `orphan_age_min_ms`: no less than the largest
+    # Time between two looks for objects without metadata; each lists the partition. An object is
+    # deleted after it was seen for `orphan_age_min_ms`: no less than the largest
     # `archive.copy_max_ms`.
     orphan_check_interval_ms: int = 3_600_000
     orphan_age_min_ms: int = 3_600_000

@@ -25,31 +25,30 @@ from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
 
 # The merger takes finished segments that follow each other without a gap, share no offset with
 # another segment, and are of one lineage whose epochs all stay known. It leaves alone segments that
-# an unclean election has cut, segments that DeleteRecords or retention reaches into, and segments
-# without timestamps, because retention takes the time of their copy as their age.
+# an unclean election has cut, that DeleteRecords or retention reaches into, or that have no
+# timestamps: retention takes the time of their copy as their age.
 #
 # A merged segment is a further copy of the same offsets. The rule for copies by two archivers
 # (`orphans`), not this plan, lets the replaced segments be deleted once everything there is old. To
-# keep that rule decisive, the plan includes no segment that overlaps another: a range whose
-# replaced segments still exist is planned again after they are gone.
+# keep that rule decisive, the merger takes no segments that overlap: a range whose replaced
+# segments still exist is planned again after they are gone.
 
 Segments = Sequence[RemoteLogSegmentMetadata]
 
 # Offsets relative to a segment's start fit an int32, as in Kafka's own index files.
 MERGED_OFFSETS_MAX = 2**31 - 1
-# The largest segment of a group holds at most this share of the group's bytes. So a byte is copied
-# again only if its segment grows by a third, a logarithmic number of times in all.
+# The largest segment of a group holds at most this share of its bytes. So a byte is copied again
+# only if its segment grows by a third: a logarithmic number of times.
 LARGEST_SHARE_MAX = 0.75
 
 
 def plan_merges(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView, *, bytes_max: int
 ) -> list[Segments]:
-    """Groups of two or more segments, by offset, each of at most `bytes_max` bytes.
-
-    `segments` and `view` must have been read together. A segment is small if it has at most half of
-    `bytes_max`, so a full group gives a segment that is not small. The same archive gives the same
-    plan, also after a part of it has been carried out.
+    """Groups of two or more segments, by offset, each of at most `bytes_max` bytes. `segments`:
+    read with `view`. Small segments have at most half of `bytes_max`, so a full group gives one
+    that is not small. The same archive gives the same plan, also after a part of it has been
+    carried out.
     """
     groups: list[Segments] = []
     group: list[RemoteLogSegmentMetadata] = []
@@ -137,18 +136,16 @@ def _is_worth_it(group: Segments) -> bool:
     return len(sizes) > 1 and max(sizes) <= LARGEST_SHARE_MAX * sum(sizes)
 
 
-# This part joins several segments' logs into one, as if the archiver had gathered it at once. The
-# batches stay byte for byte the same and are checked as they are read. The segments' indexes are
-# joined and compared with the log before anything relies on them.
+# Joins several segments' logs into one, as if gathered at once. The batches stay byte for byte the
+# same and are checked as they are read. The segments' indexes are joined and compared with the log
+# before anything relies on them.
 
 
 async def merged_log(
     rsm: RemoteStorageManager, sources: Segments, writer: SegmentWriter, chunk_bytes: int
 ) -> tuple[GatheredSegment, tuple[EpochStart, ...]]:
-    """The merged log, and the log's epochs up to its end, also those that ended before the merged
-    log.
-
-    `writer`: new, at the start of the first source; the caller discards it.
+    """(the merged log, the log's epochs up to its end, also those that ended before it). `writer`:
+    new, at the start of the first source; the caller discards it.
 
     Memory: two chunks, or the largest batch. Raises CorruptSegment or CompactedLog if the segments
     disagree with their metadata or indexes; ObjectNotFound, RemoteStorageError; OSError.
@@ -238,10 +235,10 @@ def _place(source: RemoteLogSegmentMetadata) -> str:
 
 
 # The archiver's own copier copies the merged segment. Until FINISHED is recorded nothing changes
-# for readers or archivers. From then on the view has the merged segment after the first one that it
-# replaces, and readers get each offset once. The replaced segments stay until the rule for spare
-# copies deletes them. A merger that is killed at any step leaves a dangling attempt, which is
-# removed like any other, or a finished merge.
+# for others. Then the view has the merged segment after the first one that it replaces, and readers
+# get each offset once. The replaced segments stay until the rule for spare copies deletes them. A
+# merger that is killed leaves a dangling attempt, which is removed like any other, or a finished
+# merge.
 
 log = structlog.get_logger(__name__)
 
@@ -263,7 +260,7 @@ class MergedPartition:
 
 @dataclass(eq=False, repr=False)
 class PartitionMerger:
-    """One merger for any number of partitions. It merges a partition in one task at a time."""
+    """One for any number of partitions, one task at a time for each."""
 
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager

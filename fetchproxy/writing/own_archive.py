@@ -30,9 +30,9 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.retention import effective_retention
 from fetchproxy.writing.discovery import matching_topics, partitions_of
 
-# A small marker file beside the spool records each place where an archiver of this machine has seen
-# an archive. It tells a missing mount, or an emptied bucket, from a place where an archive is yet
-# to begin. A machine that loses the files loses only that warning.
+# A marker file beside the spool records each place where this machine's archivers have seen an
+# archive. It tells a missing mount, or an emptied bucket, from a place where an archive is yet to
+# begin. A machine that loses the files loses only that warning.
 
 log = structlog.get_logger(__name__)
 
@@ -63,9 +63,9 @@ def _remember(marker: Path) -> None:
 
 
 # A place without an archive may be a mistyped prefix or a missing mount, and readers would skip
-# records that only the archive has. So an operator has to confirm (`--create`) that there is no
-# archive, if this machine has seen one there, or if brokers lack records that archivers delete
-# there (docs/adr/0037).
+# records that only the archive has. So an operator has to confirm (`--create`) that there is none
+# if this machine has seen one, or if brokers lack records that archivers delete there
+# (docs/adr/0037).
 
 # The listener waits at most this time (s), because clients wait for it. `run` does the rest.
 AT_START_MAX_S = 3.0
@@ -168,9 +168,7 @@ class OwnArchive:
         return True
 
     def _note(self, error: RemoteStorageError | ClusterError | None) -> None:
-        """Report a missing or foreign archive. An unreachable store or broker is only logged here:
-        its callers report it.
-        """
+        """Report a missing or foreign archive; only log an outage, which its callers report."""
         for kind, of_it in _OF_THE_ARCHIVE.items():
             self.health.keep(
                 kind, [Condition(kind, str(error))] if isinstance(error, of_it) else []
@@ -250,9 +248,7 @@ class OwnArchive:
 
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
-    """State that the rebuilt metadata topic is the valid one. Raises ArchiveMismatch at a
-    mirror.
-    """
+    """State that the rebuilt metadata topic is valid now. Raises ArchiveMismatch at a mirror."""
     said = await rsm.identity.look()
     if said is not None:
         said.check_is_the_archive()

@@ -1,6 +1,5 @@
 """Reports slow failures once each: copies that hang, records that near the brokers' retention. It
-checks every partition at an interval, not at the end of turns, because a turn that hangs has no
-end.
+checks every partition at an interval, not after turns, because a turn that hangs has no end.
 """
 
 from __future__ import annotations
@@ -83,8 +82,8 @@ def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
 
 
 def _deleted_in_ms(used: float, since: float, for_ms: int) -> int | None:
-    """Time until the brokers begin to delete unarchived records if the trend goes on. `since`: the
-    share `for_ms` ago; nothing was copied since then. None: the share does not rise.
+    """Time until the brokers delete unarchived records if the trend goes on. `since`: the share
+    `for_ms` ago; nothing was copied since then. None: the share does not rise.
     """
     if used >= 1:
         return 0

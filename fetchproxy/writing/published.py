@@ -30,7 +30,7 @@ from fetchproxy.segments.description import (
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-# The first part publishes the offset from which on this archiver gathers each partition
+# The first part publishes from which offset on this archiver gathers each partition
 # (`metadata.archiver_positions`). If the store does not take it, archiving goes on: readers wait a
 # little longer, or hear of a loss a little later.
 
@@ -61,7 +61,7 @@ class PublishedPositions:
     for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople()
 
     def __post_init__(self) -> None:
-        self.key = self.rsm.objects.archiver_positions_key(self.instance)  # of its own object
+        self.key = self.rsm.objects.archiver_positions_key(self.instance)
         self._beat = 0
         self._failing = False
         self._seen: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
@@ -130,9 +130,9 @@ class PublishedPositions:
 
 
 # The second part records for `verify` what a partition's archive has to hold. One object states
-# from where on and up to where everything was finished; one more object states each gap. After a
-# crash the records state too little, never too much: a gap is recorded before the segment after it
-# counts, an end only once the segment counts.
+# from where on and up to where all was finished; one more states each gap. After a crash the
+# records state too little, never too much: a gap is recorded before the next segment counts, an end
+# only once it counts.
 
 
 class ArchiveRecords:
@@ -212,8 +212,8 @@ def gap_before(
     """The offsets below a new segment that were lost before they could be copied, both inclusive.
     Pure.
 
-    `archive_end` is exclusive; everything below `log_start` was deleted. Offsets that were finished
-    once and are not in the archive any more are no gap, but a loss that `verify` has to report.
+    `archive_end` is exclusive; all below `log_start` was deleted. Offsets that were finished once
+    and are not in the archive any more are no gap, but a loss for `verify` to report.
     """
     first = max(archive_end or 0, log_start, stated.recorded_from, stated.end_offset + 1)
     return (first, start_offset - 1) if first < start_offset else None

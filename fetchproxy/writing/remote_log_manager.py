@@ -249,9 +249,9 @@ class RemoteLogManager(_Archiver):
         return tip in self._partitions
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
-        """The offset from which on this archiver gathers the partition. None: it does not gather
-        it. NOT_KNOWN: the offset is not known, or after a start, whether it gathers it. Never
-        blocks.
+        """The offset from which on this archiver gathers the partition. None: it does not.
+        NOT_KNOWN: the offset is not known, or after a start the archiver's partitions are not.
+        Never blocks.
         """
         partition = self._partitions.get(tip)
         if partition is None:
@@ -452,9 +452,8 @@ class RemoteLogManager(_Archiver):
 class ArchivePass(_Archiver):
     """One pass, for cron, jobs and tests: archives all that is there now, then ends.
 
-    It uses the same PartitionArchiver, so a pass resumes where any archiver stopped, and another
-    archiver may work on the same partitions. `topic_configs`: None for the brokers' answer at
-    `run`.
+    It uses the same PartitionArchiver, so it resumes where any archiver stopped, even beside
+    another archiver. `topic_configs`: None for the brokers' answer at `run`.
 
     `run` and `archive` raise ClusterError, RemoteStorageError, LogTruncated, CompactedLog,
     CorruptSegment, OSError (in a group); the next pass goes on from there.
@@ -514,11 +513,10 @@ class ArchivePass(_Archiver):
         return None if archiver is None else archiver.position
 
     async def _archive(self, archiver: PartitionArchiver) -> None:
-        """Archive until the archive reaches the last stable offset of the beginning, or no more is
-        available.
+        """Archive up to the last stable offset of the beginning, or until no more is available.
 
-        Then delete what retention has passed. Segments that this pass hides lose their objects in a
-        later pass.
+        Then delete what retention has passed. Segments hidden now lose their objects in a later
+        pass.
         """
         tip = archiver.tip
         self._at_work[tip] = archiver

@@ -99,8 +99,8 @@ def plan_step(
     doubtful: bool = False,
 ) -> int | Announcement | None:
     """The new log start; or the announcement that waits; or None: nothing to do. `start`: the first
-    offset that the current retention keeps. None: it deletes nothing. `doubtful`: the step is
-    announced however small it is.
+    offset that retention keeps now. None: it deletes nothing. `doubtful`: announce even a small
+    step.
     """
     small = start is not None and hidden_share(view, start) <= STEP_SHARE_MAX and not doubtful
     if start is None or grace_ms == 0 or small:
@@ -242,9 +242,8 @@ class SegmentLooks:
         return None
 
     async def only_metadata_left(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """Whether only metadata of a deleted segment are left. Its archiver recorded it as finished
-        after the deletion, because it was paused or its request was late. Raises RemoteStorageError
-        if unknown.
+        """Whether only metadata of a deleted segment are left: its archiver recorded it as finished
+        after the deletion, from a pause or by a late request. Raises RemoteStorageError if unknown.
         """
         for fetched in (
             partial(self._rsm.fetch_log_segment, segment, ByteRange(0, 1)),
@@ -294,9 +293,8 @@ class SegmentLooks:
 # 0. a step of retention (`retention`) that would hide much at once is announced before;
 # 1. the log start is raised and published: from then on no client begins to read below it;
 # 2. segments below it, stale attempts and spare copies become DELETE_SEGMENT_STARTED;
-# 3. `retention_grace_ms` after that, by the time stored with it, the objects of a segment are
-#   deleted, then its metadata. A segment that goes because others hold its offsets goes only while
-#   those are seen to be in the store.
+# 3. `retention_grace_ms` after that, by the time stored with it, a segment's objects are deleted,
+#   then its metadata. If others hold its offsets, those must be seen to be in the store.
 
 State = RemoteLogSegmentState
 
@@ -316,8 +314,8 @@ class _Partition:
     due_at: float = float("-inf")  # loop time
     orphans_due_at: float = float("-inf")
     # Segment id -> its objects without metadata, and the loop time since which they are unchanged.
-    # Our own clock counts, because stores' clocks differ: after a restart the time begins anew, so
-    # nothing is deleted early.
+    # The loop's clock counts, because stores' clocks differ: a restart begins anew, so no early
+    # deletion.
     orphans: dict[UUID, tuple[frozenset[tuple[str, str]], float]] = field(default_factory=dict)
     orphan_kept: bool = False  # by the last look, because its replacement is damaged
 

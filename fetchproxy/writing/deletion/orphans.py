@@ -25,9 +25,9 @@ from fetchproxy.storage.stores.object_store import StoredObject
 # Finds finished segments that may be deleted because others hold the same offsets. Pure.
 #
 # Two archivers that were active at once have copied the same log, cut at different offsets. Each
-# copy begins at the end of an earlier finished copy. So from the end of these copies a chain leads
-# back that has each offset once; the other copies are spare. This is settled only when all of them
-# are old: until then a copy may be finished that continues one that looked spare.
+# copy begins at the end of an earlier finished one. So from the last end a chain leads back that
+# has each offset once; the other copies are spare. This is settled only when all of them are old:
+# until then a copy may be finished that continues one that looked spare.
 
 Segments = Sequence[RemoteLogSegmentMetadata]
 
@@ -123,9 +123,9 @@ def _overlapping(segments: list[RemoteLogSegmentMetadata]) -> Iterator[Segments]
 
 
 def _chain(together: Segments) -> Segments:
-    """The segments of `together`, rising, that hold all offsets of the group. They are chosen from
-    the end down: first a segment that ends right below the one above it, or else any that reaches
-    it; of these the longest; of equal ranges the one that was finished first.
+    """The segments of `together`, rising, that hold all offsets of the group. Chosen from the end
+    down: first a segment that ends right below the one above it, or else any that reaches it; of
+    these the longest; of equal ranges the one that was finished first.
     """
     rising = sorted(together, key=lambda s: s.end_offset)
     ends = [segment.end_offset for segment in rising]
@@ -173,8 +173,8 @@ async def find_orphans(
 
 def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Objects) -> bool:
     """Whether the objects may be deleted. A log without metadata may have lost them: it is kept for
-    `verify --repair` until its first offset is archived elsewhere, or deleted. Before the deletion
-    the caller checks that other segments are there and have all its offsets (`offsets_held`).
+    `verify --repair` until its first offset is archived elsewhere, or deleted. The caller then
+    checks that other segments are there and have all its offsets (`offsets_held`).
     """
     stored = objects.get(SegmentFile.LOG)
     if stored is None or SegmentFile.METADATA in objects:

@@ -183,7 +183,6 @@ class SegmentWriter:
 
     @property
     def position(self) -> int:
-        """The next wanted offset."""
         return self.summary.position
 
     async def append(
