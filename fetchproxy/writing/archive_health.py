@@ -1,4 +1,4 @@
-"""What the store tells of a partition's archive: what is lost, missing, put aside."""
+"""Finds from the store which offsets of a partition's archive are lost, missing or put aside."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.concerns import StoredConcerns
 from fetchproxy.writing.published import read_finished_offsets
 
-# Which offsets a partition's archive has to hold, and which of them it does not. Pure.
+# Finds which of the offsets that a partition's archive has to hold are not there. Pure.
 #
-# A raised log start has deleted all below it. From `recorded_from` on, up to the end that was
-# stated, every offset was archived or is on record as a gap. Below it nobody can tell what is lost.
+# A raised log start has deleted all offsets below it. From `recorded_from` up to the stated end,
+# every offset was archived or is recorded as a gap. Below `recorded_from` no loss can be proved.
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the archive has of a partition."""
+    """The offsets that the archive has of a partition."""
 
     segments: Sequence[Offsets]
-    uncertain: Sequence[int]  # where segments begin whose metadata cannot be read
+    uncertain: Sequence[int]  # base offsets of segments with unreadable metadata
     log_start_offset: int  # as raised by DeleteRecords or retention; 0: never
     newest_epoch: int  # of all segments, -1: none
 
 
 @dataclass(frozen=True, slots=True)
 class NotHeld:
-    """Offsets in no segment: `missing` were archived, `gaps` were lost before they could be."""
+    """Offsets in no segment: `missing` were archived, `gaps` were lost before archiving."""
 
     missing: tuple[Offsets, ...] = ()
     gaps: tuple[Offsets, ...] = ()
@@ -47,7 +47,7 @@ class NotHeld:
 def not_held(
     held: Held, stated: FinishedOffsets | None, recorded_gaps: Iterable[Offsets]
 ) -> NotHeld:
-    """`stated` None: nothing was recorded of the partition."""
+    """`stated` None: the partition has no record."""
     first, last = _expected(held, stated)
     recorded_from = 2**63 if stated is None else stated.recorded_from
     found: list[Offsets] = []
@@ -66,19 +66,19 @@ def not_held(
 
 
 def _expected(held: Held, stated: FinishedOffsets | None) -> Offsets:
-    """Where the archive has to begin, and up to where it has to go."""
+    """The offsets at which the archive has to begin and end."""
     first = min((start for start, _ in held.segments), default=2**63)
     last = max((end for _, end in held.segments), default=-1)
     if stated is not None:
         first = min(first, stated.recorded_from)
-        # Otherwise a newer leader's log has taken the place of the one whose end was stated.
+        # With a newer epoch, a newer leader's log has replaced the one whose end was stated.
         if stated.end_offset != NOT_STATED and held.newest_epoch <= stated.leader_epoch:
             last = max(last, stated.end_offset)
     return max(first, held.log_start_offset), last
 
 
 def _before_uncertain(hole: Offsets, uncertain: Iterable[int]) -> Offsets | None:
-    """Without what a segment may hold whose metadata cannot be read: that is told by itself."""
+    """The part of `hole` below the first unreadable segment, which is reported by itself."""
     first, last = hole
     begins = [base for base in uncertain if first <= base <= last]
     last = min([last, *(base - 1 for base in begins)])
@@ -110,7 +110,7 @@ def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offset
 
 @dataclass(frozen=True, slots=True)
 class OffsetsLook:
-    """`stated`: what archivers put on record; None: nothing, or it is `damaged`, in words."""
+    """`stated`: the archivers' record. None: there is none, or it is damaged. `damaged`: how."""
 
     stated: FinishedOffsets | None
     damaged: str | None
@@ -124,13 +124,16 @@ async def look_at_offsets(
     refresh: Callable[[], Awaitable[PartitionView]] | None = None,
     also: Callable[[], Iterable[Offsets]] = tuple,
 ) -> OffsetsLook:
-    """Which offsets are in no segment, and what is on record of them: a listing and a small read.
-    `refresh`: how the metadata are read anew; None: as the manager does it. `also`: offsets that
-    are known to be there otherwise. Raises RemoteStorageError.
+    """Find the offsets that are in no segment, and their records: one listing and one small read.
+
+    `refresh`: reads the metadata anew. None: as the manager does it.
+    `also`: offsets that are known to be elsewhere.
+
+    Raises RemoteStorageError.
     """
 
     async def look() -> OffsetsLook:
-        """What must be there before what is, and its gaps last: a copy under way is no fault."""
+        """Reads expected offsets, then segments, then gaps: so a copy under way is no fault."""
         stated, damaged = None, None
         try:
             stated = await read_finished_offsets(records, tip)
@@ -150,7 +153,7 @@ async def look_at_offsets(
 
     found = await look()
     if found.found.missing:
-        found = await look()  # truncated or deleted meanwhile? Then this one finds them in order
+        found = await look()  # finds no fault if they were truncated or deleted meanwhile
     if found.found.missing:
         now = asyncio.get_running_loop().time()
         if await rlmm.partition_deletion(tip, now) is not None:
@@ -183,7 +186,7 @@ def metadata_in_words(
     problems: Sequence[MetadataProblem],
     segments: Callable[[], Iterable[RemoteLogSegmentMetadata]],
 ) -> list[Condition]:
-    """What needs no look at the store. `segments` is asked only where something was put aside."""
+    """Conditions that need no look at the store. `segments` is called only if needed."""
     tip, found = view.tip, []
     if problems:
         what = (
@@ -207,7 +210,7 @@ def metadata_in_words(
 def with_stored(
     findings: Iterable[Condition], stored: StoredConcerns, topic: str | None
 ) -> tuple[Condition, ...]:
-    """And what archivers have said; `topic`: of this one alone, None: of the archive."""
+    """The findings and the archivers' concerns. `topic`: its concerns only; None: all."""
     said = [one for one in stored.values() if topic is None or one.topic == topic]
     return in_order([*findings, *said])
 
@@ -215,7 +218,7 @@ def with_stored(
 async def partition_health(
     records: ArchiveObjects, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
 ) -> list[Condition]:
-    """All that the store tells of a partition. Raises RemoteStorageError."""
+    """All conditions of a partition that the store shows. Raises RemoteStorageError."""
     look = await look_at_offsets(records, rlmm, tip)
     found = offsets_in_words(tip, look.found)
     view = rlmm.view(tip)

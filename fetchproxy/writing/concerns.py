@@ -1,4 +1,4 @@
-"""What an archiver alone knows of the archive: it keeps that in the store too, for all others."""
+"""Concerns that only one archiver knows. It keeps them in the store for all other processes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ StoredConcerns = Mapping[ConcernObject, Condition]
 
 
 class ArchiverConcerns:
-    """`health` has each concern while it lasts; `publish` writes to the store what was decided
-    here. Where this archiver has not looked yet, the store keeps what the one before it has said.
-    `objects` None: nothing is kept in a store.
+    """`health` has each concern while it lasts; `publish` writes this archiver's decisions to the
+    store. For a partition that this archiver has not checked yet, the store keeps the last
+    archiver's concern. `objects` None: the store keeps nothing.
     """
 
     def __init__(self, objects: ArchiveObjects | None = None) -> None:
@@ -56,7 +56,7 @@ class ArchiverConcerns:
         until: float | None = None,
         **fields: object,
     ) -> None:
-        """`what`: for people, and may change from look to look; logged when it begins."""
+        """`what`: for people; may change at each look. It is logged when the concern begins."""
         said = of_partition(kind, subject, what, offsets, until=until)
         if self._held(kind, subject) != said:
             self._unsaid.add((kind, subject))
@@ -64,20 +64,20 @@ class ArchiverConcerns:
         self._decided[kind].add(subject)
 
     def release(self, kind: Kind, subject: Subject) -> None:
-        """What was wrong is not any more, or was not."""
+        """The concern is over, or never was true."""
         if self.health.clear(kind, subject or "") or subject not in self._decided[kind]:
             self._decided[kind].add(subject)
             self._unsaid.add((kind, subject))
 
     def forget(self, tip: TopicIdPartition, *kinds: Kind) -> None:
-        """Another archiver looks at the partition from now on, or nobody."""
+        """Another archiver, or none, checks the partition from now on."""
         for kind in kinds:
             self.health.forget(kind, tip)
             self._decided[kind].discard(tip)
             self._unsaid.discard((kind, tip))
 
     def merged(self, stored: StoredConcerns, now: float) -> Iterator[Condition]:
-        """In no order: what is known here, and of `stored` what others have decided."""
+        """This archiver's concerns, and those of `stored` that others have decided. In no order."""
         yield from self.health.all(now)
         for one, said in stored.items():
             if one.tip not in self._decided.get(one.name, ()):
@@ -87,7 +87,7 @@ class ArchiverConcerns:
         return self.health.reported(kind, subject or "")
 
     async def publish(self) -> None:
-        """Raises RemoteStorageError; what was not said by then is said by the next call."""
+        """Raises RemoteStorageError; the next call publishes the rest."""
         if not self._unsaid or self._objects is None:
             return
         async with within(PUBLISH_MAX_S, "put of concerns"):
@@ -98,7 +98,7 @@ class ArchiverConcerns:
         stored = {(one.name, one.tip): said for one, said in self._stored.items()}
         for kind, subject in list(self._unsaid):
             if (kind, subject) not in self._unsaid:
-                continue  # forgotten meanwhile: another archiver's
+                continue  # forgotten meanwhile: it is another archiver's
             wanted = self._held(kind, subject)
             said = stored.get((kind, subject))
             if wanted is None and said is not None:
@@ -109,7 +109,7 @@ class ArchiverConcerns:
                 self._unsaid.discard((kind, subject))
 
     async def run(self) -> None:
-        """For ever; what fails is logged once per outage and tried again."""
+        """Runs until cancelled. Logs an error once per outage and tries again."""
         failing = False
         while True:
             try:
@@ -126,7 +126,7 @@ class ArchiverConcerns:
 async def read_concerns(
     objects: ArchiveObjects, known: StoredConcerns = MappingProxyType({})
 ) -> dict[ConcernObject, Condition]:
-    """Of the whole archive; `known` ones are not read again. Raises RemoteStorageError."""
+    """The archive's concerns. Those in `known` are not read again. Raises RemoteStorageError."""
     listed = await objects.list_concerns()
     found = {one: known.get(one) for one in listed}
 
@@ -142,7 +142,7 @@ async def read_concerns(
 
 
 def encode_concern(one: Condition) -> bytes:
-    """{"version": 1, "what": "…"}, with "first_offset" and "last_offset" where there are any."""
+    """{"version": 1, "what": "…"}, with "first_offset" and "last_offset" if there are offsets."""
     offsets = {"first_offset": one.first_offset, "last_offset": one.last_offset}
     fields = {"version": VERSION, "what": one.what}
     known = {name: value for name, value in offsets.items() if value is not None}
@@ -150,7 +150,7 @@ def encode_concern(one: Condition) -> bytes:
 
 
 def _decode(raw: bytes, listed: ConcernObject) -> Condition:
-    """One that cannot be read is told too: its name says the most."""
+    """An unreadable concern is reported too: its name tells most."""
     try:
         what, offsets = decode_document(raw, listed.key, VERSION, _said)
     except CorruptSegment as error:

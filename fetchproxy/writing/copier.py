@@ -1,8 +1,7 @@
 """Copies one gathered segment to the store, in two phases, and removes copies that failed.
 
-COPY_SEGMENT_STARTED is recorded, then all objects are written, then COPY_SEGMENT_FINISHED: a reader
-sees a segment whole or not at all. Every attempt has a new RemoteLogSegmentId, so nothing that
-another attempt wrote is ever overwritten.
+The order is COPY_SEGMENT_STARTED, all objects, COPY_SEGMENT_FINISHED: a reader sees a segment whole
+or not at all. Every attempt has a new RemoteLogSegmentId, so none overwrites objects of another.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ async def delete_segment(
     segment: RemoteLogSegmentMetadata,
     wall_clock_ms: Callable[[], int],
 ) -> None:
-    """At once, whoever may be reading it. Raises RemoteStorageError, ValueError."""
+    """Delete the segment at once, even while it is read. Raises RemoteStorageError, ValueError."""
     if segment.state is not State.DELETE_SEGMENT_STARTED:
         await rlmm.put(segment.with_state(State.DELETE_SEGMENT_STARTED, wall_clock_ms()))
     await rsm.delete_log_segment_data(segment)
@@ -58,7 +57,7 @@ async def delete_segment(
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """A copy that is under way. `started_at` is loop time (s); it is ended after copy_max_ms."""
+    """A copy in progress. `started_at` is loop time (s); the copy ends within copy_max_ms."""
 
     segment_id: UUID
     base_offset: int
@@ -81,7 +80,7 @@ class SegmentCopier:
         self._running: dict[TopicIdPartition, CopyProgress] = {}
 
     def running(self, tip: TopicIdPartition) -> CopyProgress | None:
-        """The partition's copy that is under way. Never blocks."""
+        """The partition's copy in progress, if any. Never blocks."""
         return self._running.get(tip)
 
     async def copy(
@@ -90,16 +89,16 @@ class SegmentCopier:
         lineage: Sequence[EpochStart],
         confirm: Callable[[], Awaitable[None]],
     ) -> RemoteLogSegmentMetadata:
-        """The metadata of the finished copy. `lineage`: the archive's epochs before the segment.
-        `confirm` has the last word before the copy counts: what it raises ends the copy.
+        """Copy the segment; return the finished metadata. `lineage`: the archive's epochs before
+        the segment. `confirm`: the last check before the copy counts; its error ends the copy.
 
-        Raises RemoteStorageError, StorageUnavailable also after copy_max_ms; CorruptSegment or
-        OSError where the segment's file has changed or cannot be read; as `confirm`. Then what was
-        written has been removed, or is left as a dangling attempt. The archive must be looked at
-        again before a next attempt: a copy whose last answer was lost may count. That one is never
-        removed, as readers and other archivers may rely on it already.
+        Raises RemoteStorageError; StorageUnavailable also after copy_max_ms; CorruptSegment or
+        OSError if the segment's file has changed or is unreadable; errors of `confirm`. Then the
+        objects are removed, or stay as a dangling attempt. Look at the archive again before the
+        next attempt: a copy whose last answer was lost may count. It is never removed, as readers
+        and archivers may rely on it already.
         """
-        await segment.check_size()  # a lost file must not look like a store that fails
+        await segment.check_size()  # a lost file must not look like a store error
         metadata = self._metadata(segment)
         metrics.REMOTE_COPY_REQUESTS.labels(segment.tip.topic).inc()
         now = asyncio.get_running_loop().time()
@@ -120,8 +119,9 @@ class SegmentCopier:
             del self._running[segment.tip]
 
     async def remove(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """Best effort: what is left is found as a dangling attempt later. Objects go only once
-        DELETE_SEGMENT_STARTED is recorded, or a reader could find a finished segment without them.
+        """Remove a failed copy. Best effort: the rest is found later as a dangling attempt. Objects
+        go only after DELETE_SEGMENT_STARTED is recorded, so no reader finds a finished segment
+        without them.
         """
         try:
             async with asyncio.timeout(self.copy_max_ms / 1000):
@@ -129,8 +129,7 @@ class SegmentCopier:
         except (RemoteStorageError, TimeoutError) as error:
             self._note("segment_removal_failed", metadata, error)
         except ValueError as error:
-            # Not known as begun: COPY_SEGMENT_STARTED itself did not get through, or another
-            # archiver has removed it.
+            # COPY_SEGMENT_STARTED was not recorded, or another archiver has removed the copy.
             self._note("segment_removal_not_needed", metadata, error)
 
     async def _upload(
@@ -141,17 +140,17 @@ class SegmentCopier:
         confirm: Callable[[], Awaitable[None]],
     ) -> None:
         await self._record(metadata)
-        # The index of a segment of 1 GiB takes long enough to be felt on the loop.
+        # Encoding the index of a 1 GiB segment would hold the loop for a noticeable time.
         data = await asyncio.to_thread(self._data, segment, metadata, lineage)
         await self.rsm.copy_log_segment_data(metadata, data)
-        # Now, as a file that is what it was before and after was so in between.
+        # A file that is the same before and after the upload did not change in between.
         await segment.check_log()
         await confirm()
 
     async def _finish(
         self, segment: GatheredSegment, metadata: RemoteLogSegmentMetadata, deadline: float
     ) -> RemoteLogSegmentMetadata:
-        """From here on the copy may count, whatever is answered."""
+        """Record the copy as finished. From here on it may count, even if recording fails."""
         finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, self.wall_clock_ms())
         try:
             async with self._in_time(segment, deadline):
@@ -167,8 +166,9 @@ class SegmentCopier:
         return finished
 
     async def _has_taken_back(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Said too late, it may name what another archiver took for a dangling attempt and deleted.
-        Best effort: what stays is told by `verify`, and goes once others have its offsets.
+        """Whether another archiver took the unfinished copy for a dangling attempt and deleted it;
+        then delete the rest. Best effort: `verify` reports what stays; it goes once others have its
+        offsets.
         """
         try:
             async with asyncio.timeout(self.copy_max_ms / 1000):
@@ -185,7 +185,7 @@ class SegmentCopier:
 
     @asynccontextmanager
     async def _in_time(self, segment: GatheredSegment, deadline: float) -> AsyncIterator[None]:
-        """Also for a process that was stopped meanwhile and has not heard of its timer yet."""
+        """Limit the block to `deadline`, also if a suspended process misses its timer."""
         late = StorageUnavailable(
             f"copy of {segment.tip} at {segment.start_offset} took over {self.copy_max_ms} ms"
         )
@@ -202,7 +202,7 @@ class SegmentCopier:
         self._note("segment_copy_failed", metadata, error)
 
     async def _record(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """A copy that another archiver took for a dangling one and removed is one that failed."""
+        """Record `metadata`. The copy fails if another archiver removed it as a dangling one."""
         try:
             await self.rlmm.put(metadata)
         except ValueError as error:
@@ -245,5 +245,5 @@ class SegmentCopier:
 
     @staticmethod
     def _note(event: str, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
-        """For who looks closely: whoever asked for the copy hears of its error and says it."""
+        """At debug level only: the caller of `copy` gets the error and logs it."""
         log.debug(event, **metadata.logged, error=str(error) or type(error).__name__)

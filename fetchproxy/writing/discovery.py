@@ -1,4 +1,4 @@
-"""Which topics are to be archived now, and why others are not. Starts nothing."""
+"""Finds the topics to archive, and why others are not archived. Starts nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTERNAL_PREFIX = "__"
 
 
 def matching_topics(pattern: str, topics: Iterable[TopicInfo]) -> list[TopicInfo]:
-    """Those whose whole name matches; never internal ones, whatever the pattern says."""
+    """The topics whose whole name matches. Internal topics never match."""
     compiled = re.compile(pattern)
     return [
         topic
@@ -29,9 +29,9 @@ def matching_topics(pattern: str, topics: Iterable[TopicInfo]) -> list[TopicInfo
 
 
 def refusal(topic: TopicInfo, topic_config: dict[str, str]) -> str | None:
-    """Why a topic cannot be archived, as a sentence for the operator; None: it can.
+    """Why a topic cannot be archived, as a sentence for the operator. None: it can be archived.
 
-    Compaction takes records out of the log after they were copied (KIP-405 excludes it too). An
+    Compaction removes records from the log after they were copied (KIP-405 excludes it too). An
     archive is keyed by topic id (KIP-516).
     """
     if topic.topic_id == ZERO_UUID:
@@ -47,7 +47,7 @@ def partitions_of(topics: Iterable[TopicInfo]) -> list[TopicIdPartition]:
 
 
 class TopicDiscovery:
-    """Between two looks the last answer stands: brokers that are away say nothing about topics."""
+    """The last result stands until the next `look` succeeds, so an outage changes no topic."""
 
     def __init__(
         self, cluster: Cluster, pattern: str, interval_ms: int, health: Health | None = None
@@ -57,15 +57,15 @@ class TopicDiscovery:
         self._pattern = pattern
         self._interval_ms = interval_ms
         self._configs: dict[UUID, dict[str, str]] = {}
-        # Topic -> why it is not archived although `archive.topics` matches it.
+        # Topic -> why it is not archived, although `archive.topics` matches it.
         self.refused: dict[str, str] = {}
 
     def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
-        """An archived topic's settings as the last look found them; None: they cannot be read."""
+        """An archived topic's settings at the last `look`. None: they cannot be read."""
         return self._configs.get(topic_id)
 
     async def look(self) -> list[TopicInfo]:
-        """The topics to archive, of those that these credentials may see. Raises ClusterError."""
+        """The topics to archive that these credentials may see. Raises ClusterError."""
         topics = await self._cluster.topics(self._interval_ms // 2)
         archived: list[TopicInfo] = []
         refused: dict[str, str] = {}
@@ -88,9 +88,9 @@ class TopicDiscovery:
                 raise  # an outage, or a topic that is being deleted: look again later
             known = self._configs.get(topic.topic_id)
             if known is None:
-                # Without the right to read the configuration nobody knows if it is compacted.
+                # Without its configuration the archiver cannot tell if the topic is compacted.
                 return f"its configuration cannot be read ({error})"
-            config = known  # it could be read before
+            config = known  # the configuration as last read
         configs[topic.topic_id] = config
         return refusal(topic, config)
 

@@ -1,9 +1,9 @@
-"""Step 3 of a partition's turn: the local index follows what the archive holds.
+"""Step 3 of a partition's turn: keeps the local index in step with the archive.
 
-The `.index` object of each new segment is fetched and appended; files that the log start has passed
-go; where a segment is not there any more the local index is cut and goes on from there. A clipped
-segment keeps its entries: whether an offset counts is the metadata's matter. A local index that is
-behind or missing costs a reader one request to the store.
+It fetches and appends the `.index` object of each new segment, deletes files below the log start,
+and cuts the local index where a segment is gone, then goes on from there. A clipped segment keeps
+its entries: the metadata decide whether an offset counts. If a local index is behind or missing, a
+reader needs one request to the store.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fetchproxy.writing.limits import WritingLimits
 
 log = structlog.get_logger(__name__)
 
-# Fetched at once, and per turn: enough to hide the store's latency, little enough that a partition
-# which is new here does not keep the others' copies waiting.
+# Indexes fetched at once, and per turn: enough to hide the store's latency, and so few that a new
+# partition does not delay the others' copies.
 FETCHES_MAX = 8
 
 
@@ -36,7 +36,7 @@ def open_local_indexes(
     rsm: RemoteStorageManager,
     limits: WritingLimits = WritingLimits(),  # noqa: B008 - frozen
 ) -> AbstractAsyncContextManager[LocalIndexes | None]:
-    """None where `archive.local_index_dir` is not set."""
+    """None if `archive.local_index_dir` is not set."""
     if config.local_index_dir is None:
         return nullcontext()
     return LocalIndexes(
@@ -48,20 +48,20 @@ def open_local_indexes(
 
 
 class LocalIndexRefresher:
-    """One for all partitions; a partition is refreshed by one task at a time."""
+    """One for all partitions. Each partition is refreshed by one task at a time."""
 
     def __init__(self, local_indexes: LocalIndexes, rsm: RemoteStorageManager) -> None:
         self._local = local_indexes
         self._rsm = rsm
         self._done: dict[TopicIdPartition, tuple[object, ...]] = {}
-        # Segments whose index cannot be had or kept: left out, readers ask the store.
+        # Segments without a usable index: they are left out, and readers ask the store.
         self._left_out: dict[TopicIdPartition, set[UUID]] = {}
 
     async def refresh(self, tip: TopicIdPartition, view: PartitionView) -> bool:
-        """True: more wait. Raises RemoteStorageError, OSError; a next turn goes on from there."""
+        """True: more to fetch. Raises RemoteStorageError, OSError; the next turn goes on."""
         index = self._local.partition(tip)
         last = view.segments[-1].segment_id if view.segments else None
-        # What tells one archive of a partition from another, without looking at every segment.
+        # Enough to notice a change of the archive without a look at every segment.
         ends = view.log_start_offset, view.log_end_offset
         seen = (len(view.segments), ends, last, index.losses)
         if self._done.get(tip) == seen:
@@ -78,7 +78,7 @@ class LocalIndexRefresher:
             except (CorruptSegment, ValueError) as error:
                 self._left_out.setdefault(tip, set()).add(metadata.segment_id.id)
                 log.error("segment_not_indexed", **metadata.logged, error=str(error))
-                return True  # those behind it are appended once it is known to be left out
+                return True  # the next turn leaves it out and appends the rest
         if len(fetched) < len(missing):
             return True
         self._done[tip] = seen
@@ -87,14 +87,14 @@ class LocalIndexRefresher:
     def _missing(
         self, index: LocalRemoteLogIndex, view: PartitionView
     ) -> list[RemoteLogSegmentMetadata]:
-        """What is to be appended, once everything is gone that is not the archive's. Blocks."""
+        """Drop entries that are not of the archive; return the segments to append. Blocks."""
         left_out = self._left_out.get(view.tip, set())
         wanted = [s for s in view.segments if s.segment_id.id not in left_out]
         kept = index.keep([self._local.describe(metadata) for metadata in wanted])
         return wanted[kept:]
 
     async def keep_only(self, tips: Iterable[TopicIdPartition]) -> None:
-        """Remove the local indexes of all other partitions; what cannot be removed is logged."""
+        """Remove the local indexes of all other partitions; a failure is logged."""
         tips = set(tips)
         for tip in (self._done.keys() | self._left_out.keys()) - tips:
             self._done.pop(tip, None)

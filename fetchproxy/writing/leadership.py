@@ -1,4 +1,4 @@
-"""Which partitions an archiver leads: a leader copies and deletes, a follower keeps current."""
+"""Decides which partitions an archiver leads. Leaders copy and delete; followers stay current."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability import metrics
 
-# Leadership saves work, it is no lock: two leaders of one partition at once (one of them was
-# paused, or has not heard yet) do no harm, because segments have ids of their own and each copy
-# begins with a fresh look at the archive.
+# Leadership saves work; it is not a lock. Two leaders of one partition (one was paused, or has not
+# heard of the change yet) do no harm: segments have ids of their own, and each copy begins with a
+# fresh look at the archive.
 
 
 @dataclass(frozen=True, slots=True)
 class LeadershipState:
-    """For status and console. `members`: of the group, None where only its leader knows."""
+    """For status and console. `members`: of the group. None: only the group's leader knows it."""
 
     kind: str
     state: str
@@ -38,18 +38,18 @@ class LeadershipState:
 
 
 class Leadership:
-    """As it is here, of the only archiver that there is: it leads all, from the start and for ever.
-    `on_change` is called on the loop whenever `leads` may answer differently than before.
+    """This base class is for a sole archiver: it always leads all partitions. Subclasses call
+    `on_change` on the loop when the answer of `leads` may have changed.
     """
 
     on_change: Callable[[], None] = staticmethod(lambda: None)
 
     def leads(self, tip: TopicIdPartition) -> bool:
-        """Now. Never blocks; asked again before each step that writes."""
+        """Whether it leads the partition now. Never blocks. Called before each step that writes."""
         return True
 
     async def run(self) -> None:
-        """Ends only by cancellation, and gives the leadership back then."""
+        """Runs until it is cancelled; then it gives the leadership back."""
         await asyncio.Event().wait()
 
     def state(self) -> LeadershipState:
@@ -57,21 +57,21 @@ class Leadership:
         return LeadershipState("sole", "stable", members=1)
 
     def manage(self, topics: Iterable[TopicInfo]) -> None:
-        """The topics that are archived, at each discovery."""
+        """Called with the archived topics at each discovery."""
 
 
-# Who leads which partition: even parts, nothing moved without need. Pure.
+# Assignment of partitions to members: even parts, and no partition moves without need. Pure.
 #
 # The cooperative protocol (KIP-429): a partition that is to move is first given back by its owner
-# and assigned to the new one in the next round, so no two members are told to lead it.
-# kafka-python's own assignor holds the loop for seconds, for some thousand partitions.
+# and assigned to the new one in the next round, so no two members are told to lead it. The assignor
+# of kafka-python is not used: for some thousand partitions it holds the loop for seconds.
 
 Partition = tuple[str, int]  # topic, number
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`owned` since `generation`; of two that claim the same, the one with the newer is right."""
+    """`owned` since `generation`. If two members claim a partition, the newer generation wins."""
 
     topics: frozenset[str]
     owned: frozenset[Partition] = frozenset()
@@ -81,7 +81,7 @@ class Member:
 def assign(
     members: Mapping[str, Member], partition_counts: Mapping[str, int]
 ) -> dict[str, set[Partition]]:
-    """Each member's part in this round: even, where all want the same topics and nothing moves."""
+    """Each member's partitions in this round: even if all want the same topics and none moves."""
     wanted = {topic for member in members.values() for topic in member.topics}
     every = frozenset(
         (topic, number) for topic in wanted for number in range(partition_counts.get(topic, 0))
@@ -111,7 +111,7 @@ def _owners(members: Mapping[str, Member], every: frozenset[Partition]) -> dict[
 def _kept(
     members: Mapping[str, Member], owners: Mapping[Partition, str], count: int
 ) -> dict[str, set[Partition]]:
-    """What each member owns, up to its even part; who owns most may keep the odd ones."""
+    """What each member owns, up to its even part. Members that own most may keep one more."""
     owned: dict[str, list[Partition]] = {member_id: [] for member_id in members}
     for partition in sorted(owners):
         owned[owners[partition]].append(partition)
@@ -122,16 +122,16 @@ def _kept(
     return kept
 
 
-# Leadership of a partition is its assignment in a Kafka consumer group of the archivers.
+# A member of the archivers' Kafka consumer group leads the partitions that the group assigns to it.
 #
-# The members consume nothing; the brokers' group coordinator notices who is gone. They speak the
-# consumer protocol, so `kafka-consumer-groups.sh --describe` shows who leads what.
+# The members consume nothing. The brokers' group coordinator notices a member that is gone. The
+# members speak the consumer protocol, so `kafka-consumer-groups.sh --describe` shows the leaders.
 
 log = structlog.get_logger(__name__)
 
-_SUBSCRIPTION_VERSION = 2  # owned partitions (KIP-429) and since which generation
+_SUBSCRIPTION_VERSION = 2  # has owned partitions (KIP-429) and their generation
 _ASSIGNMENT_VERSION = 1
-_MEMBER_COUNT = struct.Struct(">I")  # in an assignment's user data, so that all members know it
+_MEMBER_COUNT = struct.Struct(">I")  # in an assignment's user data, for all members
 
 
 class ConsumerGroupLeadership(Leadership, GroupDuties):
@@ -149,7 +149,7 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         return self._member.holds(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
-        await self._managed.wait()  # a group is joined for something
+        await self._managed.wait()  # it joins only once there are topics
         try:
             await self._member.run()
         finally:
@@ -161,8 +161,9 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         return LeadershipState("group", member.state, self._members, member.error)
 
     def manage(self, topics: Iterable[TopicInfo]) -> None:
-        """New topics and partitions are to be shared out: then the member joins again. Of one that
-        wants the same as before the coordinator makes no rebalance, except of the group's leader.
+        """If topics or partitions have changed, the member joins again so that they are shared out.
+        The coordinator then starts a rebalance only if the member's topics have changed, or it is
+        the group's leader.
         """
         before = self._topics
         self._topics = {topic.name: len(topic.leaders) for topic in topics}
@@ -246,7 +247,7 @@ def _decoded(kind: Any, message: bytes) -> Any:
     try:
         return kind.decode(message)
     except (struct.error, ValueError, IndexError, KeyError) as error:
-        # Members of another kind, or of another program, in a group that is ours.
+        # Our group has a member of another kind or program.
         raise ClusterError(f"another member's {kind.__name__} is malformed: {error}") from None
 
 
@@ -261,15 +262,15 @@ def _by_topic(partitions: Iterable[Partition]) -> Iterable[tuple[str, list[int]]
     return topics.items()
 
 
-# Leadership with the `log-dirs` source: an instance leads what the broker beside it leads.
+# Leadership with the `log-dirs` source: an instance leads the partitions that its broker leads.
 #
-# With a sidecar beside every broker each partition has one leader, and it moves with the broker's:
-# no group is needed. It is as old as the last discovery; the source asks again before it takes a
-# segment.
+# With a sidecar beside every broker each partition has one leader, which moves with the broker's
+# leadership, so no group is needed. The state is as old as the last discovery; the source asks
+# again before it takes a segment.
 
 
 class LogDirsLeadership(Leadership):
-    """`node_ids`: of the brokers whose log directories this instance has."""
+    """`node_ids`: the ids of the brokers whose log directories this instance reads."""
 
     def __init__(self, node_ids: Collection[int]) -> None:
         self._node_ids = frozenset(node_ids)

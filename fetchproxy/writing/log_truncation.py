@@ -43,19 +43,19 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-# As a follower truncates its log, so is the archive truncated where it parts from the leader's
-# (`lineage`): segments wholly at or above the place are dropped, one that straddles it is clipped
-# in its metadata, its objects staying what they are (KIP-405, "log truncation").
+# The archive is truncated where it parts from the leader's log (`lineage`), as a follower truncates
+# its log: segments wholly at or above that offset are dropped; a segment that contains it is
+# clipped in its metadata, and its objects stay unchanged (KIP-405, "log truncation").
 
 Transaction = tuple[int, int]  # producer id, first offset
 
 
 @dataclass(frozen=True, slots=True)
 class TruncationPlan:
-    """To be done in this order, so that readers see a shorter log each time and never a gap."""
+    """In this order, so that readers see a shorter log at each step and never a gap."""
 
     drop: tuple[RemoteLogSegmentMetadata, ...]  # the highest first
-    # As they were, the highest first -> their new end offsets.
+    # The unclipped segments, the highest first -> their new end offsets.
     clip: Mapping[RemoteLogSegmentMetadata, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -63,7 +63,7 @@ class TruncationPlan:
 
 
 def plan_truncation(segments: Iterable[RemoteLogSegmentMetadata], offset: int) -> TruncationPlan:
-    """Nothing that is finished may end at or above `offset`; copies under way see to themselves."""
+    """No finished segment may end at or above `offset`. Copies under way check it themselves."""
     above = [s for s in segments if s.is_finished and s.end_offset >= offset]
     above.sort(key=lambda s: (s.start_offset, s.end_offset), reverse=True)
     return TruncationPlan(
@@ -75,8 +75,8 @@ def plan_truncation(segments: Iterable[RemoteLogSegmentMetadata], offset: int) -
 def buried_copies(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView
 ) -> TruncationPlan:
-    """Finished copies of a dead log that lie below others of the log that lives (`overlaps`): the
-    view hides them, and they must not come back when those above them go.
+    """Finished copies of a dead log that the view hides below copies of the living log
+    (`overlaps`). They must not reappear when the copies above them are deleted.
     """
     shown = {segment.segment_id.id: segment.end_offset for segment in view.segments}
     drop: list[RemoteLogSegmentMetadata] = []
@@ -85,7 +85,7 @@ def buried_copies(
         if not segment.is_finished or segment.end_offset < view.raised_log_start:
             continue
         if not view.history.shows(segment):
-            continue  # a person has said so, and may say otherwise
+            continue  # an operator has put it aside and may undo that
         end = shown.get(segment.segment_id.id)
         if end is not None:
             if end < segment.end_offset:
@@ -104,8 +104,9 @@ def buried_copies(
 def joints_of(
     lineage: Sequence[EpochStart], archive_end: int | None, segment: GatheredSegment
 ) -> tuple[tuple[EpochStart, ...], tuple[Joint, ...]]:
-    """(the lineage with `segment` behind the archive, where its epochs meet). What was read from
-    several leaders hangs together only if these are where the leader has them.
+    """(the lineage with `segment` after the archive, the joints where epochs meet). Records that
+    were read from several leaders are of one log only if the leader has these joints at the same
+    offsets.
     """
     joints = [
         Joint(one.epoch, other.start_offset, other.start_offset)
@@ -125,15 +126,18 @@ def decided_below(
     archived: Iterable[AbortedTxn],
     leader: Collection[Transaction] | None,
 ) -> int:
-    """`offset`, or below it where a transaction that was open there may have ended otherwise: what
-    is archived lies below the leader's last stable offset, and of the transactions that began
-    before `offset` and ended above it the same ones were aborted. `archived` is the transaction
-    index of `below`, the segment with `offset` - 1; `leader` what the leader lists from `offset`
-    on, None where it has deleted that.
+    """`offset`, lowered to the leader's last stable offset and to the start of any transaction that
+    began before `offset`, ended above it, and was aborted in only one of the archive and the
+    leader's log.
+
+    `archived`: the transaction index of `below`.
+    `below`: the segment with `offset` - 1.
+    `leader`: the leader's aborted transactions from `offset` on. None: it has deleted those
+    records.
     """
     if leader is None or below is None:
         return min(offset, last_stable_offset)
-    # In a segment that ends there an entry's end may be its marker's, or the segment's own.
+    # If the segment ends right below `offset`, an entry may end at its marker or with the segment.
     ended = offset if below.stored_end_offset >= offset else offset - 1
     ours = {
         (entry.producer_id, entry.first_offset)
@@ -147,8 +151,8 @@ def decided_below(
 
 @dataclass(slots=True)
 class Resumed:
-    """Where an archive ended when it was last looked at, and the leader epochs up to there. What is
-    archived below `kept_below` need not be the leader's.
+    """The archive's end at the last look, and the leader epochs up to it. Archived records below
+    `kept_below` may differ from the leader's.
     """
 
     archive_start: int | None
@@ -158,18 +162,18 @@ class Resumed:
     lineage: tuple[EpochStart, ...]
     # Where the next segment begins: the archive's end, or above it where the log has a gap.
     position: int | None  # None: not known yet
-    leader_epoch: int | None = None  # of the leader whose log this was found to be; None: not yet
+    leader_epoch: int | None = None  # of the leader that has this log; None: not compared yet
 
     @property
     def compared(self) -> tuple[EpochStart, ...]:
-        """What of the lineage is held against a leader's log."""
+        """The part of the lineage that is compared with a leader's log."""
         if self.archive_start is None or self.archive_end is None:
             return self.lineage
         return compared_part(self.lineage, (self.archive_start, self.archive_end), self.kept_below)
 
 
 # The archiver begins anew after a truncation. The objects of dropped segments stay until the
-# expirer's grace for readers in flight is over.
+# expirer's grace for current readers is over.
 
 log = structlog.get_logger(__name__)
 
@@ -187,12 +191,13 @@ class LogTruncation:
     wall_clock_ms: Callable[[], int]
 
     def leader_epoch(self, tip: TopicIdPartition) -> int:
-        """The last one heard of, -1: none. Whoever has read from a leader has heard of its."""
+        """The last known leader epoch; -1: none. A read from a leader makes its epoch known."""
         return self.leader.known_epoch(tip)
 
     async def confirm(self, segment: GatheredSegment, archive: Resumed) -> int:
-        """That the archive and `segment` behind it are the log of the leader, whose epoch it gives.
-        Raises LogDiverged where they are not, LogTruncated where that cannot be told, ClusterError.
+        """Check that the archive and `segment` after it are the leader's log; return the leader's
+        epoch. Raises LogDiverged if they are not, LogTruncated if that cannot be decided,
+        ClusterError.
         """
         epochs, lineage = segment.leader_epochs, archive.lineage
         if lineage and epochs and epochs[0].epoch < lineage[-1].epoch:
@@ -205,8 +210,8 @@ class LogTruncation:
         return self._epoch_of(segment.tip, compared)
 
     async def agrees(self, tip: TopicIdPartition, archive: Resumed) -> int | None:
-        """The epoch of the leader whose log is the archive's up to its end; None: it has another.
-        As `confirm`; raises LogBeginsAgain where it has nothing of the archive.
+        """The leader's epoch if its log equals the archive up to the archive's end. None: its log
+        differs. Raises as `confirm`, and LogBeginsAgain if the log has no record of the archive.
         """
         end = archive.archive_end
         if end is None:
@@ -218,8 +223,9 @@ class LogTruncation:
         return self._epoch_of(tip, compared) if shared >= end else None
 
     async def _check_log_start(self, tip: TopicIdPartition, raised_log_start: int) -> None:
-        """Of a partition without a segment: as DeleteRecords asks the broker first, the leader's
-        log begins no lower, or begins again. Raises LogBeginsAgain, ClusterError.
+        """For a partition without a segment. DeleteRecords asks the broker first, so the leader's
+        log begins no lower than `raised_log_start`, or it begins again. Raises LogBeginsAgain,
+        ClusterError.
         """
         edges = await self.leader.edges(tip)
         if edges.log_start_offset < raised_log_start:
@@ -230,12 +236,12 @@ class LogTruncation:
             )
 
     async def truncate(self, view: PartitionView) -> None:
-        """Take out of the archive what is not in the leader's log. `view` must be the last one
-        read. May be repeated; two archivers at it do the same. Raises LogBeginsAgain where that
-        would be all, LogTruncated, ClusterError, RemoteStorageError.
+        """Remove offsets from the archive that are not in the leader's log. `view` must be the last
+        one read. May be repeated, also by two archivers at once. Raises LogBeginsAgain if that
+        would remove everything, LogTruncated, ClusterError, RemoteStorageError.
         """
         tip, end = view.tip, view.log_end_offset
-        segments = self.rlmm.list_remote_log_segments(tip)  # as old as `view`: others may add
+        segments = self.rlmm.list_remote_log_segments(tip)  # read with `view`: others may add
         if end is None:
             return
         shared, compared = await self._compare(tip, compared_lineage(view), end)
@@ -244,7 +250,7 @@ class LogTruncation:
             return
         offset = max(await self._decided_below(view, shared), view.history.kept_below)
         plan = plan_truncation(segments, offset)
-        # Before it is done, so that what is done by half is on record.
+        # Log it first, so that a partial truncation is on record.
         log.error(
             "archive_truncated",
             **tip.logged,
@@ -262,7 +268,7 @@ class LogTruncation:
     async def drop(
         self, tip: TopicIdPartition, segments: Sequence[RemoteLogSegmentMetadata]
     ) -> None:
-        """As a person has said; the highest first. Raises RemoteStorageError."""
+        """Drop segments on an operator's decision, the highest first. Raises RemoteStorageError."""
         log.error(
             "archive_truncated",
             **tip.logged,
@@ -273,7 +279,7 @@ class LogTruncation:
         await self._carry_out(TruncationPlan(tuple(segments)))
 
     async def remove_buried(self, view: PartitionView) -> bool:
-        """Copies of a dead log that others lie over. False: none. Raises RemoteStorageError."""
+        """Remove the `buried_copies`. False: there are none. Raises RemoteStorageError."""
         plan = buried_copies(self.rlmm.list_remote_log_segments(view.tip), view)
         if not plan:
             return False
@@ -293,7 +299,7 @@ class LogTruncation:
         end_offset: int,
         joints: Sequence[Joint] = (),
     ) -> tuple[int, Compared]:
-        """Where the leader's log ends to be the same, and all that was found."""
+        """The offset at which the leader's log stops being the same, and the whole comparison."""
         compared = await compare_with_leader(self.leader, tip, lineage, end_offset, joints)
         if isinstance(compared.result, Undecided):
             raise LogTruncated(
@@ -342,11 +348,11 @@ class LogTruncation:
         try:
             await self.rlmm.put(metadata)
         except ValueError as error:
-            # Another archiver, or retention, has deleted it since it was listed.
+            # Another archiver, or retention, has deleted the segment since it was listed.
             log.warning("segment_not_truncated", **metadata.logged, error=str(error))
 
     async def _restamped(self, clipped: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        """With the largest timestamp of what is left; the old one where that cannot be read."""
+        """`clipped` with the largest timestamp of its records, or the old one if unreadable."""
         try:
             max_timestamp_ms = await self._max_timestamp(clipped)
         except (CorruptSegment, ObjectNotFound, WireError) as error:

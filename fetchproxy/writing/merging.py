@@ -1,4 +1,4 @@
-"""Adjacent small segments become one, safely beside archivers, readers and other mergers."""
+"""Merges adjacent small segments into one, safely beside archivers, readers and other mergers."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ from fetchproxy.storage.stored_segments import checked_batches
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
 
-# Merged are finished segments that follow each other without a gap, hold offsets that nobody else
-# holds, and are of one lineage whose epochs all stay known. Left alone are segments that an
-# unclean election has cut, those that DeleteRecords or retention reaches into, and any without
-# timestamps, whose age for retention is that of their copy.
+# The merger takes finished segments that follow each other without a gap, share no offset with
+# another segment, and are of one lineage whose epochs all stay known. It leaves alone segments that
+# an unclean election has cut, that DeleteRecords or retention reaches into, or that have no
+# timestamps: retention takes the time of their copy as their age.
 #
-# A merged segment is a further copy of the same offsets. The rule for copies of archivers that met
-# (`orphans`), not this plan, lets those be deleted that it replaces, once everything there is old.
-# To keep that settled nothing is merged that overlaps: a range whose replaced segments are still
-# there has its turn when they are gone.
+# A merged segment is a further copy of the same offsets. The rule for copies by two archivers
+# (`orphans`), not this plan, lets the replaced segments be deleted once everything there is old. To
+# keep that rule decisive, the merger takes no segments that overlap: a range whose replaced
+# segments still exist is planned again after they are gone.
 
 Segments = Sequence[RemoteLogSegmentMetadata]
 
-# Offsets within a segment fit an int32, as Kafka's own index files have them.
+# Offsets relative to a segment's start fit an int32, as in Kafka's own index files.
 MERGED_OFFSETS_MAX = 2**31 - 1
-# The largest of those merged holds at most this share of the bytes: so a byte is copied again only
-# when what it lies in grows by a third, a logarithm's number of times in all.
+# The largest segment of a group holds at most this share of its bytes. So a byte is copied again
+# only if its segment grows by a third: a logarithmic number of times.
 LARGEST_SHARE_MAX = 0.75
 
 
 def plan_merges(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView, *, bytes_max: int
 ) -> list[Segments]:
-    """Groups of two or more, by offset, each of at most `bytes_max` bytes. `segments`: as `view`.
-    Small is what has at most half of that, so a full group gives a segment that is not small. The
-    same archive gives the same plan, also when a part of it has been carried out.
+    """Groups of two or more segments, by offset, each of at most `bytes_max` bytes. `segments`:
+    read with `view`. Small segments have at most half of `bytes_max`, so a full group gives one
+    that is not small. The same archive gives the same plan, also after a part of it has been
+    carried out.
     """
     groups: list[Segments] = []
     group: list[RemoteLogSegmentMetadata] = []
@@ -66,14 +67,14 @@ def still_stand(
     segments: Iterable[RemoteLogSegmentMetadata],
     view: PartitionView,
 ) -> bool:
-    """Whether each of `sources` is what it was, and nobody else has copied their offsets."""
+    """Whether each of `sources` is unchanged and no other segment has a copy of its offsets."""
     ids = {source.segment_id for source in sources}
     known = {s.segment_id: s for s in _alone(segments, view) if s.segment_id in ids}
     return all(known.get(source.segment_id) == source for source in sources)
 
 
 def merged_epochs(sources: Iterable[RemoteLogSegmentMetadata]) -> tuple[EpochStart, ...]:
-    """Those of all, each where it began: a segment repeats the one that it begins in."""
+    """The sources' epochs, each with its first offset. Each source repeats its first epoch."""
     found: list[EpochStart] = []
     for source in sources:
         for entry in source.segment_leader_epochs:
@@ -85,7 +86,7 @@ def merged_epochs(sources: Iterable[RemoteLogSegmentMetadata]) -> tuple[EpochSta
 def _alone(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView
 ) -> list[RemoteLogSegmentMetadata]:
-    """By offset, those that may be merged with a neighbour at all."""
+    """The segments that may be merged with a neighbour at all, by offset."""
     finished = sorted(
         (s for s in segments if s.is_finished), key=lambda s: (s.start_offset, s.end_offset)
     )
@@ -115,7 +116,7 @@ def _may_be_merged(segment: RemoteLogSegmentMetadata, view: PartitionView) -> bo
 
 
 def _continues(before: RemoteLogSegmentMetadata, segment: RemoteLogSegmentMetadata) -> bool:
-    """No gap is between them, and no epoch is lost or falls."""
+    """Whether there is no gap between the two, and no epoch is lost or falls."""
     if segment.start_offset != before.end_offset + 1:
         return False
     one, other = before.segment_leader_epochs, segment.segment_leader_epochs
@@ -135,19 +136,19 @@ def _is_worth_it(group: Segments) -> bool:
     return len(sizes) > 1 and max(sizes) <= LARGEST_SHARE_MAX * sum(sizes)
 
 
-# Several segments' logs as one, as if it had been gathered at once. Batches stay byte for byte what
-# they are and are checked on their way. What the segments' indexes say is put together, and held
-# against the log before anybody may rely on it.
+# Joins several segments' logs into one, as if gathered at once. The batches stay byte for byte the
+# same and are checked as they are read. The segments' indexes are joined and compared with the log
+# before anything relies on them.
 
 
 async def merged_log(
     rsm: RemoteStorageManager, sources: Segments, writer: SegmentWriter, chunk_bytes: int
 ) -> tuple[GatheredSegment, tuple[EpochStart, ...]]:
-    """And the log's epochs up to its end, also those that ended before it. `writer` is new and at
-    the first one's start; it is the caller's to discard.
+    """(the merged log, the log's epochs up to its end, also those that ended before it). `writer`:
+    new, at the start of the first source; the caller discards it.
 
-    Memory: two chunks, or the largest batch. Raises CorruptSegment or CompactedLog where segments
-    are not what their metadata and indexes say; ObjectNotFound, RemoteStorageError; OSError.
+    Memory: two chunks, or the largest batch. Raises CorruptSegment or CompactedLog if the segments
+    disagree with their metadata or indexes; ObjectNotFound, RemoteStorageError; OSError.
     """
     aborted: list[tuple[AbortedTxn, ...]] = []
     for source in sources:
@@ -157,7 +158,7 @@ async def merged_log(
     if _ends(side_files.merged_aborted(aborted)) != _ends(gathered.aborted):
         raise CorruptSegment(f"{_place(sources[0])}: transaction indexes and log disagree")
     epochs = merged_epochs(sources)
-    if gathered.leader_epochs not in (epochs, ()):  # none: written without epochs
+    if gathered.leader_epochs not in (epochs, ()):  # (): written without epochs
         raise CorruptSegment(
             f"{_place(sources[0])}: the log has {gathered.leader_epochs}, metadata have {epochs}"
         )
@@ -197,7 +198,7 @@ async def _append(
 
 
 async def _kafka_files(rsm: RemoteStorageManager, sources: Segments) -> KafkaFiles:
-    """A broker's own indexes, where every segment has them; the snapshot is that of the end."""
+    """The broker's own indexes, if every segment has them. The snapshot is the last segment's."""
     snapshot = await _kafka_file(rsm, sources[-1], SegmentFile.PRODUCER_SNAPSHOT)
     offsets: list[tuple[bytes, int, int]] = []
     times: list[tuple[bytes, int]] = []
@@ -222,7 +223,7 @@ async def _kafka_file(
     try:
         return await rsm.fetch_index(source, file)
     except ObjectNotFound:
-        return None  # segments from the `broker` source have none
+        return None  # segments from the `broker` source have no such file
 
 
 def _ends(entries: Sequence[AbortedTxn]) -> set[tuple[int, int, int]]:
@@ -233,32 +234,33 @@ def _place(source: RemoteLogSegmentMetadata) -> str:
     return f"{source.topic_id_partition}: segment at offset {source.start_offset}"
 
 
-# The merged segment is copied by the archiver's own copier. Until FINISHED nothing has changed for
-# anybody; with it, readers see the merged segment above the first one that it replaces, and each
-# offset once. Those replaced stay until the rule for spare copies takes them. A merger that is
-# killed at any step leaves an attempt that is removed as any other, or is done.
+# The archiver's own copier copies the merged segment. Until FINISHED is recorded nothing changes
+# for others. Then the view has the merged segment after the first one that it replaces, and readers
+# get each offset once. The replaced segments stay until the rule for spare copies deletes them. A
+# merger that is killed leaves a dangling attempt, which is removed like any other, or a finished
+# merge.
 
 log = structlog.get_logger(__name__)
 
 CHUNK_BYTES = 4 * 1024 * 1024
-MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's own default of a segment (log.segment.bytes)
+MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's default segment size (log.segment.bytes)
 
 
 @dataclass(slots=True)
 class MergedPartition:
-    """`replaced` segments became `merged` ones of `size_bytes` in all; with a dry run, would."""
+    """`replaced` segments became `merged` ones of `size_bytes` in all (dry run: would become)."""
 
     tip: TopicIdPartition
     merged: int = 0
     replaced: int = 0
     size_bytes: int = 0
-    overtaken: int = 0  # merges given up because somebody has changed what they were of
-    refused: list[str] = field(default_factory=list)  # what could not be merged, and why
+    overtaken: int = 0  # merges given up because their sources changed
+    refused: list[str] = field(default_factory=list)  # merges that failed, and why
 
 
 @dataclass(eq=False, repr=False)
 class PartitionMerger:
-    """One for any number of partitions, one at a time each."""
+    """One for any number of partitions, one task at a time for each."""
 
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager
@@ -269,12 +271,12 @@ class PartitionMerger:
     chunk_bytes: int = CHUNK_BYTES
 
     async def plan(self, tip: TopicIdPartition) -> list[Segments]:
-        """None of a partition that is being deleted. Raises RemoteStorageError."""
+        """The groups to merge; none for a partition being deleted. Raises RemoteStorageError."""
         found = await self._look(tip)
         return [] if found is None else plan_merges(*found, bytes_max=self.bytes_max)
 
     async def _look(self, tip: TopicIdPartition) -> tuple[Segments, PartitionView] | None:
-        """What there is now; None: it is being deleted."""
+        """The current segments and view. None: the partition is being deleted."""
         now = asyncio.get_running_loop().time()
         if await self.rlmm.partition_deletion(tip, now) is not None:
             return None
@@ -282,7 +284,7 @@ class PartitionMerger:
         return self.rlmm.list_remote_log_segments(tip), view
 
     async def merge(self, tip: TopicIdPartition) -> MergedPartition:
-        """All of the plan; what was merged counts. Raises RemoteStorageError, OSError (disk)."""
+        """Carry out the plan; finished merges count. Raises RemoteStorageError, OSError (disk)."""
         done = MergedPartition(tip)
         for sources in await self.plan(tip):
             try:
@@ -297,7 +299,7 @@ class PartitionMerger:
                     done.refused.append(f"{tip}, offsets {offsets}: {error}")
                     self._note("merge_refused", sources, error)
                 else:
-                    done.overtaken += 1  # deleted while it was read
+                    done.overtaken += 1  # a source was deleted during the read
                 continue
             done.merged += 1
             done.replaced += len(sources)
@@ -322,7 +324,7 @@ class PartitionMerger:
         return finished
 
     async def _confirm(self, sources: Segments) -> None:
-        """The last word before the merged segment counts: see `SegmentCopier.copy`."""
+        """The last check before the merged segment counts: see `SegmentCopier.copy`."""
         if not await self._stand(sources):
             raise CopyOvertaken(
                 f"{sources[0].topic_id_partition}: the segments from offset "

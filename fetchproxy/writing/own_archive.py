@@ -1,4 +1,4 @@
-"""Whether the archive at `store.url` is there, and is that of this cluster and configuration."""
+"""Checks that the archive at `store.url` exists and belongs to this cluster and configuration."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.retention import effective_retention
 from fetchproxy.writing.discovery import matching_topics, partitions_of
 
-# At which places this machine's archivers have seen an archive: a small file each, by the spool. It
-# tells a missing mount, or an emptied bucket, from a place where an archive is yet to begin. A
-# machine that forgets loses that warning and nothing else.
+# A marker file beside the spool records each place where this machine's archivers have seen an
+# archive. It tells a missing mount, or an emptied bucket, from a place where an archive is yet to
+# begin. A machine that loses the files loses only that warning.
 
 log = structlog.get_logger(__name__)
 
@@ -40,20 +40,20 @@ _NAME_START = "fetchproxy-archive-seen-"
 
 
 def _marker(spool_dir: Path | None, cluster_id: str | None, url: str) -> Path:
-    """`spool_dir`: as of the archiver. `cluster_id`: the same place may serve another cluster."""
+    """`spool_dir`: the archiver's. `cluster_id`: the same place may serve another cluster."""
     name = hashlib.sha256(f"{cluster_id or ''}\n{url}".encode()).hexdigest()[:32]
     return (spool_dir or Path(tempfile.gettempdir())) / f"{_NAME_START}{name}"
 
 
 def _was_seen(marker: Path) -> bool:
-    """By an archiver of this user."""
+    """True if an archiver of this user has created the marker."""
     with suppress(OSError):
         return os.lstat(marker).st_uid == os.geteuid()
     return False
 
 
 def _remember(marker: Path) -> None:
-    """May fail: then the log says so, and a missing mount is not noticed."""
+    """Create the marker. A failure is logged, and then a missing mount is not noticed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         marker.parent.mkdir(parents=True, exist_ok=True)
@@ -63,13 +63,14 @@ def _remember(marker: Path) -> None:
 
 
 # A place without an archive may be a mistyped prefix or a missing mount, and readers would skip
-# what only the archive has. So a person has to say (`--create`) that there is none where this
-# machine has seen one, or where brokers lack records that archivers delete there (docs/adr/0037).
+# records that only the archive has. So an operator has to confirm (`--create`) that there is none
+# if this machine has seen one, or if brokers lack records that archivers delete there
+# (docs/adr/0037).
 
-# Clients wait for the listener meanwhile. What is not known by then is found out beside them.
+# The listener waits at most this time (s), because clients wait for it. `run` does the rest.
 AT_START_MAX_S = 3.0
 RETRY_PAUSE_S = 1.0
-# An archive that went away is noticed by its writer within this; one small read each time.
+# Time (s) within which the writer notices a lost archive. Each check is one small read.
 LOOK_INTERVAL_S = 30.0
 
 _OF_THE_ARCHIVE: Mapping[Kind, type[Exception]] = {
@@ -80,7 +81,7 @@ _OF_THE_ARCHIVE: Mapping[Kind, type[Exception]] = {
 
 @dataclass(eq=False, repr=False)
 class OwnArchive:
-    """One for each process; `run` is its task. `archives`: this process writes to it."""
+    """One for each process; `run` is its task. `archives`: this process writes to the archive."""
 
     config: Config
     rsm: RemoteStorageManager
@@ -98,15 +99,15 @@ class OwnArchive:
         self.confirmed = asyncio.Event()
 
     async def confirm(self) -> None:
-        """Returns when the archive is known to be there and our own. Raises ConfigError,
-        ArchiveMismatch where it is not: no process should run so; ArchiveMissing where there is
-        none; RemoteStorageError, ClusterError while store or brokers do not answer.
+        """Returns when the archive exists and is our own. Raises ConfigError, ArchiveMismatch if it
+        is not: then no process should run; ArchiveMissing if there is none; RemoteStorageError,
+        ClusterError while the store or the brokers do not answer.
         """
         said = await self.rsm.identity.look()
         if said is None and not self.archives:
             await self.rsm.identity.check()
             log.warning("archive_missing", error=f"there is no archive at {self._place}")
-            self.confirmed.set()  # archive-only starts without
+            self.confirmed.set()  # archive-only starts without an archive
             return
         by_cluster = not self.config.archive_only.enabled
         cluster_id = await self.cluster.cluster_id() if by_cluster else None
@@ -132,17 +133,17 @@ class OwnArchive:
         self.confirmed.set()
 
     async def at_start(self) -> None:
-        """What may pass is left to `run`. Raises ConfigError, ArchiveMismatch."""
+        """Errors that may pass are left to `run`. Raises ConfigError, ArchiveMismatch."""
         try:
             async with asyncio.timeout(AT_START_MAX_S):
                 await self.confirm()
         except ArchiveMismatch:
             raise
         except (RemoteStorageError, ClusterError, TimeoutError):
-            return  # `run` says it
+            return  # `run` reports it
 
     async def run(self) -> None:
-        """For ever: until it is confirmed, then whether it is still there. Raises as `at_start`."""
+        """Confirms the archive, then checks for ever that it is there. Raises as `at_start`."""
         while not self.confirmed.is_set():
             await self._try(self.confirm)
             if not self.confirmed.is_set():
@@ -155,7 +156,7 @@ class OwnArchive:
                 told = await self._try(self._tell)
 
     async def _try(self, look: Callable[[], Awaitable[None]]) -> bool:
-        """False: it failed. What may pass is kept as the failure."""
+        """False: it failed. An error that may pass is noted."""
         try:
             await look()
         except (RemoteStorageError, ClusterError) as error:
@@ -167,7 +168,7 @@ class OwnArchive:
         return True
 
     def _note(self, error: RemoteStorageError | ClusterError | None) -> None:
-        """That store or brokers do not answer whoever asks them reports; here it is logged."""
+        """Report a missing or foreign archive; only log an outage, which its callers report."""
         for kind, of_it in _OF_THE_ARCHIVE.items():
             self.health.keep(
                 kind, [Condition(kind, str(error))] if isinstance(error, of_it) else []
@@ -180,8 +181,8 @@ class OwnArchive:
         self._failure = error
 
     async def _tell(self) -> None:
-        """What else the first reader would find out."""
-        # The store first: a copy that is begun meanwhile is in the topic before it is there.
+        """Report problems that otherwise the first reader would find."""
+        # The store first: a new copy is in the topic before it is in the store.
         by_topic = self.config.metadata.manager == "topic"
         stored = await self.rsm.list_partitions() if by_topic else []
         partitions = set(await self.rlmm.list_partitions())
@@ -216,13 +217,13 @@ class OwnArchive:
         await self._check_nothing_trimmed(f"there is no archive at {self._place}", frozenset())
 
     async def _check_has_what_was_trimmed(self) -> None:
-        """At a place that is new here: it may be another archive of the same cluster."""
+        """For a place new to this machine: it may be another archive of the same cluster."""
         known = {tip.topic_id for tip in await self.rlmm.list_partitions()}
         there = f"the archive at {self._place} has none of the topics of archive.topics"
         await self._check_nothing_trimmed(there, known)
 
     async def _check_nothing_trimmed(self, there: str, known: Set[UUID]) -> None:
-        """Archivers trim only what they have archived. `known`: the topics of this archive."""
+        """Archivers trim only archived records. `known`: the topics of this archive."""
         topics = matching_topics(self.config.archive.topics or "", await self.cluster.topics(0))
         if not known.isdisjoint(topic.topic_id for topic in topics):
             return
@@ -247,7 +248,7 @@ class OwnArchive:
 
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
-    """It rules from now on, as it was rebuilt. Raises ArchiveMismatch at a mirror."""
+    """State that the rebuilt metadata topic is valid now. Raises ArchiveMismatch at a mirror."""
     said = await rsm.identity.look()
     if said is not None:
         said.check_is_the_archive()

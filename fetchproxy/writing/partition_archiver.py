@@ -1,4 +1,4 @@
-"""Archives one partition: resumes, gathers, closes, copies; one turn at a time, by one worker."""
+"""Archives one partition in turns: resumes, gathers, closes, copies. One worker at a time."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from fetchproxy.writing.status import PartitionArchiveStatus, Step, broker_reten
 
 log = structlog.get_logger(__name__)
 
-# Where to go on is read from the archive itself, after a start, after every failure and before
-# every copy; nothing local counts. After an election, and before a copy counts, the archive is
-# held against the new leader's log (`log_truncation`).
+# The archiver reads from the archive itself where to go on: after a start, after every failure and
+# before every copy. No local state counts. After an election, and before a copy counts, it compares
+# the archive with the new leader's log (`log_truncation`).
 
 
 @dataclass(eq=False, repr=False)
 class PartitionArchiver:
-    """`may_go_on` is asked before each copy; what runs by then may end."""
+    """`may_go_on` is called before each copy. A copy that has begun may finish."""
 
     tip: TopicIdPartition
     _: KW_ONLY
@@ -62,28 +62,28 @@ class PartitionArchiver:
 
     def __post_init__(self) -> None:
         self._resumed: Resumed | None = None
-        # Where, and under which leader, that was done; since the last copy.
+        # The position and leader epoch of the last `_gather_anew` since the last copy.
         self._gathered_anew_at: tuple[int | None, int] | None = None
 
     @property
     def archive_end(self) -> int | None:
-        """As last known, exclusive; None: not known."""
+        """The archive's end as last known, exclusive. None: not known."""
         return None if self._resumed is None else self._resumed.archive_end
 
     @property
     def position(self) -> int:
-        """Where the next segment begins: below it nothing more will be archived."""
+        """Where the next segment begins. The archiver archives nothing more below it."""
         resumed = self._resumed
         return NOT_KNOWN if resumed is None or resumed.position is None else resumed.position
 
     @property
     def _gathered(self) -> SegmentSummary | None:
-        """None: not a byte is."""
+        """None: no byte is gathered."""
         gathered = self.gatherer.gathered
         return gathered if gathered and gathered.size_bytes > 0 else None
 
     def status(self) -> PartitionArchiveStatus:
-        """What the last turns have learned. Never blocks."""
+        """The status as of the last turns. Never blocks."""
         resumed, gatherer, gathered = self._resumed, self.gatherer, self._gathered
         gathered_bytes = gathered.size_bytes if gathered else 0
         end = gathered.position if gathered else None
@@ -104,8 +104,9 @@ class PartitionArchiver:
         )
 
     async def process(self, *, close_short: bool = False) -> bool:
-        """One turn: gather what is there and copy at most one segment. True: more waits already.
-        `close_short`: what was gathered when nothing more is there makes a segment, however short.
+        """One turn: gather the available records and copy at most one segment. True: more is
+        available. `close_short`: close the segment when the log has no more records, even if it is
+        short.
 
         Raises RemoteStorageError and ClusterError (worth another try), LogTruncated (is not),
         CorruptSegment, CompactedLog (no retry mends it), OSError of the spool's disk.
@@ -114,14 +115,15 @@ class PartitionArchiver:
             return await self._turn(close_short)
 
     async def compare_with_leader(self) -> None:
-        """Hold the archive against the leader's log, unless that was done. Raises as `process`."""
+        """Compare the archive with the leader's log, unless that was done. Raises as `process`."""
         with self._forgetting():
             await self._has_parted(await self._resume())
 
     @contextmanager
     def _forgetting(self) -> Iterator[None]:
-        """After an error the gatherer may have taken a batch by half. Where store or brokers are
-        away, what is gathered stays: the copy begins with a new look at the archive.
+        """After an error the gatherer may hold half a batch, so the next turn resumes anew. After a
+        store or broker error the gathered data stay: the copy begins with a new look at the
+        archive.
         """
         try:
             yield
@@ -131,7 +133,7 @@ class PartitionArchiver:
             raise
 
     async def release(self) -> None:
-        """Forget all that is local, give the disk space back. The next turn resumes anew."""
+        """Forget all local state and free the disk space. The next turn resumes anew."""
         self._resumed = None
         await self.gatherer.discard()
 
@@ -147,7 +149,7 @@ class PartitionArchiver:
             except CorruptSegment as error:
                 return await self._gather_anew(resumed, error)
         if self.gatherer.closed is None:
-            return self._resumed is None  # the archive has moved on: look at it again
+            return self._resumed is None  # the archive has moved on: resume again
         if not self.may_go_on():
             await self.release()
             return False
@@ -181,7 +183,7 @@ class PartitionArchiver:
 
     # --- the leader's lineage ---
     async def _has_parted(self, resumed: Resumed) -> bool:
-        """A new leader's log is another one: the archive has been cut, and is looked at anew."""
+        """True: a new leader's log differs. The archive has been truncated and is read again."""
         if resumed.leader_epoch == self.truncation.leader_epoch(self.tip):
             return False
         return await self._truncate_if_parted(resumed)
@@ -196,13 +198,13 @@ class PartitionArchiver:
         return True
 
     async def _cut_short(self, resumed: Resumed) -> bool:
-        """The log ends below the position. Raises LogTruncated again where that has no remedy."""
+        """The log ends below the position. Raises LogTruncated again if there is no remedy."""
         gathered = self._gathered
         if await self._truncate_if_parted(resumed) or gathered:
-            await self.release()  # what was gathered is of a log that is no more
+            await self.release()  # the gathered data are of a log that is gone
             return True
         if resumed.archive_end is None or resumed.archive_end <= resumed.kept_below:
-            await self.release()  # deleted, or kept, further than the log has come: it will
+            await self.release()  # the log is still below a deleted or kept range
             return False
         raise LogTruncated(
             f"{self.tip} ends below offset {resumed.archive_end}, up to which it is archived, and "
@@ -210,8 +212,8 @@ class PartitionArchiver:
         )
 
     async def _gather_anew(self, resumed: Resumed, error: CorruptSegment) -> bool:
-        """What does not continue what was gathered may be sound: a new leader's log is another one.
-        Raises `error` where it does not continue the archive either, or not by itself.
+        """Gather again: a new leader's log may be sound although it does not continue the gathered
+        data. Raises `error` if it does not continue the archive either, or is damaged itself.
         """
         place = (resumed.position, self.truncation.leader_epoch(self.tip))
         if not self._gathered or self._gathered_anew_at == place:
@@ -228,7 +230,7 @@ class PartitionArchiver:
 
     # --- gather ---
     async def _gather(self, resumed: Resumed, close_short: bool) -> None:
-        """The next segment, if it can be closed already; gaps before it are recorded."""
+        """Gather the next segment, and close it if possible. Gaps before it are recorded."""
         if resumed.position is None:
             log_start = await self.gatherer.find_log_start()
             resumed.position = max(log_start, resumed.raised_log_start)
@@ -244,7 +246,7 @@ class PartitionArchiver:
             resumed.position = gathered.log_start_offset
 
     def _note_gap(self, resumed: Resumed, view: PartitionView, gap: LogGap) -> None:
-        """It is a gap only if something was archived before it."""
+        """Log the gap, if something was archived before it."""
         deleted = gap.log_start_offset <= view.raised_log_start  # by DeleteRecords, on purpose
         if resumed.archive_end is None or deleted:
             return
@@ -258,7 +260,7 @@ class PartitionArchiver:
 
     # --- copy ---
     async def _copy(self, resumed: Resumed, segment: GatheredSegment) -> None:
-        """Copy the closed segment, if the archive still ends where it ended before it."""
+        """Copy the closed segment, unless the archive's end has changed since it was gathered."""
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
             await self._moved_on(resumed, view)
@@ -290,7 +292,7 @@ class PartitionArchiver:
         await self.gatherer.discard()
 
     async def _moved_on(self, resumed: Resumed, view: PartitionView) -> None:
-        """By another archiver, or by a copy of ours whose last answer was lost."""
+        """Another archiver, or a copy of ours with a lost answer, has extended the archive."""
         log.info(
             "archive_further_than_expected",
             **self.tip.logged,
@@ -300,8 +302,8 @@ class PartitionArchiver:
         await self.release()
 
     async def _confirm(self, resumed: Resumed, segment: GatheredSegment) -> None:
-        """The last word before the copy counts. That nobody has gone on from the same end is asked
-        within the copy's time limit: what retention takes for spare (`orphans`) rests on that.
+        """The last check before the copy counts, within the copy's time limit: the archive must
+        still end where it ended. The rule for spare copies (`orphans`) relies on this.
         """
         resumed.leader_epoch = await self.truncation.confirm(segment, resumed)
         view = await self._fresh_view()
@@ -310,14 +312,14 @@ class PartitionArchiver:
         await self.records.begin(view, segment.start_offset)
 
 
-# The three steps of KIP-405's RemoteLogManager. Step 1, leader: delete what retention has passed,
-# and stale temporaries. Step 2, leader: copy what is not in the archive yet. Step 3, leader and
-# follower: bring the remote information up to date.
+# The three steps of KIP-405's RemoteLogManager. Step 1, leader: delete segments that retention has
+# passed, and stale temporaries. Step 2, leader: copy records that are not in the archive yet. Step
+# 3, leader and follower: update the remote information.
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ManagedPartition:
-    """Its turns, and what the last one has come to. A follower holds nothing local."""
+    """A partition's turns, and the result of the last one. A follower gathers nothing."""
 
     archiver: PartitionArchiver
     leadership: Leadership
@@ -328,13 +330,13 @@ class ManagedPartition:
     concerns: ArchiverConcerns
     warnings: SparingWarnings
     watch: PartitionWatch
-    step: Step | None = None  # what the turn under way is at; None: no turn
-    view: PartitionView | None = None  # what step 3 has seen last
+    step: Step | None = None  # of the turn under way; None: no turn
+    view: PartitionView | None = None  # as of the last step 3
     last_error: str | None = None
     last_success_ms: int | None = None
     stopped: bool = False
     given_up: bool = False  # for good, until a restart
-    led: bool = False  # by us, when the leadership last changed
+    led: bool = False  # by this archiver, at the last change of leadership
 
     @property
     def tip(self) -> TopicIdPartition:
@@ -345,9 +347,9 @@ class ManagedPartition:
         return self.leadership.leads(self.tip)
 
     async def process(self) -> bool:
-        """One turn. True: more waits already. Raises what the steps raise: an error of step 1 only
-        when the others are done, as new segments are to be copied all the same. Nothing is deleted
-        in either tier before the leader has said that its log is the one that is archived.
+        """One turn. True: more is available. Raises the errors of the steps; an error of step 1
+        only after the other steps, because new segments must be copied all the same. Nothing is
+        deleted in either tier before the leader has confirmed that its log is the archived one.
         """
         try:
             failure, more = None, False
@@ -369,13 +371,13 @@ class ManagedPartition:
             self.step = None
 
     async def release(self) -> None:
-        """The partition is led here no more."""
+        """Forget the partition's local state: this archiver does not lead it any more."""
         self.expirer.forget(self.tip)
         self.local_retention.forget(self.tip)
         await self.archiver.release()
 
     async def _attempt(self, step: Step, work: Awaitable[object]) -> Exception | None:
-        """What kept it from being done; raises LogTruncated."""
+        """The error of `work`, or None. Raises LogTruncated."""
         self.step = step
         try:
             await work
@@ -398,8 +400,8 @@ class ManagedPartition:
     def status(
         self, topic_config: Mapping[str, str] | None, edges: LogEdges | None
     ) -> PartitionArchiveStatus:
-        """The range is what step 3 has seen; its end, of a leader, what its own copies made of it.
-        `edges` of the brokers' log, as they said whether or not a turn got as far as to read it.
+        """The status. The range is from step 3; a leader's end includes its own copies since.
+        `edges`: of the brokers' log, read independently of the turns.
         """
         retention_used, deleted_in_ms = self.watch.margin(self.tip)
         known, view = self.archiver.status(), self.view
@@ -411,7 +413,7 @@ class ManagedPartition:
             bytes_per_offset = _bytes_per_offset(view) or bytes_per_offset
         log_start, stable = known.log_start_offset, known.last_stable_offset
         if edges is not None and self.leads:
-            # Both only rise, but in a log that begins again.
+            # Both only rise, except in a log that begins again.
             log_start = max(edges.log_start_offset, 0 if self.stopped else log_start or 0)
             stable = max(edges.last_stable_offset, 0 if self.stopped else stable or 0)
         return replace(
@@ -432,9 +434,9 @@ class ManagedPartition:
         )
 
     async def stop(self, error: FetchProxyError) -> None:
-        """Nothing that was archived is overwritten: what is right only an operator can say."""
+        """Stop, and overwrite nothing archived: only an operator can say which log is right."""
         await self.release()
-        # From here on nothing is awaited until the turn is over.
+        # No await from here until the turn is over.
         self.given_up = isinstance(error, CompactedLog)
         self.last_error = str(error)
         self.stopped = True
@@ -446,14 +448,14 @@ class ManagedPartition:
         if isinstance(error, OSError):
             self.watch.disk_failed(self.tip, error)
         if self.stopped:
-            return  # that is what somebody must hear of, whatever keeps us from looking again
-        # A store that fails does so for all: one line a minute, not one for each partition.
+            return  # the operator must see why it stopped, not this error
+        # A failing store fails for all partitions: log one line a minute for all of them.
         about = "store" if isinstance(error, RemoteStorageError) else self.tip.topic
         self.warnings.warn("partition_process_failed", about, **self.tip.logged, error=message)
         self.failed(message)
 
     def failed(self, message: str) -> None:
-        """Whoever calls it has logged it."""
+        """Report the failure. The caller has logged it."""
         self.last_error = message
         failing = of_partition(Kind.PARTITION_FAILING, self.tip, message)
         self.concerns.health.hold(failing, self.tip)
@@ -466,13 +468,13 @@ class ManagedPartition:
         self.watch.disk_works(self.tip)
         if self.leads:
             self.concerns.release(Kind.PARTITION_STOPPED, self.tip)
-        else:  # what its leader says of it stands
+        else:  # its leader's report stands
             self.concerns.forget(self.tip, Kind.PARTITION_STOPPED)
         self.last_error = None
         self.last_success_ms = now_ms
 
     async def drop(self) -> None:
-        """Another archiver's from now on, or nobody's."""
+        """Another archiver, or none, manages the partition from now on."""
         self.concerns.forget(self.tip, Kind.PARTITION_STOPPED, Kind.PARTITION_FAILING)
         self.watch.forget(self.tip)
         self.watch.disk_works(self.tip)

@@ -1,5 +1,5 @@
-"""Says aloud, once each, what goes wrong slowly: copies that hang, retention that comes too near.
-Looks at every partition at an interval and not at the end of turns, as a turn that hangs has none.
+"""Reports slow failures once each: copies that hang, records that near the brokers' retention. It
+checks every partition at an interval, not after turns, because a turn that hangs has no end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fetchproxy.writing.status import (
 
 log = structlog.get_logger(__name__)
 
-# A concern from here on: of the brokers' retention, used up by the oldest record not archived.
+# The share of the brokers' retention, used by the oldest unarchived record, that is a concern.
 MARGIN_WARN_SHARE = 0.5
 
 WATCH_INTERVAL_S = 5.0
@@ -40,22 +40,22 @@ _MARGIN_CLEAR_SHARE = 0.8
 @dataclass(slots=True)
 class _Watched:
     archive_end: int | None = None
-    waiting_since_ms: int | None = None  # since when there is something above that archive end
-    used: float | None = None  # as of PartitionArchiveStatus, when last looked at
+    waiting_since_ms: int | None = None  # since when records above that archive end exist
+    used: float | None = None  # `retention_used` at the last look
     deleted_in_ms: int | None = None
-    since: tuple[int, float] | None = None  # epoch ms and used share, when it came to that end
+    since: tuple[int, float] | None = None  # epoch ms and used share at that archive end
     stalled: UUID | None = None  # the copy that was reported
 
 
 def deleted_at(deleted_in_ms: int | None) -> float | None:
-    """Loop time (s)."""
+    """The loop time (s) at which the brokers begin to delete."""
     if deleted_in_ms is None:
         return None
     return asyncio.get_running_loop().time() + deleted_in_ms / 1000
 
 
 def until(deleted_in_ms: int | None, what: str = "it") -> str:
-    """In whole minutes, so that it is not another sentence at each look."""
+    """In whole minutes, so that the sentence does not change at each look."""
     if deleted_in_ms is None:
         return f"no time is known at which the brokers delete {what}"
     minutes = -(-deleted_in_ms // 60_000)
@@ -66,7 +66,7 @@ def until(deleted_in_ms: int | None, what: str = "it") -> str:
 
 
 def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
-    """What the brokers do with what nobody archives; None: unlimited."""
+    """The brokers' retention of unarchived records, as a sentence. None: unlimited."""
     limits = []
     if ms is not None:
         hours, minutes = ms // 3_600_000, ms // 60_000
@@ -76,14 +76,14 @@ def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
     return f"the brokers delete {' and '.join(limits) or 'nothing'}"
 
 
-# At 1 the broker may delete the oldest record that is not archived. Measured by time and bytes, not
-# by offsets: the log start moves a segment at a time, so of a topic with little traffic all that is
-# not archived may be one deletion away by offsets, and safe for days by the clock.
+# At a used share of 1 the broker may delete the oldest unarchived record. The share is by time and
+# bytes, not by offsets: the log start moves a segment at a time, so all unarchived records of a
+# topic with little traffic may be one deletion away by offsets, and safe for days by the clock.
 
 
 def _deleted_in_ms(used: float, since: float, for_ms: int) -> int | None:
-    """When the brokers begin to delete what is not archived, if all goes on as it does. The share
-    was `since` so many ms ago, and nothing was copied in between. None: not under way.
+    """Time until the brokers delete unarchived records if the trend goes on. `since`: the share
+    `for_ms` ago; nothing was copied since then. None: the share does not rise.
     """
     if used >= 1:
         return 0
@@ -95,8 +95,8 @@ def _deleted_in_ms(used: float, since: float, for_ms: int) -> int | None:
 def retention_used(
     retention: BrokerRetention, *, age_ms: int | None, unarchived_bytes: int | None
 ) -> float | None:
-    """The larger share of the two; None where there is no limit, or nothing is known. `age_ms` of
-    the oldest record that is not archived, `unarchived_bytes` from it to the log's end.
+    """The larger of the two shares. None: no limit, or nothing is known. `age_ms`: of the oldest
+    unarchived record. `unarchived_bytes`: from that record to the log's end.
     """
     shares = [
         used / max(limit, 1)
@@ -111,18 +111,18 @@ class PartitionWatch:
         self._concerns = concerns
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
         self._watched: dict[TopicIdPartition, _Watched] = {}
-        # What this archiver cannot archive as its own disk is full, failing or read-only.
+        # Partitions not archived because this archiver's disk is full, failing or read-only.
         self._disk = f"{socket.gethostname()}, {config.spool_dir or tempfile.gettempdir()}"
         self._disk_errors: dict[TopicIdPartition, str] = {}
         metrics.ARCHIVER_DISK_FAILING.set(0)
 
     def margin(self, tip: TopicIdPartition) -> tuple[float | None, int | None]:
-        """`retention_used` and `deleted_in_ms` of its status, as last looked at."""
+        """`retention_used` and `deleted_in_ms` of the partition's status at the last look."""
         watched = self._watched.get(tip, _Watched())
         return watched.used, watched.deleted_in_ms
 
     def forget(self, tip: TopicIdPartition) -> None:
-        """The partition is managed here no more."""
+        """This archiver does not manage the partition any more."""
         self._watched.pop(tip, None)
         self._concerns.forget(
             tip,
@@ -135,7 +135,7 @@ class PartitionWatch:
     async def look(
         self, statuses: Iterable[PartitionArchiveStatus], now: float, now_ms: int
     ) -> None:
-        """`now`: loop time (s), `now_ms`: epoch ms. Leaves the loop to others in between."""
+        """`now`: loop time (s). `now_ms`: epoch ms. Yields to other tasks in between."""
         leading = 0
         ages: list[float] = []
         for number, status in enumerate(statuses, 1):
@@ -190,12 +190,12 @@ class PartitionWatch:
         self._look_at_disk()
 
     def disk_works(self, tip: TopicIdPartition) -> None:
-        """The partition was archived, or is archived here no more."""
+        """The partition was archived, or this archiver does not archive it any more."""
         if self._disk_errors.pop(tip, None) is not None:
             self._look_at_disk()
 
     def _look_at_disk(self) -> None:
-        """When the brokers begin to delete changes while nothing happens."""
+        """Also called at each look, because the time until the brokers delete shrinks by itself."""
         kind, health, count = (
             Kind.ARCHIVER_DISK_FAILING,
             self._concerns.health,
@@ -216,7 +216,7 @@ class PartitionWatch:
         health.report(Condition(kind, what, self._disk, until=deleted_at(least_ms)))
 
     def for_people(self, configs: Iterable[Mapping[str, str] | None]) -> ForPeople:
-        """`configs`: of the topics that this archiver gathers. Never blocks."""
+        """Texts for people. `configs`: of the topics that this archiver gathers. Never blocks."""
         failing = self._concerns.health.reported(Kind.ARCHIVER_DISK_FAILING, self._disk)
         limits = [broker_retention(config or {}) for config in configs]
         ages = [limit.ms for limit in limits if limit.ms is not None]
@@ -225,7 +225,7 @@ class PartitionWatch:
         return ForPeople(() if failing is None else (failing.what,), retention)
 
     def least_deleted_in_ms(self) -> int | None:
-        """When the brokers begin to delete what is not archived, of any partition."""
+        """Least time until the brokers delete unarchived records, over all partitions."""
         known = [watched.deleted_in_ms for watched in self._watched.values()]
         return min((ms for ms in known if ms is not None), default=None)
 
@@ -249,7 +249,7 @@ class PartitionWatch:
         metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
         if used >= MARGIN_WARN_SHARE:
             first = status.log_start_offset if status.archive_end is None else status.archive_end
-            percent = int(used * 20) * 5  # in steps, so that it is not another sentence each time
+            percent = int(used * 20) * 5  # in steps of 5, so the sentence does not change each time
             self._concerns.hold(
                 small,
                 tip,
@@ -268,7 +268,7 @@ class PartitionWatch:
         if lost is None:
             self._concerns.release(deleted, status.tip)
             return
-        # Without the last offset, which rises while the loss goes on.
+        # The sentence omits the last offset, which rises while the loss goes on.
         what = (
             f"{status.tip}: the brokers have deleted records from offset {lost[0]} on before they "
             "could be archived; the archive goes on behind them when copies succeed again"
@@ -279,8 +279,9 @@ class PartitionWatch:
     def _oldest_age_ms(
         status: PartitionArchiveStatus, watched: _Watched, now_ms: int
     ) -> int | None:
-        """By the record's timestamp where it was read, else since it was first known to wait; None:
-        nothing waits. Where a status knows nothing new, what waited goes on waiting.
+        """The age of the oldest unarchived record: by its timestamp if it was read, else since it
+        was first known to wait. 0: none waits. None: not known. A status that knows nothing new
+        changes nothing.
         """
         if status.archive_end is not None and status.archive_end != watched.archive_end:
             watched.archive_end, watched.waiting_since_ms = status.archive_end, None

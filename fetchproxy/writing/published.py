@@ -1,4 +1,4 @@
-"""What an archiver tells others through the store: how far it gathers, what has to be there."""
+"""Publishes in the store how far an archiver gathers, and what its archive has to hold."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ from fetchproxy.segments.description import (
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-# From which offset on this archiver is gathering (`metadata.archiver_positions`). A store that does
-# not take it harms no archiving: readers wait a little longer, or hear of a loss a little later.
+# The first part publishes from which offset on this archiver gathers each partition
+# (`metadata.archiver_positions`). If the store does not take it, archiving goes on: readers wait a
+# little longer, or hear of a loss a little later.
 
 log = structlog.get_logger(__name__)
 
-# So long a store may take to answer. After an outage a request that hangs must be over before
-# readers miss this archiver.
+# Time limit (s) of a write. After an outage a hanging request must end before readers miss this
+# archiver.
 _WRITE_MAX_S = 4.0
-# A change is written no sooner than this after the last one: 10,000 partitions are 150 KB.
+# Least time between two writes of changes: 10,000 partitions are 150 KB.
 _CHANGE_INTERVAL_S = 1.0
-# What a killed archiver left is removed by those that run; long after readers ignore it.
+# Running archivers remove the object of a killed one long after readers ignore it.
 _ABANDONED_AFTER_S = 20 * SILENT_MAX_S
 _REMOVAL_INTERVAL_S = 60.0
-# An archiver that ends takes back what it said, if the store answers by then.
+# An archiver that ends deletes its object, if the store answers within this time.
 _WITHDRAW_MAX_S = 2.0
 
 
 @dataclass(eq=False, repr=False)
 class PublishedPositions:
     """One per archiver. `tips` are its partitions; `gathered_from` as in ArchiverPositions.
-    `for_people`: what it says of itself, given the topics that it gathers.
+    `for_people`: texts about this archiver, given the topics that it gathers.
     """
 
     rsm: RemoteStorageManager
@@ -60,13 +61,13 @@ class PublishedPositions:
     for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople()
 
     def __post_init__(self) -> None:
-        self.key = self.rsm.objects.archiver_positions_key(self.instance)  # of its object
+        self.key = self.rsm.objects.archiver_positions_key(self.instance)
         self._beat = 0
         self._failing = False
         self._seen: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs until it is cancelled."""
         clock = asyncio.get_running_loop().time
         told: tuple[Positions, ForPeople] | None = None
         told_at = looked_at = float("-inf")
@@ -112,7 +113,7 @@ class PublishedPositions:
         return True
 
     async def _remove_abandoned(self) -> None:
-        """Of archivers that were killed; harmless, and nobody else would ever remove it."""
+        """Remove objects of killed archivers. They are harmless, but nothing else removes them."""
         now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
@@ -128,14 +129,14 @@ class PublishedPositions:
             log.info("abandoned_positions_not_deleted", error=str(error) or "time-out")
 
 
-# What a partition's archive has to hold, for `verify`: one object says from where on and up to
-# where all was finished; one more for each gap. A crash leaves a statement that says too little,
-# never one that says too much: a gap is on record before the segment behind it counts, an end only
-# once it does.
+# The second part records for `verify` what a partition's archive has to hold. One object states
+# from where on and up to where all was finished; one more states each gap. After a crash the
+# records state too little, never too much: a gap is recorded before the next segment counts, an end
+# only once it counts.
 
 
 class ArchiveRecords:
-    """One partition's, of the archiver that copies it. Raises RemoteStorageError."""
+    """One partition's records, for the archiver that copies it. Raises RemoteStorageError."""
 
     def __init__(self, rsm: RemoteStorageManager, tip: TopicIdPartition) -> None:
         self._records = rsm.objects
@@ -144,7 +145,7 @@ class ArchiveRecords:
         self._log_start_offset = 0
 
     async def read(self) -> None:
-        """Another archiver may have written since. One object is read."""
+        """Read the record again, one object: another archiver may have changed it."""
         try:
             self._stated = await read_finished_offsets(self._records, self._tip)
         except CorruptSegment as error:
@@ -152,11 +153,11 @@ class ArchiveRecords:
             self._stated = None
 
     async def begin(self, view: PartitionView, start_offset: int) -> None:
-        """Before the segment from `start_offset` on counts, behind all that `view` has."""
+        """Call it before the segment at `start_offset` counts; it follows all that `view` has."""
         end, stated = view.log_end_offset, self._stated
         self._log_start_offset = view.raised_log_start
         if stated is None:
-            # What lies below was archived before there were records, or is nothing.
+            # Offsets below were archived before there were records, or never existed.
             stated = FinishedOffsets(self._tip, start_offset if end is None else end)
             await self._state(stated)
         gap = gap_before(start_offset, end, view.raised_log_start, stated)
@@ -165,7 +166,7 @@ class ArchiveRecords:
             await self._records.put_archive_gap(self._tip, *gap, content)
 
     async def finished(self, segment: RemoteLogSegmentMetadata) -> None:
-        """It counts now. Where that cannot be stated, the next segment's end says it too."""
+        """Record that `segment` counts. If that fails, the record of the next segment covers it."""
         if self._stated is None:
             return
         stated = replace(
@@ -185,7 +186,7 @@ class ArchiveRecords:
             )
 
     async def withdraw_end(self) -> None:
-        """Before segments are taken out of the archive at its end."""
+        """Call it before segments are removed at the end of the archive."""
         await self.read()
         if self._stated is not None and self._stated.end_offset != NOT_STATED:
             await self._state(replace(self._stated, end_offset=NOT_STATED))
@@ -199,7 +200,7 @@ class ArchiveRecords:
 async def read_finished_offsets(
     records: ArchiveObjects, tip: TopicIdPartition
 ) -> FinishedOffsets | None:
-    """None: nobody has stated any. Raises CorruptSegment, RemoteStorageError."""
+    """None: there is no record. Raises CorruptSegment, RemoteStorageError."""
     raw = await records.get_finished_offsets(tip)
     key = records.finished_offsets_key(tip)
     return None if raw is None else decode_finished_offsets(raw, key, tip)
@@ -208,10 +209,11 @@ async def read_finished_offsets(
 def gap_before(
     start_offset: int, archive_end: int | None, log_start: int, stated: FinishedOffsets
 ) -> tuple[int, int] | None:
-    """What was lost before it could be copied, both inclusive, below a new segment. Pure.
+    """The offsets below a new segment that were lost before they could be copied, both inclusive.
+    Pure.
 
-    `archive_end` is exclusive; below `log_start` all was deleted. What was finished once and is not
-    in the archive any more is no such gap, but a loss that `verify` has to name.
+    `archive_end` is exclusive; all below `log_start` was deleted. Offsets that were finished once
+    and are not in the archive any more are no gap, but a loss for `verify` to report.
     """
     first = max(archive_end or 0, log_start, stated.recorded_from, stated.end_offset + 1)
     return (first, start_offset - 1) if first < start_offset else None

@@ -1,4 +1,4 @@
-"""RemoteLogManager: finds the topics to archive and keeps every partition of them at it."""
+"""RemoteLogManager: finds the topics to archive and archives all their partitions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
 def open_source(
     config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int
 ) -> Callable[[TopicIdPartition, Spool], SegmentGatherer]:
-    """Starts nothing; reads what log directories say. Raises ConfigError as `open_log_dirs`."""
+    """Starts nothing; reads log directories' properties. Raises ConfigError as `open_log_dirs`."""
     pace = CopyPace(config.copy_bytes_per_s_max)
     if config.log_dirs is not None:
         log_dirs = open_log_dirs(config)
@@ -72,13 +72,13 @@ def open_source(
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
-    """Blocks, briefly. Raises ConfigError where one cannot be read or is none."""
+    """Blocks briefly. Raises ConfigError if a directory cannot be read or is no log directory."""
     if config.log_dirs is None:
         return []
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
 
 
-# heartbeat.interval.ms, or a sixth of a short session: a few lost ones cost nobody its partitions.
+# heartbeat.interval.ms, or a sixth of a short session: a few lost heartbeats cost no partition.
 HEARTBEAT_INTERVAL_MS = 3_000
 HEARTBEATS_PER_SESSION = 6
 
@@ -97,15 +97,15 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
     return ConsumerGroupLeadership(cluster, settings, rng)
 
 
-# A bounded number of workers takes one due partition at a time (`schedule`) and gives it one turn
-# (`partition_archiver`). The partitions that this instance does not lead it follows.
+# Each of a bounded number of workers takes one due partition at a time (`schedule`) and gives it
+# one turn (`partition_archiver`). The instance follows the partitions that it does not lead.
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False, repr=False)
 class _Archiver:
-    """What all partitions are archived with. Raises ValueError without archive.topics."""
+    """The parts that all partitions share. Raises ValueError without archive.topics."""
 
     config: ArchiveConfig
     cluster: Cluster
@@ -121,7 +121,7 @@ class _Archiver:
         clock, limits = self.wall_clock_ms, self.limits
         if config.topics is None:
             raise ValueError("archive.topics is not set")
-        self.concerns = ArchiverConcerns(rsm.objects)  # for whoever shows it
+        self.concerns = ArchiverConcerns(rsm.objects)  # for the parts that show it
         self.discovery = TopicDiscovery(
             cluster, config.topics, limits.discovery_interval_ms, self.concerns.health
         )
@@ -155,7 +155,7 @@ class _Archiver:
         )
 
     def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
-        """A topic's settings; None: they are not known."""
+        """A topic's settings. None: not known."""
         return self.discovery.topic_config(topic_id)
 
     def opened_spool(self) -> Spool:
@@ -175,15 +175,15 @@ class _Archiver:
         )
 
 
-# Unfinished uploads of killed copies cost money in a store, but harm nothing: rarely is enough.
+# Unfinished uploads of killed copies cost money but harm nothing: a rare check is enough.
 _STALE_UPLOADS_INTERVAL_S = 3600.0
-# All instances of a restarted fleet would otherwise look for topics in the same moment.
+# Without jitter all instances of a restarted fleet would look for topics in the same moment.
 _DISCOVERY_JITTER = 0.1
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RemoteLogManager(_Archiver):
-    """Its `run` ends only by cancellation. `leadership`: None for what `config` says."""
+    """`run` ends only by cancellation. `leadership`: None for the one that `config` names."""
 
     rng: random.Random
     leadership: Leadership | None = None
@@ -219,7 +219,7 @@ class RemoteLogManager(_Archiver):
         )
 
     async def run(self) -> None:
-        """Raises OSError where the spool folder cannot be made."""
+        """Raises OSError if the spool folder cannot be created."""
         async with self.opened_spool() as spool, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._leadership.run(), name="archive leadership")
             tasks.create_task(self._discover_forever(spool), name="archive discovery")
@@ -231,26 +231,27 @@ class RemoteLogManager(_Archiver):
                 tasks.create_task(self._work_forever(), name=f"archive worker {number}")
 
     def status(self) -> list[PartitionArchiveStatus]:
-        """Every partition of this archiver, sorted. Never blocks."""
+        """The status of every partition of this archiver, sorted. Never blocks."""
         return [self._status(tip) for tip in sorted(self._partitions)]
 
     def status_of(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
-        """None: it is not this archiver's. Never blocks."""
+        """None: this archiver does not manage the partition. Never blocks."""
         return self._status(tip) if self.manages(tip) else None
 
     @property
     def leads_and_follows(self) -> tuple[int, int]:
-        """How many partitions. Never blocks."""
+        """The numbers of led and followed partitions. Never blocks."""
         leads = sum(map(self._leadership.leads, self._partitions))
         return leads, len(self._partitions) - leads
 
     def manages(self, tip: TopicIdPartition) -> bool:
-        """Leader or follower, or stopped by an error. Never blocks."""
+        """Whether this archiver leads or follows the partition, or has stopped it. Never blocks."""
         return tip in self._partitions
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
-        """The offset from which on it gathers the partition; None: it does not. NOT_KNOWN at the
-        start also where it is not known whether it does. Never blocks.
+        """The offset from which on this archiver gathers the partition. None: it does not.
+        NOT_KNOWN: the offset is not known, or after a start the archiver's partitions are not.
+        Never blocks.
         """
         partition = self._partitions.get(tip)
         if partition is None:
@@ -264,7 +265,7 @@ class RemoteLogManager(_Archiver):
 
     @property
     def leadership_state(self) -> LeadershipState:
-        """How this instance stands to other archivers. Never blocks."""
+        """This instance's leadership among the archivers. Never blocks."""
         return self._leadership.state()
 
     # --- discovery ---
@@ -330,7 +331,7 @@ class RemoteLogManager(_Archiver):
         )
 
     def _leadership_changed(self) -> None:
-        """A partition that is newly led is due at once; one that is led no more gives back."""
+        """A newly led partition is due at once; one that is not led any more is released."""
         for tip, partition in self._partitions.items():
             if partition.led != partition.leads:
                 partition.led = partition.leads
@@ -354,7 +355,7 @@ class RemoteLogManager(_Archiver):
             await self.watch.look(self._watched(), now, self.wall_clock_ms())
 
     async def _read_edges(self) -> None:
-        """Where the brokers' logs begin and end: turns do not get that far while copies fail."""
+        """Ask for the ends of the brokers' logs: turns do not get that far while copies fail."""
         loop = asyncio.get_running_loop()
         led = await chosen(list(self._partitions), self._leadership.leads)
         try:
@@ -362,10 +363,10 @@ class RemoteLogManager(_Archiver):
                 oldest = loop.time() - WATCH_INTERVAL_S
                 await self.cluster.log_edges_of(led, not_older_than=oldest)
         except TimeoutError:
-            return  # what is known by then is looked at
+            return  # use the edges that arrived in time
 
     def _watched(self) -> Iterator[PartitionArchiveStatus]:
-        """One at a time: a partition may go while the others are looked at."""
+        """Yields one at a time: a partition may go while the others are checked."""
         for tip in list(self._partitions):
             if self.manages(tip):
                 self._publish(tip)
@@ -385,7 +386,7 @@ class RemoteLogManager(_Archiver):
             tip = self._schedule.take_due(loop.time())
             if tip is not None:
                 return tip
-            # Nothing is awaited between the look and the wait, so no wake-up is lost.
+            # No await between the look and the wait, so no wake-up is lost.
             due_at = self._schedule.next_due_at()
             try:
                 async with asyncio.timeout_at(due_at):
@@ -401,13 +402,14 @@ class RemoteLogManager(_Archiver):
             await partition.stop(error)
             if partition.given_up:
                 self._schedule.unassign(tip)
-            # Looked at again: what somebody has decided about it is taken up without a restart.
+            # The partition stays scheduled: an operator's decision takes effect without a restart.
             kept = self._schedule.succeeded(tip, loop.time())
         except (FetchProxyError, OSError) as error:
             partition.note_failure(error)
             kept = self._schedule.failed(tip, loop.time())
         except Exception as error:
-            # The top of a background loop: one partition's defect must not end the others' archive.
+            # The top of a background loop: one partition's defect must not end other partitions'
+            # turns.
             log.exception("partition_process_crashed", **tip.logged)
             partition.failed(repr(error))
             kept = self._schedule.failed(tip, loop.time())
@@ -419,8 +421,8 @@ class RemoteLogManager(_Archiver):
             await self._drop(tip)
 
     async def _turn(self, partition: ManagedPartition) -> bool:
-        """Bounded as a whole too: a broker or a disk may be silent in ways nobody has foreseen."""
-        # A copy may take copy_max_ms, and as long again to be taken back when it has failed.
+        """Limits the whole turn too: a broker or a disk may hang in unforeseen ways."""
+        # A copy may take copy_max_ms, and as long again to be removed after a failure.
         limit_ms = self.limits.turn_max_ms + 2 * self.config.copy_max_ms
         try:
             async with asyncio.timeout(limit_ms / 1000) as limit:
@@ -434,7 +436,7 @@ class RemoteLogManager(_Archiver):
             ) from None
 
     def _publish(self, tip: TopicIdPartition) -> None:
-        """Only a leader's figures are of use: others scraped beside it would contradict it."""
+        """Publishes only a leader's figures: a follower's would contradict them."""
         partition = self._partitions[tip]
         if partition.leads:
             publish(self._status(tip))
@@ -448,10 +450,10 @@ class RemoteLogManager(_Archiver):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ArchivePass(_Archiver):
-    """One pass, for cron, jobs and tests: all that is there now, then the end.
+    """One pass, for cron, jobs and tests: archives all that is there now, then ends.
 
-    The same PartitionArchiver does the work, so a pass resumes where any archiver stopped; another
-    may be at the same partitions. `topic_configs`: None for what the brokers say at `run`.
+    It uses the same PartitionArchiver, so it resumes where any archiver stopped, even beside
+    another archiver. `topic_configs`: None for the brokers' answer at `run`.
 
     `run` and `archive` raise ClusterError, RemoteStorageError, LogTruncated, CompactedLog,
     CorruptSegment, OSError (in a group); the next pass goes on from there.
@@ -472,14 +474,14 @@ class ArchivePass(_Archiver):
         return super().topic_config(topic_id)
 
     async def run(self) -> list[TopicIdPartition]:
-        """Archive all that `archive.topics` matches, and name it; `discovery` has those refused."""
+        """Archive all matching partitions and return them. `discovery` has the refused topics."""
         tips = partitions_of(await self.discovery.look())
         await self.archive(tips)
         return tips
 
     async def archive(self, tips: Iterable[TopicIdPartition]) -> None:
-        """Copy up to the last stable offset of this moment, ending with a segment however short. A
-        partition whose log was cut or begins again (LogTruncated) holds up no other.
+        """Copy up to the current last stable offset; the last segment may be short. A partition
+        whose log was cut or begins again (LogTruncated) does not stop the others.
         """
         stopped: list[LogTruncated] = []
 
@@ -511,9 +513,10 @@ class ArchivePass(_Archiver):
         return None if archiver is None else archiver.position
 
     async def _archive(self, archiver: PartitionArchiver) -> None:
-        """Until the archive ends where the stable log ended at the beginning, or nothing more is.
+        """Archive up to the last stable offset of the beginning, or until no more is available.
 
-        Then what retention has passed goes; what it hides now loses its objects in a later pass.
+        Then delete what retention has passed. Segments hidden now lose their objects in a later
+        pass.
         """
         tip = archiver.tip
         self._at_work[tip] = archiver

@@ -1,9 +1,9 @@
-"""When each partition is processed next (KIP-405's RemoteLogManager). Pure: times come as arguments
+"""Schedules each partition's next turn (KIP-405's RemoteLogManager). Pure: times are arguments
 (loop seconds).
 
-A partition is due at once when it is new, one process interval after a success, one retry interval
-after a remote error, and twice as long after each further one. One that is unassigned while a
-worker has it is removed when the worker brings it back.
+A partition is due at once when it is new, one process interval after a success, and one retry
+interval after a remote error, doubled after each further error. A partition that is unassigned
+while a worker has it is removed when the worker brings it back.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from fetchproxy.model import TopicIdPartition
 
-# One that keeps failing waits for at most so many retry intervals (30 s by default).
+# A partition that keeps failing waits at most this many retry intervals (30 s by default).
 RETRY_INTERVALS_MAX = 6
 
 
 @dataclass(slots=True)
 class _Entry:
-    turn: int = 0  # breaks ties: who became due first goes first; also tells old heap items apart
+    turn: int = 0  # breaks ties: first due goes first; also marks old heap items
     in_process: bool = False
     deleted: bool = False
     failures: int = 0  # in a row
@@ -34,7 +34,7 @@ class ProcessingSchedule:
         self._turns = 0
 
     def assign(self, tip: TopicIdPartition) -> None:
-        """New ones are due since ever. Known ones keep their time."""
+        """A new partition is due at once, before all others. A known one keeps its time."""
         entry = self._entries.get(tip)
         if entry is None:
             self._entries[tip] = entry = _Entry()
@@ -42,13 +42,13 @@ class ProcessingSchedule:
         entry.deleted = False
 
     def hasten(self, tip: TopicIdPartition) -> None:
-        """Due since ever, as if new; one that a worker has keeps the time that this turn earns."""
+        """Make the partition due at once, as if new, unless a worker has it."""
         entry = self._entries.get(tip)
         if entry is not None and not entry.in_process:
             self._push(tip, entry, 0.0)
 
     def unassign(self, tip: TopicIdPartition) -> bool:
-        """True if it is gone now; False if a worker still has it (or it was never here)."""
+        """True: the partition is removed. False: a worker still has it, or it was never here."""
         entry = self._entries.get(tip)
         if entry is None:
             return False
@@ -59,7 +59,7 @@ class ProcessingSchedule:
         return True
 
     def take_due(self, now: float) -> TopicIdPartition | None:
-        """The partition that has been due for longest; it is in process until brought back."""
+        """The partition that has been due for longest. It is in process until brought back."""
         due_at = self.next_due_at()
         if due_at is None or due_at > now:
             return None
@@ -68,7 +68,7 @@ class ProcessingSchedule:
         return tip
 
     def next_due_at(self) -> float | None:
-        """None: nothing waits."""
+        """When the next partition is due. None: no partition waits."""
         while self._heap:
             due_at, turn, tip = self._heap[0]
             entry = self._entries.get(tip)
@@ -78,14 +78,15 @@ class ProcessingSchedule:
         return None
 
     def succeeded(self, tip: TopicIdPartition, now: float, *, more_waits: bool = False) -> bool:
-        """Back from its worker and due one process interval from now, or (`more_waits`) after those
-        that are due already. False: it was unassigned meanwhile and is gone now.
+        """The worker brings the partition back. It is due one process interval from now, or
+        (`more_waits`) after those that are due already. False: it was unassigned meanwhile and is
+        removed.
         """
         self._entries[tip].failures = 0
         return self._bring_back(tip, now if more_waits else now + self._process_s)
 
     def failed(self, tip: TopicIdPartition, now: float) -> bool:
-        """As `succeeded`, due one retry interval from now, twice as long at each further time."""
+        """As `succeeded`, but due one retry interval from now, doubled at each further failure."""
         entry = self._entries[tip]
         intervals = min(2**entry.failures, RETRY_INTERVALS_MAX)
         entry.failures += intervals < RETRY_INTERVALS_MAX

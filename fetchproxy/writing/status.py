@@ -1,4 +1,4 @@
-"""What the archiver says of one partition, for console and metrics. Values only."""
+"""The status of one partition's archiving, for console and metrics. Values only."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ UNLIMITED = BrokerRetention(None, None)
 def broker_retention(topic_config: Mapping[str, str]) -> BrokerRetention:
     """From a topic's effective settings (DescribeConfigs).
 
-    With tiered storage of the brokers' own (KIP-405) local.retention.* counts for what they keep on
-    disk, -2 there meaning retention.*. Without `delete` in cleanup.policy nothing is deleted.
+    If the brokers have tiered storage of their own (KIP-405), local.retention.* limits their disks;
+    -2 there means retention.*. Without `delete` in cleanup.policy nothing is deleted.
     """
     if "delete" not in topic_config.get("cleanup.policy", "delete"):
         return UNLIMITED
@@ -50,12 +50,12 @@ _GAUGES = {
     "gathered_bytes": metrics.REMOTE_COPY_LAG_BYTES,
     "closed_segments": metrics.REMOTE_COPY_LAG_SEGMENTS,
 }
-# A copy that has used up this share of its time is worth a look while there is one to look at.
+# A copy that has used up this share of its time is reported while it is still running.
 STALLED_SHARE = 0.5
 
 
 class Step(StrEnum):
-    """Of a partition's turn."""
+    """The step of a partition's turn."""
 
     DELETE = "delete"
     COPY = "copy"
@@ -64,8 +64,8 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionArchiveStatus:
-    """As last known; offsets are None where not known, and ends are exclusive. A follower knows no
-    more than the archive's range. `last_success_ms`: epoch ms of the last turn without an error.
+    """The status as last known. Offsets are None if not known; ends are exclusive. A follower knows
+    only the archive's range. `last_success_ms`: epoch ms of the last turn without an error.
     """
 
     tip: TopicIdPartition
@@ -83,15 +83,15 @@ class PartitionArchiveStatus:
     bytes_per_offset: float | None = None  # mean of the gathered batches
     raised_log_start: int = 0  # below it everything was deleted on purpose
     closed_segments: int = 0
-    first_unarchived_ms: int | None = None  # timestamp of the first record that was gathered
-    copy: CopyProgress | None = None  # of the segment that is on its way to the store
+    first_unarchived_ms: int | None = None  # timestamp of the first gathered record
+    copy: CopyProgress | None = None  # of the segment being copied to the store
     broker_retention: BrokerRetention = UNLIMITED
-    retention_used: float | None = None  # share of it that records not archived yet have used
-    deleted_in_ms: int | None = None  # when the brokers begin to delete that, as things go
+    retention_used: float | None = None  # share used by unarchived records
+    deleted_in_ms: int | None = None  # time until brokers delete unarchived records
 
     @property
     def lost(self) -> tuple[int, int] | None:
-        """First and last offset that the brokers have deleted uncopied; None once it is a gap."""
+        """First and last offset that the brokers deleted uncopied. None once it is a gap."""
         if self.archive_end is None or self.log_start_offset is None:
             return None
         first = max(self.archive_end, self.gathered_end or 0, self.raised_log_start)
@@ -99,19 +99,19 @@ class PartitionArchiveStatus:
 
     @property
     def unarchived_bytes(self) -> int | None:
-        """An estimate, as nobody has read most of it yet."""
+        """An estimate, because most of these records were not read yet."""
         lag = self.lag_offsets
         if lag is None or self.bytes_per_offset is None:
             return None if lag is None else self.gathered_bytes
         return max(round(lag * self.bytes_per_offset), self.gathered_bytes)
 
     def copy_seconds(self, now: float) -> float | None:
-        """How long the copy has been under way at loop time `now`; None: there is none."""
+        """How long the copy has been under way at loop time `now` (s). None: no copy."""
         return None if self.copy is None else max(now - self.copy.started_at, 0.0)
 
     @property
     def lag_offsets(self) -> int | None:
-        """On the brokers below the last stable offset, and not archived yet."""
+        """Offsets on the brokers below the last stable offset that are not archived yet."""
         known = [at for at in (self.log_start_offset, self.archive_end) if at is not None]
         if not known or self.last_stable_offset is None:
             return None
@@ -119,15 +119,15 @@ class PartitionArchiveStatus:
 
     @property
     def margin_offsets(self) -> int | None:
-        """Below 0 the brokers have deleted what is not archived."""
+        """Archive end minus log start. Below 0 the brokers have deleted unarchived records."""
         if self.archive_end is None or self.log_start_offset is None:
             return None
         return self.archive_end - self.log_start_offset
 
 
 def publish(status: PartitionArchiveStatus) -> None:
-    """Set the partition's gauges; what is not known is left as it was. Its counters begin at 0 when
-    it is led here: `increase()` does not see a first gap otherwise.
+    """Set the partition's gauges; unknown values stay as they were. Its counters start at 0 when it
+    is led here: otherwise `increase()` does not see a first gap.
     """
     place = (status.tip.topic, str(status.tip.partition))
     if place not in metrics.ARCHIVE_GAPS._metrics:
@@ -146,6 +146,6 @@ def publish(status: PartitionArchiveStatus) -> None:
 
 
 def withdraw(tip: TopicIdPartition) -> None:
-    """The partition is archived here no more: its gauges go."""
+    """This archiver does not archive the partition any more: remove its gauges."""
     for gauge in _GAUGES.values():
         gauge.remove(tip.topic, tip.partition)

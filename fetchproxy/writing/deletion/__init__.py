@@ -1,1 +1,1 @@
-"""Everything that deletes: in the archive, and at the brokers what is archived."""
+"""All deletion: from the archive, and of archived records from the brokers."""

@@ -1,4 +1,4 @@
-"""Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for the leader of a partition."""
+"""Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for a partition's leader."""
 
 from __future__ import annotations
 
@@ -59,24 +59,24 @@ from fetchproxy.writing.deletion.retention import (
 )
 from fetchproxy.writing.limits import WritingLimits
 
-# A step of retention that would hide much of a partition at once: announced first, done later.
+# A retention step that would hide much of a partition at once is announced first and done later.
 #
-# A mistyped retention and a wrong clock look like any other, but for how much they would hide. So
-# a step of more than STEP_SHARE_MAX is announced, in the store too, and done after its grace,
-# unless retention computed anew would not take it by then.
+# A mistyped retention or a wrong clock shows only in how much a step would hide. So a step of more
+# than STEP_SHARE_MAX is announced, in the store too, and done after its grace, unless retention
+# computed anew would not take it by then.
 
 log = structlog.get_logger(__name__)
 
-# Steady retention hides a few segments of many; a typo, or a clock weeks ahead, nearly all.
+# Steady retention hides a few of many segments; a typo, or a clock weeks ahead, hides nearly all.
 STEP_SHARE_MAX = 0.5
-# Then nobody remembers the settings that made it. A weekly `archive --once` finds its own again.
+# Older ones do not count: their settings are forgotten. A weekly `archive --once` finds its own.
 FORGOTTEN_AFTER_GRACES = 30
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Retention was about to hide what is below `offset`, at `at_ms` (epoch ms)."""
+    """Retention was about to hide all offsets below `offset`, at `at_ms` (epoch ms)."""
 
     offset: int
     at_ms: int
@@ -98,14 +98,14 @@ def plan_step(
     *,
     doubtful: bool = False,
 ) -> int | Announcement | None:
-    """The log start to be raised to now, what waits, or None: nothing. `start`: the first offset
-    that retention, computed now, keeps; None: it deletes nothing. `doubtful`: the step is announced
-    however small it is.
+    """The new log start; or the announcement that waits; or None: nothing to do. `start`: the first
+    offset that retention keeps now. None: it deletes nothing. `doubtful`: announce even a small
+    step.
     """
     small = start is not None and hidden_share(view, start) <= STEP_SHARE_MAX and not doubtful
     if start is None or grace_ms == 0 or small:
         return start
-    # One of the future: the clock was wrong.
+    # An announcement from the future does not count: the clock was wrong.
     counts = announced is not None and 0 <= now_ms - announced.at_ms < (
         FORGOTTEN_AFTER_GRACES * grace_ms
     )
@@ -124,13 +124,13 @@ class RetentionBrake:
     grace_ms: int
 
     def __post_init__(self) -> None:
-        # Only the partition's leader writes it, so what was read or written last is what is there.
+        # Only the partition's leader writes it, so the last value read or written is current.
         self._known: dict[TopicIdPartition, Announcement | None] = {}
 
     async def released(
         self, view: PartitionView, start: int | None, now_ms: int, *, doubtful: bool
     ) -> int | None:
-        """As `plan_step`, None also while it waits. `done` has to follow."""
+        """As `plan_step`, but None also while the step waits. Call `done` after the step."""
         announced = await self._announced(view.tip)
         step = plan_step(view, start, announced, now_ms, self.grace_ms, doubtful=doubtful)
         if isinstance(step, Announcement):
@@ -141,14 +141,14 @@ class RetentionBrake:
         return step
 
     async def done(self, tip: TopicIdPartition) -> None:
-        """The step was made, or is taken back: nothing is announced any more."""
+        """The step was made or is withdrawn: delete the announcement."""
         if self._known.get(tip) is not None:
             await self.objects.delete_retention_step(tip)
         self._known[tip] = None
         self.concerns.release(Kind.RETENTION_STEP_ANNOUNCED, tip)
 
     def forget(self, tip: TopicIdPartition) -> None:
-        """Another archiver does it from now on, or nobody."""
+        """Another archiver, or none, manages the partition from now on."""
         self._known.pop(tip, None)
         self.concerns.forget(tip, Kind.RETENTION_STEP_ANNOUNCED)
 
@@ -160,7 +160,7 @@ class RetentionBrake:
                 if raw is not None:
                     said = decode_document(raw, "retention-step", VERSION, _announcement)
                     self._known[tip] = said
-            except CorruptSegment as error:  # then it is announced anew
+            except CorruptSegment as error:  # the step is announced anew
                 log.warning("announced_retention_unreadable", topic=tip.topic, error=str(error))
         return self._known[tip]
 
@@ -209,22 +209,22 @@ def _utc(at_ms: int) -> str:
         return f"{at_ms} ms since 1970"
 
 
-# Whether segments are in the store as their metadata say, before anything goes that they replace.
+# Checks that segments are in the store as their metadata say, before segments that they replace go.
 #
-# Metadata say what was copied. A lifecycle rule, a person or a mistyped prefix takes objects away
-# behind them, and a listing may be old: so the objects are asked for, in small reads. Their records
-# are not read: that is `verify`.
+# Metadata say what was copied. A lifecycle rule, a person or a mistyped prefix may remove objects
+# but leave their metadata, and a listing may be old. So the checks request the objects in small
+# reads. They do not read the records: `verify` does.
 
-# Twenty replaced segments ask for what replaces them once. Below `retention_grace_ms`, so what was
-# looked at before they were hidden is looked at again before they go.
+# Twenty replaced segments need one check of their replacement. Less than `retention_grace_ms`, so
+# segments that were checked before hiding are checked again before deletion.
 LOOK_LASTS_S = 60.0
 _REMEMBERED_MAX = 10_000
-# The index of a segment of 64 MiB; that of a larger one takes long enough to be felt on the loop.
+# The index of a segment of 64 MiB. Parsing a larger one would hold the loop for a noticeable time.
 _PARSED_INLINE_BYTES_MAX = 128 * 1024
 
 
 class SegmentLooks:
-    """One for whoever deletes."""
+    """One for each part that deletes."""
 
     def __init__(self, rsm: RemoteStorageManager) -> None:
         self._rsm = rsm
@@ -233,7 +233,7 @@ class SegmentLooks:
         )
 
     async def damage(self, segments: Iterable[RemoteLogSegmentMetadata]) -> str | None:
-        """Of the first that is not whole, in words; None: all are. Raises RemoteStorageError."""
+        """The damage of the first damaged segment, if any. Raises RemoteStorageError."""
         for segment in segments:
             if segment.segment_id.id not in self._sound:
                 if found := await self._damage(segment):
@@ -242,8 +242,8 @@ class SegmentLooks:
         return None
 
     async def only_metadata_left(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """It was deleted, and whoever made it said later that it was finished, from a pause or by a
-        request that was long on its way. Raises RemoteStorageError: nobody knows.
+        """Whether only metadata of a deleted segment are left: its archiver recorded it as finished
+        after the deletion, from a pause or by a late request. Raises RemoteStorageError if unknown.
         """
         for fetched in (
             partial(self._rsm.fetch_log_segment, segment, ByteRange(0, 1)),
@@ -280,7 +280,7 @@ class SegmentLooks:
         return None
 
     async def _wrong_size(self, segment: RemoteLogSegmentMetadata) -> str | None:
-        """The last byte and the one behind it are asked for: it has the one and not the other."""
+        """Requests the last byte and the byte after it: only the last one may exist."""
         size = segment.segment_size_bytes
         try:
             tail = await self._rsm.fetch_log_segment(segment, ByteRange(max(size - 1, 0), size + 1))
@@ -289,17 +289,16 @@ class SegmentLooks:
         return None if len(tail) == 1 else f"is longer than the {size} bytes of its metadata"
 
 
-# The order keeps every reader safe, and every step may be the last before a crash:
-# 0. what retention (`retention`) would hide at once is announced before, if it is much;
-# 1. the log start is raised and published: from then on nobody begins to read below it;
-# 2. what lies below it, and what nobody can be working on, becomes DELETE_SEGMENT_STARTED;
-# 3. `retention_grace_ms` after that, by the time stored with it, its objects go, then its
-#   metadata. What goes because others hold its offsets goes only while these are seen to be in
-#   the store.
+# The order keeps every reader safe, and a crash may follow any step:
+# 0. a step of retention (`retention`) that would hide much at once is announced before;
+# 1. the log start is raised and published: from then on no client begins to read below it;
+# 2. segments below it, stale attempts and spare copies become DELETE_SEGMENT_STARTED;
+# 3. `retention_grace_ms` after that, by the time stored with it, a segment's objects are deleted,
+#   then its metadata. If others hold its offsets, those must be seen to be in the store.
 
 State = RemoteLogSegmentState
 
-# After this a turn leaves the rest to the next one: a slow store is shared with the copies.
+# A turn leaves the rest to the next one after this time (s): the copies need the slow store too.
 _TURN_ENOUGH_S = 5.0
 
 _GAUGES = (
@@ -314,15 +313,16 @@ _GAUGES = (
 class _Partition:
     due_at: float = float("-inf")  # loop time
     orphans_due_at: float = float("-inf")
-    # By segment: its objects without metadata, and since when they are the same (loop time). By our
-    # own clock, as stores' clocks differ: a restart begins anew, and nothing is deleted early.
+    # Segment id -> its objects without metadata, and the loop time since which they are unchanged.
+    # The loop's clock counts, because stores' clocks differ: a restart begins anew, so no early
+    # deletion.
     orphans: dict[UUID, tuple[frozenset[tuple[str, str]], float]] = field(default_factory=dict)
-    orphan_kept: bool = False  # by the last look for them, as what replaces it is damaged
+    orphan_kept: bool = False  # by the last look, because its replacement is damaged
 
     def old_orphans(
         self, found: Mapping[UUID, Objects], now: float, age_min_s: float
     ) -> list[UUID]:
-        """Of `found`, all that there are now, those that were all the same for so long."""
+        """The ids in `found` (all current orphans) whose objects were unchanged for `age_min_s`."""
         before, self.orphans = self.orphans, {}
         for segment_id, objects in found.items():
             what = frozenset((o.key, o.version) for o in objects.values())
@@ -333,7 +333,7 @@ class _Partition:
 
 @dataclass(eq=False, repr=False)
 class Expirer:
-    """One for all partitions. `topic_config`: a topic's settings as last read; None: not known."""
+    """One for all partitions. `topic_config`: a topic's settings as last read. None: not known."""
 
     config: ArchiveConfig
     rsm: RemoteStorageManager
@@ -368,7 +368,7 @@ class Expirer:
         return wait_s <= 0
 
     async def tidy(self, tip: TopicIdPartition) -> None:
-        """Delete all that may go under any retention. Raises RemoteStorageError."""
+        """Delete everything that may be deleted under any retention. Raises RemoteStorageError."""
         loop = asyncio.get_running_loop()
         while (now_ms := self._clock.now_ms(loop.time())) is not None:
             view = await self.rlmm.refresh(tip, loop.time())
@@ -376,7 +376,7 @@ class Expirer:
                 return
 
     def forget(self, tip: TopicIdPartition) -> None:
-        """Another archiver does it from now on, or nobody."""
+        """Another archiver, or none, manages the partition from now on."""
         self.concerns.forget(tip, Kind.REPLACED_SEGMENT_KEPT, Kind.RETENTION_CLOCK_DOUBTED)
         self._brake.forget(tip)
         if self._partitions.pop(tip, None) is not None:
@@ -384,7 +384,7 @@ class Expirer:
                 gauge.remove(tip.topic, tip.partition)
 
     async def _turn(self, tip: TopicIdPartition, now_ms: int) -> float:
-        """How long until the next one (s)."""
+        """Returns the time until the next turn (s)."""
         view = await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
         retention = effective_retention(self.config, tip.topic, self.topic_config(tip.topic_id))
         start, doubtful = await self._retained_from(view, retention, now_ms)
@@ -398,7 +398,7 @@ class Expirer:
     async def _retained_from(
         self, view: PartitionView, retention: Retention, now_ms: int
     ) -> tuple[int | None, bool]:
-        """The first offset that retention keeps, None: all; and whether the clock is in doubt."""
+        """(the first offset that retention keeps, None for all; whether the clock is doubted)."""
         self._witness.saw(view)
         start = retained_from(view, retention, now_ms)
         by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)
@@ -413,7 +413,7 @@ class Expirer:
         return by_bytes, False
 
     async def _remove(self, view: PartitionView, now_ms: int) -> float:
-        """Some of what may go. `view` was just read. How long until more may (s)."""
+        """Hide and delete some segments. `view` was just read. Returns the time until more (s)."""
         tip = view.tip
         segments = self.rlmm.list_remote_log_segments(tip)
         metrics.REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
@@ -422,14 +422,14 @@ class Expirer:
             view,
             now_ms=now_ms,
             grace_ms=self.config.retention_grace_ms,
-            # The longest copy, twice: another archiver may be at it, by a clock of its own.
+            # Twice the longest copy: another archiver may be at it, with a clock of its own.
             attempt_age_max_ms=2 * self.config.copy_max_ms,
         )
         looked_at, done = await self._do(tip, removals)
         count = len(removals.hide) + len(removals.delete)
         known = self._partitions.get(tip)
         if count == looked_at == done and not (known and known.orphan_kept):
-            # All that may go was looked at: what was wrong before is mended.
+            # Every removal was checked and done: earlier damage is mended.
             self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
         undeleted = removals.delete[max(0, looked_at - len(removals.hide)) :]
         self._publish(view, (*removals.hide, *removals.waiting, *undeleted))
@@ -443,7 +443,7 @@ class Expirer:
         return min(waits_ms) / 1000
 
     async def _do(self, tip: TopicIdPartition, removals: Removals) -> tuple[int, int]:
-        """How many were looked at, and done: a part, where it takes long, as copying waits."""
+        """(number checked, number done). Stops early if it takes long, because copying waits."""
         loop = asyncio.get_running_loop()
         enough_at = loop.time() + _TURN_ENOUGH_S
         looked_at = done = 0
@@ -468,10 +468,10 @@ class Expirer:
         segment: RemoteLogSegmentMetadata,
         removals: Removals,
     ) -> bool:
-        """Unless it is the last that has its offsets; then it stays, and that is told."""
+        """False: the segment stays, because no sound segment has its offsets. That is reported."""
         stand_ins = removals.stand_ins.get(segment.segment_id.id, ())
         damage = await self._looks.damage([segment] if stand_ins is None else stand_ins)
-        # Without stand-ins it may go only if it is itself damaged.
+        # Without stand-ins it may go only if it is damaged itself.
         if (damage is not None) == (stand_ins is None):
             await step(segment)
             return True
@@ -493,7 +493,7 @@ class Expirer:
         return False
 
     async def _is_word_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """Readers get a segment whose objects are gone, though others hold all of its offsets."""
+        """Whether readers get the segment without objects, although whole ones have its offsets."""
         tip = segment.topic_id_partition
         view = self.rlmm.view(tip)
         if view is None or not await self._looks.only_metadata_left(segment):
@@ -526,7 +526,7 @@ class Expirer:
         try:
             await self.rlmm.put(segment.with_state(state, self.wall_clock_ms()))
         except ValueError as error:
-            # Another archiver that leads, or has led until now, was faster: the next look tells.
+            # Another archiver that leads, or has led until now, was faster. The next look shows it.
             log.info(
                 "segment_deleted_by_another",
                 **segment.topic_id_partition.logged,
@@ -535,7 +535,7 @@ class Expirer:
             )
 
     async def _sweep(self, tip: TopicIdPartition, partition: _Partition) -> None:
-        """Orphans; their age is known only from a second look on."""
+        """Delete orphans. Their age is known only from a second look on."""
         now = asyncio.get_running_loop().time()
         unnamed = await find_orphans(self.rsm, self.rlmm, tip)
         view = await self.rlmm.refresh(tip, now)
@@ -550,7 +550,7 @@ class Expirer:
         partition.orphans_due_at = now + min(waits, interval_s)
 
     async def _may_go(self, view: PartitionView, objects: Objects, partition: _Partition) -> bool:
-        """Not the only log that has its offsets, nor while the other one is not whole."""
+        """False if it is the only log with its offsets, or while its replacement is damaged."""
         offsets = await offsets_held(self.rsm, objects)
         if offsets is None:
             return True

@@ -1,9 +1,10 @@
-"""Deletes from the brokers what is safely archived, where the archiver owns local retention.
+"""Deletes archived records from the brokers, if the archiver owns local retention.
 
 Outside a broker nothing makes retention wait for the copy (in KIP-405 local segments do). So the
-topic's own is unlimited, and DeleteRecords, sent to the broker itself, goes up to where the
-archive, read anew, holds every record and local retention has passed. Each segment that stands for
-them is looked at in the store before: where one is not whole, nothing of the partition is trimmed.
+topic's own retention is unlimited. The archiver sends DeleteRecords to the broker itself, up to the
+offset below which local retention has passed and the archive, read anew, holds every record. Before
+that it checks each of those segments in the store: if one is not whole, it trims nothing of the
+partition.
 """
 
 from __future__ import annotations
@@ -38,29 +39,29 @@ from fetchproxy.writing.limits import WritingLimits
 
 log = structlog.get_logger(__name__)
 
-# After this what was looked at is trimmed, and the next turn goes on: copying waits meanwhile.
+# After this time (s) a turn trims the checked part and goes on: copying waits meanwhile.
 _LOOKS_ENOUGH_S = 5.0
 
 
 def trim_target(
     view: PartitionView, edges: LogEdges, retention: Retention, now_ms: int
 ) -> int | None:
-    """The offset below which the broker's log may go; None: nothing of it may. By whole segments of
-    the archive, oldest first, and never above an offset that is not archived.
+    """The offset below which the broker's log may be deleted. None: nothing may. It advances by
+    whole segments of the archive, oldest first, and never above an unarchived offset.
     """
     if edges.log_start_offset < view.history.kept_below:
-        return None  # what the broker has there is not what is archived
+        return None  # the broker's records there are not the archived ones
     run = _archived_from(view, edges.log_start_offset)
     if not run or run[-1].end_offset >= edges.last_stable_offset:
-        return None  # the log ends below the archive: another lineage, or an answer of before
+        return None  # the log ends below the archive: another lineage, or an old answer
     sizes = [_bytes_above(segment, edges.log_start_offset) for segment in run]
     surplus = sum(sizes) - retention.local_bytes if retention.local_bytes >= 0 else 0
     return passed_up_to(zip(run, sizes, strict=True), retention.local_ms, surplus, now_ms)
 
 
 def _archived_from(view: PartitionView, offset: int) -> list[RemoteLogSegmentMetadata]:
-    """The segments that hold every record from `offset` on, up to the first one that is not there.
-    What was deleted from the archive on purpose may go here too.
+    """The segments that hold every record from `offset` on, up to the first missing one. Records
+    that were deleted from the archive on purpose may be deleted at the broker too.
     """
     run: list[RemoteLogSegmentMetadata] = []
     offset = max(offset, view.raised_log_start)
@@ -73,7 +74,7 @@ def _archived_from(view: PartitionView, offset: int) -> list[RemoteLogSegmentMet
 
 
 def _bytes_above(segment: RemoteLogSegmentMetadata, offset: int) -> int:
-    """About how many of its bytes the broker still has."""
+    """About how many of the segment's bytes the broker still has."""
     kept = segment.end_offset - max(segment.start_offset, offset) + 1
     return (
         segment.segment_size_bytes * kept // (segment.stored_end_offset - segment.start_offset + 1)
@@ -82,7 +83,7 @@ def _bytes_above(segment: RemoteLogSegmentMetadata, offset: int) -> int:
 
 @dataclass(eq=False, repr=False)
 class LocalRetention:
-    """One for all partitions. `topic_config`: a topic's settings as last read; None: not known."""
+    """One for all partitions. `topic_config`: a topic's settings as last read. None: not known."""
 
     config: ArchiveConfig
     cluster: Cluster
@@ -102,11 +103,11 @@ class LocalRetention:
         self._refused: dict[str, str] = {}
 
     def refusal(self, topic: str) -> str | None:
-        """Why nothing of the topic is trimmed although local retention is set, as a sentence."""
+        """Why the topic is not trimmed although local retention is set, as a sentence."""
         return self._refused.get(topic)
 
     def forget(self, tip: TopicIdPartition) -> None:
-        """Another archiver does it from now on, or nobody."""
+        """Another archiver, or none, manages the partition from now on."""
         self.concerns.forget(tip, Kind.LOCAL_TRIMMING_STOPPED)
         if self._due_at.pop(tip, None) is None:
             return
@@ -114,7 +115,7 @@ class LocalRetention:
             self._allow(tip.topic)
 
     async def trim(self, tip: TopicIdPartition) -> None:
-        """Leader only, at an interval; may be repeated. Raises RemoteStorageError, ClusterError."""
+        """For the leader, at an interval. Idempotent. Raises RemoteStorageError, ClusterError."""
         loop_s = asyncio.get_running_loop().time()
         now_ms = self._clock.now_ms(loop_s)
         if now_ms is None or loop_s < self._due_at.get(tip, 0.0):
@@ -137,7 +138,7 @@ class LocalRetention:
     async def _trim(
         self, tip: TopicIdPartition, retention: Retention, not_older_than: float, now_ms: int
     ) -> bool:
-        """True: more may be trimmed, which is still to be looked at."""
+        """True: more may be trimmed after further checks."""
         view = await self.rlmm.refresh(tip, not_older_than)
         edges = await self.cluster.log_edges(tip, not_older_than=not_older_than)
         target = trim_target(view, edges, retention, now_ms)
@@ -165,8 +166,8 @@ class LocalRetention:
         return whole_to < target
 
     async def _whole_up_to(self, view: PartitionView, start: int, target: int) -> int | None:
-        """Up to which offset, `target` at most, the archive's objects were seen; None: some are
-        damaged or gone, and nobody knows what else is.
+        """The offset, at most `target`, up to which the archive's objects are whole. None: some are
+        damaged or gone, so others may be too.
         """
         loop = asyncio.get_running_loop()
         enough_at = loop.time() + _LOOKS_ENOUGH_S
@@ -188,7 +189,7 @@ class LocalRetention:
         return target
 
     async def _is_same_log(self, view: PartitionView, target: int) -> bool:
-        """Up to `target` the leader's log is the one that was archived."""
+        """Whether the leader's log up to `target` is the archived one."""
         epoch = epoch_of(view, target - 1)
         told = await self._leader.epoch_end(view.tip, epoch)
         if told is None:

@@ -1,4 +1,4 @@
-"""What may go besides what retention says: objects that no metadata name, and spare copies."""
+"""Finds deletions besides retention's: objects without metadata, and spare copies of segments."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import StoredObject
 
-# Which finished segments may go because others hold the same offsets. Pure.
+# Finds finished segments that may be deleted because others hold the same offsets. Pure.
 #
-# Two archivers that met have copied the same log, cut in other places. Each copy begins where one
-# that was finished before it ends, so from the end of what they hold a chain leads back that has
-# each offset once; the others are spare. It is settled only when all of them are old: until then a
-# copy may be finished that goes on from one that looked spare.
+# Two archivers that were active at once have copied the same log, cut at different offsets. Each
+# copy begins at the end of an earlier finished one. So from the last end a chain leads back that
+# has each offset once; the other copies are spare. This is settled only when all of them are old:
+# until then a copy may be finished that continues one that looked spare.
 
 Segments = Sequence[RemoteLogSegmentMetadata]
 
@@ -35,9 +35,9 @@ Segments = Sequence[RemoteLogSegmentMetadata]
 def spare_copies(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView, finished_by_ms: int
 ) -> dict[UUID, Segments]:
-    """By id, those all of whose offsets are in others, and these; all were finished at
-    `finished_by_ms` (epoch ms) or earlier. `segments`: as old as `view`. A copy of another lineage
-    is none of the same log: which of the two is dead decides `log_truncation`.
+    """Spare copies by id, each with the segments that hold all its offsets. All of these were
+    finished at `finished_by_ms` (epoch ms) or earlier. `segments`: read with `view`. A copy of
+    another lineage is not of the same log; `log_truncation` decides which of the two is dead.
     """
     finished = [s for s in segments if s.is_finished and s.end_offset >= view.raised_log_start]
     spare: dict[UUID, Segments] = {}
@@ -59,8 +59,8 @@ def spare_copies(
 
 
 def stand_ins(segment: RemoteLogSegmentMetadata, view: PartitionView) -> Segments | None:
-    """Those of `view` that hold what a hidden segment, or an attempt, may hold of the same log.
-    None: as `holders`. Of a log that is dead (its epochs differ) nobody stands in for anything.
+    """The segments of `view` that hold the offsets of a hidden segment, or of an attempt, of the
+    same log. None: as `holders`. Empty also if the log of `segment` is dead (its epochs differ).
     """
     found = holders(segment.start_offset, segment.end_offset, view)
     if found and any(first_difference(other, segment) is not None for other in found):
@@ -73,8 +73,8 @@ def held_by_others(
     segments: Iterable[RemoteLogSegmentMetadata],
     view: PartitionView,
 ) -> Segments | None:
-    """Finished ones of `segments` that hold all of its offsets of the same log; None: they do not.
-    `segments` are all that the metadata name, as old as `view`.
+    """The finished ones of `segments` that hold all its offsets of the same log. None: they do not.
+    `segments`: all that the metadata name, read with `view`.
     """
     others = build_view(
         view.tip,
@@ -89,10 +89,10 @@ def held_by_others(
 
 
 def holders(first: int, last: int, view: PartitionView) -> Segments | None:
-    """Those of `view` that hold any of the offsets from `first` to `last`, both inclusive.
+    """The segments of `view` that hold any of the offsets from `first` to `last`, both inclusive.
 
-    None: some of these lie between archived ones and nobody has them. Above the archive's end
-    nobody is asked for: an attempt that failed is made again, and a log that was cut ends there.
+    None: some of these offsets lie between archived ones and no segment has them. Offsets above the
+    archive's end need no holder: a failed attempt is repeated, and a log that was cut ends there.
     """
     found: list[RemoteLogSegmentMetadata] = []
     offset = max(first, view.raised_log_start)
@@ -108,7 +108,7 @@ def holders(first: int, last: int, view: PartitionView) -> Segments | None:
 
 
 def _overlapping(segments: list[RemoteLogSegmentMetadata]) -> Iterator[Segments]:
-    """Groups of two or more that hang together by offsets which two of them hold."""
+    """Groups of two or more segments, connected by offsets that two of them hold."""
     together: list[RemoteLogSegmentMetadata] = []
     reached = -1
     for segment in sorted(segments, key=lambda s: s.start_offset):
@@ -123,9 +123,9 @@ def _overlapping(segments: list[RemoteLogSegmentMetadata]) -> Iterator[Segments]
 
 
 def _chain(together: Segments) -> Segments:
-    """Those of `together`, rising, that hold what all of them hold. Chosen from the end down: one
-    that ends right below what is above it, or else any that reaches it; of these the longest, of
-    equal ranges the one that was finished first.
+    """The segments of `together`, rising, that hold all offsets of the group. Chosen from the end
+    down: first a segment that ends right below the one above it, or else any that reaches it; of
+    these the longest; of equal ranges the one that was finished first.
     """
     rising = sorted(together, key=lambda s: s.end_offset)
     ends = [segment.end_offset for segment in rising]
@@ -143,7 +143,7 @@ def _chain(together: Segments) -> Segments:
     return chain[::-1]
 
 
-# Objects in the store that no metadata name: found by listing, deleted once they are old.
+# Finds objects in the store without metadata by listing, and deletes them once they are old.
 #
 # They come from crashes between two steps, and from uploads whose answer was lost.
 
@@ -155,8 +155,8 @@ Objects = dict[SegmentFile, StoredObject]
 async def find_orphans(
     rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
 ) -> dict[UUID, Objects]:
-    """By segment id. The store is listed before the metadata are read: a copy that begins meanwhile
-    is not listed, and one that is listed has its metadata. Raises RemoteStorageError.
+    """The orphans by segment id. The store is listed before the metadata are read: a copy that
+    begins meanwhile is not listed, and a listed copy has its metadata. Raises RemoteStorageError.
     """
     listed: dict[UUID, Objects] = {}
     async for key, stored in rsm.list_segment_objects(tip):
@@ -172,15 +172,15 @@ async def find_orphans(
 
 
 def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Objects) -> bool:
-    """A log without metadata may have lost them: it is kept for `verify --repair`, until its first
-    offset is archived elsewhere, or deleted. Whether that elsewhere is there, and has the rest of
-    it, is asked before it goes (`offsets_held`).
+    """Whether the objects may be deleted. A log without metadata may have lost them: it is kept for
+    `verify --repair` until its first offset is archived elsewhere, or deleted. The caller then
+    checks that other segments are there and have all its offsets (`offsets_held`).
     """
     stored = objects.get(SegmentFile.LOG)
     if stored is None or SegmentFile.METADATA in objects:
         return True
     key = rsm.parse_key(stored.key)
-    assert key is not None  # `find_orphans` has listed it by its key
+    assert key is not None  # `find_orphans` found it by this key
     if key.base_offset < view.raised_log_start or view.covers(key.base_offset):
         return True
     log.warning(
@@ -190,8 +190,8 @@ def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Object
 
 
 async def offsets_held(rsm: RemoteStorageManager, objects: Objects) -> tuple[int, int] | None:
-    """First and last offset that its log may hold, by its key and its index; None: it has no log.
-    Without a whole index the first one alone is known. Raises RemoteStorageError.
+    """First and last offset that the log may hold, by its key and its index. None: there is no log.
+    Without a whole index only the first one is known. Raises RemoteStorageError.
     """
     stored = objects.get(SegmentFile.LOG)
     key = None if stored is None else rsm.parse_key(stored.key)
@@ -205,9 +205,9 @@ async def offsets_held(rsm: RemoteStorageManager, objects: Objects) -> tuple[int
             if index.size_bytes == log_bytes:
                 last = max(last, index.last_offset)
         except SegmentLocked:
-            raise  # a process that has the key can read it
+            raise  # a process with the key can read it
         except (CorruptSegment, ObjectNotFound):
-            pass  # it says nothing of the log
+            pass  # the index is unusable
     return key.base_offset, last
 
 
@@ -217,9 +217,9 @@ async def _is_orphan(
     segments: Iterable[RemoteLogSegmentMetadata],
     objects: Objects,
 ) -> bool:
-    """A finished segment is none, whatever the metadata manager says: a metadata topic that was
-    lost, or is another cluster's, names nothing at all, and an archive is rebuilt from `.metadata`
-    objects. Where that is all there is of it, and others have its offsets, the copy was deleted.
+    """A finished segment is no orphan, whatever the metadata manager says: a metadata topic that
+    was lost, or is another cluster's, names nothing, and an archive is rebuilt from `.metadata`
+    objects. If only that object is left and other segments have its offsets, the copy was deleted.
     """
     stored = objects.get(SegmentFile.METADATA)
     if stored is None:
@@ -227,7 +227,7 @@ async def _is_orphan(
     try:
         metadata = decode_segment(await rsm.get_segment_metadata(stored.key), stored.key)
     except (ObjectNotFound, CorruptSegment):
-        return False  # being deleted: the next look tells; or `verify` does
+        return False  # being deleted, or damaged: the next look or `verify` tells
     if not metadata.is_finished:
         return True
     if len(objects) == 1 and held_by_others(metadata, segments, view) is not None:

@@ -1,4 +1,4 @@
-"""A topic was deleted in the cluster: its archive goes too, by itself and never by mistake."""
+"""Deletes the archive of a topic that the cluster has deleted: by itself, never by mistake."""
 
 from __future__ import annotations
 
@@ -29,21 +29,24 @@ from fetchproxy.writing.copier import delete_segment
 from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
 from fetchproxy.writing.limits import WritingLimits
 
-# Which topics a cluster had at the last look, and whether it can still be the same cluster. Pure.
+# Records a cluster's topics, and decides if it can still be the same cluster as at the last look.
+# Pure.
 #
-# A cluster that was wiped and formatted again with the same id denies every topic that it had: one
-# by one they look like topics that somebody deleted. So the store keeps a list of the topics that
-# the cluster had (`clusters/<id>.topics`), and a look renews it only if some are still there.
+# A cluster that was wiped and formatted again with the same id denies every topic that it had: each
+# looks like a deleted topic. So the store keeps a list of the cluster's topics
+# (`clusters/<id>.topics`), and a look renews it only if some of them still exist.
 
 VERSION = 1
-# Of the archived topics; two or more. Whoever deletes so many at once is asked whether it is meant.
+# Share of the archived topics. If two or more, and a larger share, are gone at once, an operator
+# must confirm that they were deleted.
 GONE_SHARE_MAX = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterTopics:
-    """Ids. `alive`: all of the cluster's topics, archived or not, at the last look that counted.
-    `gone`: archived topics that were deleted since, while others stayed: their archive may go.
+    """Topic ids. `alive`: all of the cluster's topics, archived or not, at the last look that
+    counted. `gone`: archived topics that were deleted since, while others stayed: their archive may
+    be deleted.
     """
 
     alive: frozenset[UUID] = frozenset()
@@ -53,10 +56,10 @@ class ClusterTopics:
 def doubt_of_cluster(
     before: ClusterTopics, alive: Set[UUID], denied: Set[UUID], archived: Set[UUID]
 ) -> str | None:
-    """Why what the cluster denies was not just deleted, in words; None: it was, or nothing is.
+    """Why the denied topics may not have been deleted, in words. None: no doubt.
 
-    `alive`: all of the cluster's topics now. `denied`: those of `archived` of which it says that it
-    has none such.
+    `alive`: all of the cluster's topics now. `denied`: those of `archived` that the cluster says it
+    does not have.
     """
     known = before.alive & archived
     missing = known & denied
@@ -70,14 +73,14 @@ def doubt_of_cluster(
 def moved_on(
     before: ClusterTopics, alive: Set[UUID], denied: Set[UUID], archived: Set[UUID]
 ) -> ClusterTopics:
-    """After a look that counts. What is out of sight and not denied stays what it was."""
+    """The topics after a look that counts. A topic neither seen nor denied stays as it was."""
     unseen = (before.alive & archived) - alive - denied
     gone = ((before.gone | (before.alive & denied)) & archived) - alive
     return ClusterTopics(frozenset(alive | unseen), frozenset(gone))
 
 
 def encode_cluster_topics(cluster_id: str, topics: ClusterTopics) -> bytes:
-    """{"version": 1, "cluster_id": "…", "alive": ["…"], "gone": []}, ids as Kafka writes them."""
+    """{"version": 1, "cluster_id": "…", "alive": ["…"], "gone": []}, ids in Kafka's notation."""
     fields = {
         "version": VERSION,
         "cluster_id": cluster_id,
@@ -96,16 +99,17 @@ def decode_cluster_topics(raw: bytes) -> ClusterTopics:
     return decode_document(raw, "topics of the cluster", VERSION, topics)
 
 
-# DELETE_PARTITION_MARKED, STARTED, segments, FINISHED: each state is recorded, so any archiver may
-# go on where one ended. Nobody leads a topic that is gone: every step may be done twice.
+# The order is DELETE_PARTITION_MARKED, STARTED, the segments, FINISHED. Each state is recorded, so
+# any archiver may go on where another stopped. A deleted topic has no leader, so every step may be
+# done twice.
 #
 # An archive is deleted only if all of this holds, however long it takes:
-# - this cluster, by its id, has had the topic: an archiver has seen it alive there and has said
-#   so in the store. Archives of other clusters, and restored ones, have no such word;
-# - the cluster denies it by name and by id (an error, or no right to see it, denies nothing; a
-#   topic of the same name that was created again has another id, and is another log);
-# - it has done so at every look for `topic_deletion_grace_ms`;
-# - other topics that it had were there when this one went (see above).
+# - this cluster, by its id, has had the topic: an archiver has seen it alive there and recorded
+#   that in the store. Archives of other clusters, and restored ones, have no such record;
+# - the cluster denies the topic by name and by id. An error, or no right to see it, denies nothing.
+#   A topic of the same name that was created again has another id, and is another log;
+# - the cluster has denied it at every look for `topic_deletion_grace_ms`;
+# - other topics of the cluster were there when this topic disappeared (see above).
 
 log = structlog.get_logger(__name__)
 
@@ -126,13 +130,13 @@ class PartitionDeletion:
     limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
-        self._owned: dict[UUID, str] = {}  # topic id -> cluster id, as the store says it
+        self._owned: dict[UUID, str] = {}  # topic id -> cluster id, as stored
         self._absent_since: dict[UUID, float] = {}  # loop time
-        self._kept: set[UUID] = set()  # denied, and nobody has noted that it went alone
+        self._kept: set[UUID] = set()  # denied, and not recorded as deleted alone
         self._failing = False
 
     async def run(self) -> None:
-        """Looks at an interval; what fails is logged once per outage and tried again."""
+        """Looks at an interval. An error is logged once per outage, and the look is tried again."""
         while True:
             try:
                 await self.look()
@@ -144,7 +148,7 @@ class PartitionDeletion:
             await asyncio.sleep(self.limits.topic_deletion_check_interval_ms / 1000)
 
     async def look(self) -> None:
-        """And the deletions that it finds due. Raises ClusterError, RemoteStorageError."""
+        """Look for deleted topics; delete what is due. Raises ClusterError, RemoteStorageError."""
         topics: dict[tuple[UUID, str], list[TopicIdPartition]] = {}
         for tip in await self.rlmm.list_partitions():
             topics.setdefault((tip.topic_id, tip.topic), []).append(tip)
@@ -155,7 +159,7 @@ class PartitionDeletion:
         cluster_id = await self.cluster.cluster_id()
         if not cluster_id:
             return
-        if self.config.topic_deletion == "keep":  # what is gone by now keeps its archive for good
+        if self.config.topic_deletion == "keep":  # topics gone by now keep their archive for good
             noted = await self._noted(cluster_id)
             await self._note(cluster_id, noted, ClusterTopics(frozenset(alive)))
             return
@@ -181,7 +185,7 @@ class PartitionDeletion:
     async def _may_go(
         self, cluster_id: str, alive: set[UUID], denied: set[UUID], archived: set[UUID]
     ) -> frozenset[UUID]:
-        """Those of `denied` that were deleted one by one, or that a person gives up."""
+        """The topics of `denied` that were deleted one by one, or that an operator gives up."""
         before = await self._noted(cluster_id)
         if self.config.topic_deletion == "delete-all":
             before = replace(before, alive=before.alive | denied)
@@ -224,25 +228,25 @@ class PartitionDeletion:
             self._owned[tip.topic_id] = cluster_id
 
     async def _is_owned(self, partitions: list[TopicIdPartition], cluster_id: str) -> bool:
-        """This cluster has had the topic."""
+        """Whether this cluster has had the topic."""
         tip = partitions[0]
         if tip.topic_id not in self._owned:
             owner = await self.rsm.objects.get_topic_cluster(tip.topic, tip.topic_id)
             if owner is None:
-                # Or this is the end of a deletion, from which the word has gone already.
+                # Or this is the end of a deletion, which has already removed the record.
                 return await self._is_any_started(partitions)
             self._owned[tip.topic_id] = owner
         return self._owned[tip.topic_id] == cluster_id
 
     async def _is_denied(self, tip: TopicIdPartition, cluster_id: str) -> bool:
-        """It says now that it has no such topic."""
+        """Whether the cluster now says that it has no such topic."""
         by_name = self.cluster.topic_by_name(tip.topic, max_age_ms=0)
         if not await _is_denial(by_name, tip.topic_id, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
             return False
         by_id = self.cluster.topic_by_id(tip.topic_id, max_age_ms=0)
         if not await _is_denial(by_id, tip.topic_id, ErrorCode.UNKNOWN_TOPIC_ID):
             return False
-        # The answers may have come from elsewhere: addresses are given to other clusters.
+        # Another cluster may have answered: addresses are given to other clusters.
         return await self.cluster.cluster_id() == cluster_id
 
     # --- the deletion ---
@@ -263,11 +267,11 @@ class PartitionDeletion:
             for tip in emptied:
                 await self._put(tip, Deletion.DELETE_PARTITION_FINISHED)
                 DELETED_PARTITIONS.labels(topic).inc()
-        except ValueError as error:  # by the states that it has found: the next look tells
+        except ValueError as error:  # another archiver has changed the state
             log.info("topic_deleted_by_another", topic=topic, error=str(error))
 
     async def _empty(self, tip: TopicIdPartition, due: bool) -> bool:
-        """False: its time has not come. One that was started before a restart waits no more."""
+        """False: it is not due yet. A deletion that was started before a restart waits no more."""
         if not await self._is_started(tip):
             if not due:
                 return False

@@ -1,4 +1,4 @@
-"""What retention has passed, by whose word, and whether the clock can be believed. Pure."""
+"""Decides what retention has passed, which settings count, and if the clock is right. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.writing.deletion.orphans import Segments, spare_copies, stand_ins
 
-# How long one topic's records are kept, in either tier: whose word counts. Pure.
+# Decides which settings give a topic's retention in either tier. Pure.
 #
 # Outside the brokers a topic's `retention.ms` is short because there is an archive. So the archive
-# has settings of its own, and the topic's count only where the operator says so
-# (`archive.follow_topic_retention`), and only those that mean what is asked:
+# has settings of its own. The topic's settings count only if the operator says so
+# (`archive.follow_topic_retention`), and only those that have the same meaning:
 #
 #     setting                 1. first override   2. the topic's own, if followed     3. otherwise
 #     remote_log_retention_*  that names it       retention.*, if remote.storage      archive.*
@@ -37,7 +37,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """As `_SETTINGS`: milliseconds and bytes a partition; UNLIMITED: not by this."""
+    """As `_SETTINGS`: milliseconds, and bytes per partition. UNLIMITED: no limit of this kind."""
 
     remote_ms: int = UNLIMITED
     remote_bytes: int = UNLIMITED
@@ -52,8 +52,8 @@ class Retention:
 def effective_retention(
     config: ArchiveConfig, topic: str, topic_config: Mapping[str, str] | None
 ) -> Retention:
-    """`topic_config`: as the brokers say; None: not known. Where the topic's own settings are to
-    count and are not known, what they might say is unlimited: nothing is deleted on a guess.
+    """`topic_config`: the brokers' answer. None: not known. If the topic's own settings count and
+    are not known, they are taken as unlimited: nothing is deleted on a guess.
     """
     overrides = parse_retention_overrides(config.retention_overrides or "")
     override = next((o for o in overrides if o.matches(topic)), RetentionOverride(""))
@@ -68,7 +68,7 @@ def effective_retention(
 
 
 def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:
-    """Why the archiver cannot own the topic's local retention, for the operator; None: it can."""
+    """Why the archiver cannot own the topic's local retention, for the operator. None: it can."""
     if not topic_config:
         return (
             "its configuration cannot be read, so nobody knows whether the brokers delete "
@@ -93,7 +93,7 @@ def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:
 
 
 def _own(topic_config: Mapping[str, str] | None) -> Mapping[str, int]:
-    """By our setting's name; without those of which the topic has none of its own."""
+    """The topic's settings by our settings' names, without those that the topic does not set."""
     if topic_config is None:
         return dict.fromkeys(_SETTINGS, UNLIMITED)
     ours, theirs = ("remote_log", "") if _tiered(topic_config) else ("local", "local.")
@@ -110,50 +110,50 @@ def _tiered(topic_config: Mapping[str, str]) -> bool:
     return topic_config.get("remote.storage.enable") == "true"
 
 
-# Whether the wall clock agrees with what other machines say of the time: store and producers.
+# Checks the wall clock against the store's time and the producers' timestamps.
 #
-# `SteadyClock` sees a clock that jumps; one that was wrong from the start runs evenly. A store that
-# tells its own time settles it. Otherwise there are the timestamps of records alone: little, as an
-# old one may only mean that nobody writes.
+# `SteadyClock` notices a clock that jumps; a clock that was wrong from the start runs evenly. A
+# store that tells its own time settles the matter. Otherwise only the timestamps of records are
+# left. They prove little, because an old one may only mean that no client writes.
 
-# A store says its time to about a second, in an answer that may take minutes.
+# A store tells its time to about a second, in an answer that may take minutes.
 STORE_AHEAD_MAX_MS = 3_600_000
-# A weekend and a holiday may pass without a record; a clock that is off is off by more or by less.
+# A weekend and a holiday may pass without a record. A wrong clock may be off by more or by less.
 RECORDS_AHEAD_MAX_MS = 7 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """`sure`: the clock is wrong. Otherwise it may be."""
+    """`sure`: the clock is wrong. Otherwise it may be wrong."""
 
     what: str
     sure: bool
 
 
 class ClockWitness:
-    """Pure: it is told what was seen, and what time it is."""
+    """Pure: the caller passes the views and the time."""
 
     def __init__(self) -> None:
         self._first_seen_ms: dict[TopicIdPartition, int] = {}
         self._newest_ms = -1  # of all records seen
-        self._newest_written_ms = -1  # of partitions to which was written meanwhile
+        self._newest_written_ms = -1  # of partitions that got records meanwhile
 
     def saw(self, view: PartitionView) -> None:
-        """What the archive holds of a partition."""
+        """Note the newest record of a partition's archive."""
         newest_ms = view.segments[-1].max_timestamp_ms if view.segments else -1
         self._newest_ms = max(self._newest_ms, newest_ms)
         if newest_ms > self._first_seen_ms.setdefault(view.tip, newest_ms):
             self._newest_written_ms = max(self._newest_written_ms, newest_ms)
 
     def doubt(self, now_ms: int, store_ms: int | None) -> Doubt | None:
-        """What is wrong with `now_ms`; `store_ms`: what the store says, None: nothing."""
+        """The doubt about `now_ms`, if any. `store_ms`: the store's time. None: not known."""
         if store_ms is not None:
             return _ahead(now_ms - store_ms, STORE_AHEAD_MAX_MS, "the store's clock", sure=True)
         if self._newest_written_ms >= 0:
             what = "the newest record, and records were written while it ran"
             return _ahead(now_ms - self._newest_written_ms, RECORDS_AHEAD_MAX_MS, what, sure=True)
         if self._newest_ms < 0:
-            return None  # records without timestamps say nothing
+            return None  # records without timestamps prove nothing
         what = "the newest record"
         return _ahead(now_ms - self._newest_ms, RECORDS_AHEAD_MAX_MS, what, sure=False)
 
@@ -167,13 +167,13 @@ def _ahead(ahead_ms: int, limit_ms: int, of: str, *, sure: bool) -> Doubt | None
 
 log = structlog.get_logger(__name__)
 
-# What time synchronisation does without a jump is far below this, in any interval between looks.
+# Time synchronisation without a jump changes far less than this between two looks.
 JUMP_MIN_MS = 10_000
 
 
 class SteadyClock:
-    """Compares the wall clock with the loop's, which no one can set. `settle_ms`: how long both
-    must have run evenly, 0: it is believed at once.
+    """Compares the wall clock with the loop's clock, which cannot be set. `settle_ms`: how long
+    both must have run evenly before the wall clock is trusted; 0: it is trusted at once.
     """
 
     def __init__(self, wall_clock_ms: Callable[[], int], settle_ms: int) -> None:
@@ -182,7 +182,7 @@ class SteadyClock:
         self._even: tuple[float, float] | None = None  # (difference in ms, since loop time s)
 
     def now_ms(self, loop_s: float) -> int | None:
-        """Epoch ms; None: the clock has jumped, or has not been watched for long enough."""
+        """Epoch ms. None: the clock has jumped, or was not watched for long enough."""
         now_ms = self._wall_clock_ms()
         ahead_ms = now_ms - 1000 * loop_s
         if self._even is None:
@@ -195,17 +195,17 @@ class SteadyClock:
         return now_ms if loop_s - self._even[1] >= self._settle_s else None
 
 
-# As Kafka's RemoteLogManager (RetentionSizeData, RetentionTimeData): oldest first, ending at the
-# first segment that is to stay, by its newest record's timestamp and by the bytes above the limit.
-# Bytes count once: those of finished segments, without what two of them both hold.
+# As Kafka's RemoteLogManager (RetentionSizeData, RetentionTimeData): deletes the oldest segments
+# first and stops at the first one that stays, by its newest record's timestamp and by the bytes
+# above the limit. Offsets that two finished segments hold count once.
 
 State = RemoteLogSegmentState
 
 
 def retained_from(view: PartitionView, retention: Retention, now_ms: int) -> int | None:
-    """The first offset that retention keeps; None: it deletes nothing. The newest segment stays, as
-    Kafka's active one: where it ends the archive goes on, and no clock makes the archive empty. A
-    segment whose metadata cannot be read stays, and what is above it: nobody knows what it holds.
+    """The first offset that retention keeps. None: it deletes nothing. The newest segment stays,
+    like Kafka's active one: the archive goes on at its end, and no clock empties the archive. A
+    segment with unreadable metadata stays, and all above it, because its content is unknown.
     """
     if not view.segments or (retention.remote_ms < 0 and retention.remote_bytes < 0):
         return None
@@ -223,8 +223,8 @@ def passed_up_to(
     surplus: int,
     now_ms: int,
 ) -> int | None:
-    """Behind the last segment that is older, or of the `surplus` bytes; None: the first one stays.
-    `sized`: oldest first, each with its bytes.
+    """The offset after the last segment that is too old or in the `surplus` bytes. None: the first
+    one stays. `sized`: oldest first, each with its bytes.
     """
     end = None
     for segment, size in sized:
@@ -237,15 +237,15 @@ def passed_up_to(
 
 
 def newest_timestamp_ms(segment: RemoteLogSegmentMetadata) -> int:
-    """Of its records; without any timestamp the time of its copy, as Kafka takes its file's."""
+    """The newest timestamp of its records, else the time of its copy. (Kafka takes the file's.)"""
     if segment.max_timestamp_ms >= 0:
         return segment.max_timestamp_ms
     return segment.event_timestamp_ms
 
 
 def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadata, int]]:
-    """Every segment of the view with the bytes that no segment before it has. Of one that overlaps,
-    or was cut by an election, its share by offsets.
+    """Every segment of the view with the bytes that no segment before it has. If a segment
+    overlaps, or was cut by an election, its share by offsets counts.
     """
     counted_to = view.raised_log_start
     for segment in view.segments:
@@ -258,15 +258,15 @@ def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadat
 
 @dataclass(frozen=True, slots=True)
 class Removals:
-    """Oldest first. `stand_ins`: by id, of what goes though it is not below the log start, the
-    segments that hold its offsets and have to be there for that; None: there are none, so it must
-    not go.
+    """Oldest first. `stand_ins`: segment ids that go although they are not below the log start ->
+    the segments that hold their offsets and must be whole. None: there are none, so the segment
+    must not go unless it is damaged.
     """
 
     hide: tuple[RemoteLogSegmentMetadata, ...]  # to become DELETE_SEGMENT_STARTED
-    delete: tuple[RemoteLogSegmentMetadata, ...]  # hidden, and may lose their objects
-    waiting: tuple[RemoteLogSegmentMetadata, ...]  # hidden; readers in flight have their grace
-    next_at_ms: int | None  # when (epoch ms) the first that still waits is due; None: none waits
+    delete: tuple[RemoteLogSegmentMetadata, ...]  # hidden; their objects may be deleted
+    waiting: tuple[RemoteLogSegmentMetadata, ...]  # hidden; in the grace time of current readers
+    next_at_ms: int | None  # when (epoch ms) the next one is due; None: none waits
     stand_ins: Mapping[UUID, Segments | None]
 
 
@@ -278,11 +278,12 @@ def plan_removals(
     grace_ms: int,
     attempt_age_max_ms: int,
 ) -> Removals:
-    """Hidden are segments below the log start, attempts older than `attempt_age_max_ms`, as nobody
-    works on them any more, and copies as old all of whose offsets others hold (two archivers met).
-    `segments`: all that the metadata name, in whatever state, as old as `view`.
+    """Plans to hide segments below the log start; attempts older than `attempt_age_max_ms`, because
+    no archiver works on them any more; and copies of that age whose offsets others hold (two
+    archivers were active at once). `segments`: all that the metadata name, in any state, read with
+    `view`.
     """
-    # What is of another history of the log stays until a person says otherwise (`LogHistory`).
+    # Segments of another history of the log stay until an operator decides (`LogHistory`).
     segments = tuple(s for s in segments if not s.is_finished or view.history.shows(s))
     spare = spare_copies(segments, view, now_ms - attempt_age_max_ms)
     hide: list[RemoteLogSegmentMetadata] = []

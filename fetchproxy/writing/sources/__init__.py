@@ -1,1 +1,1 @@
-"""Where segments come from: a broker through Fetch, or its log directories."""
+"""Sources of segments: a broker through Fetch, or its log directories."""

@@ -1,4 +1,4 @@
-"""The `broker` source: segments gathered from batches that come through the Fetch protocol."""
+"""The `broker` source: gathers segments from batches that it reads with Fetch requests."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fetchproxy.writing.sources.segment_source import (
 
 log = structlog.get_logger(__name__)
 
-# Reads the log through the Fetch protocol, read_committed, so that the aborted list comes along.
+# Reads the log with Fetch requests, read_committed, so that the answers list aborted transactions.
 #
-# Works with any broker. It checks each batch's CRC-32C, as what goes into the archive is expected
-# to come out of it in years; the work is done in a thread, because the tail's relay shares the
-# loop. The archiver decides where segments end (`contents`), as a broker does not tell where its
-# own do.
+# It works with any broker. It checks each batch's CRC-32C, because the archive has to return the
+# batch years later. A thread does the check, because the tail's relay shares the loop. The archiver
+# decides where segments end (`contents`), because a broker does not tell where its own segments
+# end.
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -41,7 +41,7 @@ class BatchGatherer(SegmentGatherer):
 
     def __post_init__(self) -> None:
         self._writer: SegmentWriter | None = None
-        self._was_cut_short = False  # for want of room on the spool's disk
+        self._was_cut_short = False  # because the spool's disk was full
 
     async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
         writer = self._writer
@@ -49,7 +49,7 @@ class BatchGatherer(SegmentGatherer):
             await self.discard()
             writer = self._writer = SegmentWriter(self.tip, position, self.spool)
             self.gathered = writer.summary
-        # Who closes what is there, however short, waits for as long as the rate demands.
+        # With `close_short` the read waits for as long as the rate demands.
         reason = await self._read_on(writer, None if close_short else gather_until())
         if isinstance(reason, LogGap):
             return reason
@@ -66,7 +66,9 @@ class BatchGatherer(SegmentGatherer):
     async def _read_on(
         self, writer: SegmentWriter, until: float | None
     ) -> CutReason | LogGap | None:
-        """Why to close the segment; None: nothing more is there, or allowed before `until`."""
+        """Read until the segment can be closed; return the reason. None: the log has no more
+        records, or the rate allows none before `until`.
+        """
         while True:
             reason = self._cut_anyway(writer)
             if reason is not None:
@@ -77,7 +79,7 @@ class BatchGatherer(SegmentGatherer):
             bytes_max = self.pace.step(min(room, self.fetch_bytes_max))
             read = await self.read(writer.position, bytes_max)
             if isinstance(read, LogGap):
-                # Met again, and recorded, by the next segment.
+                # The next segment meets the gap again and records it.
                 return CutReason.GAP if writer.size_bytes > 0 else read
             fetched, headers = read
             self.pace.spend(len(fetched.records))
@@ -86,7 +88,7 @@ class BatchGatherer(SegmentGatherer):
             except SpoolFull as error:
                 if writer.size_bytes == 0:
                     raise
-                if not self._was_cut_short:  # said once
+                if not self._was_cut_short:  # logged once
                     self._was_cut_short = True
                     log.warning(
                         "segment_cut_short",
@@ -107,23 +109,23 @@ class BatchGatherer(SegmentGatherer):
         """Whole batches below the last stable offset: at least one if there is one, more while they
         fit into `bytes_max` bytes.
 
-        Raises LogTruncated where the log ends below `position`, CorruptSegment for a batch that
-        fails its CRC-32C or is none, ClusterError.
+        Raises LogTruncated if the log ends below `position`, CorruptSegment for a malformed batch
+        or one that fails its CRC-32C, ClusterError.
         """
         fetched = await self.cluster.fetch(
             self.tip,
             position,
             bytes_max=bytes_max,
-            wait_max_ms=0,  # a broker holds no fetch that finds nothing
+            wait_max_ms=0,  # the broker answers at once if it has no records
             isolation=IsolationLevel.READ_COMMITTED,
         )
         if fetched.error_code == 0:
             return fetched, await asyncio.to_thread(_checked, self.tip, fetched)
-        # Below or above? The error does not say, so ask, and never judge by an older answer.
+        # The error does not say if the offset is below or above the log: ask for the current ends.
         gap = self._gap(position, await self._edges())
         if gap is not None:
             return gap
-        # Out of range a moment ago, in range now: a new leader, or a log that has just grown.
+        # The offset is in range again: a new leader, or a log that has just grown.
         raise ClusterUnavailable(
             f"{self.tip}: offset {position} was out of range, and is within it again"
         )
@@ -142,8 +144,8 @@ class BatchGatherer(SegmentGatherer):
     async def _take(
         self, writer: SegmentWriter, fetched: FetchedPartition, headers: Sequence[BatchHeader]
     ) -> tuple[bool, bool]:
-        """(something was taken, the segment is full). Raises SpoolFull: there is no room for more,
-        in an empty segment not for one batch.
+        """(batches were taken, the segment is full). Raises SpoolFull if no more fits on the disk;
+        for an empty segment, if not even one batch fits.
         """
         self.log_start_offset = fetched.log_start_offset
         self.last_stable_offset = fetched.last_stable_offset
@@ -161,7 +163,7 @@ class BatchGatherer(SegmentGatherer):
             except SpoolFull:
                 if writer.size_bytes > 0 or len(headers) <= 1:
                     raise
-                headers = headers[: len(headers) // 2]  # the disk has less room than one answer
+                headers = headers[: len(headers) // 2]  # one answer is larger than the disk's room
             else:
                 return bool(headers), take.full
 

@@ -1,4 +1,4 @@
-"""The `log-dirs` source: rolled segment files of a broker on this host, one file one segment."""
+"""The `log-dirs` source: each rolled segment file of a broker on this host is one segment."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ from fetchproxy.segments.object_keys import parse_uuid
 from fetchproxy.storage.ciphers import stream_at
 from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer, gather_until
 
-# What lies where in a broker's log directory. Reads names and small files; writes nothing there.
+# The layout of a broker's log directory. These functions read names and small files, and write
+# nothing there.
 #
 #     <log dir>/meta.properties                        cluster.id, node.id
 #     <log dir>/<topic>-<partition>/partition.metadata      topic id
 #                                   leader-epoch-checkpoint
 #                                   <20-digit base offset>.log .index .timeindex .txnindex .snapshot
 #
-# A snapshot's number is the offset that it stands at, the others' that of their segment's first
-# record. Folders and files that the broker is about to remove, or still fills, have other names
-# (`-delete`, `-stray`, `-future`; `.deleted`, `.cleaned`, `.swap`) than these exact ones. All
+# The number of a snapshot is the offset at which it was taken; the number of the other files is the
+# first offset of their segment. Folders and files that the broker is about to remove, or still
+# fills, have other names (`-delete`, `-stray`, `-future`; `.deleted`, `.cleaned`, `.swap`). All
 # functions block. Source: Kafka's UnifiedLog, LogFileUtils, PartitionMetadataFile, MetaProperties.
 
 LOG = "log"
@@ -65,7 +66,7 @@ class LogDir:
 
 
 def open_log_dir(path: Path) -> LogDir:
-    """Raises ConfigError where `path` is no broker's log directory or cannot be read."""
+    """Raises ConfigError if `path` is no broker's log directory or cannot be read."""
     file = path / "meta.properties"
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -82,12 +83,12 @@ def open_log_dir(path: Path) -> LogDir:
     node_id = found.get("node.id", found.get("broker.id", ""))  # `broker.id` before KRaft
     if "cluster.id" not in found or not re.fullmatch(r"[0-9]{1,10}", node_id, re.ASCII):
         raise ConfigError(f"archive.log_dirs: {file} does not say cluster.id and node.id")
-    # Java escapes = and : where it writes properties.
+    # Java escapes = and : when it writes properties.
     return LogDir(path, found["cluster.id"].replace("\\", ""), int(node_id))
 
 
 def partition_folder(log_dirs: Iterable[LogDir], tip: TopicIdPartition) -> Path:
-    """Raises LogDirUnusable where none holds this incarnation of the topic."""
+    """Raises LogDirUnusable if no directory holds a partition of this topic id."""
     wrong = None
     for log_dir in log_dirs:
         folder = log_dir.path / f"{tip.topic}-{tip.partition}"
@@ -104,8 +105,8 @@ def partition_folder(log_dirs: Iterable[LogDir], tip: TopicIdPartition) -> Path:
 
 
 def list_partition(folder: Path) -> tuple[list[int], list[int]]:
-    """Base offsets, rising: of all segments (the last one is active) and of transaction indexes.
-    Names that come or go meanwhile may be missing.
+    """(base offsets of all segments, of which the last is active; of transaction indexes), rising.
+    Files that appear or disappear during the listing may be missing.
     """
     found: dict[str, list[int]] = {LOG: [], TXN_INDEX: []}
     for name in os.listdir(folder):
@@ -120,7 +121,7 @@ def file_of(folder: Path, offset: int, suffix: str) -> Path:
 
 
 def read_file(folder: Path, offset: int, suffix: str) -> bytes | None:
-    """None: there is none."""
+    """None: there is no such file."""
     try:
         return file_of(folder, offset, suffix).read_bytes()
     except FileNotFoundError:
@@ -128,7 +129,7 @@ def read_file(folder: Path, offset: int, suffix: str) -> bytes | None:
 
 
 def read_epochs(folder: Path) -> tuple[EpochStart, ...] | None:
-    """As the broker knows them; None: no checkpoint. Raises LogDirUnusable for a broken one."""
+    """The broker's leader epochs. None: no checkpoint. Raises LogDirUnusable if it is broken."""
     path = folder / "leader-epoch-checkpoint"
     try:
         return side_files.decode_epochs(path.read_bytes())
@@ -146,11 +147,11 @@ def _topic_id(content: str) -> UUID | None:
     return None
 
 
-# A rolled segment file of a broker, read once from end to end, checked, and held for a copy.
+# Reads a broker's rolled segment file once from end to end, checks it, and keeps it for a copy.
 #
-# The broker may delete, rename or truncate its files at any time: everything is read through one
-# open file, and what is copied later is a hard link to that file (or, where none can be made or
-# only a part is wanted, a copy of it). All functions block.
+# The broker may delete, rename or truncate its files at any time, so everything is read through one
+# open file. The later copy uses a hard link to that file, or a copy of it if no link can be made or
+# only a part is wanted. All functions block.
 
 log = structlog.get_logger(__name__)
 
@@ -158,18 +159,19 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 
 
 class Stopped(Exception):
-    """`go_on` said no."""
+    """`go_on` returned False."""
 
 
 class SegmentGone(Exception):
-    """The broker has deleted files of it since they were listed: list them again."""
+    """The broker has deleted files of the segment since the listing: list them again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolledSegment:
-    """Offsets `base_offset` up to but not including `next_base_offset`, all of them decided.
-    `position` is the first one that is wanted; `txn_indexes` are the partition's, by base offset,
-    listed after the LSO was asked for.
+    """Offsets `base_offset` up to but not including `next_base_offset`, all below the LSO.
+
+    `position`: the first wanted offset.
+    `txn_indexes`: the partition's, by base offset, listed after the LSO was asked for.
     """
 
     tip: TopicIdPartition
@@ -185,8 +187,8 @@ class RolledSegment:
 
 
 def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
-    """(base offset, the next segment's) of the inactive segment that holds `position`; None: none.
-    `segments` are base offsets, rising; the last one is active. Pure.
+    """(base offset, the next segment's) of the inactive segment that holds `position`. None: there
+    is none. `segments`: base offsets, rising; the last one is active. Pure.
     """
     for base_offset, next_base_offset in pairwise(segments):
         if base_offset <= position < next_base_offset:
@@ -197,12 +199,12 @@ def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
 def take_segment(
     rolled: RolledSegment, path: Path, go_on: Callable[[], bool], stream_key: bytes | None = None
 ) -> tuple[GatheredSegment, SegmentSummary]:
-    """Check the segment's file and put it, from the batch that holds the position on, at `path`. A
-    copy there is encrypted with `stream_key`, and settled; a link is the broker's own file.
+    """Check the segment's file and store it at `path`, from the batch with the position on. A copy
+    there is encrypted with `stream_key` and settled; a link is the broker's own file.
 
-    Raises SegmentGone, CorruptSegment, CompactedLog, LogDirUnusable for what this program does not
-    archive or another look may find otherwise, OSError, and Stopped as soon as `go_on` answers
-    False. Then nothing is left at `path`.
+    Raises SegmentGone, CorruptSegment, CompactedLog; LogDirUnusable for data that are not archived
+    or that a later look may find in order; OSError; Stopped as soon as `go_on` returns False. After
+    an error nothing is left at `path`.
     """
     try:
         opened = rolled.file.open("rb", buffering=0)
@@ -228,7 +230,7 @@ def take_segment(
 
 
 class _Reading:
-    """The file from its first byte to its last, block by block."""
+    """Reads the file from its first byte to its last, block by block."""
 
     def __init__(
         self, rolled: RolledSegment, file: IO[bytes], aborted: Sequence[AbortedTxn]
@@ -249,7 +251,7 @@ class _Reading:
         )
 
     def step(self) -> bool:
-        """The next block; False: the file has been read."""
+        """Read the next block. False: the file has been read."""
         if self._at == self._size:
             return False
         wanted_bytes = min(self._block_bytes, self._size - self._at)
@@ -318,7 +320,7 @@ class _Reading:
 
     def _refused(self, data: bytes, position: int, error: WireError) -> Exception:
         head = data[position : position + MAGIC_POSITION + 1]
-        # Without a length it is no message at all, but zeros of a preallocated file.
+        # Without a length it is no message, but zeros of a preallocated file.
         if len(head) > MAGIC_POSITION and head[MAGIC_POSITION] < MAGIC and any(head[8:12]):
             return self._unusable(
                 f"holds the old message format (magic {head[MAGIC_POSITION]}) at byte "
@@ -331,12 +333,13 @@ class _Reading:
 
 
 def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
-    """Those that overlap the wanted offsets (Kafka's collectAbortedTransactions).
+    """The aborted transactions that overlap the wanted offsets (Kafka's
+    collectAbortedTransactions).
 
-    An entry stands in the index of the segment that holds its marker, so later segments are looked
-    through, until an entry says that everything up to here was decided by then. A broker deletes
-    segments from the first one on and begins with their logs: as long as this one's could be opened
-    after the listing, no later index was missing from it.
+    An entry is in the index of the segment that holds its marker, so this also reads later indexes,
+    until an entry says that everything up to this segment's end was decided by then. A broker
+    deletes its oldest segments first, and of each the log first. This segment's log could be opened
+    after the listing, so the listing has every later index.
     """
     end_offset = rolled.next_base_offset - 1
     found: list[AbortedTxn] = []
@@ -344,9 +347,9 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
         if base_offset < rolled.base_offset:
             continue
         raw = read_file(rolled.folder, base_offset, TXN_INDEX)
-        if raw is None:  # without it aborted records would pass for committed ones
+        if raw is None:  # otherwise aborted records would pass for committed ones
             raise SegmentGone
-        # The active segment's may be caught while an entry is being appended.
+        # The broker may be appending an entry to the active segment's index.
         for entry in side_files.decode_aborted(raw[: len(raw) - len(raw) % side_files.ENTRY_BYTES]):
             if entry.first_offset <= end_offset and entry.last_offset >= rolled.position:
                 found.append(entry)
@@ -356,8 +359,8 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
 
 
 def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool) -> KafkaFiles:
-    """Those that the broker still has. Positions count from the file's first byte, so a part of
-    the file has no indexes; the snapshot is that of its end.
+    """The broker's files that still exist. Positions count from the file's first byte, so a part of
+    the file gets no indexes. The snapshot is from the segment's end.
     """
     base, end = rolled.base_offset, segment.end_offset
     size_bytes, newest_ms = segment.size_bytes, segment.max_timestamp_ms
@@ -379,7 +382,7 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
 
 
 def _copied(file: IO[bytes], segment: GatheredSegment, stream_key: bytes | None) -> GatheredSegment:
-    """The rest of the open `file`, copied to `segment.log`."""
+    """Copy the rest of the open `file` to `segment.log`."""
     stream = None if stream_key is None else stream_at(stream_key, 0)
     crc = copied_crc = 0
     with segment.log.open("wb") as copy:
@@ -394,39 +397,39 @@ def _copied(file: IO[bytes], segment: GatheredSegment, stream_key: bytes | None)
 
 
 def _link(file: IO[bytes], name: Path, path: Path) -> bool:
-    """Not across file systems, nor for a user who may only read (fs.protected_hardlinks)."""
+    """False across file systems, or for a user with read access only (fs.protected_hardlinks)."""
     try:
         os.link(name, path)
     except OSError:
         return False
     if os.path.samestat(os.fstat(file.fileno()), path.stat()):
         return True
-    path.unlink()  # the broker has put another file there meanwhile
+    path.unlink()  # the broker has replaced the file meanwhile
     return False
 
 
-# A sidecar beside each broker copies the partitions that this broker leads. What may be copied is
-# asked of the leader (start, LSO), never guessed from files. Where a segment ends is Kafka's own
-# decision: `archive.segment_bytes_max` and `segment_age_max_ms` do not count.
+# A sidecar beside each broker copies the partitions that this broker leads. It asks the leader for
+# the log start and the LSO, and never guesses them from files. Kafka decides where a segment ends:
+# `archive.segment_bytes_max` and `segment_age_max_ms` do not count.
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LogDirsGatherer(SegmentGatherer):
-    """`log_dirs` may be those of several brokers of the cluster."""
+    """`log_dirs`: of one or several brokers of the cluster."""
 
     log_dirs: Sequence[LogDir]
 
     async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
-        """None also where another host's broker leads the partition."""
+        """None also if another host's broker leads the partition."""
         await self.discard()
-        # Before anything is asked, so that what is taken is what the leader has just said.
+        # Wait before asking the leader, so that its answer is fresh when the segment is taken.
         if not await self.pace.turn(None if close_short else gather_until()):
             return None
         edges = await self._edges()
         gap = self._gap(position, edges)
         if gap is not None:
             return gap
-        # Asking for the edges has found the leader, so this is who leads now.
+        # The request for the edges has found the current leader.
         log_dirs = await self._of_leader()
         if not log_dirs:
             return None
@@ -442,8 +445,8 @@ class LogDirsGatherer(SegmentGatherer):
             await asyncio.to_thread(segment.log.unlink, missing_ok=True)
 
     async def _of_leader(self) -> list[LogDir]:
-        """The log directories of the broker that leads it; none where that is another host's.
-        Raises ConfigError where a directory belongs to another cluster, ClusterError.
+        """The log directories of the partition's leader; none if it is on another host. Raises
+        ConfigError if a directory belongs to another cluster, ClusterError.
         """
         cluster_id = await self.cluster.cluster_id()
         for log_dir in self.log_dirs:
@@ -470,7 +473,7 @@ class LogDirsGatherer(SegmentGatherer):
         return RolledSegment(self.tip, folder, txn_indexes, *found, position)
 
     async def _take(self, rolled: RolledSegment) -> None:
-        """Nothing where the broker has just deleted it: the next look finds another log start."""
+        """Takes nothing if the broker has just deleted it: the next look finds a new log start."""
         stop = threading.Event()
         path = self.spool.new_file()
         try:
@@ -495,5 +498,5 @@ class LogDirsGatherer(SegmentGatherer):
 
 
 def _copied_bytes(segment: GatheredSegment) -> int:
-    """What its file takes on the disk beside the broker's own."""
+    """Bytes that its file takes on the disk in addition to the broker's own."""
     return segment.size_bytes if segment.log_settled else 0

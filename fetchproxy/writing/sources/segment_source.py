@@ -1,4 +1,4 @@
-"""Where the archiver gets segments from, and the spool in which they are gathered."""
+"""The archiver's segment source, and the spool in which it gathers segments."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from fetchproxy.runtime.fairness import TokenBucket
 from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
 from fetchproxy.storage.ciphers import KEY_BYTES, stream_at
 
-# The folder where segments are gathered before they are copied. Nothing in it is ever trusted.
+# The folder where segments are gathered before they are copied. Its content is never trusted.
 #
-# Each process has a folder of its own below `archive.spool_dir` and holds a lock in it, so that
-# the next start can tell what a killed process left from what another archiver still uses.
+# Each process has its own folder below `archive.spool_dir` and holds a lock in it, so that the next
+# start can tell leftovers of a killed process from the folder of a running archiver.
 
 log = structlog.get_logger(__name__)
 
@@ -38,8 +38,8 @@ _LOCK = "lock"
 
 
 class Spool:
-    """`async with`: creates the folder, removes leftovers; on exit the folder and all in it go.
-    `encrypted`: each file is, with a key of its own that never leaves the memory.
+    """`async with`: creates the folder and removes leftovers; on exit it removes the folder with
+    its files. `encrypted`: each file is encrypted with its own key, which never leaves the memory.
     """
 
     def __init__(self, spool_dir: Path | None, *, encrypted: bool = False) -> None:
@@ -48,12 +48,12 @@ class Spool:
         self._folder: Path | None = None
         self._lock: IO[bytes] | None = None
         self._files = 0
-        self.size_bytes = 0  # of all segments being gathered; kept by their writers
+        self.size_bytes = 0  # of all segments being gathered; their writers keep it
 
     async def __aenter__(self) -> Self:
-        """Raises OSError where the folder cannot be made."""
+        """Raises OSError if the folder cannot be created."""
         await asyncio.to_thread(self._remove_leftovers)
-        # Not in the thread, which goes on after a cancelled start: nobody would remove its folder.
+        # Not in the thread, which goes on after a cancelled start and would leave a folder.
         self._take_folder()
         return self
 
@@ -70,7 +70,7 @@ class Spool:
         return self._folder / f"{self._files:08d}.log"
 
     def new_key(self) -> bytes | None:
-        """Of a new file; None: it is not to be encrypted."""
+        """The key of a new file. None: files are not encrypted."""
         return os.urandom(KEY_BYTES) if self._encrypted else None
 
     def _take_folder(self) -> None:
@@ -80,7 +80,7 @@ class Spool:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if (self._folder / _LOCK).exists():
                 return
-            # Another process that was starting has taken it for a leftover before it was locked.
+            # Another starting process took it for a leftover before it was locked.
             self._lock.close()
 
     def _remove_leftovers(self) -> None:
@@ -88,61 +88,61 @@ class Spool:
         for folder in self._parent.glob(f"{_PREFIX}*"):
             try:
                 if os.lstat(folder).st_uid != os.geteuid():
-                    continue  # in /tmp anybody may make one, with anything in it
+                    continue  # in /tmp any user may create such a folder
                 with (folder / _LOCK).open("rb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder)
             except FileNotFoundError:
-                continue  # another archiver that is just starting, or has just removed it
+                continue  # another archiver is just starting, or has just removed it
             except BlockingIOError:
                 continue  # in use
             except OSError as error:
-                # Another user's, perhaps: it costs disk space but harms nothing.
+                # Perhaps another user's: it costs disk space but harms nothing.
                 log.warning("spool_leftover_not_deleted", path=os.fspath(folder), error=str(error))
 
 
 @dataclass(frozen=True, slots=True)
 class LogGap:
-    """The log has lost the position: it begins above it now."""
+    """The log does not have the position any more: it begins above it."""
 
     log_start_offset: int
 
 
 @dataclass(eq=False, repr=False)
 class SegmentGatherer(ABC):
-    """One partition's next segment, for one PartitionArchiver, which calls one method at a time."""
+    """Gathers one partition's next segment. Its PartitionArchiver calls one method at a time."""
 
     tip: TopicIdPartition
     spool: Spool
     _: KW_ONLY
     cluster: Cluster
     pace: CopyPace
-    # As last heard of; None: not yet.
+    # As last known. None: not known yet.
     log_start_offset: int | None = None
     last_stable_offset: int | None = None
-    # What is being gathered or waits to be copied; None, or without a byte: nothing.
+    # The segment being gathered or waiting to be copied. None or no bytes: nothing is gathered.
     gathered: SegmentSummary | None = None
-    closed: GatheredSegment | None = None  # waits to be copied
+    closed: GatheredSegment | None = None  # waiting to be copied
 
     @abstractmethod
     async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
-        """The segment that begins at `position`, `closed`; None: it cannot be closed yet.
+        """Return the closed segment that begins at `position`. None: it cannot be closed yet.
 
-        What was gathered is kept over calls with the same position, and gone with another one.
-        `close_short`: nobody waits for more, so what is there makes a segment, however short; a
-        source whose segments others close pays no heed to it.
+        Gathered data stay over calls with the same position; another position drops them.
+        `close_short`: close the segment with the available records, even if it is short. A source
+        whose segments the broker closes ignores it.
 
-        Raises LogTruncated where the log ends below `position`, CorruptSegment, ClusterError, and
-        OSError of the disk. After any error but a ClusterError what was gathered is of no use: call
-        `discard`.
+        Raises LogTruncated if the log ends below `position`, CorruptSegment, ClusterError, and
+        OSError of the disk. After any error except a ClusterError the gathered data are unusable:
+        call `discard`.
         """
 
     @abstractmethod
     async def discard(self) -> None:
-        """Forget what was gathered and give the disk space back. Idempotent."""
+        """Drop the gathered data and free the disk space. Idempotent."""
 
     async def find_log_start(self) -> int:
-        """The log start as it is now. Raises ClusterError."""
+        """The current log start. Raises ClusterError."""
         return (await self._edges()).log_start_offset
 
     async def _edges(self) -> LogEdges:
@@ -153,7 +153,7 @@ class SegmentGatherer(ABC):
         return edges
 
     def _gap(self, position: int, edges: LogEdges) -> LogGap | None:
-        """None: there is none. Raises LogTruncated where the log ends below `position`."""
+        """None: there is no gap. Raises LogTruncated if the log ends below `position`."""
         if position > edges.high_watermark:
             raise LogTruncated(
                 f"{self.tip} ends at offset {edges.high_watermark}, archived up to {position}"
@@ -163,7 +163,7 @@ class SegmentGatherer(ABC):
 
 # Gathers one segment's batches in a spool file. Uploads nothing and decides nothing about them.
 #
-# The file is opened for each write only, as there may be more partitions than file handles.
+# The file is open only during each write, because there may be more partitions than file handles.
 
 
 class SpoolFull(OSError):
@@ -175,7 +175,7 @@ class SegmentWriter:
 
     def __init__(self, tip: TopicIdPartition, start_offset: int, spool: Spool) -> None:
         self.summary = SegmentSummary(tip, start_offset)
-        self.size_bytes = 0  # of the file; 0 once it is discarded
+        self.size_bytes = 0  # of the file; 0 after `discard`
         self.began_at: float | None = None
         self._spool = spool
         self._path = spool.new_file()
@@ -183,7 +183,6 @@ class SegmentWriter:
 
     @property
     def position(self) -> int:
-        """The next offset that is wanted."""
         return self.summary.position
 
     async def append(
@@ -192,11 +191,11 @@ class SegmentWriter:
         headers: Sequence[BatchHeader],
         aborted: Iterable[tuple[int, int]],
     ) -> None:
-        """`headers` are consecutive batches in `records`; `aborted` what their fetch reported.
+        """`headers`: consecutive batches in `records`. `aborted`: as their fetch reported.
 
-        Raises SpoolFull where the disk has no room for them: what was appended before is as it was.
-        Raises CorruptSegment where they do not continue the log, OSError from the disk; after
-        either, or a cancellation, the writer is of no use any more.
+        Raises SpoolFull if the disk has no room for them: the data before stay as they were. Raises
+        CorruptSegment if they do not continue the log, OSError from the disk. After either of
+        these, or a cancellation, the writer is unusable.
         """
         if not headers:
             return
@@ -222,7 +221,7 @@ class SegmentWriter:
         return replace(closed, stream_key=self._stream_key)
 
     async def discard(self) -> None:
-        """Give the disk space back. Idempotent."""
+        """Free the disk space. Idempotent."""
         self._spool.size_bytes -= self.size_bytes
         self.size_bytes = 0
         await asyncio.to_thread(self._path.unlink, missing_ok=True)
@@ -248,15 +247,15 @@ class SegmentWriter:
 
 
 def _write_all(file: io.FileIO, chunk: memoryview) -> None:
-    """A full disk takes a part, and says that it is full at the next attempt."""
+    """Write in a loop: a nearly full disk takes a part and fails at the next write."""
     while chunk:
         chunk = chunk[file.write(chunk) :]
 
 
-# How fast the archiver may take from the brokers, over all partitions together.
+# Limits how fast the archiver reads from the brokers, over all partitions together.
 #
-# `archive.copy_bytes_per_s_max`, Kafka's remote.log.manager.copy.max.bytes.per.second (KIP-956).
-# It stands in front of the sources: what is not fetched costs neither broker nor store.
+# `archive.copy_bytes_per_s_max` is Kafka's remote.log.manager.copy.max.bytes.per.second (KIP-956).
+# It limits the sources: bytes that are not fetched cost neither broker nor store.
 
 _GATHER_MAX_S = 60.0
 
@@ -270,18 +269,18 @@ class CopyPace:
         self._turns = asyncio.Lock()
 
     def step(self, bytes_max: int) -> int:
-        """A read's own limit: no more than a second's worth, so that one cannot owe for long."""
+        """The limit of one read: at most one second's bytes, to keep the debt short."""
         return min(bytes_max, self._bytes_per_s_max or bytes_max)
 
     async def turn(self, until: float | None) -> bool:
-        """Wait until nothing is owed; False where it still is at `until` (loop time, s)."""
+        """Wait until no debt is left. False: some is left at `until` (loop time, s)."""
         if self._bucket is None:
             return True
         clock = asyncio.get_running_loop().time
         began_at = clock()
         try:
             async with asyncio.timeout_at(until), self._turns:
-                # What others' reads bring meanwhile is waited for by who comes next.
+                # The next caller waits for the bytes that other reads bring meanwhile.
                 await asyncio.sleep(self._bucket.owed_s(clock()))
         except TimeoutError:
             return False
@@ -290,11 +289,11 @@ class CopyPace:
         return True
 
     def spend(self, size_bytes: int) -> None:
-        """What a read has brought."""
+        """Count the bytes of a read."""
         if self._bucket is not None:
             self._bucket.spend(size_bytes, asyncio.get_running_loop().time())
 
 
 def gather_until() -> float:
-    """Loop time: what a rate keeps from a partition's turn is left to its next turn."""
+    """The loop time (s) until which a turn waits for the rate. The next turn goes on from there."""
     return asyncio.get_running_loop().time() + _GATHER_MAX_S
