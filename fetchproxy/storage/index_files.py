@@ -54,8 +54,8 @@ OFFSET_INDEX = "remoteOffsetIndex"
 TIME_INDEX = "remoteTimeIndex"
 SUFFIXES = (LOG_INDEX, OFFSET_INDEX, TIME_INDEX)
 
-# An entry of the remoteOffsetIndex. Like Kafka's `.index` (big-endian), but it points into the
-# remoteLogIndex file beside it, each of whose entries has one. Both fields rise strictly.
+# An entry of the remoteOffsetIndex, as in Kafka's `.index` (big-endian). But it points into the
+# remoteLogIndex file beside it, and has one entry for each of that file's. Both rise strictly.
 #
 #     relativeOffset  int32   firstOffset of the entry, less the file's base offset
 #     position        int32   byte at which the entry begins
@@ -315,7 +315,7 @@ class LocalRemoteLogIndex:
         self, files: LocalIndexFiles, segment: IndexedSegment, index: RemoteLogIndex, more: int
     ) -> bool:
         if segment.start_offset <= files.base_offset:
-            return False  # there cannot be a second set of that name
+            return False  # a new set's name would not be higher
         begun_ms = segment.copied_at_ms if files.begun_ms is None else files.begun_ms
         return (
             files.log_bytes + more > self._file_bytes_max
@@ -406,7 +406,7 @@ class LocalRemoteLogIndex:
 
 
 def remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):  # it is not there, or something is in it
+    with suppress(OSError):  # it is missing or not empty
         folder.rmdir()
 
 

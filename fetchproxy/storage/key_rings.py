@@ -70,8 +70,8 @@ class KeyRing(ABC):
 
     @abstractmethod
     async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
-        """Raises SegmentLocked if no key decrypts it; another RemoteStorageError if the key service
-        gives no answer.
+        """Raises SegmentLocked if no key decrypts it; another RemoteStorageError if that is unclear
+        (the key service failed).
         """
 
     async def close(self) -> None:  # noqa: B027 - most have nothing to close
@@ -79,7 +79,7 @@ class KeyRing(ABC):
 
 
 class KeyRings(KeyRing):
-    """Several rings: the first encrypts, all decrypt. An archive can so move to another ring."""
+    """The first ring encrypts, all decrypt. So an archive can move to another ring."""
 
     def __init__(self, rings: Sequence[KeyRing]) -> None:
         self._rings = rings

@@ -65,8 +65,8 @@ LISTINGS_AT_ONCE = 16
 async def listed_partitions(
     store: ObjectStore, prefix: str, topic_id: UUID | None, it_came: Callable[[], None]
 ) -> list[TopicIdPartition]:
-    """The partitions of one topic, or of all (None), sorted. `it_came` is called after each topic's
-    listing. Raises RemoteStorageError.
+    """Sorted partitions of one topic, or of all (None). Calls `it_came` after each topic's listing.
+    Raises RemoteStorageError.
     """
     topics = [
         topic

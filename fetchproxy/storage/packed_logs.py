@@ -72,7 +72,7 @@ _PACKED_SUFFIX = ".packed"
 class AtRest:
     """How segments are stored. `compress`: compress logs whose batches are not compressed.
 
-    `keys`: None: nothing is encrypted, and encrypted segments cannot be read. `required`: plain
+    Without `keys` nothing is encrypted, and encrypted segments cannot be read. `required`: plain
     segments are refused, so a party without a key cannot add a segment.
     """
 

@@ -94,8 +94,8 @@ class RemoteStorageManager:
     async def copy_log_segment_data(
         self, segment: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> None:
-        """Store everything except the metadata; the log last, as it is the largest. Raises
-        ValueError if data and metadata disagree.
+        """Store all but the metadata; the log last, as it is the largest. Raises ValueError if data
+        and metadata disagree.
         """
         if segment.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
@@ -124,11 +124,11 @@ class RemoteStorageManager:
 
     @measured
     async def fetch_index(self, segment: StoredSegment, file: SegmentFile) -> bytes:
-        """A whole file other than LOG and METADATA. Without aborted transactions TXN is b"", and
-        the store is not asked.
+        """A whole file other than LOG and METADATA. Without aborted transactions TXN is empty, and
+        not read.
 
-        Raises DamagedObject if the file is too large for the segment's size; ObjectNotFound for
-        `object_keys.KAFKA_FILES` if the segment was copied without them.
+        Raises DamagedObject if the file is too large for the segment's size, or fails to decrypt;
+        ObjectNotFound for `object_keys.KAFKA_FILES` if the segment was copied without them.
         """
         if file in (SegmentFile.LOG, SegmentFile.METADATA):
             raise ValueError(f"{file.value} is no index")
@@ -227,8 +227,8 @@ class RemoteStorageManager:
 
     @measured
     async def forget_partition(self, tip: TopicIdPartition) -> None:
-        """Delete the remaining objects of a partition without segments; may be repeated after a
-        failure. The object that marks the deletion goes last.
+        """For a partition without segments; may be repeated after a failure. The object that marks
+        the deletion goes last.
         """
         async for found in self.list_partition(tip):
             if isinstance(found, LogStartObject):
@@ -243,7 +243,7 @@ class RemoteStorageManager:
     async def list_segment_objects(
         self, tip: TopicIdPartition
     ) -> AsyncIterator[tuple[SegmentKey, StoredObject]]:
-        """All objects of segments, with or without metadata; a segment's objects are adjacent."""
+        """All objects of segments, even without metadata; a segment's objects are adjacent."""
         await self.identity.check()
         async for found in self._listed(keys.partition_folder(self._prefix, tip)):
             parsed = keys.parse_segment_key(self._prefix, found.key)
@@ -262,7 +262,7 @@ class RemoteStorageManager:
             await self.identity.check_still_there()
 
     async def _or_missing(self, found: list[T]) -> list[T]:
-        """`found`. Before it returns an empty list, it checks that the archive still exists."""
+        """`found`. If it is empty, this checks that the archive still exists."""
         if not found:
             await self.identity.check_still_there()
         return found
@@ -271,8 +271,7 @@ class RemoteStorageManager:
     async def get_listed_index(
         self, objects: Mapping[SegmentFile, StoredObject]
     ) -> tuple[bytes, int]:
-        """The content of a segment's INDEX, and its log's size in bytes. `objects`: the segment's
-        objects from `list_segment_objects`.
+        """The content of the segment's INDEX, and its log's size in bytes. `objects`: as listed.
 
         Raises ObjectNotFound if deleted since; DamagedObject.
         """
@@ -289,7 +288,7 @@ class RemoteStorageManager:
         return raw, packing.log_bytes
 
     async def list_packed(self, tip: TopicIdPartition) -> AsyncIterator[StoredSegment]:
-        """Each segment that has a `.packing`, with or without metadata."""
+        """Each segment that has a `.packing`, even without metadata."""
         async for key, _ in self.list_segment_objects(tip):
             if key.file is SegmentFile.PACKING:
                 yield ListedSegment(key.segment_id, key.base_offset, 0, False, True)

@@ -69,8 +69,8 @@ LOOK_INTERVAL_S = 1.0
 
 
 # S3 answers `503 SlowDown` above some thousand requests per second and prefix, Cloud Storage 429,
-# Azure `503 ServerBusy`. The process then halves its request rate of the second before. The rate
-# grows by a tenth each second, and the limit ends when the store has refused nothing for a minute.
+# Azure `503 ServerBusy`. The process then sends at most half as many as in the second before. This
+# limit grows by a tenth each second, and ends when the store has refused nothing for a minute.
 
 # A store that refuses a lower rate has another problem; fewer requests would only delay readers.
 PER_S_MIN = 50.0
@@ -216,9 +216,9 @@ class OperationHealth:
 
     @asynccontextmanager
     async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Callable[[], None]]:
-        """Watch one request. It first waits for its turn if the store has refused some. The given
-        function is called for an answer before the request ends. `may_take_long`: long silence is
-        no failure.
+        """Watch one request, which waits for its turn if the store has refused some. The caller may
+        call the given function to report an answer before the request ends. `may_take_long`: long
+        silence is no failure.
         """
         loop = asyncio.get_running_loop()
         if self._budget.wait_s(loop.time()):

@@ -27,7 +27,7 @@ class DerivedSegment:
 
     segment: GatheredSegment
     txn_events: tuple[TxnEvent, ...]
-    newest: tuple[tuple[int, int], ...]  # (base offset, timestamp) of each newest batch so far
+    newest: tuple[tuple[int, int], ...]  # (base offset, timestamp) of batches later than all before
 
     def max_timestamp_ms(self, end_offset: int) -> int:
         """Of the batches that begin at or before `end_offset`; -1 without any."""

@@ -94,7 +94,7 @@ def open_plain(root: Path, key: str) -> int:
 
 def scan(root: Path, folder: str) -> list[tuple[str, bool]]:
     """(name, is it a folder) of all entries except the store's own files. A link that does not lead
-    to a file counts as a folder, as its owner means one. Raises as `check_no_link`, OSError.
+    to a file counts as a folder, as which its owner uses it. Raises as `check_no_link`, OSError.
     """
     check_no_link(root, folder)
     with os.scandir(root / folder) as entries:

@@ -124,7 +124,7 @@ MiB = 1024 * KiB
 
 # Objects with few values: `.metadata` with 10,000 leader epochs, notes, records, concerns.
 SMALL_OBJECT_BYTES_MAX = MiB
-# Objects that name every topic of a cluster or every partition of an archiver: about two million.
+# Objects that name every topic of a cluster or partition of an archiver: about two million names.
 OBJECT_BYTES_MAX = 64 * MiB
 
 # An index has an entry for every 64 KiB of the log: the log's key and fewer bytes than this. A

@@ -28,7 +28,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 @lru_cache(maxsize=1)
 def found_plugins() -> Mapping[str, tuple[EntryPoint, ...]]:
-    """The entry points of all installed packages, by scheme. Imports none. Runs once per process."""
+    """Entry points of all installed packages, by scheme. Imports none. Runs once per process."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for point in entry_points(group=GROUP):
         found[point.name] = (*found.get(point.name, ()), point)

@@ -109,11 +109,11 @@ _ABORT_MAX_S = 5.0  # the caller has failed or is cancelled, and should not wait
 _ABORT_PAUSES_S = (0.0, 0.1, 0.5)
 
 
-# The store has two clients. aiobotocore is made at the first call or by `async with`, without
-# contacting the server. It finds credentials, region and endpoint, and sends all requests except
-# puts. obstore, made at the first put, sends contents (ADR 0055). Every request is tried once: the
-# caller does the back-off. Bodies have a CRC-64/NVME if the server checks it; otherwise TLS or the
-# SHA-256 in their signature protects them.
+# Two clients. aiobotocore is made at the first call or by `async with`, without contacting the
+# server. It finds credentials, region and endpoint, and sends all requests except puts. obstore,
+# made at the first put, sends contents (ADR 0055). Every request is tried once: the caller does the
+# back-off. Bodies have a CRC-64/NVME if the server checks it; otherwise TLS or the SHA-256 in their
+# signature protects them.
 
 # Whole objects are first requested as this range, which is larger than metadata and most indexes.
 # An absent, empty or larger object takes a second request.
@@ -123,7 +123,7 @@ _REGION_OF_ALL = "us-east-1"
 # Error codes of a server if a request names another region than the bucket's.
 _ELSEWHERE = ("AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect")
 
-# The CRC is zero, which differs from the CRC of the probe's body.
+# A CRC of zero, which the probe's body does not have.
 _WRONG_CRC64 = "AAAAAAAAAAA="
 _BAD_CHECKSUM = ("BadDigest", "XAmzContentChecksumMismatch")
 
@@ -202,7 +202,7 @@ class S3ObjectStore(ObjectStore):
         return False
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        """As `NativeObjectStore.put_file`, in the same memory."""
+        """As `NativeObjectStore.put_file`, with its memory limit."""
         check_key(key)
         try:
             await self._written(key, lambda writer: writer.put_file(key, path))
