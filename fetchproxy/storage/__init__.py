@@ -1,1 +1,1 @@
-"""RemoteStorageManager over object stores, and what else lies in the store."""
+"""RemoteStorageManager over object stores, and the store's other objects."""

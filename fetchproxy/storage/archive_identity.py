@@ -1,19 +1,18 @@
-"""What an archive says of itself, in one object: its layout, and whose it is.
+"""One object states an archive's identity: its layout, cluster and metadata manager.
 
     remote-log-layout 1
     generation 3vQ1x0fVRmG1jO1cA2bPzg
     cluster-id MkU3OEVBNTcwNTJENDM2Qk
     metadata-manager topic __remote_log_metadata
 
-The first line is the layout's version. `generation` is made anew with each archive, so that one
-that was replaced is told from one that was changed. The next archiver adds a line that is missing.
-Where the object is missing, there is a wrong prefix, a missing mount or an emptied bucket, and
-never an empty archive.
+The first line is the layout's version. Each archive gets a new `generation`, which distinguishes a
+replaced archive from a changed one. The next archiver adds a missing line. A missing object means a
+wrong prefix, a missing mount or an emptied bucket, never an empty archive.
 
-Of an archive that moves (docs/adr/0057) two places have objects. `metadata-manager mirror`:
-`fetchproxy mirror` writes there, and the archive is elsewhere; `metadata-manager moved`, with the
-lines `moved-…`: it was here. No process can be set to either manager, so whoever follows the
-brokers refuses such a place, also programs that do not know these words.
+When an archive moves (docs/adr/0057), two places have this object. `metadata-manager mirror`:
+`fetchproxy mirror` writes to this place, and the archive is elsewhere. `metadata-manager moved`,
+with the lines `moved-…`: the archive was here. No process can be set to either manager, so every
+process with a cluster refuses such a place, even a program version that does not know these words.
 """
 
 from __future__ import annotations
@@ -38,10 +37,11 @@ from fetchproxy.segments.object_keys import (
 )
 from fetchproxy.storage.stores.object_store import SMALL_OBJECT_BYTES_MAX, ObjectStore
 
-# What was seen so lately is not looked at again: who lists many empty partitions asks each time.
+# An identity read this recently is not read again: a caller that lists many empty partitions checks
+# it for each.
 LOOK_AGE_MAX_S = 1.0
-# Of two that make an archive at once the first one's words stand, and both read them. Where two
-# state something else, or an S3 server knows no condition, those of the later one do.
+# If two processes make an archive at once, the first one's identity stays, and both read it. If two
+# processes `state` an identity, or the S3 server has no conditional put, the later one's stays.
 CREATION_SETTLE_S = 0.5
 _GENERATION, _CLUSTER, _MANAGER = "generation", "cluster-id", "metadata-manager"
 _MOVED_TO, _MOVED_AT, _MOVED_MANAGER = "moved-to", "moved-at-ms", "moved-manager"
@@ -50,7 +50,7 @@ MIRROR, _MOVED = "mirror", "moved"
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Where the archive is now. `at_ms`: epoch ms; `manager`: that of the archive."""
+    """`to`: the archive's place now. `at_ms`: epoch ms. `manager`: the archive's manager."""
 
     to: str
     at_ms: int
@@ -59,8 +59,8 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveIdentity:
-    """`manager`: "store", or "topic" and its name; `MIRROR`. None: the archive does not say, or
-    it has `moved`.
+    """`manager`: "store", "topic" and its name, or `MIRROR`; None: the archive does not name one,
+    or it has `moved`.
     """
 
     generation: UUID | None = None
@@ -73,7 +73,7 @@ class ArchiveIdentity:
         return self.manager == MIRROR
 
     def completed(self, own: ArchiveIdentity) -> ArchiveIdentity:
-        """What this does not say, as `own` says it."""
+        """This identity, with missing values taken from `own`."""
         return ArchiveIdentity(
             self.generation or own.generation,
             self.cluster_id or own.cluster_id,
@@ -82,7 +82,7 @@ class ArchiveIdentity:
         )
 
     def check_is_the_archive(self) -> None:
-        """Raises ArchiveMismatch where the archive itself is at another place."""
+        """Raises ArchiveMismatch if the archive itself is at another place."""
         if self.is_mirror:
             raise ArchiveMismatch(
                 "store.url: a mirror is at that place, and the archive elsewhere; --archive-only "
@@ -108,7 +108,7 @@ def encode_identity(identity: ArchiveIdentity) -> bytes:
 
 
 def parse_identity(content: bytes) -> ArchiveIdentity:
-    """Lines of other names are left to later versions. Raises RemoteStorageError."""
+    """Ignores unknown lines, which later versions may add. Raises RemoteStorageError."""
     first, newline, rest = content.partition(b"\n")
     version = parse_layout_text(first + newline)
     if version != LAYOUT_VERSION:
@@ -140,10 +140,10 @@ async def read_identity(store: ObjectStore, prefix: str) -> ArchiveIdentity | No
 
 
 class OwnIdentity:
-    """What one process has seen of the archive's identity, and whether that is what it is set to.
+    """The archive's identity as one process has read it, checked against the process's settings.
 
-    `manager`: the metadata manager that this process is set to; None: it takes either.
-    `must_exist`: a missing archive is an error; else the first object that is put makes one.
+    `manager`: the metadata manager that this process is set to; None: it accepts any.
+    `must_exist`: a missing archive is an error; otherwise the first put makes the archive.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class OwnIdentity:
         self._manager = manager
         self._must_exist = must_exist
         self._seen: ArchiveIdentity | None = None
-        self._generation: UUID | None = None  # the first that was seen: it never changes
+        self._generation: UUID | None = None  # as first read: it never changes
         self._seen_at = float("-inf")
 
     @property
@@ -162,7 +162,7 @@ class OwnIdentity:
         return self._must_exist or self._generation is not None
 
     async def check(self) -> None:
-        """Once seen, it is believed. Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError."""
+        """Read it if unknown. Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError."""
         if self._seen is None and await self.look() is None and self._expected:
             raise ArchiveMissing(
                 "there is no archive at store.url: a wrong prefix, a missing mount, an emptied "
@@ -170,7 +170,7 @@ class OwnIdentity:
             )
 
     async def check_still_there(self) -> None:
-        """Before an empty answer of the store is believed. Raises as `check`."""
+        """For a caller that got an empty answer from the store. Raises as `check`."""
         now = asyncio.get_running_loop().time()
         if self._expected and now - self._seen_at > LOOK_AGE_MAX_S:
             self._seen = None
@@ -184,7 +184,7 @@ class OwnIdentity:
             await self.look()
 
     async def look(self) -> ArchiveIdentity | None:
-        """What the archive says now; None: there is none. Raises as `check`."""
+        """Read the identity again; None: there is no archive. Raises as `check`."""
         began_at = asyncio.get_running_loop().time()
         self._seen = None
         said = await read_identity(self._store, self._prefix)
@@ -195,7 +195,7 @@ class OwnIdentity:
         return said
 
     async def create(self, identity: ArchiveIdentity) -> ArchiveIdentity:
-        """Make the archive; it says what another has said who was faster. Raises as `check`."""
+        """Make the archive, or take the identity of a faster process. Raises as `check`."""
         await self._store.put_new(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
         await self._settle()
         if self._seen is None:
@@ -203,7 +203,7 @@ class OwnIdentity:
         return self._seen
 
     async def state(self, identity: ArchiveIdentity) -> None:
-        """Have the archive say so from now on. Raises as `look`."""
+        """Replace the archive's identity. Raises as `look`."""
         await self._store.put(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
         await self._settle()
 

@@ -1,6 +1,6 @@
-"""The objects of an archive besides segments: bytes and their names, no meaning.
+"""The objects of an archive other than segments, as bytes and names.
 
-What each of them is for, `segments.object_keys` says.
+`segments.object_keys` describes the purpose of each object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fetchproxy.storage.stores.object_store import (
 
 @dataclass(frozen=True, slots=True)
 class ConcernObject:
-    """`tip` None: it is of the archive as a whole. `name`: one of `health.Kind`, or newer."""
+    """`tip`: None if it concerns the whole archive. `name`: a `health.Kind`, or a newer kind."""
 
     tip: TopicIdPartition | None
     name: str
@@ -32,9 +32,9 @@ class ConcernObject:
 
 
 class ArchiveObjects:
-    """`prefix` is one of `object_keys.normal_prefix`. Raises RemoteStorageError and subclasses.
+    """`prefix`: from `object_keys.normal_prefix`. Raises RemoteStorageError and subclasses.
 
-    A put creates or replaces, atomically. Absent is no error where something is deleted.
+    A put creates or replaces atomically. Deleting an absent object is no error.
     """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
@@ -47,7 +47,7 @@ class ArchiveObjects:
         except ObjectNotFound:
             return None
 
-    # --- in which running archivers say what they are gathering -----------------------------------
+    # --- positions: what the running archivers are gathering --------------------------------------
 
     def archiver_positions_key(self, archiver: UUID) -> str:
         return keys.archiver_positions_key(self._prefix, archiver)
@@ -57,21 +57,21 @@ class ArchiveObjects:
         await self._store.put(self.archiver_positions_key(archiver), content)
 
     async def list_archiver_positions(self) -> AsyncIterator[StoredObject]:
-        """Of every archiver that has not taken back what it said."""
+        """The positions of every archiver that has not deleted its own."""
         async for found in self._store.list(keys.archivers_folder(self._prefix)):
             if keys.is_archiver_positions_key(self._prefix, found.key):
                 yield found
 
     @measured
     async def get_archiver_positions(self, key: str) -> bytes:
-        """`key` is one that was listed. ObjectNotFound: deleted since."""
+        """`key`: a listed key. Raises ObjectNotFound if it was deleted since."""
         return await self._store.get(key)
 
     @measured
     async def delete_archiver_positions(self, key: str) -> None:
         await self._store.delete(key)
 
-    # --- which repeat the metadata of a topic's segments ------------------------------------------
+    # --- collected metadata: copies of the metadata of a topic's segments -------------------------
 
     @measured
     async def put_collected_metadata(self, topic_id: UUID, content: bytes) -> None:
@@ -83,7 +83,7 @@ class ArchiveObjects:
             keys.collected_metadata_key(self._prefix, topic_id), OBJECT_BYTES_MAX
         )
 
-    # --- in which archivers say what they want seen to: a folder that mostly is empty -------------
+    # --- concerns: problems that archivers report; the folder is usually empty --------------------
 
     @measured
     async def put_concern(self, tip: TopicIdPartition | None, name: str, content: bytes) -> None:
@@ -103,7 +103,7 @@ class ArchiveObjects:
 
     @measured
     async def forget_concerns(self, tip: TopicIdPartition) -> None:
-        """All of a partition; may be repeated after a failure."""
+        """Delete all concerns of a partition; may be repeated after a failure."""
         for found in await self._concerns(
             keys.partition_folder(keys.concerns_folder(self._prefix), tip)
         ):
@@ -116,7 +116,7 @@ class ArchiveObjects:
             if (parsed := keys.parse_concern_key(self._prefix, stored.key)) is not None
         ]
 
-    # --- in which archivers say what a partition's archive has to hold ----------------------------
+    # --- records: the offsets that a partition's archive must hold --------------------------------
 
     def folder(self, tip: TopicIdPartition) -> str:
         return keys.partition_folder(self._prefix, tip)
@@ -128,7 +128,7 @@ class ArchiveObjects:
     async def put_archive_gap(
         self, tip: TopicIdPartition, first: int, last: int, content: bytes
     ) -> None:
-        """`content` is for people: the key alone counts. May be repeated."""
+        """Only the key counts; `content` is for people. May be repeated."""
         await self._store.put(keys.archive_gap_key(self._prefix, tip, first, last), content)
 
     async def list_archive_gaps(self, tip: TopicIdPartition) -> AsyncIterator[tuple[int, int]]:
@@ -148,13 +148,13 @@ class ArchiveObjects:
 
     @measured
     async def forget_records(self, tip: TopicIdPartition) -> None:
-        """Of a partition without segments; may be repeated after a failure."""
+        """For a partition without segments; may be repeated after a failure."""
         gaps = [gap async for gap in self.list_archive_gaps(tip)]
         for gap in gaps:
             await self._store.delete(keys.archive_gap_key(self._prefix, tip, *gap))
         await self._store.delete(keys.finished_offsets_key(self._prefix, tip))
 
-    # --- in which whoever deletes says what it is about to do: a restart and others see that ------
+    # --- planned deletions, so that a restarted process and other processes see them --------------
 
     @measured
     async def put_retention_step(self, tip: TopicIdPartition, content: bytes) -> None:
@@ -178,23 +178,23 @@ class ArchiveObjects:
 
     @measured
     async def put_topic_cluster(self, topic: str, topic_id: UUID, cluster_id: str) -> None:
-        """The cluster in which the topic is alive."""
+        """Record the cluster in which the topic exists."""
         content = cluster_id.encode() + b"\n"
         await self._store.put(keys.topic_cluster_key(self._prefix, topic, topic_id), content)
 
     @measured
     async def get_topic_cluster(self, topic: str, topic_id: UUID) -> str | None:
-        """None: no archiver has seen the topic alive, or it is forgotten."""
+        """None: no archiver has seen the topic in a cluster, or `forget_topic` removed this."""
         key = keys.topic_cluster_key(self._prefix, topic, topic_id)
         content = await self._get(key)
         return None if content is None else content.decode(errors="replace").strip()
 
     @measured
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
-        """Remove what is left of a topic without partitions; may be repeated."""
+        """Delete the remaining objects of a topic without partitions; may be repeated."""
         await self._store.delete(keys.collected_metadata_key(self._prefix, topic_id))
         await self._store.delete(keys.topic_cluster_key(self._prefix, topic, topic_id))
 
     async def store_clock_ms(self) -> int | None:
-        """Epoch ms by the store's own clock; None: it has none that it tells."""
+        """Epoch ms by the store's own clock; None: the store does not tell its time."""
         return await self._store.clock_ms(self._prefix)

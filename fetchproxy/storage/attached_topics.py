@@ -1,8 +1,8 @@
-"""Topics of other archives among one's own, under other names: an ObjectStore over several.
+"""An ObjectStore that shows topics of other archives in this archive, under other names.
 
-To everything above it an attached topic is one of the archive: its metadata name it so, and it has
-an id of its own, so that an archive may be attached beside itself. Every put and delete there is
-refused.
+To its callers an attached topic looks like a topic of this archive: its metadata has the new name.
+It also has another topic id, so that an archive can be attached to itself. The store refuses every
+put and delete in an attached topic.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttachedTopic:
-    """`topic` of the archive in `store` below `prefix` is served as `name`."""
+    """The proxy serves `topic` of the archive in `store` below `prefix` as `name`."""
 
     name: str
     store: ObjectStore
@@ -48,8 +48,8 @@ class AttachedTopic:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """`here` and `there` are topic folders; `hidden` is an object that is not shown. `topic_id`: in
-    the other archive.
+    """`topic_id`: the id in the other archive. `here`, `there`: the topic's folders. `hidden`: the
+    key of an object that is not shown.
     """
 
     attached: AttachedTopic
@@ -63,10 +63,10 @@ class _Mount:
 
 
 class AttachedObjectStore(ObjectStore):
-    """`own` below `prefix`, and the attached topics as further folders of it.
+    """The archive in `own` below `prefix`, with the attached topics as more folders of it.
 
-    `async with` opens and closes all stores. A topic is known once the folders were listed, as
-    whoever reads an archive does first. An own topic of an attached one's name is not shown.
+    `async with` opens and closes all stores. An attached topic is known after a listing of the
+    folders, which every reader of an archive does first. It hides an own topic of the same name.
     """
 
     def __init__(self, own: ObjectStore, prefix: str, attached: Sequence[AttachedTopic]) -> None:
@@ -74,7 +74,7 @@ class AttachedObjectStore(ObjectStore):
         self._prefix = prefix
         self._attached = attached
         self._mounts: dict[str, _Mount] = {}  # by the folder here
-        self._missed: set[str] = set()  # reported as not there
+        self._missed: set[str] = set()  # names that were logged as not found
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opened:
@@ -121,9 +121,9 @@ class AttachedObjectStore(ObjectStore):
         return next((s.page_objects for s in self._stores() if s.page_objects), None)
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        """Of an attached topic only where `prefix` lies in it: no archive is listed across topics.
+        """Includes an attached topic only if `prefix` lies in it: no caller lists across topics.
 
-        The sizes of metadata objects are those in the other archive.
+        Metadata objects have their sizes in the other archive.
         """
         mount = self._mount(prefix)
         if mount is None:
@@ -161,7 +161,7 @@ class AttachedObjectStore(ObjectStore):
 
     async def _look(self, attached: AttachedTopic) -> Sequence[_Mount]:
         """Every incarnation of the topic that the other archive has now."""
-        await read_identity(attached.store, attached.prefix)  # its layout, first of all
+        await read_identity(attached.store, attached.prefix)  # raises for an unknown layout
         found = []
         async for name in attached.store.list_folders(attached.prefix):
             topic = keys.parse_topic_folder(name)
@@ -174,7 +174,7 @@ class AttachedObjectStore(ObjectStore):
                         topic[1],
                         here,
                         there=f"{attached.prefix}{name}/",
-                        # Of that cluster it says something, of ours it would say what is not so.
+                        # It names the topic's cluster there; here it would be wrong.
                         hidden=keys.topic_cluster_key(self._prefix, attached.name, own_id),
                     )
                 )
@@ -197,7 +197,7 @@ class AttachedObjectStore(ObjectStore):
         return self._own
 
     def _renamed(self, key: str, mount: _Mount, content: bytes) -> bytes:
-        """Metadata with the name that the segment has here; what cannot be read is left so."""
+        """Metadata with the segment's topic id and name here. Other content is left as it is."""
         parsed = keys.parse_segment_key(self._prefix, key)
         if parsed is None or parsed.file is not SegmentFile.METADATA:
             return content
@@ -207,7 +207,7 @@ class AttachedObjectStore(ObjectStore):
             return content
         there = keys.parse_segment_key(mount.attached.prefix, mount.key_there(key))
         if there is None or metadata.segment_id != there.segment_id:
-            return content  # the metadata of something else: it must not pass for this segment's
+            return content  # another segment's metadata must not pass for this segment's
         tip = parsed.segment_id.topic_id_partition
         renamed = RemoteLogSegmentId(tip, metadata.segment_id.id)
         return encode_segment(replace(metadata, segment_id=renamed))
@@ -219,10 +219,10 @@ class AttachedObjectStore(ObjectStore):
 def open_archive(
     config: Config, *, create: bool = False, must_exist: bool = True
 ) -> RemoteStorageManager:
-    """The configured archive, with the topics that are attached to it. As `storage.open`.
+    """The configured archive with its attached topics, not opened yet. Raises ConfigError.
 
-    Its metadata manager has to be the configured one, but for those who read it without a cluster.
-    These may find none: then they know no topic, and nobody skips anything.
+    Its metadata manager must be the configured one, except in archive-only mode. In that mode the
+    archive may be missing: the process then knows no topic, so no reader skips records.
     """
     if config.store.url is None:
         raise ConfigError("store.url is not set")

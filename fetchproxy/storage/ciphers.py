@@ -1,5 +1,5 @@
-"""AES-256, of the package `cryptography` of the extra `encryption`: its 5 MiB are loaded here
-alone, and only where somebody encrypts.
+"""AES-256 from the package `cryptography` (extra `encryption`). Only this module loads its 5 MiB,
+and only in processes that use encryption.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class AesGcm:
     """A `segments.packing.Cipher`."""
 
     def __init__(self, key: bytes) -> None:
-        """Raises ConfigError where the package is missing."""
+        """Raises ConfigError if the package is missing."""
         try:
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -51,14 +51,14 @@ class AesGcm:
 
 
 def check_aes() -> None:
-    """At the start, and not at the first read. Raises ConfigError."""
+    """Find a missing package at the start, before the first read. Raises ConfigError."""
     AesGcm(bytes(KEY_BYTES))
 
 
 def stream_at(key: bytes, position: int) -> CipherContext:
-    """AES-256 in counter mode, from that byte of a file on: encrypts and decrypts alike.
+    """AES-256 in counter mode from byte `position` of a file on: encrypts and decrypts alike.
 
-    A file is as long as before; only one file may ever have the key.
+    The file's length does not change. Each key may be used for one file only.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 

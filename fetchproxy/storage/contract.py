@@ -1,4 +1,4 @@
-"""What every object store must do, as tests that a backend's own test module inherits.
+"""Tests of what every object store must do. A backend's own test module inherits them.
 
     from fetchproxy.storage.contract import ObjectStoreContract, RemoteStorageManagerContract
 
@@ -8,7 +8,7 @@
     class TestMyStore(ObjectStoreContract): ...
     class TestArchiveOnMyStore(RemoteStorageManagerContract): ...
 
-It needs pytest and pytest-asyncio (`asyncio_mode = "auto"`), which nothing else of fetchproxy
+This module needs pytest and pytest-asyncio (`asyncio_mode = "auto"`); no other module of fetchproxy
 does. docs/store-plugins.md has a whole example.
 """
 
@@ -47,7 +47,7 @@ from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
 MiB = 1024 * 1024
 PART_BYTES = 5 * MiB
 
-# Every character Kafka takes in a topic name, and names that sort differently as folders.
+# Every character that Kafka allows in a topic name, and names that sort differently as folders.
 ODD_KEYS = sorted(
     [
         "a/b",
@@ -76,7 +76,7 @@ def noise(size_bytes: int, seed: int = 0) -> bytes:
 
 
 async def cancel_after_turns(work: asyncio.Task[None], turns: int, turn_s: float) -> None:
-    """Let `work` run for so many turns of the loop, then cancel it."""
+    """Let `work` run for `turns` turns of the event loop, then cancel it."""
     for _ in range(turns):
         await asyncio.sleep(turn_s)
     work.cancel()
@@ -87,7 +87,7 @@ async def cancel_after_turns(work: asyncio.Task[None], turns: int, turn_s: float
 class ObjectStoreContract:
     many_keys = 1234  # more than one page of a listing
     cancel_turn_s = 0.0
-    # What a read may raise whose object is replaced meanwhile: a server may break off its answer.
+    # Errors that a read may raise while its object is replaced: a server may break off its answer.
     while_replaced: tuple[type[StorageUnavailable], ...] = ()
 
     async def test_an_absent_key_is_not_found(self, store: ObjectStore) -> None:
@@ -284,7 +284,7 @@ class ObjectStoreContract:
     ) -> None:
         with pytest.raises(RemoteStorageError) as caught:
             await store.put_file("k", tmp_path / "absent", settled=settled)
-        assert not isinstance(caught.value, ObjectNotFound)  # it is not the store that lacks it
+        assert not isinstance(caught.value, ObjectNotFound)  # the local file is missing
         assert not caught.value.retriable
         assert await keys_of(store.list("")) == []
 
@@ -305,7 +305,7 @@ class ObjectStoreContract:
         stored: list[bytes] = []
 
         async def write(content: bytes) -> None:
-            # A server may turn down writers that meet, as long as it says so and one succeeds.
+            # A server may refuse concurrent writers, if it reports that and one of them succeeds.
             with suppress(StorageUnavailable):
                 await store.put("k", content)
                 stored.append(content)
@@ -406,8 +406,8 @@ class ObjectStoreContract:
 
 
 class AwayStoreContract:
-    """Of the fixture `away_store`: a store that is open, and whose place is not there (no such
-    bucket, folder or server). It never looks like an empty one, or readers would skip data.
+    """The fixture `away_store` is an open store whose bucket, folder or server is missing. It must
+    never look like an empty store, or readers would skip data.
     """
 
     async def test_a_store_that_is_away_is_not_empty(

@@ -1,6 +1,4 @@
-"""The process's own index files: remoteLogIndex, remoteOffsetIndex and remoteTimeIndex of all
-partitions.
-"""
+"""The local index files of all partitions: remoteLogIndex, remoteOffsetIndex, remoteTimeIndex."""
 
 from __future__ import annotations
 
@@ -42,22 +40,22 @@ from fetchproxy.segments.remote_log_index import (
     read_entry,
 )
 
-# One set of local index files: the remoteLogIndex entries of some segments, and what finds them.
+# One set of local index files: the remoteLogIndex entries of some segments, and tables into them.
 #
-#     <20-digit base offset>.remoteLogIndex      the segments' `.index` objects, one behind another
-#     <20-digit base offset>.remoteOffsetIndex   where in it each entry begins
-#     <20-digit base offset>.remoteTimeIndex     which of its entries are later than all before them
+#     <20-digit base offset>.remoteLogIndex      the segments' `.index` objects, one after another
+#     <20-digit base offset>.remoteOffsetIndex   the position of each of its entries
+#     <20-digit base offset>.remoteTimeIndex     those of its entries that are later than all before
 #
-# A set only grows. A segment that overlaps one of the set begins another set. A damaged set is
-# removed: everything can be fetched again.
+# A set only grows. A segment that overlaps a segment of the set begins another set. A damaged set
+# is removed: everything in it can be fetched again.
 
 LOG_INDEX = "remoteLogIndex"
 OFFSET_INDEX = "remoteOffsetIndex"
 TIME_INDEX = "remoteTimeIndex"
 SUFFIXES = (LOG_INDEX, OFFSET_INDEX, TIME_INDEX)
 
-# An entry of the remoteOffsetIndex, as of Kafka's `.index` (big-endian), but pointing into the
-# remoteLogIndex file beside it and with one entry for each of that file's. Both rise strictly.
+# An entry of the remoteOffsetIndex, as in Kafka's `.index` (big-endian). But it points into the
+# remoteLogIndex file beside it, and has one entry for each of that file's. Both rise strictly.
 #
 #     relativeOffset  int32   firstOffset of the entry, less the file's base offset
 #     position        int32   byte at which the entry begins
@@ -65,23 +63,24 @@ OFFSET_ENTRY = Struct(">ii")
 RELATIVE_OFFSET_MAX = 2**31 - 1
 POSITION_MAX = 2**31 - 1
 
-# An entry of the remoteTimeIndex, as of Kafka's `.timeindex`. Both rise strictly. No read of the
-# product needs it (ADR 0016); `fetchproxy index show` prints it.
+# An entry of the remoteTimeIndex, as in Kafka's `.timeindex`. Both fields rise strictly. The proxy
+# never reads it to serve a fetch (ADR 0016); `fetchproxy index show` prints it.
 #
-#     timestamp       int64   lastTimestamp of a remoteLogIndex entry, above that of all before it
+#     timestamp       int64   lastTimestamp of a remoteLogIndex entry, later than in all before it
 #     relativeOffset  int32   firstOffset of that entry, less the file's base offset
 TIME_ENTRY = Struct(">qi")
 
 
 def segment_mark(object_key: str) -> int:
-    """Eight bytes that stand for a segment, by the key of its `.log` object."""
+    """An 8-byte hash that identifies a segment by the key of its `.log` object."""
     return int.from_bytes(blake2b(object_key.encode(), digest_size=8).digest(), "big")
 
 
 class LocalIndexFiles:
-    """A new set is empty and has no files yet; one that has some is to pass `check` first.
+    """A new set is empty and has no files yet. A set with files must pass `check` before its use.
 
-    All of it blocks, and one thread at a time may use it. It knows no other set and no metadata.
+    All methods block, and only one thread at a time may use them. A set knows no other set and no
+    metadata.
     """
 
     def __init__(self, folder: Path, base_offset: int) -> None:
@@ -90,8 +89,8 @@ class LocalIndexFiles:
         self._paths = {suffix: folder / f"{base_offset:020d}.{suffix}" for suffix in SUFFIXES}
         self._sizes = dict.fromkeys(SUFFIXES, 0)
         self.segments = array("Q")  # marks, in the order of their entries
-        self._ends = array("i")  # where in the remoteLogIndex each of them ends
-        self.last_offset = base_offset - 1  # that an entry has
+        self._ends = array("i")  # the byte in the remoteLogIndex at which each segment ends
+        self.last_offset = base_offset - 1  # of the last entry
         self._latest_ms: int | None = None
 
     @property
@@ -103,7 +102,7 @@ class LocalIndexFiles:
         return sum(self._sizes.values())
 
     def has_room(self, index: RemoteLogIndex, size_bytes: int) -> bool:
-        """Whether its offsets follow, and its positions and relative offsets fit their int32s."""
+        """Whether its offsets follow, and its positions and relative offsets fit an int32."""
         return (
             self.last_offset < index.first_offsets[0]
             and self.log_bytes + size_bytes <= POSITION_MAX
@@ -111,7 +110,7 @@ class LocalIndexFiles:
         )
 
     def read(self, number: int) -> bytes:
-        """The entries of one of `segments`. Raises CorruptSegment, OSError."""
+        """The entries of `segments[number]`. Raises CorruptSegment, OSError."""
         path, end = self._paths[LOG_INDEX], self._ends[number]
         begin = self._ends[number - 1] if number else 0
         try:
@@ -125,8 +124,8 @@ class LocalIndexFiles:
         return raw
 
     def append(self, index: RemoteLogIndex, raw: bytes) -> None:
-        """The entries of one more segment: `raw`, and the same parsed. Raises ValueError where they
-        do not fit; CorruptSegment, OSError: then the set may be broken.
+        """Append one more segment's entries: `raw`, parsed as `index`. Raises ValueError if they do
+        not fit. After a CorruptSegment or OSError the set may be damaged.
         """
         if not self.has_room(index, len(raw)):
             first = index.first_offsets[0]
@@ -140,13 +139,13 @@ class LocalIndexFiles:
             if latest_ms is None or timestamp_ms > latest_ms:
                 latest_ms = timestamp_ms
                 times += TIME_ENTRY.pack(latest_ms, relative)
-        # The tables first, which lead to the other: `check` sees where a kill has come between.
+        # The tables go first, so that `check` sees if the process was killed before the log index.
         more = {TIME_INDEX: bytes(times), OFFSET_INDEX: offsets, LOG_INDEX: raw}
         try:
             for suffix, content in more.items():
                 self._write_end(suffix, content)
         except OSError:
-            # A full disk costs no more than this segment. Where that fails too, `check` sees it.
+            # A full disk loses only this segment. If the truncation fails too, `check` sees it.
             for suffix, size in self._sizes.items():
                 with suppress(OSError):
                     os.truncate(self._paths[suffix], size)
@@ -165,8 +164,8 @@ class LocalIndexFiles:
             file.write(content)
 
     def check(self) -> bool:
-        """Is it as it was left? Sizes, where segments begin, and the end; the rest is checked when
-        it is used. Raises OSError.
+        """Load the set; False if it is damaged. This checks the sizes, the starts of segments and
+        the end; a read checks the rest. Raises OSError.
         """
         try:
             offsets, times = (self._paths[s].read_bytes() for s in (OFFSET_INDEX, TIME_INDEX))
@@ -216,7 +215,7 @@ class LocalIndexFiles:
         ] + last.size_bytes == len(raw)
 
     def remove(self) -> None:
-        """The remoteLogIndex first: without it the others count for nothing. Raises OSError."""
+        """The remoteLogIndex goes first: without it the other files are unused. Raises OSError."""
         for path in self._paths.values():
             path.unlink(missing_ok=True)
 
@@ -227,7 +226,7 @@ _NAME = re.compile(rf"([0-9]{{20}})\.({'|'.join(SUFFIXES)})")
 
 
 class IndexedSegment(NamedTuple):
-    """What of a segment's metadata the local index goes by."""
+    """The part of a segment's metadata that the local index uses."""
 
     object_key: str  # of its `.log`
     start_offset: int
@@ -236,12 +235,11 @@ class IndexedSegment(NamedTuple):
 
 
 class LocalRemoteLogIndex:
-    """A partition's: sets of files, each behind the one before it, and rolled like a log.
+    """A partition's local index: consecutive sets of files, rolled like a log.
 
-    Holds the `.index` objects of the partition's segments in their order. It is a cache: whatever
-    is doubtful is dropped, a whole set at a time, and fetched again. The folder is made with the
-    first segment, and goes with the last. All methods block, may be called by any thread, and
-    exclude each other.
+    Holds the `.index` objects of the partition's segments in order. It is a cache: a doubtful set
+    is dropped as a whole and fetched again. The first segment makes the folder; dropping the last
+    removes it. All methods block. Any thread may call them: a lock lets one run at a time.
     """
 
     def __init__(self, folder: Path, *, file_bytes_max: int, file_age_max_ms: int) -> None:
@@ -253,13 +251,14 @@ class LocalRemoteLogIndex:
         self._closed = False
         self._files: list[LocalIndexFiles] = []
         self._published = (0, 0)
-        self.losses = 0  # rises whenever something was dropped that was not asked to be
+        self.losses = 0  # how often `drop_from` has dropped a damaged segment
 
-    # --- the writer: one at a time, `keep` before `append` ----------------------------------------
+    # --- for one writer at a time, which calls `keep` before `append` -----------------------------
 
     def keep(self, wanted: Sequence[IndexedSegment]) -> int:
-        """Drop whatever is not the beginning of `wanted`, and files of segments before it: the log
-        start has passed them. How many of `wanted` are there. Raises OSError.
+        """Drop all that differs from the beginning of `wanted`, and sets whose segments all precede
+        it: the log start offset has passed them. Returns how many of `wanted` are there. Raises
+        OSError.
         """
         marks = [segment_mark(segment.object_key) for segment in wanted]
         with self._lock:
@@ -279,9 +278,9 @@ class LocalRemoteLogIndex:
             return kept
 
     def append(self, segment: IndexedSegment, raw: bytes) -> None:
-        """`raw`: the content of its `.index`. It must follow the last one in `keep`'s order.
+        """`segment`: the next one in the order of `keep`. `raw`: the content of its `.index`.
 
-        Raises CorruptSegment, OSError, and ValueError where it cannot be indexed here.
+        Raises CorruptSegment, OSError; ValueError if its entries do not fit a set.
         """
         index = RemoteLogIndex.parse(raw)
         if (index.object_key, index.size_bytes) != (segment.object_key, segment.size_bytes):
@@ -297,7 +296,7 @@ class LocalRemoteLogIndex:
                 self._opened = False
                 raise OSError(f"the local index {self._folder} is damaged: {error}") from error
             except OSError:
-                self._opened = False  # a set that was written by half is dropped by the next call
+                self._opened = False  # the next call drops a half-written set
                 raise
             self._publish()
 
@@ -316,7 +315,7 @@ class LocalRemoteLogIndex:
         self, files: LocalIndexFiles, segment: IndexedSegment, index: RemoteLogIndex, more: int
     ) -> bool:
         if segment.start_offset <= files.base_offset:
-            return False  # there cannot be a second set of that name
+            return False  # a new set's name would not be higher
         begun_ms = segment.copied_at_ms if files.begun_ms is None else files.begun_ms
         return (
             files.log_bytes + more > self._file_bytes_max
@@ -327,11 +326,11 @@ class LocalRemoteLogIndex:
     # --- readers ----------------------------------------------------------------------------------
 
     def segment_index(self, segment: IndexedSegment) -> RemoteLogIndex | None:
-        """All entries of a segment; None: they are not here. Raises CorruptSegment, OSError."""
+        """All entries of a segment; None if they are missing. Raises CorruptSegment, OSError."""
         mark = segment_mark(segment.object_key)
         with self._lock:
             self._open()
-            # The set that the offset would be in, if it is in any.
+            # The only set that can contain the offset.
             n = bisect_right(self._files, segment.start_offset, key=lambda files: files.base_offset)
             files = self._files[n - 1] if n else None
             if files is None or mark not in files.segments:
@@ -344,7 +343,7 @@ class LocalRemoteLogIndex:
         return index
 
     def drop_from(self, segment: IndexedSegment) -> None:
-        """What is held of it is damaged: it and what follows it are to be fetched again."""
+        """Drop a damaged segment and all after it, so that they are fetched again."""
         mark = segment_mark(segment.object_key)
         with self._lock:
             self._open()
@@ -356,7 +355,7 @@ class LocalRemoteLogIndex:
             self._publish()
 
     def close(self) -> None:
-        """Later calls raise OSError: another process may have the folder by then."""
+        """Later calls raise OSError, because another process may then use the folder."""
         with self._lock:
             self._closed = True
             self._files = []
@@ -365,7 +364,7 @@ class LocalRemoteLogIndex:
     # --- with the lock held -----------------------------------------------------------------------
 
     def _open(self) -> None:
-        """What a former process left, but for sets that are not as they should be."""
+        """Load the sets that a former process left, and remove the damaged ones."""
         if self._closed:
             raise OSError(f"the local index {self._folder} is closed")
         if self._opened:
@@ -392,7 +391,7 @@ class LocalRemoteLogIndex:
         return [mark for files in self._files for mark in files.segments]
 
     def _cut(self, segments: int) -> None:
-        """Keep whole sets, of so many segments at most; the newest go first."""
+        """Drop the newest whole sets until at most `segments` segments are left."""
         while self._files and len(self._marks()) > segments:
             self._files.pop().remove()
 
@@ -407,23 +406,23 @@ class LocalRemoteLogIndex:
 
 
 def remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):  # it is not there, or something is in it
+    with suppress(OSError):  # it is missing or not empty
         folder.rmdir()
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A look-up takes some milliseconds.
+# A look-up takes a few milliseconds.
 READ_MAX_S = 0.25
 _THREADS = 2
 
 
 class LocalIndexes:
-    """Of all partitions. `async with`: locks the folder and gives it back.
+    """The local indexes of all partitions. `async with` locks the folder and unlocks it.
 
-    The event loop never waits for a disk here, and a read never waits for long: who does not get an
-    answer asks the store. `log_key`: the key of a segment's `.log`.
+    The event loop never waits for a disk here. A read never waits for long: without an answer the
+    caller asks the store. `log_key`: gives the key of a segment's `.log`.
     """
 
     def __init__(
@@ -441,16 +440,16 @@ class LocalIndexes:
         )
         self._partitions: dict[TopicIdPartition, LocalRemoteLogIndex] = {}
         self._lock: IO[bytes] | None = None
-        self._failing = False  # the disk, at the last read
+        self._failing = False  # whether the disk failed at the last read
 
     async def __aenter__(self) -> Self:
-        """Raises ConfigError where the folder cannot be had."""
+        """Raises ConfigError if the folder cannot be used."""
         self._lock = await asyncio.to_thread(take_folder, self._folder, "archive.local_index_dir")
         self._threads = ThreadPoolExecutor(_THREADS, "local-index")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """What is still being written ends first; nothing is written afterwards."""
+        """Wait for the current writes; nothing is written afterwards."""
         partitions, self._partitions = self._partitions, {}
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(list, map(LocalRemoteLogIndex.close, partitions.values()))
@@ -458,7 +457,7 @@ class LocalIndexes:
             self._lock.close()
 
     def partition(self, tip: TopicIdPartition) -> LocalRemoteLogIndex:
-        """No I/O; its methods block, see `in_thread`."""
+        """Does no I/O. The result's methods block: call them by `in_thread`."""
         if tip not in self._partitions:
             self._partitions[tip] = self._new(self._folder / partition_folder("", tip))
         return self._partitions[tip]
@@ -476,8 +475,8 @@ class LocalIndexes:
         return await loop.run_in_executor(self._threads, partial(call, *args, **kwargs))
 
     async def read(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogIndex | None:
-        """As the segment's `.index` object has it; None: ask the store. What is damaged is dropped,
-        for `LocalIndexRefresher` to fetch again. Raises nothing.
+        """The segment's index; None: the caller has to ask the store. A damaged index is dropped,
+        and `LocalIndexRefresher` fetches it again. Raises nothing.
         """
         tip = metadata.topic_id_partition
         index = self.partition(tip)
@@ -507,7 +506,7 @@ class LocalIndexes:
             log.warning("local_index_not_dropped", **metadata.logged, error=repr(error))
 
     async def keep_only(self, tips: Iterable[TopicIdPartition]) -> None:
-        """Remove what is there of any other partition. Raises OSError."""
+        """Remove the files of all other partitions. Raises OSError."""
         tips = set(tips)
         kept = {self._folder / partition_folder("", tip) for tip in tips}
         for tip in [tip for tip in self._partitions if tip not in tips]:

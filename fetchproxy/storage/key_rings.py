@@ -1,10 +1,10 @@
-"""Key rings: what encrypts the data keys of segments. A file, or a key service (`kms_keys`), or
-several of them.
+"""Key rings encrypt the data keys of segments. A key ring is a file, a key service (`kms_keys`), or
+several of these.
 
     {"version": 1, "active": "2026-11-26-1f0c", "keys": {"2026-11-26-1f0c": "<base64>"}}
 
-The active key encrypts the data keys of new segments; each of the others still opens its own. No
-active key (null): the process reads encrypted segments, and writes none.
+The active key encrypts the data keys of new segments. The other keys still decrypt the data keys
+that they encrypted. Without an active key (null) the process only reads encrypted segments.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fetchproxy.storage.ciphers import KEY_BYTES, AesGcm, check_aes
 from fetchproxy.storage.stores.filesystem import sync
 
 SETTING = "store.encryption_keys"
-RING_BYTES_MAX = 1024 * 1024  # some 10,000 keys
+RING_BYTES_MAX = 1024 * 1024  # about 10,000 keys
 _RING_VERSION = 1
 _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
-# What a wrapped key is bound to, as the services want it: names and values that are texts.
+# The context that a wrapped key is bound to. Key services require text for names and values.
 KeyContext = Mapping[str, str]
 
 
@@ -58,26 +58,28 @@ class KeyRing(ABC):
 
     @abstractmethod
     def names(self, key_id: str) -> bool:
-        """Whether one of its keys can be called so. Never blocks."""
+        """Whether this ring's keys can have this id. Never blocks."""
 
     @abstractmethod
     async def active_key_id(self) -> str:
-        """As `WrappedKey.key_id` names it; "" where there is none. Raises RemoteStorageError."""
+        """The id as in `WrappedKey.key_id`; "" without an active key. Raises RemoteStorageError."""
 
     @abstractmethod
     async def wrap(self, data_key: bytes, context: KeyContext) -> WrappedKey:
-        """By the active key, which there is. Raises RemoteStorageError."""
+        """Encrypt with the active key, which must exist. Raises RemoteStorageError."""
 
     @abstractmethod
     async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
-        """Raises SegmentLocked: no key does; another RemoteStorageError: nobody knows."""
+        """Raises SegmentLocked if no key decrypts it; another RemoteStorageError if that is unclear
+        (the key service failed).
+        """
 
     async def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Idempotent."""
 
 
 class KeyRings(KeyRing):
-    """Several: the first one encrypts, all open. So an archive moves from one to another."""
+    """The first ring encrypts, all decrypt. So an archive can move to another ring."""
 
     def __init__(self, rings: Sequence[KeyRing]) -> None:
         self._rings = rings
@@ -96,7 +98,7 @@ class KeyRings(KeyRing):
         return await self._rings[0].wrap(data_key, context)
 
     async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
-        """By the first one that can; two files may have a key of the same id."""
+        """Decrypt with the first ring that can; two files may have a key with the same id."""
         said: list[str] = []
         for ring in self._rings:
             if ring.names(wrapped.key_id):
@@ -117,19 +119,19 @@ class KeyRings(KeyRing):
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """`repr` has no key."""
+    """`repr` shows no key."""
 
     active: str | None
     keys: Mapping[str, bytes] = field(repr=False)
 
     def with_new(self, key_id: str, key: bytes) -> Keys:
-        """`key_id` is the active one now. Raises ConfigError."""
+        """The new key becomes the active key. Raises ConfigError."""
         if key_id in self.keys or not _KEY_ID.fullmatch(key_id):
             raise ConfigError(f"{key_id!r} cannot be the id of a new key")
         return replace(self, active=key_id, keys={**self.keys, key_id: key})
 
     def without(self, key_id: str) -> Keys:
-        """What only that key opens is lost then. Raises ConfigError."""
+        """Data that only this key decrypts is then lost. Raises ConfigError."""
         if key_id not in self.keys or key_id == self.active:
             raise ConfigError(f"{key_id!r} is no old key of the key ring")
         return replace(self, keys={one: key for one, key in self.keys.items() if one != key_id})
@@ -145,7 +147,7 @@ def encode_keys(keys: Keys) -> bytes:
 
 
 def parse_keys(raw: bytes) -> Keys:
-    """Raises ValueError, and shows nothing of what it read."""
+    """Raises ValueError, whose text shows no key."""
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError):
@@ -171,7 +173,7 @@ def parse_keys(raw: bytes) -> Keys:
 
 
 def read_keys(path: Path) -> Keys:
-    """Raises ConfigError: it is not there, no key ring, or others may read it."""
+    """Raises ConfigError if the file is missing, is no key ring, or is readable by others."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -190,7 +192,7 @@ def read_keys(path: Path) -> Keys:
 
 @contextmanager
 def changing(path: Path) -> Iterator[None]:
-    """Two who change a key ring at once do so one after the other. Raises ConfigError."""
+    """Lock the folder, so that processes change a key ring one at a time. Raises ConfigError."""
     try:
         folder = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
@@ -203,7 +205,9 @@ def changing(path: Path) -> Iterator[None]:
 
 
 def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
-    """Whole or not at all, for its owner alone; `new`: there must be none. Raises ConfigError."""
+    """Write atomically, readable by its owner only. `new`: the file must not exist yet. Raises
+    ConfigError.
+    """
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
         try:
@@ -227,7 +231,7 @@ def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
 
 
 class FileKeyRing(KeyRing):
-    """Read anew when the file has changed, so that a key that was added is used at once."""
+    """Reads the file again when it has changed, so an added key is used at once."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError."""
@@ -238,7 +242,7 @@ class FileKeyRing(KeyRing):
 
     @property
     def keys(self) -> Keys:
-        """As the file last was; one that cannot be read now changes nothing."""
+        """The keys as last read. A file that cannot be read now changes nothing."""
         seen = stamp_of(self._path)
         if seen != self._seen and seen is not None:
             try:

@@ -1,7 +1,7 @@
-"""A key ring whose keys never leave AWS KMS: it encrypts and decrypts data keys for us.
+"""A key ring whose keys never leave AWS KMS, which encrypts and decrypts the data keys.
 
-Credentials are found as boto3 finds them. A process that only reads needs kms:Decrypt alone; one
-that archives kms:Encrypt and kms:DescribeKey too.
+Credentials are found as boto3 finds them. A process that only reads needs only kms:Decrypt; an
+archiver also needs kms:Encrypt and kms:DescribeKey.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ CONNECT_MAX_S = 3
 ANSWER_MAX_S = 10
 _LOCKED = frozenset(
     {
-        "NotFoundException",  # deleted, or of another account or region
+        "NotFoundException",  # deleted, or in another account or region
         "DisabledException",
         "InvalidCiphertextException",
         "IncorrectKeyException",
-        "KMSInvalidStateException",  # waits for its deletion
+        "KMSInvalidStateException",  # the key is pending deletion
         "KeyUnavailableException",
         "InvalidKeyUsageException",
     }
@@ -53,10 +53,10 @@ _THROTTLED = frozenset({"ThrottlingException", "LimitExceededException", "Reques
 
 
 class KmsKeyRing(KeyRing):
-    """Opened at the first request; `async with` of the store closes it."""
+    """The first request opens the client; `async with` of the store closes it."""
 
     def __init__(self, place: KeyRingPlace) -> None:
-        """Raises ConfigError where the package for AES is missing."""
+        """Raises ConfigError if the package for AES is missing."""
         check_aes()
         self._place = place
         self._opened = AsyncExitStack()
@@ -69,7 +69,7 @@ class KmsKeyRing(KeyRing):
         return bool(self._place.key)
 
     def names(self, key_id: str) -> bool:
-        """ARNs of its region: what the service says a ciphertext was made with."""
+        """True for KMS ARNs of its region. The service names a ciphertext's key by its ARN."""
         parts = key_id.split(":")
         return len(parts) > 3 and (parts[0], parts[2], parts[3]) == (
             "arn",
@@ -78,7 +78,7 @@ class KmsKeyRing(KeyRing):
         )
 
     async def active_key_id(self) -> str:
-        """The ARN, also where an alias was given. Asked for once."""
+        """The key's ARN, even if the setting has an alias. KMS is asked once."""
         if not self._active and self.writes:
             answer = await self._ask("describe_key", KeyId=self._place.key)
             self._active = str(answer["KeyMetadata"]["Arn"])
@@ -125,7 +125,7 @@ class KmsKeyRing(KeyRing):
                 config = AioConfig(
                     connect_timeout=CONNECT_MAX_S,
                     read_timeout=ANSWER_MAX_S,
-                    retries={"total_max_attempts": 1},  # who asks tries again, and says so
+                    retries={"total_max_attempts": 1},  # the caller retries, and logs it
                 )
                 self._client = await self._opened.enter_async_context(
                     get_session().create_client(

@@ -1,4 +1,4 @@
-"""What listings of the store say: which partitions there are, and what each of them has."""
+"""Listings of the store: the partitions, and the objects that describe each of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OTHER_SUFFIXES = tuple(f".{file.value}" for file in SegmentFile)
 
 @dataclass(frozen=True, slots=True)
 class LogStartObject:
-    """Everything below `offset` was deleted (DeleteRecords), of the history after that epoch."""
+    """DeleteRecords deleted the records before `offset`, in the log history after that epoch."""
 
     offset: int
     after_epoch: int = -1
@@ -34,7 +34,7 @@ class SegmentMetadataObject:
 
 @dataclass(frozen=True, slots=True)
 class LogHistoryObject:
-    """A person's word about a log that began again."""
+    """An operator's decision about a log that began again."""
 
     stored: StoredObject
 
@@ -43,8 +43,8 @@ Standing = SegmentMetadataObject | LogStartObject | LogHistoryObject
 
 
 def standing(prefix: str, found: StoredObject) -> Standing | None:
-    """What an object says of how its partition stands; None: nothing."""
-    # Of four or more objects a segment one is of interest: the others are not parsed.
+    """The object as a part of its partition's state; None: it says nothing about that."""
+    # A segment has four or more objects; only its metadata is needed, so no other key is parsed.
     if found.key.endswith(_METADATA_SUFFIX):
         parsed = keys.parse_segment_key(prefix, found.key)
         if parsed is not None:
@@ -58,14 +58,14 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
     return None
 
 
-# A store 40 ms away would take 400 s for ten thousand topics, one after the other.
+# Ten thousand topics, listed one after the other from a store 40 ms away, would take 400 s.
 LISTINGS_AT_ONCE = 16
 
 
 async def listed_partitions(
     store: ObjectStore, prefix: str, topic_id: UUID | None, it_came: Callable[[], None]
 ) -> list[TopicIdPartition]:
-    """Of all topics, or of one; sorted. `it_came` is called with each listing that has ended.
+    """Sorted partitions of one topic, or of all (None). Calls `it_came` after each topic's listing.
     Raises RemoteStorageError.
     """
     topics = [
@@ -90,11 +90,11 @@ async def listed_partitions(
 
 
 # Pages of one listing come one after the other: 40 trips for 10,000 partitions. But partitions'
-# folders are numbers. Behind each page what is left is divided by the next digit, and each part is
-# a listing of its own.
+# folders are numbers. After each page, the rest is divided by the next digit, and each part is
+# listed separately.
 
 PAGES_AT_ONCE = 32
-# Objects between two breaths of the event loop: each is taken apart, below 1 ms for all.
+# Objects between two pauses for the event loop; parsing so many takes less than 1 ms.
 _TAKEN_AT_ONCE = 100
 
 
@@ -105,10 +105,10 @@ async def take_topic_objects(
     topic_id: UUID,
     take: Callable[[TopicIdPartition, Standing], None],
 ) -> bool:
-    """`take` is called with each object that says how a partition of the topic stands.
+    """Call `take` with each object that describes the state of a partition of the topic.
 
-    Those of one partition come in their order, partitions in any. False: the topic has no object
-    at all. Raises RemoteStorageError.
+    Objects of a partition come in key order, partitions in any order. False: the topic has no
+    object at all. Raises RemoteStorageError.
     """
     folder, page, seen = keys.topic_folder(prefix, topic, topic_id), store.page_objects, False
     at_once = asyncio.Semaphore(PAGES_AT_ONCE)
@@ -121,7 +121,7 @@ async def take_topic_objects(
                 take(tip, said)
 
     async def take_part(digits: str, after: str) -> None:
-        """Of partitions whose numbers begin with `digits`: what is behind the key `after`."""
+        """List the objects after key `after` of partitions whose numbers begin with `digits`."""
         nonlocal seen
         number, every = 0, store.list(folder + digits, after)
         async with at_once:
@@ -139,7 +139,7 @@ async def take_topic_objects(
                 if not number % _TAKEN_AT_ONCE:
                     await asyncio.sleep(0)
             if isinstance(every, AsyncGenerator):
-                await every.aclose()  # its next page is not asked for
+                await every.aclose()  # so it does not request its next page
 
     try:
         async with asyncio.TaskGroup() as listing:
@@ -150,10 +150,11 @@ async def take_topic_objects(
 
 
 def divided(digits: str, key: str) -> tuple[str, list[str]]:
-    """What is left behind `key` of the partitions that begin with `digits`. Pure.
+    """Divide the partitions that begin with `digits`, from `key` on. Pure.
 
-    The rest of those that begin as `key` does, and the beginnings of all others; none of these:
-    `key` lies in the partition `digits` itself. What is no number is left out.
+    Returns the first digits of the part that contains `key`, and those of all later parts. There
+    are none if `key` lies in the partition `digits` itself, in the last part, or in a folder that
+    is no number. Such folders belong to no part.
     """
     reached = key.partition("/")[0]
     if not reached.isdecimal():

@@ -1,5 +1,5 @@
-"""Segments whose log is packed: compressed, encrypted or both. Readers ask for ranges of the log as
-ever.
+"""Segments whose log is packed: compressed, encrypted or both. Readers still ask for ranges of the
+plain log.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from fetchproxy.storage.stores.object_store import (
     StoredObject,
 )
 
-# Of packings in memory: some 500 segments of 1 GiB, or 10,000 of 64 MiB.
+# Memory for packings: of about 500 segments of 1 GiB, or 10,000 of 64 MiB.
 PACKINGS_BYTES_MAX = 16 * 1024 * 1024
 _PACKED_SUFFIX = ".packed"
 
 
 @dataclass(frozen=True, slots=True)
 class AtRest:
-    """How segments are to be stored; `compress` where the batches are not compressed.
+    """How segments are stored. `compress`: compress logs whose batches are not compressed.
 
-    `keys` None: nothing is encrypted, and encrypted segments cannot be read. `required`: segments
-    that are not encrypted are refused. So nobody without a key can add a segment.
+    Without `keys` nothing is encrypted, and encrypted segments cannot be read. `required`: plain
+    segments are refused, so a party without a key cannot add a segment.
     """
 
     compress: bool = False
@@ -85,8 +85,8 @@ AS_THEY_ARE = AtRest()
 
 
 class ListedSegment(NamedTuple):
-    """A StoredSegment of which only the objects are known; its size is that of the `.log`. Nothing
-    of it is held against what the segment was encrypted with.
+    """A StoredSegment known only by its objects. Its size is the size of the `.log` object. It is
+    never compared with the metadata that the segment was encrypted with.
     """
 
     segment_id: RemoteLogSegmentId
@@ -97,7 +97,7 @@ class ListedSegment(NamedTuple):
 
     @classmethod
     def of(cls, prefix: str, objects: Mapping[SegmentFile, StoredObject]) -> ListedSegment:
-        """`objects`: one is the LOG."""
+        """`objects` must contain the LOG."""
         log = objects[SegmentFile.LOG]
         key = parse_segment_key(prefix, log.key)
         if key is None:
@@ -113,12 +113,12 @@ class ListedSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogSegmentData:
-    """What a copy uploads. `txn` is None where no transaction was aborted.
+    """The files that a copy uploads. `txn`: None if no transaction was aborted.
 
-    `offset_index`, `time_index`, `producer_snapshot`: a broker's own files, None where they are
-    not at hand. `log_settled`: `log` will not be written to, see `ObjectStore.put_file`.
-    `log_stream_key`: `log` is encrypted with it (`ciphers.stream_at`), as spools may be, and goes
-    only into a packed segment. `log_compressible`: most of its batches are not compressed.
+    `offset_index`, `time_index`, `producer_snapshot`: a broker's own files; None if unavailable.
+    `log_settled`: nothing will write to `log` again, see `ObjectStore.put_file`.
+    `log_stream_key`: encrypts the file `log` (`ciphers.stream_at`), as spools may be; such a file
+    needs a packed segment. `log_compressible`: most of its batches are not compressed.
     """
 
     log: Path
@@ -133,7 +133,7 @@ class LogSegmentData:
     log_compressible: bool = False
 
     def small_objects(self) -> list[tuple[SegmentFile, bytes]]:
-        """Everything but the log, as far as there is any."""
+        """The existing files other than the log."""
         every = (
             (SegmentFile.INDEX, self.index),
             (SegmentFile.TXN, self.txn),
@@ -147,7 +147,7 @@ class LogSegmentData:
 
 @dataclass(frozen=True, slots=True)
 class Rewrapped:
-    """`key_id`: of the key that wrapped the segment's data key before, "": it is not encrypted."""
+    """`key_id`: the key that wrapped the segment's data key before; "" if it is not encrypted."""
 
     key_id: str
     done: bool
@@ -160,7 +160,7 @@ class OpenedLog:
 
 
 class PackedLogs:
-    """The store's health hears of each key that is needed, and of metadata that were changed."""
+    """Tells the store's health which keys open segments, and which metadata was changed."""
 
     def __init__(
         self,
@@ -178,20 +178,16 @@ class PackedLogs:
 
     @property
     def encrypts(self) -> bool:
-        """Whether segments that are copied now are encrypted: then nothing of them may lie on a
-        local disk in the clear.
-        """
+        """Whether new segments are encrypted. If so, no local disk may hold their plain data."""
         return self._at_rest.keys is not None and self._at_rest.keys.writes
 
     def packs(self, *, compressible: bool) -> bool:
-        """Whether a segment that is copied now is to be `packed`. `compressible`: as of
-        `LogSegmentData.log_compressible`.
-        """
+        """Whether to pack a new segment. `compressible`: see `LogSegmentData.log_compressible`."""
         return self.encrypts or (self._at_rest.compress and compressible)
 
     async def put(self, segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> None:
-        """The files beside the log, the `.packing`, and the `.log` last. Raises OSError of the
-        spool's disk.
+        """Store the small files, the `.packing`, and the `.log` last. Raises OSError if the spool's
+        disk fails.
         """
         place = self._place(segment)
         described = Described.of(segment)
@@ -210,7 +206,7 @@ class PackedLogs:
             await self._put_packing(segment, packing)
             key = self._object_key(segment, SegmentFile.LOG)
             await self._store.put_file(key, path, settled=True)
-            # A file that is what it was before and after was so in between.
+            # If the file's CRC is the same before and after, the upload sent the right bytes.
             if (await asyncio.to_thread(file_crc, path))[0] != crc:
                 raise CorruptSegment(f"{path} has changed while it was copied")
         finally:
@@ -220,7 +216,7 @@ class PackedLogs:
     async def _new_key(
         self, place: RemoteLogSegmentId, described: Described
     ) -> tuple[WrappedKey | None, Cipher | None]:
-        """Of one copy of one segment: each attempt has a new id, and so a new key."""
+        """A key for one copy of a segment: each attempt has a new segment id, and so a new key."""
         if self._at_rest.keys is None or not self._at_rest.keys.writes:
             return None, None
         data_key = os.urandom(KEY_BYTES)
@@ -251,22 +247,22 @@ class PackedLogs:
             raise DamagedObject(f"{key}: {error}") from None
 
     def check_may_be_plain(self, segment: StoredSegment) -> None:
-        """Raises SegmentLocked for a segment that is not encrypted where all have to be."""
+        """Raises SegmentLocked if a setting requires encryption: this segment is not encrypted."""
         if self._at_rest.required:
             key = self._object_key(segment, SegmentFile.LOG)
             raise SegmentLocked(f"{key}: it is not encrypted, and {SETTING} requires that")
 
     async def read(self, segment: StoredSegment, byte_range: ByteRange) -> Content:
-        """Of the log. Raises as `RemoteStorageManager.fetch_log_segment`, and DamagedObject."""
+        """A range of the plain log. Raises as `RemoteStorageManager.fetch_log_segment`."""
         opened = await self.opened(segment)
         packing, key = opened.packing, self._object_key(segment, SegmentFile.LOG)
         end = ByteRange(packing.stored_bytes, packing.stored_bytes + 1)
         if byte_range.start >= packing.log_bytes:
-            await self._store.get_range(key, end)  # RangeNotSatisfiable, if all is as it should be
+            await self._store.get_range(key, end)  # RangeNotSatisfiable, if intact
             raise DamagedObject(f"{key}: goes on behind its last block")
         wanted = ByteRange(byte_range.start, min(byte_range.end, packing.log_bytes))
         blocks = packing.stored_range(packing.blocks_of(wanted))
-        # Who asks for more than there is wants to know whether there is more.
+        # A range that goes past the log's end also asks whether the object has more bytes.
         asked = ByteRange(blocks.start, end.end if wanted.end < byte_range.end else blocks.end)
         stored = await self._store.get_range(key, asked)
         if len(stored) > blocks.length:
@@ -285,7 +281,7 @@ class PackedLogs:
         return opened
 
     def _check_described(self, segment: StoredSegment, described: Described | None) -> None:
-        """Each time: metadata may be read again, and say something else."""
+        """Runs at each use, because metadata read again later may differ."""
         if described is None or isinstance(segment, ListedSegment):
             return
         if fault := described.fault(segment):
@@ -296,8 +292,8 @@ class PackedLogs:
         self._store.health.changed(segment, None)
 
     async def as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        """What the metadata have to be, believed only in state and end: an encrypted segment says
-        what it was copied with. Others as they are. Raises as `opened`.
+        """The metadata with which an encrypted segment was copied; only state and end are taken
+        from `metadata`. Other segments' metadata is returned as it is. Raises as `opened`.
         """
         if not metadata.packed:
             return metadata
@@ -307,11 +303,13 @@ class PackedLogs:
         return described.clipped_as(metadata)
 
     async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Whether the segment is encrypted: others' metadata are believed. Raises as `opened`."""
+        """True if the segment is encrypted, and so its metadata proven. Raises as `opened`."""
         return metadata.packed and (await self.opened(metadata)).cipher is not None
 
     async def is_packed(self, segment: StoredSegment) -> bool:
-        """As the store has it, where metadata say nothing. Raises RemoteStorageError."""
+        """Whether the store has a `.packing`, for a segment without metadata. Raises
+        RemoteStorageError.
+        """
         try:
             await self.read_packing(segment)
         except ObjectNotFound:
@@ -350,11 +348,11 @@ class PackedLogs:
 
     @measured
     async def rewrap(self, segment: StoredSegment, *, dry_run: bool = False) -> Rewrapped:
-        """Have the data key of an encrypted segment encrypted by the active key.
+        """Encrypt the data key of an encrypted segment with the active key.
 
-        One object is replaced, whole or not at all; whoever reads either of the two has the same
-        data key; so it may be ended at any step and repeated. Raises as `opened`; ObjectNotFound:
-        deleted since.
+        It replaces one object atomically. The old and the new object hold the same data key, so it
+        may be stopped at any step and repeated. Raises as `opened`; ObjectNotFound if the segment
+        was deleted.
         """
         keys = self._at_rest.keys
         packing = await self.read_packing(segment)
@@ -372,7 +370,7 @@ class PackedLogs:
         return Rewrapped(before.key_id, done=True)
 
     async def read_packing(self, segment: StoredSegment) -> Packing:
-        """As it is in the store now. Raises as `opened`."""
+        """The `.packing` object as it is in the store now. Raises as `opened`."""
         key = self._object_key(segment, SegmentFile.PACKING)
         raw = await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
         try:
@@ -404,7 +402,7 @@ def _pack(
     cipher: Cipher | None,
     stop: threading.Event,
 ) -> tuple[Packing, int]:
-    """The packed log at `path`, and the CRC-32C of that file. Blocks."""
+    """Write the packed log to `path`; returns its packing and the file's CRC-32C. Blocks."""
     sizes, crc = [], 0
     with data.log.open("rb") as file, path.open("wb") as packed:
         log_bytes = os.fstat(file.fileno()).st_size

@@ -1,7 +1,7 @@
 """RemoteStorageManager: the KIP's verbs over any `ObjectStore`.
 
-Moves the objects of segments and lists them. It knows no record batches and no metadata records,
-and keeps no state of the archive: the metadata manager knows which segments count.
+It moves and lists the objects of segments. It parses no record batches and no metadata records, and
+keeps no state of the archive: the metadata manager knows which segments count.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from fetchproxy.storage.stores.registry import open_object_store
 
 T = TypeVar("T")
 
-LISTED_AT_ONCE = 100  # objects between two breaths of the event loop: below 1 ms
+LISTED_AT_ONCE = 100  # objects between two pauses for the event loop: below 1 ms
 
 
 class RemoteStorageManager:
     """Raises RemoteStorageError and subclasses. `async with` opens and closes the store.
 
-    Each put creates or replaces, atomically; absent is no error where something is deleted.
+    Each put creates or replaces atomically. Deleting an absent object is no error.
 
-    The archive's identity is checked before the first listing: an archive of a later layout or of
-    another metadata manager would look empty. `manager`, `must_exist`: as of `OwnIdentity`.
+    It checks the archive's identity before the first listing: an archive with a later layout or
+    another metadata manager would look empty. `manager`, `must_exist`: see `OwnIdentity`.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class RemoteStorageManager:
     async def copy_log_segment_data(
         self, segment: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> None:
-        """Everything but the metadata; the log last, as it is the longest. Raises ValueError where
-        data and metadata disagree.
+        """Store all but the metadata; the log last, as it is the largest. Raises ValueError if data
+        and metadata disagree.
         """
         if segment.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
@@ -112,10 +112,10 @@ class RemoteStorageManager:
 
     @measured
     async def fetch_log_segment(self, segment: StoredSegment, byte_range: ByteRange) -> Content:
-        """Fewer bytes where the log ends inside the range; RangeNotSatisfiable past its end.
+        """Fewer bytes if the log ends inside the range. Raises RangeNotSatisfiable past its end.
 
-        DamagedObject: the log is packed, and a block of it is not what was stored; MetadataChanged:
-        `segment` is not what it was when it was encrypted.
+        Raises DamagedObject if a block of a packed log has changed; MetadataChanged if `segment`
+        differs from the metadata it was encrypted with.
         """
         if segment.packed:
             return await self.packed.read(segment, byte_range)
@@ -124,10 +124,11 @@ class RemoteStorageManager:
 
     @measured
     async def fetch_index(self, segment: StoredSegment, file: SegmentFile) -> bytes:
-        """Any but LOG and METADATA, whole. TXN is empty, unread, without aborted transactions.
+        """A whole file other than LOG and METADATA. Without aborted transactions TXN is empty, and
+        not read.
 
-        DamagedObject: it is no index of a segment of that size.
-        `object_keys.KAFKA_FILES` raise ObjectNotFound for segments that were copied without them.
+        Raises DamagedObject if the file is too large for the segment's size, or fails to decrypt;
+        ObjectNotFound for `object_keys.KAFKA_FILES` if the segment was copied without them.
         """
         if file in (SegmentFile.LOG, SegmentFile.METADATA):
             raise ValueError(f"{file.value} is no index")
@@ -143,7 +144,7 @@ class RemoteStorageManager:
 
     @measured
     async def put_index(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
-        """INDEX, TXN or EPOCHS: what can be derived from the log."""
+        """`file`: INDEX, TXN or EPOCHS, which can be derived from the log."""
         if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
             raise ValueError(f"{file.value} is not derived")
         if segment.packed:
@@ -155,21 +156,21 @@ class RemoteStorageManager:
         await self._store.delete(self.object_key(segment, SegmentFile.TXN))
 
     def parse_key(self, key: str) -> SegmentKey | None:
-        """Which object of which segment it is; None: it is none of this archive."""
+        """The segment and file that the key names; None: no segment of this archive."""
         return keys.parse_segment_key(self._prefix, key)
 
     @measured
     async def delete_log_segment_data(self, segment: StoredSegment) -> None:
-        """Absent objects are no error, so it can be repeated after a failure.
+        """Absent objects are no error, so the caller can repeat it after a failure.
 
-        The metadata goes last: until then the segment can be found to finish the deletion.
+        The metadata is deleted last, so that a repeated deletion still finds the segment.
         """
         kept_for_last = {SegmentFile.METADATA, *([] if segment.packed else [SegmentFile.PACKING])}
         for file in SegmentFile:
             if file not in kept_for_last:
                 await self._store.delete(self.object_key(segment, file))
         await self._store.delete(self.object_key(segment, SegmentFile.METADATA))
-        self.health.changed(segment, None)  # it is not read again, which would tell
+        self.health.changed(segment, None)  # no later read of it will clear the condition
 
     @measured
     async def put_segment_metadata(self, segment: StoredSegment, content: bytes) -> None:
@@ -178,11 +179,11 @@ class RemoteStorageManager:
 
     @measured
     async def get_segment_metadata(self, key: str) -> bytes:
-        """`key` is one of `list_partition`. ObjectNotFound: deleted since; DamagedObject."""
+        """`key`: from `list_partition`. Raises ObjectNotFound if deleted since; DamagedObject."""
         return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
 
     async def list_partition(self, tip: TopicIdPartition) -> AsyncIterator[Standing]:
-        """What says how the partition stands, by offset, in one listing."""
+        """The objects that describe the partition's state, by offset, in one listing."""
         await self.identity.check()
         async for found in self._listed(keys.partition_folder(self._prefix, tip)):
             said = standing(self._prefix, found)
@@ -193,25 +194,25 @@ class RemoteStorageManager:
     async def put_log_start_offset(
         self, tip: TopicIdPartition, offset: int, content: bytes, after_epoch: int = -1
     ) -> None:
-        """`content` is for people: the key alone counts. Lower ones are left as they are."""
+        """Only the key counts; `content` is for people. Lower log start offsets stay stored."""
         await self.identity.check_to_put()
         await self._store.put(keys.log_start_key(self._prefix, tip, offset, after_epoch), content)
 
     @measured
     async def put_partition_note(self, tip: TopicIdPartition, content: bytes) -> None:
-        """What a person has said of a log that began again."""
+        """Store an operator's decision about a log that began again."""
         await self._store.put(keys.log_history_key(self._prefix, tip), content)
 
     @measured
     async def delete_log_start_offset(self, tip: TopicIdPartition, lower: LogStartObject) -> None:
-        """One that a higher one has made meaningless."""
+        """Delete a log start offset that a higher one has replaced."""
         await self._store.delete(
             keys.log_start_key(self._prefix, tip, lower.offset, lower.after_epoch)
         )
 
     @measured
     async def put_partition_deletion(self, tip: TopicIdPartition, content: bytes) -> None:
-        """What says how far the partition's deletion is."""
+        """Store the progress of the partition's deletion."""
         await self.identity.check_to_put()
         await self._store.put(keys.partition_deletion_key(self._prefix, tip), content)
 
@@ -226,8 +227,8 @@ class RemoteStorageManager:
 
     @measured
     async def forget_partition(self, tip: TopicIdPartition) -> None:
-        """What is left of a partition without segments; may be repeated after a failure. What says
-        that it is being deleted goes last.
+        """For a partition without segments; may be repeated after a failure. The object that marks
+        the deletion goes last.
         """
         async for found in self.list_partition(tip):
             if isinstance(found, LogStartObject):
@@ -242,7 +243,7 @@ class RemoteStorageManager:
     async def list_segment_objects(
         self, tip: TopicIdPartition
     ) -> AsyncIterator[tuple[SegmentKey, StoredObject]]:
-        """Whether or not metadata name it; those of one segment follow each other."""
+        """All objects of segments, even without metadata; a segment's objects are adjacent."""
         await self.identity.check()
         async for found in self._listed(keys.partition_folder(self._prefix, tip)):
             parsed = keys.parse_segment_key(self._prefix, found.key)
@@ -250,7 +251,7 @@ class RemoteStorageManager:
                 yield parsed, found
 
     async def _listed(self, folder: str) -> AsyncIterator[StoredObject]:
-        """With pauses: stores give thousands at once, and each key is parsed."""
+        """Pauses for the event loop: stores give thousands at once, and each key is parsed."""
         number = 0
         async for found in self._store.list(folder):
             yield found
@@ -261,7 +262,7 @@ class RemoteStorageManager:
             await self.identity.check_still_there()
 
     async def _or_missing(self, found: list[T]) -> list[T]:
-        """Nothing is only believed of an archive that is still there."""
+        """`found`. If it is empty, this checks that the archive still exists."""
         if not found:
             await self.identity.check_still_there()
         return found
@@ -270,9 +271,9 @@ class RemoteStorageManager:
     async def get_listed_index(
         self, objects: Mapping[SegmentFile, StoredObject]
     ) -> tuple[bytes, int]:
-        """The INDEX among those of `list_segment_objects` of one segment, and the log's size.
+        """The content of the segment's INDEX, and its log's size in bytes. `objects`: as listed.
 
-        ObjectNotFound: deleted since; DamagedObject.
+        Raises ObjectNotFound if deleted since; DamagedObject.
         """
         listed = ListedSegment.of(self._prefix, objects)
         raw = await self.fetch_index(listed, SegmentFile.INDEX)
@@ -287,22 +288,22 @@ class RemoteStorageManager:
         return raw, packing.log_bytes
 
     async def list_packed(self, tip: TopicIdPartition) -> AsyncIterator[StoredSegment]:
-        """Each that has a `.packing`, whether or not metadata name it."""
+        """Each segment that has a `.packing`, even without metadata."""
         async for key, _ in self.list_segment_objects(tip):
             if key.file is SegmentFile.PACKING:
                 yield ListedSegment(key.segment_id, key.base_offset, 0, False, True)
 
     @measured
     async def delete_segment_object(self, stored: StoredObject) -> None:
-        """One of `list_segment_objects` that nothing refers to."""
+        """`stored`: from `list_segment_objects`, and no metadata may refer to it."""
         await self._store.delete(stored.key)
 
     @measured
     async def list_partitions(
         self, it_came: Callable[[], None] = lambda: None
     ) -> list[TopicIdPartition]:
-        """Every one that has an object in the store, sorted. It may take long: `it_came` is called
-        whenever the store has answered.
+        """Every partition that has an object in the store, sorted. This may take long: `it_came` is
+        called after each answer of the store.
         """
         await self.identity.check()
         return await self._or_missing(
@@ -318,7 +319,7 @@ class RemoteStorageManager:
 
     @measured
     async def list_topics(self) -> list[tuple[str, UUID]]:
-        """Every topic that has an object in the store; one listing, of the top level alone."""
+        """Every topic that has an object in the store; lists only the top level, once."""
         await self.identity.check()
         folders = [name async for name in self._store.list_folders(self._prefix)]
         return await self._or_missing(
@@ -328,13 +329,13 @@ class RemoteStorageManager:
     async def take_topic_objects(
         self, topic: str, topic_id: UUID, take: Callable[[TopicIdPartition, Standing], None]
     ) -> None:
-        """As `list_partition`, of all partitions of a topic: `take` is called with each."""
+        """As `list_partition`, for all partitions of a topic: `take` is called with each object."""
         await self.identity.check()
         if not await take_topic_objects(self._store, self._prefix, topic, topic_id, take):
             await self.identity.check_still_there()
 
     async def abort_stale_uploads(self, older_than_epoch_ms: int) -> int:
-        """As of `ObjectStore`. Logs alone are large enough to be uploaded in parts."""
+        """See `ObjectStore`. Only logs are large enough for an upload in parts."""
         return await self._store.abort_stale_uploads(
             self._prefix, older_than_epoch_ms, lambda key: self.parse_key(key) is not None
         )
@@ -348,8 +349,8 @@ class RemoteStorageManager:
 def open_store(url: str, config: StoreConfig, *, create: bool = False) -> RemoteStorageManager:
     """A manager for the archive at `url`, not opened yet. Raises ConfigError.
 
-    A mistyped place is an error and no empty archive. `create`: what makes an archive there
-    (`OwnIdentity.state`) makes the folder of a `file:` or HDFS store as well.
+    A mistyped place is an error, not an empty archive. `create`: the call that makes the archive
+    (`OwnIdentity.state`) also makes the folder of a `file:` or HDFS store.
     """
     store, prefix = open_object_store(url, config, create=create)
     return RemoteStorageManager(store, prefix, must_exist=True, at_rest=at_rest_of(config))
@@ -369,7 +370,7 @@ def at_rest_of(config: StoreConfig) -> AtRest:
 def _opened_ring(place: KeyRingPlace) -> KeyRing:
     if place.path is not None:
         return FileKeyRing(place.path)
-    # Its client takes 30 MiB of those alone who use it.
+    # Imported late: the KMS client takes 30 MiB.
     from fetchproxy.storage.kms_keys import KmsKeyRing
 
     return KmsKeyRing(place)

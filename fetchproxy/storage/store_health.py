@@ -1,4 +1,4 @@
-"""How the store answers: listings, reads, writes and deletions, each with a state of its own."""
+"""The health of the store, separately for listings, reads, writes and deletions."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 
 def measured(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Count and time an operation of a RemoteStorageManager, by its own name.
+    """Time an operation of a RemoteStorageManager and count its errors, under its name.
 
-    What is cancelled is timed, but is no error.
+    A cancelled operation is timed, but not counted as an error.
     """
     seconds = STORE_REQUEST_SECONDS.labels(operation.__name__)
 
@@ -55,41 +55,40 @@ def measured(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     return run
 
 
-# They fail apart: a bucket that is full or read-only is read well, and a key that may not delete
-# writes well. "Failing" means that no request of the kind has succeeded since the first failed one
-# began; a store that says "no such object" is a working one. A request that is not answered at all
-# fails when it has been silent for SILENT_AFTER_S. Loop times (s) are arguments.
+# The four operations fail separately: a full or read-only bucket can still be read, and a key that
+# may not delete can still write. "Failing" means that no request of the kind has succeeded since
+# the first failed request began. The answer "no such object" is a success. A request without an
+# answer fails after SILENT_AFTER_S. The callers pass loop times (s).
 
-# Shorter troubles show in the metrics alone: one throttled request is no news.
+# Only the metrics show shorter failures, such as one throttled request.
 REPORTED_AFTER_S = 1.0
-# Small objects, ranges and listings are answered in less by any store that works. As the console
-# looks each 5 s, a store that falls silent is named within 15 s.
+# Any working store answers small objects, ranges and listings faster. The console looks every 5 s,
+# so it names a silent store within 15 s.
 SILENT_AFTER_S = 8.0
 LOOK_INTERVAL_S = 1.0
 
 
-# S3 answers `503 SlowDown` above some thousand requests a second and prefix, Cloud Storage 429,
-# Azure `503 ServerBusy`. Then the process as a whole asks less: half of what it had asked in the
-# second before, then a tenth more each second, and as much as it likes once the store has refused
-# nothing for a minute.
+# S3 answers `503 SlowDown` above some thousand requests per second and prefix, Cloud Storage 429,
+# Azure `503 ServerBusy`. The process then sends at most half as many as in the second before. This
+# limit grows by a tenth each second, and ends when the store has refused nothing for a minute.
 
-# A store that refuses fewer has another trouble; to ask less would only make readers wait.
+# A store that refuses a lower rate has another problem; fewer requests would only delay readers.
 PER_S_MIN = 50.0
 GROWTH_PER_S = 1.1
 FORGOTTEN_AFTER_S = 60.0
-# Requests that were under way together are refused together.
+# The store refuses concurrent requests together: this counts as one refusal.
 _SAME_REFUSAL_S = 1.0
 
 
 class RequestBudget:
-    """How many requests of one kind a store gets that refuses some of them as too many. Pure; times
-    are loop times (s), never falling.
+    """Limits the requests of one kind to a store that has refused some as too many. Pure. Times are
+    loop times (s) and never decrease.
     """
 
     def __init__(self) -> None:
         self._second, self._in_second, self._before = 0, 0, 0
-        self._per_s: float | None = None  # at `refused_at`
-        self.refused_at = 0.0  # last
+        self._per_s: float | None = None  # the limit at `refused_at`
+        self.refused_at = 0.0  # the last refusal
         self._next_at = 0.0
 
     def per_s(self, now: float) -> float | None:
@@ -98,7 +97,7 @@ class RequestBudget:
         return float(self._per_s * GROWTH_PER_S ** (now - self.refused_at))
 
     def wait_s(self, now: float) -> float:
-        """Until the next request may begin; 0: it may now."""
+        """Seconds until the next request may begin."""
         return 0.0 if self.per_s(now) is None else max(self._next_at - now, 0.0)
 
     def begins(self, now: float) -> None:
@@ -125,7 +124,7 @@ class RequestBudget:
 
 
 class StoreOperation(StrEnum):
-    """The value is the name in the log, the metrics' label and `/api/status`."""
+    """The values are the names in the log, the metrics' labels and `/api/status`."""
 
     LIST = "list"
     READ = "read"
@@ -150,7 +149,7 @@ class OperationHealth:
     def __init__(self, operation: StoreOperation, health: Health | None = None) -> None:
         self.operation = operation
         self._health = health or Health()
-        self._waiting: dict[object, float] = {}  # for an answer: when asked, oldest first
+        self._waiting: dict[object, float] = {}  # unanswered requests: start times, oldest first
         self.failing_since: float | None = None
         self.last_failure_at = float("-inf")
         self._last_success_at = float("-inf")
@@ -167,14 +166,14 @@ class OperationHealth:
             STORE_FAILING_SECONDS.labels(self.operation).set(0)
 
     def failed(self, now: float, began_at: float, error: Exception) -> None:
-        """The outage counts from the beginning of that request, as a store that hangs tells nobody
-        before the time-out; but not from before the last success.
+        """The outage counts from the start of the failed request, because a hanging store shows no
+        error before the time-out; but never from before the last success.
         """
         self.last_failure_at = now
         self._note(now, began_at, f"{type(error).__name__}: {error}")
 
     def look(self, now: float) -> None:
-        """Whether a request has been silent for too long; and how long it has been failing."""
+        """Find requests that are silent for too long, and update the shown state and times."""
         oldest = next(iter(self._waiting.values()), now)
         if now - oldest >= SILENT_AFTER_S:
             if self._last_success_at < oldest:
@@ -217,8 +216,9 @@ class OperationHealth:
 
     @asynccontextmanager
     async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Callable[[], None]]:
-        """Around one request, which waits for its turn where the store has refused some; gives what
-        is called where it is answered before it ends. `may_take_long`: its silence tells nothing.
+        """Watch one request, which waits for its turn if the store has refused some. The caller may
+        call the given function to report an answer before the request ends. `may_take_long`: long
+        silence is no failure.
         """
         loop = asyncio.get_running_loop()
         if self._budget.wait_s(loop.time()):
@@ -250,12 +250,12 @@ class OperationHealth:
 
 
 class StoreHealth:
-    """Of one store. What it shows is kept right by `run`, also while nobody asks the store."""
+    """The health of one store. `run` keeps it current, even without requests to the store."""
 
     def __init__(self) -> None:
         self._health = Health()
         self._of = {one: OperationHealth(one, self._health) for one in StoreOperation}
-        self._changed: dict[TopicIdPartition, UUID] = {}  # the segment that is told
+        self._changed: dict[TopicIdPartition, UUID] = {}  # the reported segment
 
     def __getitem__(self, operation: StoreOperation) -> OperationHealth:
         return self._of[operation]
@@ -264,11 +264,11 @@ class StoreHealth:
         return {operation: health.status(now) for operation, health in self._of.items()}
 
     def conditions(self, now: float) -> Iterable[Condition]:
-        """One for each operation that has failed for at least a second."""
+        """Failing and throttled operations, locked segments and changed metadata."""
         return self._health.all(now)
 
     def locked(self, key_id: str, why: str | None) -> None:
-        """Whether segments can be opened that are encrypted with the key; None: they can."""
+        """`why`: the reason why the key's segments cannot be decrypted; None: they can."""
         if why is None:
             self._health.clear(Kind.SEGMENTS_LOCKED, key_id)
         else:
@@ -276,9 +276,8 @@ class StoreHealth:
             self._health.report(Condition(Kind.SEGMENTS_LOCKED, what, key_id))
 
     def changed(self, segment: StoredSegment, what: str | None) -> None:
-        """Whether a segment's metadata are not those that it was encrypted with; None: they are.
-
-        One of each partition is told.
+        """`what`: how the segment's metadata differs from the metadata it was encrypted with; None:
+        they are the same. Only one segment of each partition is reported.
         """
         tip, segment_id = segment.segment_id.topic_id_partition, segment.segment_id.id
         if what is not None:
@@ -314,7 +313,7 @@ _OPERATIONS: Mapping[str, StoreOperation] = {
 
 
 class WatchedObjectStore(WrappedObjectStore):
-    """Notes how another one answers, and asks less where that one refuses requests as too many."""
+    """Records another store's health, and slows down if that store refuses requests as too many."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)

@@ -1,6 +1,6 @@
-"""What a segment's `.log` object says by itself: everything that the other objects repeat of it.
+"""Derives the content of a segment's other objects from its `.log` object.
 
-The log is believed where each batch passes its own CRC and follows the one before it.
+The log is trusted if each batch passes its CRC and follows the batch before it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class DerivedSegment:
 
     segment: GatheredSegment
     txn_events: tuple[TxnEvent, ...]
-    newest: tuple[tuple[int, int], ...]  # (base offset, timestamp) of each newest batch so far
+    newest: tuple[tuple[int, int], ...]  # (base offset, timestamp) of batches later than all before
 
     def max_timestamp_ms(self, end_offset: int) -> int:
-        """Of the batches that begin at or below `end_offset`."""
+        """Of the batches that begin at or before `end_offset`; -1 without any."""
         return max((time for base, time in self.newest if base <= end_offset), default=-1)
 
 
 async def derive_segment(
     rsm: RemoteStorageManager, segment: StoredSegment, chunk_bytes: int
 ) -> DerivedSegment:
-    """From the whole `.log`; of `segment` only id and start offset count, which its key has.
+    """Read the whole `.log`. Of `segment`, only the id and start offset of its key are used.
 
     Memory: two chunks, or the largest batch. Raises CorruptSegment, CompactedLog, ObjectNotFound,
     RemoteStorageError.
@@ -52,7 +52,7 @@ async def derive_segment(
             if not newest or header.max_timestamp > newest[-1][1]:
                 newest.append((header.base_offset, header.max_timestamp))
             if header.is_transactional:
-                # A marker that cannot be read was refused by the summary.
+                # The summary has already refused an unreadable marker.
                 control = control_type(data, header) if header.is_control else None
                 events.append(TxnEvent(header.producer_id, header.base_offset, control))
         summary.add_bytes(memoryview(data)[: headers[-1].end])
@@ -63,8 +63,8 @@ async def derive_segment(
 
 
 def _check_follows(header: BatchHeader, summary: SegmentSummary) -> None:
-    """The batch's CRC covers neither base offset nor leader epoch. The first batch may begin below
-    the segment, as DeleteRecords can trim a log inside a batch.
+    """The batch's CRC covers neither base offset nor leader epoch. The first batch may begin before
+    the segment's start offset, as DeleteRecords can trim a log inside a batch.
     """
     base, expected = header.base_offset, summary.position
     is_first = summary.first_timestamp_ms is None
@@ -79,10 +79,10 @@ def _check_follows(header: BatchHeader, summary: SegmentSummary) -> None:
 async def checked_batches(
     rsm: RemoteStorageManager, segment: StoredSegment, chunk_bytes: int
 ) -> AsyncIterator[tuple[bytes, list[BatchHeader]]]:
-    """The log's bytes in order, each time some whole batches from byte 0 of `data` on. Raises
-    CorruptSegment.
+    """Read the log in order. Each item is bytes that start at a batch, and the headers of the whole
+    batches in them. The next item repeats the bytes after those. Raises CorruptSegment.
     """
-    data, position = b"", 0  # the bytes at hand, and where they begin
+    data, position = b"", 0  # the unread bytes, and their position in the log
     while more := await _range(rsm, segment, position + len(data), max(chunk_bytes, len(data))):
         data += more
         try:

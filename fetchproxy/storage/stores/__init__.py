@@ -1,1 +1,1 @@
-"""The backends: one interface, and a module for each kind of store. `registry` names them all."""
+"""The backends: one interface, and a module for each kind of store. `registry` lists them all."""

@@ -1,8 +1,8 @@
-"""The sockets of a store's HTTP client, so that none outlives its request for long.
+"""The sockets of a store's HTTP client. They do not outlive their requests for long.
 
 An HTTP client closes the connection of an upload that took too long. asyncio then keeps the socket,
-with the bytes that are not sent yet, until the store takes them. A store that hangs takes nothing.
-Each try would leave a socket behind for as long as the outage lasts.
+with its unsent bytes, until the store takes them. A hanging store takes nothing. Each try would
+leave a socket for as long as the outage lasts.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-# In which asyncio's transports notice that their socket is shut, and close it.
+# Loop turns in which asyncio's transports notice that their socket is shut, and close it.
 _CLOSING_TURNS = 3
 
 
 class ClientSockets:
-    """`untaken_max_ms`: sent bytes that the store does not take for longer end the connection.
+    """`untaken_max_ms`: the connection ends if the store does not take sent bytes for longer.
 
-    That is Linux's TCP_USER_TIMEOUT. Elsewhere such a socket stays until the client is closed.
+    This uses Linux's TCP_USER_TIMEOUT. On other systems such a socket stays until the client is
+    closed.
     """
 
     def __init__(self, untaken_max_ms: int) -> None:
@@ -28,7 +29,7 @@ class ClientSockets:
         self._made: WeakSet[socket.socket] = WeakSet()
 
     def new(self, address: tuple[Any, ...]) -> socket.socket:
-        """aiohttp's `socket_factory`; `address` is one of getaddrinfo's."""
+        """aiohttp's `socket_factory`. `address`: from getaddrinfo."""
         family, kind, protocol, *_ = address
         made = socket.socket(family, kind, protocol)
         if hasattr(socket, "TCP_USER_TIMEOUT"):

@@ -1,5 +1,5 @@
-"""Buckets of Google Cloud Storage and containers of Azure Blob Storage: each vendor's environment
-says where they are and who may use them.
+"""Buckets of Google Cloud Storage and containers of Azure Blob Storage. Each vendor's environment
+sets their address and credentials.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.storage.stores.locations import CloudLocation
 from fetchproxy.storage.stores.native import NativeObjectStore, make_clients
 
-_PAGE_OBJECTS = {"gs": 1000, "az": 5000}  # of one answer, the vendors' own limits
+_PAGE_OBJECTS = {"gs": 1000, "az": 5000}  # per answer: the vendors' limits
 
 
 def open_cloud_store(
     location: CloudLocation, config: StoreConfig, *, part_bytes: int = PART_BYTES
 ) -> NativeObjectStore:
-    """Raises ConfigError: the environment says too little, or names a file that is no use."""
+    """Raises ConfigError if the environment lacks a value, or names an unusable file."""
     if location.scheme == "gs":
         settings = gcs_settings(os.environ)
         make: Callable[..., Any] = partial(GCSStore, location.bucket, **settings)
@@ -50,17 +50,17 @@ def open_cloud_store(
 
 
 def gcs_settings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the library does not take from the environment by itself. Pure.
+    """Settings that the library does not take from the environment. Pure.
 
-    Itself it knows `GOOGLE_APPLICATION_CREDENTIALS`, `GOOGLE_SERVICE_ACCOUNT_KEY` and the rest of
-    `GOOGLE_…`, gcloud's own file, and a machine's service account.
+    The library itself reads `GOOGLE_APPLICATION_CREDENTIALS`, `GOOGLE_SERVICE_ACCOUNT_KEY` and the
+    rest of `GOOGLE_…`, gcloud's own file, and a machine's service account.
     """
     emulator = environment.get("STORAGE_EMULATOR_HOST", "")
     if not emulator:
         return {}
     if "://" not in emulator:
         emulator = f"http://{emulator}"
-    # The library wants a token for writing, an emulator does not look at it.
+    # The library requires a token for writes; an emulator ignores it.
     token = environment.get("GOOGLE_BEARER_TOKEN", "emulator")
     return {"base_url": emulator.rstrip("/"), "bearer_token": token}
 
@@ -71,14 +71,14 @@ _OF_CONNECTION_STRING = {
     "sharedaccesssignature": "sas_key",
     "blobendpoint": "endpoint",
 }
-# Names of Azure's command line that the library has other names for.
+# Variables of Azure's command line, for which the library uses other names.
 _OF_COMMAND_LINE = {"AZURE_STORAGE_ACCOUNT": "account_name", "AZURE_STORAGE_KEY": "account_key"}
 
 
 def azure_settings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The same. A connection string goes before everything else; pure, raises ConfigError.
+    """As `gcs_settings`. A connection string overrides all else. Pure. Raises ConfigError.
 
-    Itself the library knows `AZURE_STORAGE_ACCOUNT_NAME`, `…_ACCOUNT_KEY`, `…_SAS_TOKEN`,
+    The library itself reads `AZURE_STORAGE_ACCOUNT_NAME`, `…_ACCOUNT_KEY`, `…_SAS_TOKEN`,
     `AZURE_CLIENT_ID`, `AZURE_TENANT_ID`, `AZURE_CLIENT_SECRET`, `AZURE_FEDERATED_TOKEN_FILE`, and a
     machine's managed identity.
     """
@@ -101,7 +101,7 @@ def _connection_string(text: str) -> dict[str, str]:
     for part in filter(None, text.strip().split(";")):
         name, equals, value = part.partition("=")
         if not equals:
-            # Not quoted: it holds a secret.
+            # The error does not quote the string, which contains a secret.
             raise ConfigError("AZURE_STORAGE_CONNECTION_STRING: expected name=value;name=value")
         words[name.strip().lower()] = value.strip()
     found = {

@@ -36,12 +36,12 @@ from fetchproxy.storage.stores.object_store import (
     file_parts,
 )
 
-# A FIFO or a device holds up whoever opens it, and a link leads out of the archive: to other
-# files of this host, or to a folder that is empty while something is not mounted. Each is a
-# DamagedObject, or an error of the whole listing where it stands for a folder. The root itself may
-# be a link: its owner says so.
+# Opening a FIFO or a device can block. A symbolic link leads out of the archive: to other files of
+# this host, or to a folder that is empty while a file system is not mounted. Each is a
+# DamagedObject; a link in place of a folder fails the whole listing. The root itself may be a link,
+# because its owner has configured it.
 
-# Not waiting: opening a FIFO would last until somebody writes to it.
+# O_NONBLOCK: opening a FIFO would otherwise block until a process writes to it.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _KINDS = {
@@ -54,14 +54,14 @@ _KINDS = {
 
 
 def check_no_link(root: Path, key: str) -> None:
-    """Raises RemoteStorageError where a folder on the way from `root` to `key` is a link."""
+    """Raises RemoteStorageError if a folder between `root` and `key` is a link."""
     path = str(root)
     for part in key.split("/")[:-1]:
         path = f"{path}/{part}"
         try:
             mode = os.lstat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
-            return  # not there yet, or not any more: the call itself tells
+            return  # not made yet, or removed: the caller's next call reports it
         if stat.S_ISLNK(mode):
             raise RemoteStorageError(
                 f"{path} is a symbolic link, and links below the store's folder are not "
@@ -70,8 +70,8 @@ def check_no_link(root: Path, key: str) -> None:
 
 
 def open_plain(root: Path, key: str) -> int:
-    """A descriptor to read from. Raises OSError; ObjectNotFound for a folder; DamagedObject for
-    what is neither; RemoteStorageError as `check_no_link`.
+    """A descriptor of a plain file, for reads. Raises OSError; ObjectNotFound for a folder;
+    DamagedObject for other kinds of file; RemoteStorageError as `check_no_link`.
     """
     check_no_link(root, key)
     try:
@@ -80,7 +80,7 @@ def open_plain(root: Path, key: str) -> int:
         if error.errno == ELOOP:
             raise DamagedObject(f"{key} is a symbolic link: not followed") from error
         kind = _kind_of(root / key)
-        if kind is not None:  # a socket cannot be opened, nor a device without a driver
+        if kind is not None:  # sockets and devices without a driver fail to open
             raise DamagedObject(f"{key} is a {kind}: not read") from error
         raise
     mode = os.fstat(fd).st_mode
@@ -93,8 +93,8 @@ def open_plain(root: Path, key: str) -> int:
 
 
 def scan(root: Path, folder: str) -> list[tuple[str, bool]]:
-    """(name, is it a folder) of all but the store's own files. A link that does not lead to a file
-    counts as a folder: its owner takes it for one. Raises as `check_no_link`, OSError.
+    """(name, is it a folder) of all entries except the store's own files. A link that does not lead
+    to a file counts as a folder, as which its owner uses it. Raises as `check_no_link`, OSError.
     """
     check_no_link(root, folder)
     with os.scandir(root / folder) as entries:
@@ -106,7 +106,7 @@ def scan(root: Path, folder: str) -> list[tuple[str, bool]]:
 
 
 def _kind_of(path: Path) -> str | None:
-    """What stands there where a file should; None: a file, a folder, or nothing."""
+    """The kind of special file at `path`; None: a file, a folder, or nothing."""
     try:
         return _KINDS.get(stat.S_IFMT(os.lstat(path).st_mode))
     except OSError:
@@ -114,8 +114,8 @@ def _kind_of(path: Path) -> str | None:
 
 
 def make_private(path: Path, permissions: int) -> None:
-    """Take from a file of our own what `permissions` do not give; with a second name it may be a
-    broker's.
+    """Reduce the mode of a file to `permissions`. Leaves files of other users, and files with a
+    second name, which may be a broker's.
     """
     status = os.lstat(path)
     mode = stat.S_IMODE(status.st_mode)
@@ -124,17 +124,17 @@ def make_private(path: Path, permissions: int) -> None:
 
 
 class NameTaken(Exception):
-    """There is something of the name that a new file was to have."""
+    """The name for a new file exists already."""
 
 
 def move_to_free_name(path: Path, target: Path) -> None:
-    """By a link, since a rename replaces. Raises NameTaken, OSError."""
+    """Uses a link, because a rename would replace `target`. Raises NameTaken, OSError."""
     try:
         os.link(path, target)
     except FileExistsError:
         raise NameTaken from None
     except OSError:
-        # A file system without links: of two at the same moment the later one replaces the other.
+        # The file system has no links: of two concurrent calls the later one replaces the other.
         if os.path.lexists(target):
             raise NameTaken from None
         path.replace(target)
@@ -160,7 +160,7 @@ def read_exactly(fd: int, start: int, end: int) -> bytes:
 
 
 def sync(path: Path) -> None:
-    """To disk: the content of a file, the names in a folder (a new one is there only then)."""
+    """Write a file's content, or a folder's names, to disk (a new name survives only then)."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -170,7 +170,7 @@ def sync(path: Path) -> None:
 
 T = TypeVar("T")
 
-# Names with "~" are no legal keys (`segments.object_keys`), so these are never taken for objects.
+# "~" is illegal in keys (`segments.object_keys`), so no object has such a name.
 OWN_MARK = "~"
 MARKER_NAME = "~fetchproxy-store"
 TEMPORARY_START = "~put-"
@@ -179,20 +179,20 @@ _FOLDER_RACES_MAX = 8
 
 
 class Abandoned(Exception):
-    """The caller of a put has gone before its object became visible."""
+    """The caller of a put was cancelled before its object became visible."""
 
 
 class Commit:
-    """Decides once between "becomes visible" and "the caller has gone", from two threads."""
+    """Decides once, between two threads: the object becomes visible, or the caller has gone."""
 
     def __init__(self) -> None:
-        self._decided = threading.Lock()  # taken once, by whoever decides, and never given back
+        self._decided = threading.Lock()  # taken once, by the first to decide, and never released
 
     def abandon(self) -> None:
         self._decided.acquire(blocking=False)
 
     def check(self) -> None:
-        """Before `claim`. Raises Abandoned."""
+        """For use before `claim`. Raises Abandoned."""
         if self._decided.locked():
             raise Abandoned
 
@@ -203,11 +203,11 @@ class Commit:
 
 
 class FileTree:
-    """May block for as long as the disk does: for the threads of `FilesystemObjectStore` alone.
+    """Methods may block as long as the disk does: only threads of `FilesystemObjectStore` use them.
 
-    It decides whether "no such file" means that an object is absent or that the whole store is
-    away. `create`: the first put makes the folder, once; until then its absence is an empty store.
-    Once it was seen, its absence is an outage.
+    It decides whether "no such file" means an absent object or a missing store. `create`: the first
+    put makes the folder, once; until then a missing folder is an empty store. Once the folder was
+    seen, its absence is an outage.
     """
 
     def __init__(self, root: Path, create: bool) -> None:
@@ -224,8 +224,8 @@ class FileTree:
         commit: Commit,
         move: Callable[[Path, Path], object] = lambda part, target: part.replace(target),
     ) -> None:
-        """Write `parts` one after the other, and `move` the file to its name. Raises Abandoned,
-        leaving nothing, and what `move` raises.
+        """Write `parts` in order, and `move` the file to its name. Raises Abandoned, or the error
+        of `move`, and then leaves nothing.
         """
         target = self._root / key
         with self._translated(key, absent=StorageUnavailable):
@@ -248,10 +248,10 @@ class FileTree:
             sync(target.parent)
 
     def link(self, key: str, path: Path, commit: Commit) -> bool:
-        """The file at `path` becomes the object itself: not a byte is copied.
+        """Hard-link the file at `path` as the object, without copying a byte.
 
-        False, and nothing has happened: it cannot, as a rule because that is another file system.
-        Raises Abandoned, leaving nothing.
+        False: it failed without effect, usually because `path` is on another file system. Raises
+        Abandoned, and then leaves nothing.
         """
         target = self._root / key
         with self._translated(key, absent=StorageUnavailable):
@@ -262,12 +262,12 @@ class FileTree:
                 make_private(path, self._permissions())
                 temporary, _ = self._create_temporary(target.parent, partial(os.link, path))
             except OSError:
-                return False  # if anything is wrong, the copy tells
+                return False  # the caller's copy will report a real error
             try:
                 commit.claim()
                 temporary.replace(target)
             finally:
-                temporary.unlink(missing_ok=True)  # a second name of `target` stays in a rename
+                temporary.unlink(missing_ok=True)  # a rename to a link of the file is a no-op
             sync(target.parent)
             return True
 
@@ -293,7 +293,7 @@ class FileTree:
                 self._certain(path.unlink)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return
-            # Object stores have no empty folders; a put that races with this makes them again.
+            # Object stores have no empty folders. A concurrent put makes them again.
             for folder in path.relative_to(self._root).parents[:-1]:
                 try:
                     (self._root / folder).rmdir()
@@ -305,11 +305,11 @@ class FileTree:
         with self._translated(prefix):
             self.check_present()
             yield from self._walk(folder + slash, name_start, start_after)
-            # Gone meanwhile: then files that vanished under the walk were not deleted.
+            # If the store has gone, files that vanished during the walk were not deleted.
             self.check_present()
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """Names of the folders below `prefix` that hold an object, in the order of keys."""
+        """Names of the folders below `prefix` that contain an object, in key order."""
         with self._translated(prefix):
             self.check_present()
             for name, is_folder in self._entries(prefix):
@@ -318,7 +318,7 @@ class FileTree:
             self.check_present()
 
     def remove_temporaries(self, prefix: str, older_than_epoch_ms: int) -> int:
-        """Remove the files that killed puts left behind; returns how many."""
+        """Remove the files that killed puts left; returns how many."""
         removed = 0
         with self._translated(prefix):
             self.check_present()
@@ -335,13 +335,13 @@ class FileTree:
         return removed
 
     def check_present(self) -> None:
-        """Raises StorageUnavailable if the folder is away."""
-        # Before the look: a put in another thread may be making it.
+        """Raises StorageUnavailable if the folder is missing."""
+        # Read before the check, because a put in another thread may be making the folder.
         seen, may_be_absent = self._marker_seen, self._may_be_absent
         try:
             self._marker.stat()
         except FileNotFoundError:
-            # An empty mount point is a folder too: once seen, the marker has to be there.
+            # An empty mount point is also a folder: once seen, the marker must be there.
             if seen or not (may_be_absent or self._root.is_dir()):
                 raise StorageUnavailable(f"the folder {self._root} is not there") from None
         except OSError as error:
@@ -350,8 +350,8 @@ class FileTree:
             self._marker_seen = True
 
     def _check_writable(self) -> None:
-        """Makes the folder, if it has to be made and was never seen. Raises StorageUnavailable,
-        StorageDenied.
+        """Makes the folder if `create` is set and the folder was never seen. Raises
+        StorageUnavailable, StorageDenied.
         """
         if self._may_be_absent:
             self._make_root()
@@ -376,7 +376,7 @@ class FileTree:
             self._create = False
 
     def _create_temporary(self, folder: Path, make: Callable[[Path], T]) -> tuple[Path, T]:
-        """A new file of a name of its own; other hosts' processes may write to the same folder."""
+        """A new file with a unique name, as processes on other hosts may write to the folder."""
         for _ in range(_FOLDER_RACES_MAX):
             path = folder / f"{TEMPORARY_START}{uuid4().hex}"
             try:
@@ -386,11 +386,11 @@ class FileTree:
         raise StorageUnavailable(f"{folder} is removed by another process again and again")
 
     def _permissions(self) -> int:
-        """Those of the root: whom its owner lets into the archive may read what is new in it."""
+        """The root's mode, so that users with access to the archive can read new files in it."""
         return stat.S_IMODE(self._root.stat().st_mode)
 
     def _make_folders(self, folder: Path) -> None:
-        """Never makes the root: if that is missing, the store is away."""
+        """Never makes the root: if the root is missing, the store is unavailable."""
         path = self._root
         for part in folder.relative_to(self._root).parts:
             parent, path = path, path / part
@@ -398,7 +398,7 @@ class FileTree:
                 path.mkdir(self._permissions())
             except FileExistsError:
                 continue
-            except FileNotFoundError:  # removed by a delete just now, or the root is away
+            except FileNotFoundError:  # a delete has just removed it, or the root is missing
                 self.check_present()
                 return
             sync(parent)
@@ -424,12 +424,12 @@ class FileTree:
                     yield from self._walk(below, "", start_after)
             elif key > start_after:
                 with suppress(FileNotFoundError):  # deleted since
-                    status = os.lstat(f"{self._root}/{key}")  # joining paths takes longer than it
+                    status = os.lstat(f"{self._root}/{key}")  # joining Paths takes longer
                     version = f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
                     yield StoredObject(key, status.st_size, version)
 
     def _entries(self, folder: str) -> Iterator[tuple[str, bool]]:
-        """(name, is it a folder), in the order of the keys: a folder sorts as `name/`."""
+        """(name, is it a folder), in key order: a folder sorts as `name/`."""
         try:
             entries = self._certain(lambda: scan(self._root, folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -437,7 +437,7 @@ class FileTree:
         return iter(sorted(entries, key=lambda entry: entry[0] + "/" * entry[1]))
 
     def _holds_object(self, folder: str) -> bool:
-        """A link counts as one that does: who looks into it is told that it is one."""
+        """True for a link: a listing of it then raises the error."""
         if (self._root / folder).is_symlink():
             return True
         entries = list(self._entries(folder))
@@ -446,7 +446,7 @@ class FileTree:
         )
 
     def _certain(self, call: Callable[[], T]) -> T:
-        """`call`, whose "no such file" counts only with the store seen to be there."""
+        """Run `call`. Its "no such file" is trusted only after a check that the store exists."""
         try:
             return call()
         except (FileNotFoundError, NotADirectoryError):
@@ -465,7 +465,7 @@ class FileTree:
             raise storage_error(error, what, absent) from error
 
     def _check_readable(self) -> None:
-        """Raises StorageUnavailable if it is the whole store that cannot be read."""
+        """Raises StorageUnavailable if the whole store cannot be read."""
         may_be_absent = self._may_be_absent
         try:
             with os.scandir(self._root):
@@ -479,7 +479,7 @@ class FileTree:
 def storage_error(
     error: OSError, what: str, absent: type[RemoteStorageError] = ObjectNotFound
 ) -> RemoteStorageError:
-    """The domain's error for one of the operating system, the store itself being there."""
+    """The domain's error for an OSError while the store itself is available."""
     text = f"{what}: {error.strerror or error}"
     if error.errno in (ENOENT, ENOTDIR):
         return absent(text)
@@ -491,16 +491,16 @@ def storage_error(
 
 
 _LIST_PAGE_OBJECTS = 1000
-# For blocking file calls: a disk or NFS server that hangs holds these, never the loop.
+# Threads for blocking file calls: a hanging disk or NFS server blocks these, never the event loop.
 THREADS_MAX = 8
 
 
 class FilesystemObjectStore(ObjectStore):
-    """`create`: the first put makes `root`. Without it a missing root is StorageUnavailable, as is
-    one that goes missing later.
+    """`create`: the first put makes `root`. Without it a missing root raises StorageUnavailable, as
+    does a root that disappears later.
 
-    Names longer than the file system takes (255 bytes; a topic of more than 232 characters) are
-    refused with RemoteStorageError.
+    Names longer than the file system allows (255 bytes; a topic of more than 232 characters) raise
+    RemoteStorageError.
     """
 
     def __init__(
@@ -550,13 +550,13 @@ class FilesystemObjectStore(ObjectStore):
     async def abort_stale_uploads(
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
     ) -> int:
-        """Its temporary files have names of its own: those of others are never seen."""
+        """Temporary files of this store have names that no other program uses."""
         check_prefix(prefix)
         work = partial(self._tree.remove_temporaries, prefix, older_than_epoch_ms)
         return await self._run(work)
 
     async def close(self) -> None:
-        """Does not wait for calls that a disk holds: they would hold the caller too."""
+        """Does not wait for calls that a disk blocks, because they would block the caller too."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -566,7 +566,7 @@ class FilesystemObjectStore(ObjectStore):
         try:
             return await self._run(partial(work, commit))
         finally:
-            # The thread cannot be interrupted. If the caller goes, it must not commit later.
+            # The thread cannot be interrupted, and must not commit after the caller has gone.
             commit.abandon()
 
     async def _pages(self, items: Iterator[T]) -> AsyncIterator[T]:

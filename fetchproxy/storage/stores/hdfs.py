@@ -1,9 +1,9 @@
-"""Objects as files below one folder of an HDFS, by WebHDFS.
+"""Objects as files below one folder of an HDFS, accessed by WebHDFS.
 
-An object is written under a temporary name in its own folder and renamed over the one it replaces,
-which HDFS does in one step. Needs WebHDFS of the NameNode (Hadoop 3), which is on by default; of
-HttpFS, which knows no such rename, an archive can only be read. A cluster that wants Kerberos is
-used with a delegation token, which the client gets by a ticket or finds in a file.
+A put writes a temporary file in the object's folder and renames it over the old object, which HDFS
+does in one step. This needs the NameNode's WebHDFS (Hadoop 3), which is on by default. HttpFS has
+no such rename, so an archive behind it can only be read. For a cluster with Kerberos the client
+uses a delegation token, which it gets with a ticket or reads from a file.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from fetchproxy.storage.stores.webhdfs import (
 
 log = structlog.get_logger(__name__)
 
-Names = list[str]  # within the class `list` is a method
+Names = list[str]  # because `list` is a method within the class
 Statuses = list[FileStatus]
 
-_SEND_BYTES = 1024 * 1024  # of an object in memory, at once
-_CLEAN_UP_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
-_LATE_FILE_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)  # what comes later, abort_stale_uploads finds
+_SEND_BYTES = 1024 * 1024  # of an object in memory, sent at once
+_CLEAN_UP_MAX_S = 5.0  # the caller has failed or is cancelled, and should not wait for long
+_LATE_FILE_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)  # abort_stale_uploads finds later files
 _FOLDERS_AT_ONCE = 16
-# A folder with more entries than this is believed to hold an object: HDFS would list a page of a
-# thousand of them to say so, and what killed uploads leave behind is never so much.
+# A folder with more entries than this is assumed to contain an object, because a look would list a
+# page of a thousand entries. Killed uploads never leave so many files.
 _CHILDREN_IN_DOUBT_MAX = 64
 
 
 class HdfsObjectStore(ObjectStore):
-    """`create`: the first put makes the location's folder; later its absence is an outage."""
+    """`create`: the first put makes the location's folder; then its absence is an outage."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class HdfsObjectStore(ObjectStore):
         try:
             content = await self._read(key, what, length, offset=str(start), length=str(length))
         except StorageUnavailable as error:
-            # Past the end, HDFS answers with an exception of no particular kind.
+            # For a range past the end, HDFS answers with an unspecific exception.
             if not isinstance(error.__cause__, RemoteFault):
                 raise
             if start < (await self._status(key, what)).size_bytes:
@@ -126,7 +126,7 @@ class HdfsObjectStore(ObjectStore):
         await self._check_present()
         async for key, found in self._walk(folder + slash, name_start, start_after):
             yield StoredObject(key, found.size_bytes, found.version)
-        # Gone meanwhile: then what vanished under the walk was not deleted.
+        # If the folder has gone, files that vanished during the walk were not deleted.
         await self._check_present()
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
@@ -151,7 +151,7 @@ class HdfsObjectStore(ObjectStore):
     async def abort_stale_uploads(
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
     ) -> int:
-        """Its temporary files have names of its own: those of others are never seen."""
+        """Temporary files of this store have names that no other program uses."""
         folder, slash, _ = check_prefix(prefix).rpartition("/")
         await self._check_present()
         removed = 0
@@ -174,8 +174,8 @@ class HdfsObjectStore(ObjectStore):
         content: AsyncIterator[bytes],
         rename_options: str = "OVERWRITE",
     ) -> None:
-        """The rename is one step (FileContext.rename with OVERWRITE). With NONE a taken name is a
-        RemoteFault of the name TAKEN.
+        """The rename is atomic (FileContext.rename with OVERWRITE). With NONE an existing object is
+        a RemoteFault whose exception is TAKEN.
         """
         folder, slash, _ = check_key(key).rpartition("/")
         await self._check_writable()
@@ -200,7 +200,7 @@ class HdfsObjectStore(ObjectStore):
             )
 
     async def _remove_after_failure(self, temporary: str) -> None:
-        """A DataNode may make the file after its client has left: looked for more than once."""
+        """Tries several times, as a DataNode may make the file after its client has left."""
         try:
             async with asyncio.timeout(_CLEAN_UP_MAX_S):
                 for pause_s in _LATE_FILE_PAUSES_S:
@@ -225,11 +225,11 @@ class HdfsObjectStore(ObjectStore):
             return file_status(await self._client.ask("GET", "GETFILESTATUS", path), what)
 
     async def _delete(self, path: str) -> bool:
-        """A file, and the folders that it leaves empty. False: it was not there."""
+        """Delete a file, and the folders that become empty. False: the file was missing."""
         with translated(f"delete {path}"):
             if not await self._delete_one(path):
                 return False
-            # Object stores have no empty folders; a put that races with this makes them again.
+            # Object stores have no empty folders. A concurrent put makes them again.
             while path := path.rpartition("/")[0]:
                 if not await self._delete_one(path):
                     break
@@ -246,7 +246,7 @@ class HdfsObjectStore(ObjectStore):
 
     async def _check_present(self) -> None:
         what = f"look for {self._folder}"
-        may_be_absent = self._create  # before the look: another put may be making it
+        may_be_absent = self._create  # read before the check: a put may be making it
         try:
             status = await self._status("", what)
         except ObjectNotFound:
@@ -258,7 +258,7 @@ class HdfsObjectStore(ObjectStore):
         self._create = False
 
     async def _check_writable(self) -> None:
-        """Makes the folder, if it has to be made and was never seen. Raises StorageUnavailable."""
+        """Makes the folder if `create` is set and it was never seen. Raises StorageUnavailable."""
         await self._check_present()
         if self._create:
             with translated(f"make {self._folder}"):
@@ -268,7 +268,7 @@ class HdfsObjectStore(ObjectStore):
     async def _walk(
         self, folder: str, name_start: str, start_after: str, *, temporaries: bool = False
     ) -> AsyncIterator[tuple[str, FileStatus]]:
-        """(key, status) of the files below, in the order of keys; of objects or of temporaries."""
+        """(key, status) of all objects, or all temporary files, below `folder`, in key order."""
         after = start_after.removeprefix(folder) if start_after.startswith(folder) else ""
         if not after and start_after > folder:
             return
@@ -285,7 +285,9 @@ class HdfsObjectStore(ObjectStore):
     async def _entries(
         self, folder: str, name_start: str = "", start_after: str = "", temporaries: bool = False
     ) -> AsyncIterator[FileStatus]:
-        """A folder's entries whose names begin so, in the order of keys; none if it is absent."""
+        """A folder's entries whose names begin with `name_start`, in key order; none if the folder
+        is missing.
+        """
         order = KeyOrder()
         after = list_after(start_after, name_start)
         more = True
@@ -314,7 +316,7 @@ class HdfsObjectStore(ObjectStore):
         return listed_page(answer, after, what)
 
     async def _with_objects(self, prefix: str, folders: Statuses) -> Names:
-        """The names of those that hold an object, in their order."""
+        """The names of the folders that contain an object, in the given order."""
         holds: dict[str, bool] = {}
 
         async def look(entry: FileStatus) -> None:

@@ -1,6 +1,6 @@
-"""HTTP Negotiate with Kerberos (RFC 4559), by the package gssapi of the extra `kerberos`.
+"""HTTP Negotiate with Kerberos (RFC 4559), with the package gssapi of the extra `kerberos`.
 
-Which credentials and which KDC count is said by libkrb5's own variables and files: KRB5CCNAME,
+libkrb5's own variables and files set the credentials and the KDC: KRB5CCNAME,
 KRB5_CLIENT_KTNAME, KRB5_CONFIG. A ticket is never forwarded to the server.
 """
 
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 _SCHEME = "negotiate"
 _SPNEGO = "1.3.6.1.5.5.2"
-# Codes of krb5.h that say that no KDC answered. All others stay until somebody does something.
+# Codes of krb5.h for "no KDC answered". All other errors last until an operator acts.
 _NO_KDC = frozenset(
     {
         -1765328355,  # KRB5KDC_ERR_SVC_UNAVAILABLE
-        -1765328230,  # KRB5_REALM_UNKNOWN: no KDC is named, or no DNS server answers who it is
+        -1765328230,  # KRB5_REALM_UNKNOWN: no KDC is configured, or no DNS server names it
         -1765328228,  # KRB5_KDC_UNREACH
         -1765328164,  # KRB5_REALM_CANT_RESOLVE
     }
@@ -40,9 +40,9 @@ class Negotiation:
     """One exchange with the server. Its methods may wait for a KDC, which blocks the thread."""
 
     def __init__(self, host: str) -> None:
-        """Raises StorageDenied, and StorageUnavailable where no KDC answers."""
+        """Raises StorageDenied, or StorageUnavailable if no KDC answers."""
         try:
-            import gssapi  # and with it the system's libgssapi_krb5
+            import gssapi  # also loads the system's libgssapi_krb5
         except ImportError as error:
             raise StorageDenied(
                 f"{host} wants Kerberos, and the package gssapi cannot be loaded ({error}): "
@@ -51,8 +51,8 @@ class Negotiation:
         self._host = host
         name = gssapi.Name(f"HTTP@{host}", gssapi.NameType.hostbased_service)
         with self._explained():
-            # By Kerberos alone first: this gets the ticket, and only these errors have codes that
-            # say what failed. Within SPNEGO they are numbers of the process.
+            # First with Kerberos alone: this gets the ticket, and only its errors have codes that
+            # show the cause. Within SPNEGO the codes differ from process to process.
             kerberos = gssapi.MechType.kerberos
             gssapi.SecurityContext(name=name, mech=kerberos, usage="initiate").step()
             self._context = gssapi.SecurityContext(
@@ -68,7 +68,7 @@ class Negotiation:
         return f"Negotiate {base64.b64encode(self._first).decode()}"
 
     def check_server(self, answers: Sequence[str]) -> None:
-        """`answers`: WWW-Authenticate of the answer. Raises StorageDenied where no proof is in."""
+        """`answers`: values of WWW-Authenticate. Raises StorageDenied if none proves the server."""
         from gssapi.exceptions import GSSError
 
         unproven = f"{self._host} does not prove that it is HTTP/{self._host}"
@@ -77,7 +77,7 @@ class Negotiation:
                 scheme, _, proof = answer.partition(" ")
                 if scheme.lower() == _SCHEME and proof:
                     self._context.step(base64.b64decode(proof, validate=True))
-            proven = self._context.complete  # also raises what a step held back
+            proven = self._context.complete  # also raises a deferred error of a step
         except (GSSError, binascii.Error) as error:
             raise StorageDenied(f"{unproven}: {error}") from None
         if not proven:
@@ -91,7 +91,7 @@ class Negotiation:
             yield
         except GSSError as error:
             code = error.min_code - 2**32 if error.min_code >= 2**31 else error.min_code
-            # What the mechanism says, which is the exact part.
+            # The mechanism's own texts are the exact ones.
             exact = [said for said in error.get_all_statuses(error.min_code, False) if said]
             said = f"Kerberos for HTTP/{self._host}: {'; '.join(exact or [str(error)])}"
             if code in _NO_KDC:
@@ -102,10 +102,10 @@ class Negotiation:
 
 
 class Kerberos:
-    """Negotiations by a thread of their own. Use it on one loop."""
+    """Runs negotiations on a thread of its own. Use it on one loop."""
 
     def __init__(self, wait_max_s: float) -> None:
-        # libkrb5 gives a KDC that is silent up after half a minute, and cannot be interrupted.
+        # libkrb5 waits half a minute for a silent KDC, and cannot be interrupted.
         self._wait_max_s = wait_max_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kerberos")
 

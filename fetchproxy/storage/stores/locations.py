@@ -1,4 +1,4 @@
-"""Where stores are, and what their URLs want of them. Apart from their large clients."""
+"""The places and options that store URLs name. This module imports none of the large clients."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class CloudLocation:
 
 @dataclass(frozen=True, slots=True)
 class S3Location:
-    """None: as the bucket, or its server, has it."""
+    """None: the default of the bucket or its server."""
 
     bucket: str
     prefix: str = ""
     endpoint_url: str | None = None
     region: str | None = None
-    storage_class: str | None = None  # of logs; what is small and often read has the bucket's
+    storage_class: str | None = None  # of logs; small, often read objects use the bucket's
     sse: str | None = None  # how the server encrypts
     sse_kms_key_id: str | None = None
     requester_pays: bool = False
     addressing: str | None = None  # "path" or "virtual"
-    profile: str | None = field(default=None, compare=False)  # who asks; it is the same place
+    profile: str | None = field(default=None, compare=False)  # who asks, not which place
 
 
 @dataclass(frozen=True, slots=True)
 class HdfsLocation:
-    """`addresses` are the NameNodes' host:port of HTTP; `folder` is absolute, without end slash."""
+    """`addresses`: the NameNodes' HTTP host:port. `folder`: absolute, without a trailing slash."""
 
     addresses: tuple[str, ...]
     folder: str
@@ -50,7 +50,7 @@ class HdfsLocation:
 
 @dataclass(frozen=True, slots=True)
 class PluginLocation:
-    """Only the plug-in reads the URL; `point` says who that is."""
+    """Only the plug-in parses the URL. `point`: the plug-in's entry point."""
 
     url: str
     point: EntryPoint = field(compare=False)

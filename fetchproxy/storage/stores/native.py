@@ -1,7 +1,7 @@
-"""Objects of any store that obstore knows. This Rust library (object_store) sends, receives, signs
-and hashes on threads of its own, and the event loop only waits.
+"""Objects in any store that obstore supports. This Rust library (object_store) sends, receives,
+signs and hashes on its own threads, while the event loop only waits.
 
-Which store of the library's it is, and where its credentials come from, `clouds` and `s3` say.
+The modules `clouds` and `s3` choose the library's store and its credentials.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from fetchproxy.storage.stores.object_store import (
     whole,
 )
 
-# The library tells kinds of failure apart by text alone, beside a few classes. It is asked not to
-# retry, so that one back-off (the fetcher's, the archiver's) does.
+# Apart from a few exception classes, only the library's error texts show the kind of failure. The
+# library must not retry: only the fetcher's or the archiver's back-off does.
 
 _STATUS = re.compile(r"(?:status code: |\(code: )(\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{1,300})")
 _CAUSE = re.compile(r"kind: (\w+)")
-_QUERY = re.compile(r"\?\S*")  # of a URL: an Azure signature is there
+_QUERY = re.compile(r"\?\S*")  # of a URL: it contains an Azure signature
 _BEHIND_END = re.compile(r'Wanted range starting at|CONTENT_RANGE header: "bytes \S+/0"')
 _TEXT_MAX = 300
 _ABSENT = ("NoSuchKey", "BlobNotFound")
-_BLOB_ABSENT = "The specified blob does not exist"  # of a batch, which has no code
+_BLOB_ABSENT = "The specified blob does not exist"  # in a batch answer, which has no code
 
 
 def native_error(error: Exception, what: str) -> RemoteStorageError:
-    """`error` is the library's; `what` begins the text."""
+    """`error`: the library's. `what`: the beginning of the text."""
     text = str(error)
     said, _, debug = text.partition("Debug source")
     code, status = _CODE.search(said), _STATUS.search(said)
@@ -77,19 +77,19 @@ def native_error(error: Exception, what: str) -> RemoteStorageError:
 
 
 def native_code(error: BaseException | None) -> str:
-    """As the server named it; empty: it named none."""
+    """The server's error code; "" if the server gave none."""
     code = _CODE.search(str(error))
     return code[1] if code else ""
 
 
 def _says_absent(error: Exception) -> bool:
-    """Whether the answer says that it is the object that is not there, and not the bucket."""
+    """Whether the answer says that the object is missing, and not the bucket."""
     return native_code(error) in _ABSENT or _BLOB_ABSENT in str(error)
 
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """For calls that do not read one object: a 404 says that the store is not as it should be."""
+    """For calls that do not read one object: a 404 means that the store is unavailable."""
     try:
         yield
     except (native.BaseError, FileNotFoundError) as error:
@@ -100,27 +100,27 @@ def translated(what: str) -> Iterator[None]:
 
 
 class Clients(NamedTuple):
-    """The library's stores: it has its limits of time per store, and they are not the same.
+    """Two stores of the library, because its time-outs are per store.
 
-    `reader` ends a request that is silent for too long, `writer` one that takes too long.
+    `reader` ends a request that is silent for too long, `writer` a request that takes too long.
     """
 
-    reader: Any  # its stores share no class that its types name
+    reader: Any  # the library's types name no common class
     writer: Any
 
 
 _NEVER_THERE = "fetchproxy-puts-nothing-here"
-# Longer than any answer; the library has no word for no limit.
+# Longer than any answer: the library has no value for "no limit".
 _UNLIMITED = timedelta(days=30)
-# A connection that was idle for longer is not used again: servers shut them after 5 s and more.
+# A connection that was idle for longer is not reused: servers close idle ones after 5 s or more.
 _IDLE_MAX = timedelta(seconds=4)
 
 
 def make_clients(
     make: Callable[..., Any], config: StoreConfig, *, plain_http: bool, trusted: bytes | None = None
 ) -> Clients:
-    """`make`: a store of the library's. Every request is tried once. `trusted`: certificates beside
-    the system's.
+    """`make`: makes a store of the library. Every request is tried once. `trusted`: certificates in
+    addition to the system's.
     """
     both: dict[str, Any] = {
         "allow_http": plain_http,
@@ -139,13 +139,13 @@ def make_clients(
     return Clients(reader, writer)
 
 
-PARTS_MAX = 10_000  # of an upload, for S3 and Cloud Storage; Azure has 50,000
+PARTS_MAX = 10_000  # of an upload to S3 and Cloud Storage; Azure allows 50,000
 
-_SLICE_BYTES = 1024 * 1024  # of a file, handed to the library at once
+_SLICE_BYTES = 1024 * 1024  # of a file, passed to the library at once
 
 
 def part_size(size_bytes: int, part_bytes: int) -> int:
-    """Larger than `part_bytes` where there would be too many."""
+    """Bytes of a part: larger than `part_bytes` if there would be more than PARTS_MAX parts."""
     return max(part_bytes, -(-size_bytes // PARTS_MAX))
 
 
@@ -154,7 +154,7 @@ _ALPHABET = "!+-.0123456789=@ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwx
 
 
 def shortly_before(prefix: str) -> str:
-    """A key, or nothing: it sorts before all that begin with `prefix`, and little is between."""
+    """A key that sorts shortly before all keys that begin with `prefix`; "" if there is none."""
     if not prefix or prefix.endswith("/"):
         return ""
     at = _ALPHABET.index(prefix[-1])
@@ -162,7 +162,7 @@ def shortly_before(prefix: str) -> str:
 
 
 class NativeObjectStore(ObjectStore):
-    """`clients` belong to one bucket or container. `page_objects`: of one request for a listing."""
+    """`clients`: of one bucket or container. `page_objects`: objects per request of a listing."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class NativeObjectStore(ObjectStore):
         check_key(key)
         size_bytes = await asyncio.to_thread(file_bytes, path)
         part_bytes = part_size(size_bytes, self._part_bytes)
-        # The library copies what it is given: small slices are free again at once.
+        # The library copies its input, so small slices are freed at once.
         contents = file_parts(path, min(part_bytes, _SLICE_BYTES), size_bytes)
         if size_bytes <= part_bytes:
             content = await asyncio.to_thread(b"".join, contents)
@@ -235,7 +235,7 @@ class NativeObjectStore(ObjectStore):
         return self._page_objects
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        """The library lists whole folders: what is outside of the prefix is passed over."""
+        """The library lists whole folders; entries outside the prefix are skipped."""
         what = f"list {check_prefix(prefix)}"
         folder = prefix.rpartition("/")[0] or None
         last, seen, offset = "", 0, max(start_after, shortly_before(prefix)) or None
@@ -309,14 +309,15 @@ class NativeObjectStore(ObjectStore):
             raise native_error(error, what) from error
 
     async def _check_present(self, key: str) -> None:
-        """Raises the library's error where it is the whole store that is not there."""
+        """Raises the library's error if the whole store is missing."""
         folder = key.rpartition("/")[0] or None
         pages = self._opened().reader.list(folder, chunk_size=1)
         await self._next_page(pages)
 
     async def _confirm_end(self, prefix: str, what: str) -> None:
-        """The library takes any other page, as of an HTTP proxy, for an empty listing. Only a store
-        says that an object is not there. The object is below `prefix`: rights may end there.
+        """Confirm an empty page: the library takes any other page, such as an HTTP proxy's, for an
+        empty listing. Only a store answers that an object is missing. The object asked for is below
+        `prefix`, because the process may have no rights elsewhere.
         """
         try:
             async with self._places:

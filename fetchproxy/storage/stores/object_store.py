@@ -1,4 +1,4 @@
-"""What a store must do, and what some stores can do besides; no store."""
+"""The interface of every store, with optional methods that only some stores implement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 
 
 def http_date_ms(date: str | None) -> int | None:
-    """Of an answer's header; None: it has none that can be read."""
+    """Epoch ms from an answer's Date header; None: it is missing or unreadable."""
     try:
         return None if date is None else round(parsedate_to_datetime(date).timestamp() * 1000)
     except (TypeError, ValueError, OverflowError):
@@ -32,14 +32,14 @@ def http_date_ms(date: str | None) -> int | None:
 
 
 def whole(content: bytes, length: int, what: str) -> bytes:
-    """`content`. Raises StorageUnavailable if it is not `length` bytes."""
+    """`content`. Raises StorageUnavailable if it does not have `length` bytes."""
     if len(content) != length:
         raise StorageUnavailable(f"{what}: {len(content)} of {length} bytes came")
     return content
 
 
 def file_bytes(path: Path) -> int:
-    """Of a local file. Raises RemoteStorageError. Blocks."""
+    """The size of a local file. Raises RemoteStorageError. Blocks."""
     try:
         return path.stat().st_size
     except OSError as error:
@@ -47,8 +47,8 @@ def file_bytes(path: Path) -> int:
 
 
 def file_parts(path: Path, part_bytes: int, size_bytes: int | None = None) -> Iterator[bytes]:
-    """So many bytes of a local file; None: all of it. Raises RemoteStorageError where it cannot be
-    read, or became shorter. Blocks.
+    """The first `size_bytes` of a local file; None: all of it. Raises RemoteStorageError if the
+    file cannot be read or became shorter. Blocks.
     """
     left = sys.maxsize if size_bytes is None else size_bytes
     try:
@@ -62,18 +62,18 @@ def file_parts(path: Path, part_bytes: int, size_bytes: int | None = None) -> It
         raise RemoteStorageError(f"{path} became shorter while it was stored")
 
 
-# What an HTTP answer with an error means. Pure.
+# The meaning of HTTP error answers. Pure.
 
-# Codes that say more than their status does (S3, Cloud Storage and Azure: API references).
+# Codes that are more exact than their status (S3, Cloud Storage and Azure: API references).
 _BY_CODE: dict[str, type[RemoteStorageError]] = {
     "NoSuchKey": ObjectNotFound,
     "BlobNotFound": ObjectNotFound,
     "InvalidRange": RangeNotSatisfiable,
-    # An archive whose bucket is missing is not an empty archive.
+    # A missing bucket is not an empty archive.
     "NoSuchBucket": StorageUnavailable,
     "ContainerNotFound": StorageUnavailable,
     "ContainerBeingDeleted": StorageUnavailable,
-    # Somebody took the upload for a stale one; a new attempt starts a new upload.
+    # Another process removed the upload as stale; a new attempt starts a new upload.
     "NoSuchUpload": StorageUnavailable,
     "SlowDown": StorageThrottled,
     "Throttling": StorageThrottled,
@@ -88,7 +88,7 @@ _BY_CODE: dict[str, type[RemoteStorageError]] = {
     "InvalidAccessKeyId": StorageDenied,
     "SignatureDoesNotMatch": StorageDenied,
     "AuthorizationHeaderMalformed": StorageDenied,
-    # Status 400, but a matter of what happened on the way.
+    # Status 400, but caused by the transmission.
     "RequestTimeout": StorageUnavailable,
     "BadDigest": StorageUnavailable,
     "XAmzContentChecksumMismatch": StorageUnavailable,
@@ -109,46 +109,46 @@ def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
         return StorageDenied
     if status in (429, 503):
         return StorageThrottled
-    # S3 reports some errors within an answer of status 200, after it has begun to answer.
+    # S3 reports some errors inside an answer with status 200, after it has begun to answer.
     if status in (408, 409) or status >= 500 or status < 300:
         return StorageUnavailable
-    return RemoteStorageError  # a request that this store does not understand
+    return RemoteStorageError  # the store does not understand the request
 
 
-# How large an object may be that is read whole. What is larger than all that was ever written under
-# the archive's names is damaged, and refused before a byte of it is read (`errors.DamagedObject`).
-# Logs are read in ranges alone.
+# The largest sizes of objects that are read whole. An object larger than any that was ever written
+# under such a name is damaged: it is refused before any of it is read (`errors.DamagedObject`).
+# Logs are read only in ranges.
 
 KiB = 1024
 MiB = 1024 * KiB
 
-# Of what says a few values: `.metadata` objects of 10,000 leader epochs, notes, records, concerns.
+# Objects with few values: `.metadata` with 10,000 leader epochs, notes, records, concerns.
 SMALL_OBJECT_BYTES_MAX = MiB
-# Of what names every topic of a cluster or every partition of an archiver: some two million.
+# Objects that name every topic of a cluster or partition of an archiver: about two million names.
 OBJECT_BYTES_MAX = 64 * MiB
 
-# An index has an entry for every 64 KiB of the log: the log's key and less than this. Beside that a
-# small log may have one for each batch.
+# An index has an entry for every 64 KiB of the log: the log's key and fewer bytes than this. A
+# small log may also have an entry for each batch.
 _INDEX_BYTES = 8 * MiB
 _INDEX_INTERVAL_BYTES = 64 * KiB
 _INDEX_ENTRY_BYTES = 80
-# A marker that aborts a transaction takes 78 bytes of the log, its entry 34. 200,000 more may have
-# begun before the segment and end behind it.
+# An abort marker takes 78 bytes of the log, its entry 34. Another 200,000 aborted transactions may
+# have begun before the segment and end after it.
 _ABORTED_AROUND_BYTES = 8 * MiB
-# One line for each election of the partition's leader, ever.
+# One line for every leader election that the partition has had.
 _EPOCHS_BYTES = 8 * MiB
-# A broker makes its index files this large and cuts them when it rolls the segment. With
-# `index.interval.bytes = 0` each batch has an entry: 12 bytes of no less than 61.
+# A broker makes its index files this large and truncates them when it rolls the segment. With
+# `index.interval.bytes = 0` each batch has an entry: 12 bytes for a batch of at least 61.
 _KAFKA_INDEX_BYTES = 16 * MiB
 
 
 def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
-    """Of an object beside a log of that size; `key` is its own."""
+    """The largest size of the object `key` beside a log of `log_bytes`."""
     log_bytes = min(log_bytes, SEGMENT_BYTES_MAX)
     entries = log_bytes // _INDEX_INTERVAL_BYTES
     limits: Mapping[SegmentFile, int] = {
         SegmentFile.METADATA: SMALL_OBJECT_BYTES_MAX,
-        SegmentFile.PACKING: SMALL_OBJECT_BYTES_MAX,  # of 16 GiB in blocks it has 350 KiB
+        SegmentFile.PACKING: SMALL_OBJECT_BYTES_MAX,  # 350 KiB for a log of 16 GiB
         SegmentFile.INDEX: _INDEX_BYTES + entries * (len(key) + _INDEX_ENTRY_BYTES),
         SegmentFile.TXN: _ABORTED_AROUND_BYTES + log_bytes // 2,
         SegmentFile.EPOCHS: _EPOCHS_BYTES,
@@ -159,16 +159,16 @@ def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
     return limits[file]
 
 
-# `RemoteStorageManager` (the KIP's name and verbs) moves segments over any `ObjectStore`, so every
-# backend lays out the same objects. `storage.contract` is the suite that every backend passes.
+# `RemoteStorageManager` (the KIP's name and verbs) works over any `ObjectStore`, so every backend
+# stores the same objects. `storage.contract` is the test suite that every backend passes.
 #
-# All methods raise `fetchproxy.errors.RemoteStorageError` and its subclasses only (an illegal key
-# is a ValueError: a bug of the caller), may be cancelled at any await without leaving a readable
-# half-object, and take no time-out: callers use `asyncio.timeout`. A store that is away (bucket
-# or folder missing, nobody there) raises StorageUnavailable everywhere: it never looks like an
-# empty one.
+# All methods raise only `fetchproxy.errors.RemoteStorageError` and its subclasses; an illegal key
+# is a ValueError, because it is a bug of the caller. A caller may cancel a method at any await: it
+# leaves no readable half-object. Methods take no time-out: callers use `asyncio.timeout`. If the
+# bucket, folder or server is missing, every method raises StorageUnavailable: the store never looks
+# empty.
 
-Content = bytes | bytearray  # of an object, as it was received; nobody changes it
+Content = bytes | bytearray  # an object's bytes, as received; never modified
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,8 @@ class StoredObject:
 class ObjectStore(ABC):
     """Keys are relative, `/`-separated, without `.`/`..` parts (alphabet: `segments.object_keys`).
 
-    Sorted means by the bytes of the key. A key that is also a folder of other keys is legal for
-    some backends only: do not use one.
+    Keys sort by their bytes. Do not use a key that is also a folder of other keys: only some
+    backends allow it.
     """
 
     async def __aenter__(self) -> Self:
@@ -193,30 +193,33 @@ class ObjectStore(ABC):
 
     @abstractmethod
     async def put(self, key: str, content: bytes) -> None:
-        """Create or replace atomically: a reader sees the old or the new content, whole."""
+        """Create or replace atomically: a reader sees either the old or the new content."""
 
     @abstractmethod
     async def put_new(self, key: str, content: bytes) -> bool:
-        """As `put`, where there is no such object yet; False: there is one, and it is as it was. Of
-        several at once one makes it; but an S3 server without conditions may let the last one win.
+        """As `put`, if the object does not exist yet; False: it exists and is unchanged. Only one
+        of several concurrent calls succeeds, but an S3 server without conditional puts may let the
+        last one win.
         """
 
     @abstractmethod
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        """As `put`, from a local file, in memory bounded by the backend's part size.
+        """As `put`, from a local file. The backend's part size bounds the memory.
 
-        `settled`: nobody will ever write to that file again, so a store on the same file system
-        may take it itself (a hard link); the caller may remove its name as soon as it likes.
+        `settled`: nothing will ever write to that file again, so a store on the same file system
+        may hard-link it. The caller may remove its name after the call.
         """
 
     @abstractmethod
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
-        """Whole. Raises ObjectNotFound; DamagedObject above `bytes_max`, before it is read."""
+        """The whole object. Raises ObjectNotFound; DamagedObject if it is larger than `bytes_max`,
+        before reading it.
+        """
 
     @abstractmethod
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
-        """The bytes of the range, fewer where the object ends inside it. Raises ObjectNotFound;
-        RangeNotSatisfiable where the range starts at or past the end.
+        """The bytes of the range, fewer if the object ends inside it. Raises ObjectNotFound;
+        RangeNotSatisfiable if the range starts at or past the end.
         """
 
     @abstractmethod
@@ -225,50 +228,50 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list_folders(self, prefix: str) -> AsyncIterator[str]:
-        """The distinct next path parts below `prefix` (which ends in `/` or is empty).
+        """The names of the folders directly below `prefix` that contain objects.
 
-        Only those with objects below; sorted as their keys are, that is with a `/` at the end.
+        `prefix` ends in `/` or is empty. The names are sorted as if they ended in `/`, like keys.
         """
 
     @abstractmethod
     async def delete(self, key: str) -> None:
-        """Absent keys are no error."""
+        """An absent key is no error."""
 
     @abstractmethod
     async def close(self) -> None:
         """Idempotent."""
 
-    # What only some stores can do.
+    # Only some stores implement these.
 
     @property
     def page_objects(self) -> int | None:
-        """A listing comes in pages of so many objects, each one a request; None: it does not."""
+        """Objects in a page of a listing, each page one request; None: there are no pages."""
         return None
 
     def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
-        """What the partition is called where it was archived. Never blocks."""
+        """The partition's id and name in the archive it was written to. Never blocks."""
         return tip
 
     async def abort_stale_uploads(
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
     ) -> int:
-        """Remove what killed processes left below `prefix`: temporary files or multipart uploads.
+        """Remove temporary files or multipart uploads that killed processes left below `prefix`.
         Returns how many.
 
-        Those to a key that is not ours stay: a bucket may be shared. Choose the time well below
-        now: an upload that somebody is still at fails when it is removed.
+        Uploads to keys that are not ours stay, as a bucket may be shared. Choose a time well before
+        now: removing an upload that is still running makes it fail.
         """
         return 0
 
     async def clock_ms(self, prefix: str) -> int | None:
-        """Epoch ms by the store's own clock, to about a second; None: it does not tell. `prefix`:
-        below it we may list.
+        """Epoch ms by the store's own clock, to about a second; None: the store does not tell.
+        `prefix`: the process may list below it.
         """
         return None
 
 
 class WrappedObjectStore(ObjectStore):
-    """Another store, with something `around` each call of it."""
+    """Another store, with the context manager `around` each call of it."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
@@ -277,8 +280,8 @@ class WrappedObjectStore(ObjectStore):
     def around(
         self, verb: str, key: str | None = None
     ) -> AbstractAsyncContextManager[Callable[[], object]]:
-        """`verb`: the method's name; `key`: or the prefix. It gives what a listing calls whenever
-        an entry has come.
+        """`verb`: the method's name. `key`: its key or prefix. A listing calls the given function
+        for each entry.
         """
 
     async def __aenter__(self) -> Self:

@@ -1,11 +1,11 @@
-"""Stores of third parties: found by entry point, held to what they promise.
+"""Stores of third parties, found by entry point. The proxy checks the calls and translates errors.
 
-A package names in the group `fetchproxy.stores` a URL scheme and a function
+A package registers a URL scheme in the group `fetchproxy.stores` with a function
 
     open_store(url: str, config: StoreConfig, *, create: bool) -> ObjectStore
 
-which only makes the store: nothing is read before `async with`. The archive lies at the store's
-root. What is wrong with a plug-in is an error that names it, and only where its scheme is used.
+which only makes the store and reads nothing before `async with`. The archive lies at the store's
+root. Errors of a plug-in name it, and occur only if a URL uses its scheme.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 @lru_cache(maxsize=1)
 def found_plugins() -> Mapping[str, tuple[EntryPoint, ...]]:
-    """By scheme, of all installed packages; none is imported. Once for a process."""
+    """Entry points of all installed packages, by scheme. Imports none. Runs once per process."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for point in entry_points(group=GROUP):
         found[point.name] = (*found.get(point.name, ()), point)
@@ -36,7 +36,9 @@ def found_plugins() -> Mapping[str, tuple[EntryPoint, ...]]:
 
 
 def plugin_of(scheme: str, built_in: Collection[str]) -> EntryPoint | None:
-    """None: no package has that scheme. Raises ConfigError where one must not, or two do."""
+    """None: no package has that scheme. Raises ConfigError if it is built in, or two packages have
+    it.
+    """
     points = found_plugins().get(scheme, ())
     if not points:
         return None
@@ -49,7 +51,7 @@ def plugin_of(scheme: str, built_in: Collection[str]) -> EntryPoint | None:
 
 
 def plugin_schemes() -> list[str]:
-    """Those that a URL can have at all."""
+    """The plug-ins' schemes that are valid in a URL."""
     return sorted(name for name in found_plugins() if _SCHEME.fullmatch(name))
 
 
@@ -68,7 +70,7 @@ def open_plugin_store(
         store = make(url, config, create=create)
     except (ConfigError, RemoteStorageError):
         raise
-    except Exception as error:  # an abstract method that is missing, too: Python names it
+    except Exception as error:  # also for a missing abstract method, which Python names
         raise ConfigError(f"{name} cannot open a store: {_said(error)}") from error
     if not isinstance(store, ObjectStore):
         raise ConfigError(f"{name} has opened a {type(store).__name__}, which is no ObjectStore")
@@ -91,10 +93,10 @@ _CHECKS: Mapping[str, Callable[[str], object]] = {
 
 
 class GuardedObjectStore(WrappedObjectStore):
-    """A third party's store. Whatever it raises is an error of a store to everybody above.
+    """A third party's store. Callers see all its exceptions as errors of a store.
 
-    An exception that it should have translated counts as an outage: it is shown with the plug-in's
-    name, reads are tried again, and the process goes on.
+    An exception that the plug-in did not translate counts as an outage: the error shows the
+    plug-in's name, reads are retried, and the process continues.
     """
 
     def __init__(self, inner: ObjectStore, name: str) -> None:

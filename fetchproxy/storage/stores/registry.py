@@ -1,4 +1,4 @@
-"""From a store URL to an ObjectStore. The only place that knows every backend that is built in."""
+"""From a store URL to an ObjectStore. Only this module knows all built-in backends."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from fetchproxy.storage.stores.plugins import (
 
 _S3_OPTIONS = ("storage_class", "sse", "sse_kms_key_id", "requester_pays", "addressing")
 _S3_PARAMETERS = ("endpoint_url", "region", "profile", *_S3_OPTIONS)
-# What is in these has to be restored before it can be read.
+# Objects in these storage classes must be restored before they can be read.
 _COLD = ("GLACIER", "DEEP_ARCHIVE")
 _SSE = ("AES256", "aws:kms", "aws:kms:dsse")
 _HDFS_PARAMETERS = ("user",)
-# Lower case, and no dots for Azure.
+# Lower case only; no dots for Azure.
 _CLOUD_BUCKETS = {
     "gs": re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
     "az": re.compile(r"[a-z0-9](-?[a-z0-9]){2,62}"),
@@ -44,18 +44,20 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}")
 
 
 def parse_store_url(url: str) -> Location:
-    """Raises ConfigError for anything but the scheme of an installed plug-in and
+    """Accepts the schemes of installed plug-ins and
 
     `file:///path`, `s3://bucket/prefix?endpoint_url=…&region=…&profile=…` (and the others of
     `S3Location`), `gs://bucket/prefix`, `az://container/prefix`,
-    `webhdfs://host:port[,host:port]/path?user=…` (by TLS: `swebhdfs:`).
+    `webhdfs://host:port[,host:port]/path?user=…` (with TLS: `swebhdfs:`).
+
+    Raises ConfigError.
     """
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise ConfigError(f"store URL: {error}") from error
     if parts.username is not None or parts.password is not None:
-        # Not quoted: it may hold a secret.
+        # The error does not quote the URL, which may contain a secret.
         raise ConfigError(
             "store URL: credentials do not belong there; each store finds them in the environment"
         )
@@ -66,7 +68,7 @@ def parse_store_url(url: str) -> Location:
 
 
 def _location(url: str, parts: SplitResult) -> Location:
-    """Raises ValueError, as all below; ConfigError of a plug-in."""
+    """Raises ValueError, as do the functions below; ConfigError for a plug-in."""
     if (point := plugin_of(parts.scheme, _BUILT_IN)) is not None:
         return PluginLocation(url, point)
     if (parse := _BUILT_IN.get(parts.scheme)) is not None:
@@ -90,15 +92,14 @@ def open_object_store(
 ) -> tuple[ObjectStore, str]:
     """The store, not opened yet, and the prefix of the archive in it. Raises ConfigError.
 
-    `create`: a write makes the folder of a `file:` or HDFS store, too.
+    `create`: a write also makes the folder of a `file:` or HDFS store.
     """
     location = parse_store_url(url)
     if isinstance(location, FileLocation):
         return FilesystemObjectStore(location.root, create=create), ""
     if isinstance(location, PluginLocation):
         return open_plugin_store(location.point, location.url, config, create), ""
-    # Their clients take 10 to 43 MiB in each process that loads them: a Spark worker that reads
-    # files does not.
+    # Imported late: their clients take 10 to 43 MiB, which a Spark worker that reads files saves.
     if isinstance(location, CloudLocation):
         from fetchproxy.storage.stores.clouds import open_cloud_store
 
@@ -185,5 +186,5 @@ _BUILT_IN: Mapping[str, Callable[[SplitResult], Location]] = {
     "gs": _cloud_location,
     "az": _cloud_location,
     "webhdfs": _hdfs_location,  # Hadoop's own names
-    "swebhdfs": _hdfs_location,  # by TLS
+    "swebhdfs": _hdfs_location,  # with TLS
 }

@@ -50,10 +50,10 @@ from fetchproxy.storage.stores.s3_ranges import S3RangeReads, Wanted, open_range
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
-# The S3 client holds the loop for 55 ms with a page of a thousand objects. Here what a page says
-# of objects is cut out before the client parses the rest, in 7 ms and bit by bit.
+# The S3 client blocks the loop for 55 ms to parse a page of a thousand objects. Here the objects of
+# a page are parsed first, in 7 ms and in small steps, and the client parses the rest.
 
-# Parsed between two breaths of the event loop: some 50 objects, below 1 ms.
+# Parsed between two pauses for the event loop: about 50 objects, below 1 ms.
 PARSED_AT_ONCE_BYTES = 16 * 1024
 _SHOWN = ("Key", "Size", "ETag")
 
@@ -61,9 +61,9 @@ _SHOWN = ("Key", "Size", "ETag")
 async def _take_objects(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any
 ) -> None:
-    """Of every listing `Contents` as the client would have it, without what nobody asks for.
+    """Parse `Contents` of every listing in place of the client, with only the fields in `_SHOWN`.
 
-    A page that is no listing, or broken, is left to the client: it knows what that means.
+    A broken page, or a page that is no listing, is left to the client, which finds the error.
     """
     if response_dict["status_code"] != 200:
         return
@@ -88,7 +88,7 @@ async def _take_objects(
             await asyncio.sleep(0)
         parser.close()
         take(parser.read_events())
-    except (ElementTree.ParseError, ValueError):  # ValueError: objects are elsewhere in the page
+    except (ElementTree.ParseError, ValueError):  # ValueError: objects elsewhere in the page
         return
     if root is not None and root.tag.endswith("ListBucketResult"):
         response_dict["body"] = ElementTree.tostring(root)
@@ -100,30 +100,30 @@ def _shown(element: ElementTree.Element) -> dict[str, str]:
     return {name: fields[name] for name in _SHOWN if name in fields}
 
 
-# What a failed upload leaves behind, so that its parts do not stay stored (and billed). Where even
-# that fails, `S3ObjectStore.abort_stale_uploads` finds it later.
+# A failed upload is aborted, so that its parts do not stay stored (and billed). If the abort fails
+# too, `S3ObjectStore.abort_stale_uploads` finds the upload later.
 
 log = structlog.get_logger(__name__)
 
-_ABORT_MAX_S = 5.0  # the caller is failing or cancelled already and should not wait for long
+_ABORT_MAX_S = 5.0  # the caller has failed or is cancelled, and should not wait for long
 _ABORT_PAUSES_S = (0.0, 0.1, 0.5)
 
 
-# Two clients, made at the first call or by `async with`, neither of which needs the server to be
-# there. aiobotocore finds credentials, region and endpoint, and asks for all but contents; obstore
-# sends contents (ADR 0055). Every request is tried once: back-off is the caller's. Bodies have a
-# CRC-64/NVME if the server checks that; else TLS protects them on their way, or the SHA-256 in
-# their signature.
+# Two clients. aiobotocore is made at the first call or by `async with`, without contacting the
+# server. It finds credentials, region and endpoint, and sends all requests except puts. obstore,
+# made at the first put, sends contents (ADR 0055). Every request is tried once: the caller does the
+# back-off. Bodies have a CRC-64/NVME if the server checks it; otherwise TLS or the SHA-256 in their
+# signature protects them.
 
-# Whole objects are asked for as this range, which metadata and most indexes do not fill. What is
-# not there, is empty or is larger takes a second request.
+# Whole objects are first requested as this range, which is larger than metadata and most indexes.
+# An absent, empty or larger object takes a second request.
 SMALL_OBJECT = ByteRange(0, 256 * 1024)
 PAGE_OBJECTS = 1000  # of a listing, at most
 _REGION_OF_ALL = "us-east-1"
-# Codes of a server that has been asked in the name of another region than the bucket's.
+# Error codes of a server if a request names another region than the bucket's.
 _ELSEWHERE = ("AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect")
 
-# Of eight zero bytes, which no part of a byte or more has.
+# A CRC of zero, which the probe's body does not have.
 _WRONG_CRC64 = "AAAAAAAAAAA="
 _BAD_CHECKSUM = ("BadDigest", "XAmzContentChecksumMismatch")
 
@@ -131,8 +131,8 @@ T = TypeVar("T")
 
 
 def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, bool, str]:
-    """Of a server: its endpoint, with the bucket where that is a part of the host's name, whether
-    that is so, and its region. `signed_url` is of the object `k`; `region` as the client names it.
+    """(endpoint, whether its host name contains the bucket, region) of a server. `signed_url`: a
+    URL of the object `k`. `region`: as the client names it.
     """
     parts = urlsplit(signed_url)
     virtual = parts.path == "/k"
@@ -142,15 +142,16 @@ def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, b
     return f"{parts.scheme}://{parts.netloc}{base}", virtual, region
 
 
-# How long credentials count that boto has just handed out: it renews them earlier than that.
+# The assumed lifetime of credentials from boto, which renews them earlier than this.
 _CREDENTIALS_GOOD_FOR = timedelta(minutes=10)
 
 
 class S3ObjectStore(ObjectStore):
-    """`endpoint_url` given: path-style addresses, as most servers other than AWS want them.
+    """With an `endpoint_url` addresses are path-style by default, as most servers other than AWS
+    require.
 
-    Credentials, and the region where none is given, are found as boto3 finds them: with a `profile`
-    in that one, and not in the environment.
+    Credentials, and a missing region, are found as boto3 finds them: in the `profile` if one is
+    set, and then not in the environment.
     """
 
     def __init__(
@@ -171,10 +172,10 @@ class S3ObjectStore(ObjectStore):
         self._resources = AsyncExitStack()
         self._session: Any = None
         self._native: NativeObjectStore | None = None
-        self._bucket_region: str | None = None  # where it turned out to be
+        self._bucket_region: str | None = None  # as the server has named it
         self._checks_crc64: bool | None = None  # None: not known yet
         self._probing = SingleFlight[None]()
-        self._credentials: Any = None  # as boto handed them out last
+        self._credentials: Any = None  # the last ones from boto
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -186,7 +187,7 @@ class S3ObjectStore(ObjectStore):
         await self._written(key, lambda writer: writer.put(key, content))
 
     async def put_new(self, key: str, content: bytes) -> bool:
-        """By If-None-Match; where the server does not know that, by a look before."""
+        """Uses If-None-Match, or a read before the put if the server does not support that."""
         check_key(key)
         try:
             return await self._written(key, lambda writer: writer.put_new(key, content))
@@ -201,7 +202,7 @@ class S3ObjectStore(ObjectStore):
         return False
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        """As `NativeObjectStore` does, with its memory."""
+        """As `NativeObjectStore.put_file`, with its memory limit."""
         check_key(key)
         try:
             await self._written(key, lambda writer: writer.put_file(key, path))
@@ -221,7 +222,7 @@ class S3ObjectStore(ObjectStore):
                         raise too_large(key, len(small), bytes_max)
                     return bytes(small)
             answer: Answer = await client.get_object(Bucket=self._bucket, Key=key)
-            async with answer["Body"] as body:  # on an error: the connection is not used again
+            async with answer["Body"] as body:  # an error ends the connection
                 length = object_length(answer, what)
                 if length > bytes_max:
                     raise too_large(key, length, bytes_max)
@@ -331,12 +332,12 @@ class S3ObjectStore(ObjectStore):
                             config=self._client_config(),
                         )
                     )
-                # With "Expect: 100-continue" a server that never says so is waited for without
-                # end: no time-out of the HTTP client covers it.
+                # With "Expect: 100-continue" the client waits forever for a server that never
+                # sends 100: no time-out of the HTTP client covers this.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
                 client.meta.events.register("before-parse.s3.ListObjectsV2", _take_objects)
                 if self._location.requester_pays:
-                    # A signed URL would not say so.
+                    # Signed URLs would lack the RequestPayer header, so they are not used.
                     client.meta.events.register("before-parameter-build.s3", _requester_pays)
                 else:
                     with translated(f"open bucket {self._bucket}"):
@@ -363,7 +364,7 @@ class S3ObjectStore(ObjectStore):
         )
 
     async def _written(self, key: str, call: Callable[[NativeObjectStore], Awaitable[T]]) -> T:
-        """Again, where the bucket turns out to be in another region than ours."""
+        """Call `call`, and again if the server says that the bucket is in another region."""
         if self._checks_crc64 is None:
             await self._probing.run("probe", lambda: self._probe_crc64(key))
         try:
@@ -381,8 +382,8 @@ class S3ObjectStore(ObjectStore):
         return await call(await self._writer())
 
     async def _probe_crc64(self, key: str) -> None:
-        """Before a first write: does the server refuse a part whose CRC-64/NVME is wrong? Leaves no
-        object.
+        """Find out before the first write whether the server refuses a part with a wrong
+        CRC-64/NVME. Leaves no object.
         """
         client = await self._opened()
         place = {"Bucket": self._bucket, "Key": key}
@@ -412,7 +413,7 @@ class S3ObjectStore(ObjectStore):
         self._checks_crc64 = code in _BAD_CHECKSUM
 
     async def _writer(self) -> NativeObjectStore:
-        """Has credentials that count for long enough. Raises RemoteStorageError."""
+        """The client for writes, with current credentials. Raises RemoteStorageError."""
         client = await self._opened()
         with translated(f"open bucket {self._bucket}"):
             credentials = await self._session.get_credentials()
@@ -420,9 +421,8 @@ class S3ObjectStore(ObjectStore):
                 raise NoCredentialsError
             self._credentials = await credentials.get_frozen_credentials()
             if self._native is None:
-                # Where aiobotocore would send a request: a URL that it has signed tells. The region
-                # of a signature it would still take from the client, where it knows that the bucket
-                # is elsewhere.
+                # A URL signed by aiobotocore shows the address it would use. The region in the
+                # signature would still be the client's, even for a bucket in another region.
                 url = await client.generate_presigned_url(
                     "get_object", {"Bucket": self._bucket, "Key": "k"}, ExpiresIn=1
                 )
@@ -445,7 +445,7 @@ class S3ObjectStore(ObjectStore):
             self._bucket,
             # The SHA-256 of a signed payload takes a fifth of an archiver's CPU.
             unsigned_payload=not plain_http or bool(self._checks_crc64),
-            # That key, because a variable of its name would go before `endpoint`.
+            # This key, because an environment variable of its name would override `endpoint`.
             aws_endpoint_url_s3=endpoint,
             region=region,
             virtual_hosted_style_request=virtual_host,
@@ -465,7 +465,7 @@ class S3ObjectStore(ObjectStore):
         )
 
     def _told_credentials(self) -> S3Credential:
-        """The library asks on a thread of its own, shortly before those that it has expire."""
+        """The library calls this on its own thread, shortly before its credentials expire."""
         return {
             "access_key_id": self._credentials.access_key,
             "secret_access_key": self._credentials.secret_key,
@@ -493,9 +493,9 @@ class S3ObjectStore(ObjectStore):
                     raise
 
     async def _abort_uploads_to(self, key: str) -> None:
-        """Until none is left: the server may still work on a part that was cancelled here.
+        """Abort until none is left: the server may still process a part that was cancelled here.
 
-        Then it may fail to abort, or the upload is there again with that part (AWS, on
+        If so, the abort may fail, or the upload may reappear with that part (AWS, on
         AbortMultipartUpload: "it might be necessary to abort multiple times").
         """
         try:
@@ -527,5 +527,5 @@ def _requester_pays(params: dict[str, Any], model: Any, **_: Any) -> None:
 
 @cache
 def _service_descriptions() -> Any:
-    """botocore's own loader, which keeps what it has parsed: 0.1 s of CPU per store otherwise."""
+    """botocore's loader, which caches parsed descriptions: this saves 0.1 s of CPU per store."""
     return get_session().get_component("data_loader")

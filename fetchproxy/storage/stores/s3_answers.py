@@ -1,4 +1,4 @@
-"""Is what an S3 server says the answer that was asked for, and if not, which error is it?"""
+"""Checks that an S3 server's answers match the requests, and translates its errors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fetchproxy.storage.stores.object_store import (
     error_of,
 )
 
-# Servers, proxies and caches in between get these wrong in practice: a range that is ignored, a
-# listing in another order, a page of something that is no S3 server. None may pass as data, and
-# none as "there is nothing".
+# In practice servers, proxies and caches give wrong answers: they ignore a range, list in another
+# order, or return a page that is not from an S3 server. Such an answer must pass neither as data
+# nor as "there is nothing".
 
-# The client's answers are untyped dictionaries, made from the service's description at run time.
+# The client's answers are untyped dictionaries, built at run time from the service description.
 Answer = Mapping[str, Any]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -42,10 +42,10 @@ def object_length(answer: Answer, what: str) -> int:
 
 
 def range_length(answer: Answer, byte_range: ByteRange, what: str) -> int:
-    """Bytes of the part that was asked for. Raises StorageUnavailable if it is another part."""
+    """Bytes of the requested part. Raises StorageUnavailable if it is another part."""
     length = int(answer.get("ContentLength") or 0)
     if answer["ResponseMetadata"]["HTTPStatusCode"] == 200:
-        # RFC 9110 lets a server ignore Range: right only where the whole object was asked for.
+        # RFC 9110 lets a server ignore Range: correct only if the range covers the whole object.
         if byte_range.start == 0 and 0 < length <= byte_range.length:
             return length
         raise StorageUnavailable(f"{what}: the store ignores ranges")
@@ -66,7 +66,7 @@ def listed_objects(page: Answer, after: str, what: str) -> Iterable[StoredObject
         if key <= after:
             raise StorageUnavailable(f"{what}: {key} is listed after {after}")
         after = key
-        if not key.endswith("/"):  # consoles put empty objects of this name for a folder
+        if not key.endswith("/"):  # consoles store empty objects with such names as folders
             yield StoredObject(key, int(entry["Size"]), str(entry["ETag"]).strip('"'))
 
 
@@ -87,11 +87,11 @@ _UNAVAILABLE = (
     boto.IncompleteReadError,
     boto.ChecksumError,
     boto.FlexibleChecksumError,
-    boto.CredentialRetrievalError,  # the service that hands out credentials is away
+    boto.CredentialRetrievalError,  # the credential service is unreachable
     boto.MetadataRetrievalError,
     aiohttp.ClientError,  # the body's own reader does not translate all of them
-    ResponseParserError,  # an answer cut short, or of something that is no S3 server
-    OSError,  # with TimeoutError among them
+    ResponseParserError,  # an answer cut short, or not from an S3 server
+    OSError,  # includes TimeoutError
 )
 _DENIED = (
     boto.NoCredentialsError,
@@ -104,7 +104,7 @@ _DENIED = (
 
 
 def error_code(error: BaseException | None) -> str:
-    """As the server named it; empty: it named none."""
+    """The server's error code; "" if the server gave none."""
     response = error.response if isinstance(error, boto.ClientError) else {}
     return str(response.get("Error", {}).get("Code", ""))
 
@@ -113,8 +113,8 @@ def error_code(error: BaseException | None) -> str:
 def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
     """Raise the domain's errors for the client's; `what` begins their text.
 
-    `may_be_absent`: the call reads one object. For all others a 404 says that the store is not
-    as it should be, which must not be taken for an absent object.
+    `may_be_absent`: the call reads one object. For all other calls a 404 means a problem of the
+    store, not an absent object.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Ranges of S3 objects by plain HTTP/1.1, received where they are to lie. The S3 client signs."""
+"""Reads ranges of S3 objects by plain HTTP/1.1 into their final memory. The S3 client signs."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from fetchproxy.model import ByteRange
 from fetchproxy.runtime.loop import uninitialised
 from fetchproxy.storage.stores.object_store import error_of
 
-# An HTTP library hands a body over in pieces, to be joined by one more copy, and an S3 library
-# makes and takes apart each request in two milliseconds of Python: for a replay, more than half
-# of what a byte cost (ADR 0031). This client knows one kind of exchange. Any other answer is
-# OtherAnswer; the store's own client finds out what it means.
+# An HTTP library returns a body in pieces, which need one more copy to join. An S3 library takes
+# two milliseconds of Python to build and parse each request. For a replay, this was more than half
+# of the cost of a byte (ADR 0031). This client supports one kind of exchange. Any other answer is
+# OtherAnswer; the S3 client finds out what it means.
 
-# An S3 server's head has half a KiB; what comes of the body with it is copied once more.
+# An S3 server's head has half a KiB; body bytes that come with it are copied once more.
 HEAD_BYTES_MAX = 16 * 1024
-# A connection that was idle for longer is not used again: servers shut them after 5 s and more.
+# A connection that was idle for longer is not reused: servers close idle ones after 5 s or more.
 IDLE_MAX_S = 4.0
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})[ \r]")
 _CONTENT_RANGE = re.compile(rb"bytes (\d+)-(\d+)/(\d+|\*)")
-# With any of these the body is not the stored bytes as they are, or not this long.
+# With any of these headers the body is not the stored bytes, or has another length.
 _RECODED = (b"transfer-encoding", b"content-encoding")
 
 Address = tuple[str, int, bool]  # host, port, whether by TLS
 
 
 class OtherAnswer(Exception):
-    """The server answered, with something else than the part that was asked for.
+    """The server answered with something other than the requested part.
 
-    `status`: 0 where it is no answer of HTTP/1.1.
+    `status`: 0 if it is no HTTP/1.1 answer.
     """
 
     def __init__(self, what: str, status: int = 0) -> None:
@@ -54,7 +54,7 @@ class OtherAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`to_end`: the object may end inside the range, and then that is all there is of it."""
+    """`to_end`: the range must reach the end of the object, which may lie inside the range."""
 
     byte_range: ByteRange
     to_end: bool = False
@@ -66,8 +66,8 @@ class Wanted:
 
 
 def part_of(head: bytes, wanted: Wanted) -> tuple[int, bool]:
-    """Of an answer's head: the length of its body, and whether the connection may be used again.
-    Raises OtherAnswer where the body is not, beyond doubt, that one part, as long as it must be.
+    """(length of the body, whether the connection may be reused) from an answer's head. Raises
+    OtherAnswer unless the body is certainly the wanted part in its full length.
     """
     match = _STATUS.match(head)
     status = int(match[1]) if match else 0
@@ -91,7 +91,7 @@ def part_of(head: bytes, wanted: Wanted) -> tuple[int, bool]:
 
 
 def _request(url: str, byte_range: ByteRange) -> tuple[Address, bytes]:
-    """Whom to send it to, and its bytes. The default port is not named, as in what is signed."""
+    """(server address, request bytes). As in the signature, Host omits the default port."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     default = 443 if secure else 80
@@ -108,7 +108,7 @@ def _request(url: str, byte_range: ByteRange) -> tuple[Address, bytes]:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """One exchange at a time. Until its head is there an answer takes no memory of its own."""
+    """One exchange at a time. An answer's memory is allocated when its head is complete."""
 
     def __init__(self, on_lost: Callable[[_Connection], None]) -> None:
         self._on_lost = on_lost
@@ -120,13 +120,13 @@ class _Connection(asyncio.BufferedProtocol):
         self._room = memoryview(b"")  # the rest of the body
         self._wanted = Wanted(ByteRange(0, 1))
         self._answer: asyncio.Future[bytearray] | None = None
-        self.heard_at = 0.0  # loop time, s; also when it was asked
-        self.heard = False  # anything since it was asked
-        self.kept = False  # ready for another exchange
+        self.heard_at = 0.0  # loop time (s) of the last bytes received or the last request
+        self.heard = False  # whether any bytes came since the request
+        self.kept = False  # whether the connection may be reused
 
     def begin(self, request: bytes, wanted: Wanted) -> asyncio.Future[bytearray]:
-        """The future raises OtherAnswer, or ConnectionError where it is lost. Raises
-        ConnectionResetError where it was lost before.
+        """The future raises OtherAnswer, or ConnectionError if the connection is lost. The call
+        raises ConnectionResetError if the connection was lost before.
         """
         self._wanted, self._head_bytes = wanted, 0
         self.heard = self.kept = False
@@ -142,7 +142,7 @@ class _Connection(asyncio.BufferedProtocol):
         return self._transport is None
 
     def shut(self) -> None:
-        """Whatever is still to come is not wanted."""
+        """Close the connection; further bytes are not wanted."""
         self.kept = False
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ConnectionAbortedError("the connection was shut"))
@@ -162,7 +162,7 @@ class _Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.heard, self.heard_at = True, self._clock()
         if self._answer is None or self._answer.done():
-            self.shut()  # nobody has asked for this
+            self.shut()  # bytes without a request
         elif self._body is None:
             self._head_bytes += nbytes
             try:
@@ -204,9 +204,9 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 class RangeRequests:
-    """An async context manager that shuts its connections, of which it keeps idle ones.
+    """Keeps idle connections for reuse; as an async context manager it closes all connections.
 
-    `silence_max_s`: longest within an answer.
+    `silence_max_s`: the longest silence before or within an answer.
     """
 
     def __init__(
@@ -220,13 +220,13 @@ class RangeRequests:
         self._connect_max_s = connect_max_s
         self._silence_max_s = silence_max_s
         self._tls = tls
-        self._idle: dict[Address, list[_Connection]] = {}  # the last used one last
+        self._idle: dict[Address, list[_Connection]] = {}  # the most recently used last
         self._open: dict[_Connection, Address] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
     async def get(self, url: str, wanted: Wanted) -> bytearray:
-        """The `wanted` bytes of the object at `url`. Raises OtherAnswer; OSError where the
-        server is not there, falls silent or breaks off.
+        """The `wanted` bytes of the object at `url`. Raises OtherAnswer; OSError if the server is
+        unreachable, falls silent or ends the connection.
         """
         address, request = _request(url, wanted.byte_range)
         async with self._places:
@@ -235,7 +235,7 @@ class RangeRequests:
                     return await self._exchange(connection, request, wanted)
                 except ConnectionError:
                     if connection.heard:
-                        raise  # else the server had shut it before it was asked
+                        raise  # else the server had closed it before the request
             return await self._exchange(await self._connect(address), request, wanted)
 
     async def _exchange(self, connection: _Connection, request: bytes, wanted: Wanted) -> bytearray:
@@ -253,7 +253,7 @@ class RangeRequests:
                 self._idle.setdefault(self._open[connection], []).append(connection)
             else:
                 connection.shut()
-                answer.exception()  # seen, also where the caller was cancelled
+                answer.exception()  # marks it as retrieved, even if the caller was cancelled
 
     def _idle_one(self, address: Address) -> _Connection | None:
         idle = self._idle.get(address, [])
@@ -266,9 +266,9 @@ class RangeRequests:
         return None
 
     async def _connect(self, address: Address) -> _Connection:
-        """By a task of its own, whose connection is kept idle where the caller was cancelled.
+        """Connects in a separate task. If the caller is cancelled, the connection is kept idle.
 
-        Cancelled in the moment in which one of its attempts wins, asyncio would lose the socket.
+        If asyncio's call were cancelled just when an attempt succeeds, it would lose the socket.
         """
         if self._tasks is None:
             raise ConnectionAbortedError("the store is closed")
@@ -298,10 +298,10 @@ class RangeRequests:
             outcome.set_exception(error)
         except OSError as error:
             outcome.set_exception(ConnectionError(f"no connection to {host}:{port}: {error}"))
-        except Exception as error:  # noqa: BLE001 - it is raised again in who waits
+        except Exception as error:  # noqa: BLE001 - the waiting caller raises it again
             outcome.set_exception(error)
         else:
-            if connection.lost:  # at once, by a server that is going down
+            if connection.lost:  # a server that is shutting down closes it at once
                 outcome.set_exception(ConnectionResetError(f"{host}:{port} has hung up"))
             else:
                 self._open[connection] = address
@@ -328,23 +328,23 @@ class RangeRequests:
         for connection in list(self._open):
             connection.shut()
         if tasks is not None:
-            # Attempts end by themselves, within `connect_max_s`; they never raise.
+            # The attempts end within `connect_max_s` and never raise.
             await tasks.__aexit__(None, None, None)
         for connection in list(self._open):
             connection.shut()
 
 
-# The S3 client signs once for all reads of an object. Any other answer is asked for again through
-# the client: it knows redirects, regions, and what an error means. Where a store takes no signed
-# URLs (a bucket policy may say so), they are not tried any more.
+# The S3 client signs one URL for many reads of an object. After any other answer the request is
+# repeated through the client, which handles redirects, regions and errors. If a server refuses
+# signed URLs (a bucket policy may do so), they are no longer used.
 
 log = structlog.get_logger(__name__)
 
-# A URL is used for a minute and is good for ten: clocks may differ by the rest.
+# A URL is used for one minute and valid for ten: clocks may differ by the rest.
 URL_AGE_MAX_S = 60
 _URL_VALID_S = 600
 _URLS_MAX = 10_000  # half a KiB each
-# After so many in a row that were refused, where the client's own request then was not.
+# After so many refusals in a row, each repeated by the client with success, no more URLs are used.
 NEEDLESS_MAX = 3
 
 
@@ -359,8 +359,9 @@ class S3RangeReads:
         self._needless = 0
 
     async def get(self, key: str, wanted: Wanted, what: str) -> bytearray | None:
-        """None: the client is to be asked. Raises the error of a store in trouble, which has no
-        time for a second request; OSError and the client's errors where it cannot be asked.
+        """None: the caller has to use the client. Raises the error for status 429 or 500 and above,
+        as such a store should get no second request; OSError and the client's errors if the request
+        fails.
         """
         if self._needless >= NEEDLESS_MAX:
             return None
@@ -384,7 +385,7 @@ class S3RangeReads:
         return url
 
     def was_needless(self, key: str) -> None:
-        """The client's own request had the very part."""
+        """Drop the URL and count a refusal: the client's own request got the same part."""
         self._urls.pop(key, None)
         self._needless += 1
         if self._needless == NEEDLESS_MAX:
@@ -394,12 +395,12 @@ class S3RangeReads:
 async def open_range_reads(
     resources: AsyncExitStack, session: Any, client: Any, bucket: str, config: StoreConfig
 ) -> S3RangeReads | None:
-    """None where an HTTP proxy stands before the store: that is for the client. Raises OSError."""
+    """None if the store is behind an HTTP proxy: only the client supports it. Raises OSError."""
     endpoint = client.meta.endpoint_url
     if get_environ_proxies(endpoint):
         return None
-    # Else botocore signs URLs with version 2, which newer buckets refuse, and for the endpoint of
-    # all regions, which a network may have no way to.
+    # Otherwise botocore signs URLs with version 2, which newer buckets refuse, and for the global
+    # endpoint, which a network may not reach.
     client.meta.events.register_first("choose-signer.s3.GetObject", _version_4)
     client.meta.events.register_first(
         "before-endpoint-resolution.s3",

@@ -1,4 +1,4 @@
-"""WebHDFS: the requests of one HDFS, its answers, and its errors in the domain's words."""
+"""WebHDFS: the requests to one HDFS, its answers, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fetchproxy.storage.stores.kerberos import Kerberos, Negotiation, offered
 from fetchproxy.storage.stores.locations import HdfsLocation
 
 # A NameNode names the Java exception in its answer, nearly always with status 403. An answer
-# without a name is not a NameNode's, so that even its 404 says nothing about an object.
+# without such a name does not come from a NameNode, so even a 404 says nothing about an object.
 
 NOT_FOUND = frozenset(
     {
@@ -41,7 +41,7 @@ NOT_FOUND = frozenset(
     }
 )
 TAKEN = "FileAlreadyExistsException"
-# Another NameNode of the same cluster may be the one that answers.
+# Another NameNode of the same cluster may be active.
 STANDBY = frozenset({"StandbyException", "ObserverRetryOnActiveException"})
 
 _DENIED = frozenset(
@@ -54,7 +54,7 @@ _DENIED = frozenset(
     }
 )
 _THROTTLED = frozenset({"ServerTooBusyException", "RetriableException"})
-# No retry mends these; everything else that HDFS throws comes and goes with its nodes.
+# No retry helps after these; all other errors of HDFS come and go with its nodes.
 _LASTING = frozenset(
     {
         "IllegalArgumentException",
@@ -74,12 +74,12 @@ _TOKEN = re.compile(r"(delegation(?:=|%3d))[^&\s\"'<>)]+", re.IGNORECASE)
 
 
 def without_token(text: str) -> str:
-    """Errors of the HTTP client, and servers' pages, repeat the URL that was asked for."""
+    """Hide tokens: errors of the HTTP client, and servers' pages, repeat the request's URL."""
     return _TOKEN.sub(r"\1...", text)
 
 
 class RemoteFault(Exception):
-    """An answer that is none: `exception` is Java's name for it, empty where it has none."""
+    """An error answer. `exception`: the name of the Java exception, or ""."""
 
     def __init__(self, status: int, exception: str, message: str) -> None:
         first_line = message.strip().splitlines()[:1]
@@ -112,8 +112,8 @@ def _kind(fault: RemoteFault) -> type[RemoteStorageError]:
 def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
     """Raise the domain's errors for the client's; `what` begins their text.
 
-    `may_be_absent`: the call reads one object. For all others "not found" says that the store is
-    not as it should be, which must not be taken for an absent object.
+    `may_be_absent`: the call reads one object. For all other calls "not found" means a problem of
+    the store, not an absent object.
     """
     try:
         yield
@@ -122,19 +122,19 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
         if kind is ObjectNotFound and not may_be_absent:
             kind = StorageUnavailable
         raise kind(f"{what}: {fault}") from fault
-    except (aiohttp.ClientError, OSError) as error:  # with TimeoutError among them
+    except (aiohttp.ClientError, OSError) as error:  # includes TimeoutError
         said = str(error) or type(error).__name__
         told = without_token(said)
         raise StorageUnavailable(f"{what}: {told}") from (error if told == said else None)
 
 
-# HDFS lists a folder by the names of its entries. Keys sort as whole paths, so that a folder
-# counts as `name/`: `a-/x` comes before `a/x`, though `a` comes before `a-`.
+# HDFS sorts a folder by the names of its entries. Keys sort as whole paths, so a folder counts as
+# `name/`: `a-/x` comes before `a/x`, though `a` comes before `a-`.
 
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """`name` is empty where the status is that of the path itself that was asked for."""
+    """`name` is "" in the status of the requested path itself."""
 
     name: str
     is_folder: bool
@@ -145,12 +145,12 @@ class FileStatus:
 
     @property
     def place(self) -> str:
-        """By which it sorts among the other entries of its folder."""
+        """Its sort key among the entries of its folder."""
         return f"{self.name}/" if self.is_folder else self.name
 
 
 def decoded(body: bytes, what: str) -> Mapping[str, Any]:
-    """Raises StorageUnavailable for what no NameNode says."""
+    """The JSON object in an answer. Raises StorageUnavailable if `body` is none."""
     try:
         answer = json.loads(body)
     except ValueError:
@@ -168,8 +168,8 @@ def file_status(answer: Mapping[str, Any], what: str) -> FileStatus:
 
 
 def listed_page(answer: Mapping[str, Any], after: str, what: str) -> tuple[list[FileStatus], bool]:
-    """Entries of one page of LISTSTATUS_BATCH, all after `after`; whether more pages follow. Raises
-    StorageUnavailable where it is no such page.
+    """(entries of one page of LISTSTATUS_BATCH, all after `after`; whether more pages follow).
+    Raises StorageUnavailable if the answer is no such page.
     """
     try:
         listing = answer["DirectoryListing"]
@@ -194,7 +194,7 @@ def _status(fields: Mapping[str, Any]) -> FileStatus:
         name=str(fields["pathSuffix"]),
         is_folder=fields["type"] == "DIRECTORY",
         size_bytes=size_bytes,
-        # A renamed file keeps its id and time, and what it replaces goes with its own.
+        # A renamed file keeps its id and time; the file that it replaces had others.
         version=f"{int(fields.get('fileId', 0)):x}-{modified:x}-{size_bytes:x}",
         modified_epoch_ms=modified,
         children=int(fields.get("childrenNum", 0)),
@@ -202,13 +202,13 @@ def _status(fields: Mapping[str, Any]) -> FileStatus:
 
 
 class KeyOrder:
-    """Puts entries that come by their names into the order of keys, holding back few."""
+    """Brings entries sorted by name into key order; holds back few entries."""
 
     def __init__(self) -> None:
         self._held: list[tuple[str, FileStatus]] = []
 
     def add(self, entry: FileStatus) -> list[FileStatus]:
-        """The entries that nothing after `entry` can precede."""
+        """Returns the held entries that precede `entry` and all later ones."""
         ready = self._up_to(entry.name)
         heappush(self._held, (entry.place, entry))
         return ready
@@ -224,10 +224,11 @@ class KeyOrder:
 
 
 def list_after(start_after: str, name_start: str) -> str:
-    """After which name to list a folder, so that no entry with a key above is passed over. A folder
-    `a` is wanted after `a-b` too, since its keys are `a/…`: hence from the shortest such name on.
+    """The name after which to list a folder without missing any key after `start_after`. A folder
+    `a` follows `a-b` in key order, as its keys are `a/…`: so the listing starts before the shortest
+    such name.
 
-    `start_after` is relative to the folder; wanted names begin with `name_start`.
+    `start_after`: relative to the folder. `name_start`: the beginning of wanted names.
     """
     part = start_after.partition("/")[0]
     for length in range(1, len(part)):
@@ -237,24 +238,24 @@ def list_after(start_after: str, name_start: str) -> str:
     return max(part[:-1], name_start[:-1])
 
 
-# Every request is tried once, but for a NameNode that cannot have acted on it: nobody there, or a
-# standby. Back-off is the caller's.
+# Every request is tried once, except if the NameNode cannot have acted on it because it was
+# unreachable or a standby. The caller does the back-off.
 #
-# A NameNode that wants Kerberos is asked for a delegation token by it, once. With a ticket or a
-# cookie for each request the NameNode would make, log and keep for a day a token of its own for
-# every redirect to a DataNode.
+# If a NameNode requires Kerberos, the client uses that once to get a delegation token. With a
+# ticket or a cookie in each request, the NameNode would make a token for every redirect to a
+# DataNode, log it and keep it for a day.
 
 _REDIRECTS = frozenset({301, 302, 307, 308})
-# A NameNode says SecurityException of a token that has ended or that it does not know, the others
-# say which kind it is.
+# A NameNode answers SecurityException for an expired or unknown token; the other names are more
+# specific.
 _NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken", "SecurityException"})
-# Of an answer without data: a page of a listing has a thousand names.
+# The limit for an answer without file content; a page of a listing has a thousand names.
 _ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _FAULT_BYTES_MAX = 64 * 1024
 
 
 class LongerThanWanted(StorageUnavailable):
-    """`size_bytes` would come, or did until it was enough."""
+    """`size_bytes`: the stated length, or the bytes received until the client stopped."""
 
     def __init__(self, what: str, size_bytes: int) -> None:
         super().__init__(f"{what}: {size_bytes} bytes came")
@@ -262,9 +263,9 @@ class LongerThanWanted(StorageUnavailable):
 
 
 class WebHdfsClient:
-    """Use it on one loop. Paths are relative to the location's folder, which is the path "".
+    """Use it on one loop. Paths are relative to the location's folder, whose own path is "".
 
-    Raises `RemoteFault` for what HDFS answers and aiohttp's errors for what it does not.
+    Raises `RemoteFault` for error answers of HDFS, and aiohttp's errors if there is no answer.
     """
 
     def __init__(self, location: HdfsLocation, config: StoreConfig) -> None:
@@ -274,10 +275,10 @@ class WebHdfsClient:
         self._closed = False
         self._sockets = ClientSockets(config.write_max_ms)
         self._active = 0  # the NameNode that answered last
-        self.date: str | None = None  # as that one's last answer says, of HTTP
+        self.date: str | None = None  # the HTTP Date of the last answer
         self._token: str | None = None
         self._kerberos = Kerberos(config.read_max_ms / 1000)
-        self._by_kerberos = False  # a NameNode has wanted it
+        self._by_kerberos = False  # whether a NameNode has required it
         self._new_tokens: SingleFlight[str | None] = SingleFlight()
 
     async def close(self) -> None:
@@ -289,14 +290,13 @@ class WebHdfsClient:
         await self._sockets.shut()
 
     async def ask(self, method: str, op: str, path: str, **parameters: str) -> Mapping[str, Any]:
-        """The answer of a request that moves no data."""
+        """The answer to a request that transfers no file content."""
         _, body = await self._ask_namenode(method, op, path, parameters)
         return decoded(body, op) if body else {}
 
     async def read(self, path: str, bytes_max: int, **parameters: str) -> bytes:
-        """OPEN. Raises an error where the connection ends before the stated length.
-
-        LongerThanWanted where more than `bytes_max` would come: nothing is read then.
+        """OPEN. Raises an error if the connection ends before the stated length; LongerThanWanted,
+        without reading anything, if more than `bytes_max` would come.
         """
         address, body = await self._ask_namenode("GET", "OPEN", path, parameters, bytes_max)
         if address is None:
@@ -309,17 +309,17 @@ class WebHdfsClient:
                 return await _body(answer, bytes_max, f"OPEN {path}")
 
     async def place_for(self, path: str) -> URL:
-        """Where a DataNode awaits a new file's content. Nothing is made yet."""
+        """The address at which a DataNode takes a new file's content. Makes no file yet."""
         address, _ = await self._ask_namenode("PUT", "CREATE", path, {"overwrite": "false"})
         if address is None:
             raise StorageUnavailable("CREATE: the NameNode names no DataNode")
         return address
 
     async def create(self, place: URL, size_bytes: int, content: AsyncIterator[bytes]) -> None:
-        """A new file; the folders above it are made. TimeoutError where one part takes too long."""
+        """Make a new file and its folders. Raises TimeoutError if one part takes too long."""
         headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
         part_max_s = self._config.write_max_ms / 1000
-        failures: list[RemoteStorageError] = []  # of the content itself, which aiohttp would wrap
+        failures: list[RemoteStorageError] = []  # errors of `content`, which aiohttp would wrap
         async with asyncio.timeout(part_max_s) as limit:
 
             async def timed() -> AsyncIterator[bytes]:
@@ -375,12 +375,12 @@ class WebHdfsClient:
                     self._by_kerberos = True
                 if self._needs_token and not token_is_fresh and _is_refused(fault, used):
                     if self._token is used:
-                        self._token = None  # somebody may have put a new one into the file
+                        self._token = None  # the file may contain a new token
                     continue
                 if fault.exception not in STANDBY or tries_left <= 1:
                     raise
             except aiohttp.ServerTimeoutError:
-                self._pass_over(asked)  # it may have acted on the request
+                self._pass_over(asked)  # no retry: the NameNode may have acted on the request
                 raise
             except aiohttp.ClientConnectorError:
                 if tries_left <= 1:
@@ -405,7 +405,7 @@ class WebHdfsClient:
     async def _new_token(self, asked: int) -> str | None:
         if self._config.hdfs_token_file is not None:
             return await asyncio.to_thread(self._read_token)
-        url = self._url(asked, "GETDELEGATIONTOKEN", "", {})  # the ticket says who asks
+        url = self._url(asked, "GETDELEGATIONTOKEN", "", {})  # the ticket names the user
         assert url.host is not None
         host = url.host
         negotiation = await self._kerberos.run(lambda: Negotiation(host), host)
@@ -422,7 +422,7 @@ class WebHdfsClient:
 
     @contextmanager
     def _token_may_end(self) -> Iterator[None]:
-        """Between the NameNode's answer and that of a DataNode, which asks the NameNode again."""
+        """The token may expire after the NameNode's answer: a DataNode asks the NameNode again."""
         used = self._token
         try:
             yield
@@ -466,7 +466,7 @@ class WebHdfsClient:
                     sock_read=self._config.read_max_ms / 1000,
                 ),
                 auto_decompress=False,
-                # A NameNode's cookie would count in place of a token.
+                # A NameNode would accept its cookie instead of a token.
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
@@ -481,14 +481,14 @@ async def _check(answer: aiohttp.ClientResponse, status: int) -> None:
 
 
 def _is_refused(fault: RemoteFault, token: str | None) -> bool:
-    """Whether what was sent, nothing or a token, is not who may ask."""
+    """Whether the NameNode refused the request because of its token, or the lack of a token."""
     if token is None:
         return fault.wants_kerberos
     return fault.exception in _NO_SUCH_TOKEN or fault.status == 401
 
 
 async def _body(answer: aiohttp.ClientResponse, bytes_max: int, what: str) -> bytes:
-    """Raises LongerThanWanted: before anything is read, where the answer states its length."""
+    """Raises LongerThanWanted, before reading anything if the answer states its length."""
     stated = answer.content_length
     if stated is not None and stated > bytes_max:
         raise LongerThanWanted(what, stated)
@@ -499,7 +499,7 @@ async def _body(answer: aiohttp.ClientResponse, bytes_max: int, what: str) -> by
 
 
 async def _received(answer: aiohttp.ClientResponse, enough_bytes: int) -> bytes:
-    """All of it, or a little more than is enough."""
+    """The whole body, or a little more than `enough_bytes` of it."""
     parts: list[bytes] = []
     async for part in answer.content.iter_any():
         parts.append(part)
@@ -510,7 +510,7 @@ async def _received(answer: aiohttp.ClientResponse, enough_bytes: int) -> bytes:
 
 
 def _place(location: str, op: str) -> URL:
-    """Where a NameNode sends us. What it says may hold a token, so no error repeats it."""
+    """The address of a redirect. It may contain a token, so no error repeats it."""
     with suppress(ValueError):
         place = URL(location, encoded=True)
         if place.scheme in ("http", "https") and place.host and place.port:
