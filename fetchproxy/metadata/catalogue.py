@@ -84,7 +84,7 @@ class PartitionTable:
     def apply(self, event: MetadataEvent) -> bool:
         """Take an event of the metadata topic; taking it twice does no harm.
 
-        False: the event is no legal next step and is left out. For example it was read again, or its
+        False: the event is no legal next step and is left out. It may have been read again, or its
         writer was overtaken. DELETE_PARTITION_FINISHED deletes everything.
         """
         try:

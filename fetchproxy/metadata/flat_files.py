@@ -254,7 +254,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
 
 # The folder of cache files, and how far the metadata topic was read into them.
 #
-#     <folder>/<topic>/<partition>-<topicId>.remote-log-metadata     see `flat_files`
+#     <folder>/<topic>/<partition>-<topicId>.remote-log-metadata     see above
 #     <folder>/committed-offsets                                      text, see below
 #     <folder>/.lock                                                 held by the process using it
 #
