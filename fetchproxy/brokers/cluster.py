@@ -371,7 +371,7 @@ _REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; after it the broker answe
 
 
 async def delete_records(cluster: Cluster, tip: TopicIdPartition, offset: int) -> int:
-    """Delete all records below `offset` from the brokers. The new log start of all replicas.
+    """Delete the records below `offset` from the brokers. Returns all replicas' new log start.
 
     Kafka takes only topic *names* here, so the topic's id is looked up anew before: a re-created
     topic is another log. May be repeated. Raises ClusterError; if it has no Kafka code, the

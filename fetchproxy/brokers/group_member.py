@@ -87,9 +87,7 @@ class GroupDuties(ABC):
 
 @dataclass(eq=False, repr=False)
 class GroupMember:
-    """`await member.run()` in a TaskGroup. If cancelled, it leaves the
-    group (a static one stays).
-    """
+    """`await member.run()` in a TaskGroup. If cancelled, it leaves (a static member stays)."""
 
     _cluster: Cluster
     _settings: GroupSettings

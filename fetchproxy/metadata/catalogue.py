@@ -128,9 +128,7 @@ class PartitionTable:
         return None if index is None else self._rows[index]
 
     def segments(self) -> Iterator[RemoteLogSegmentMetadata]:
-        """Every segment, by start offset and id; also unfinished ones and those below the log
-        start.
-        """
+        """Every segment, by start offset and id; also unfinished or below the log start."""
         others = (*self._overlapping.values(), *self._unfinished.values())
         every: Iterable[RemoteLogSegmentMetadata] = chain(self._rows, others)
         return iter(sorted(every, key=lambda s: (s.start_offset, s.segment_id.id)))

@@ -155,9 +155,7 @@ async def read_collected(rsm: RemoteStorageManager, topic_id: UUID) -> Collected
 
 
 class CollectedOnce:
-    """For callers that read the archive partition by partition: a topic's
-    partitions share a read.
-    """
+    """For reading the archive partition by partition: a topic's partitions share a read."""
 
     def __init__(self, rsm: RemoteStorageManager) -> None:
         self._rsm = rsm

@@ -284,9 +284,7 @@ class MetadataCache:
         self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Raises ConfigError if the folder cannot be used, for example by
-        another process's lock.
-        """
+        """Raises ConfigError if the folder cannot be used, as when another process has it."""
         self._lock = take_folder(self._directory, "metadata.cache_dir")
         return self
 

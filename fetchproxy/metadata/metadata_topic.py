@@ -124,9 +124,7 @@ class KafkaMetadataLog:
             return await self._cluster.ask_leader(tip, ask)
 
     async def bounds(self, partition: int) -> tuple[int, int]:
-        """The first offset and the next one: values appended before the call
-        are below the latter.
-        """
+        """(first offset, next offset): values appended before the call are below the latter."""
         # By ListOffsets: a newly elected leader answers it only once it knows every acknowledged
         # record (KIP-207); the high watermark in a Fetch may lag then.
         tip = self._tip(partition)

@@ -92,9 +92,7 @@ _SOFTWARE_FROM = 3  # ApiVersions; KIP-511
 
 
 def client_software(buf: Buffer, head: RequestHead, end: int) -> tuple[str, str]:
-    """The client library's name and version from an ApiVersions request; "" if `buf[:end]` has
-    none.
-    """
+    """The client library's name and version in an ApiVersions request; else ""."""
     if head.api_version < _SOFTWARE_FROM:
         return "", ""
     cursor = Cursor(buf, head.body_position, end)

@@ -104,9 +104,7 @@ NULLABLE_BYTES = _Plain(Cursor.nullable_bytes, encode_bytes)
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`since` and `until` are versions, both inclusive; in other versions
-    the value is `default`.
-    """
+    """`since` and `until` are versions, both inclusive; other versions have `default`."""
 
     name: str
     kind: Kind

@@ -89,9 +89,7 @@ class AddressMap:
         self._opening = asyncio.Lock()
 
     async def open_mapped(self) -> None:
-        """Open the listeners of `gateway.node_map` before any broker is
-        known. Raises ConfigError.
-        """
+        """Open `gateway.node_map`'s listeners, before brokers are known. Raises ConfigError."""
         for node_id, place in self._places.items():
             try:
                 await self._open(node_id)

@@ -161,9 +161,7 @@ class Judging:
 
     # --- which partitions these are ---
     async def _identify(self) -> Tips:
-        """Asks again: a name's topic may have been re-created, and any topic
-        may have a new leader.
-        """
+        """Asks again: a name may mean a re-created topic, and any topic may have a new leader."""
         topics = await self._topics({ref for ref, _ in self.offsets})
         tips: dict[PartitionKey, TopicIdPartition] = {}
         async for key in each_of(self.offsets):

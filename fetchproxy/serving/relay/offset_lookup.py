@@ -149,9 +149,7 @@ class ArchiveLookup:
             return {name: cluster.cached_topic_by_name(name) or error for name in names}
 
     def _is_hidden(self, name: str, error: ClusterError) -> bool:
-        """The proxy's own user may not describe the topic, so this user
-        cannot archive it either.
-        """
+        """The proxy's own user may not describe the topic, so it cannot archive it either."""
         if error.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             return False
         self.archive.warnings.warn(
@@ -315,9 +313,7 @@ def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:
 
 
 async def topics_above_0(payload: bytes, version: int) -> set[str]:
-    """Topics with a partition that begins above 0: the others can have no
-    archived records below.
-    """
+    """Topics with a partition that begins above 0: the others have no archived records below."""
     found: set[str] = set()
     for topic, rows, _, _ in rows_in(payload, version):
         if topic in found:

@@ -70,9 +70,7 @@ class Request:
         return topic in self.user.topics
 
     def missing(self, topic: str) -> ErrorCode:
-        """Why the topic is not shown. A user learns nothing of a topic that
-        the user may not read.
-        """
+        """Why the topic is not shown. Reveals nothing of a topic that the user may not read."""
         if self.may_read(topic):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED

@@ -148,9 +148,7 @@ class Challenge:
 
 
 def server_final(asked: Challenge, token: bytes) -> bytes | None:
-    """The server's proof for the client; None: the client's password is
-    wrong. Raises LoginRefused.
-    """
+    """The server's proof for the client; None: a wrong password. Raises LoginRefused."""
     found = _FINAL.fullmatch(_text(token))
     if found is None:
         raise _malformed("no client-final message")
@@ -402,9 +400,7 @@ class Logins:
 
     @asynccontextmanager
     async def attempt(self, name: str) -> AsyncIterator[None]:
-        """An attempt from address `name`: its only one now, and late enough after its last
-        failures.
-        """
+        """An attempt from address `name`: one at a time, and not soon after failures."""
         new = asyncio.Lock(), TokenBucket(FAILED_LOGINS_PER_S_MAX, self._clock())
         turn, failures = self._addresses.setdefault(name, new)
         async with turn:

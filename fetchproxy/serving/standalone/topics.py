@@ -95,9 +95,7 @@ class ArchiveWatch:
         self.catalogue = Catalogue({}, {})
 
     async def load(self) -> None:
-        """Returns once the archive was listed. Raises RemoteStorageError if
-        retrying cannot help.
-        """
+        """Returns once the archive was listed. Raises RemoteStorageError if retries cannot help."""
         for failures in count(1):
             try:
                 await self._list()

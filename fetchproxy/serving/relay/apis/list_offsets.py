@@ -350,9 +350,7 @@ async def _max_timestamp(
 def _earliest_pending_upload(
     archive: ServedArchive, question: _Question, view: PartitionView | None
 ) -> OffsetResult:
-    """The start of the records that are not archived (KIP-1023); brokers
-    without a remote tier: -1.
-    """
+    """The start of the unarchived records (KIP-1023); brokers without a remote tier: -1."""
     result = question.result
     if view is not None and view.log_end_offset is not None:
         lineage = lineage_of(view)
