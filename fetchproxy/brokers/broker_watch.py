@@ -1,7 +1,7 @@
 """Checks every few seconds which brokers answer, also while no client asks for anything.
 
-A broker that refuses the proxy's own credentials counts as answering. A broker that the cluster
-no longer names is still asked, and counts as away, until FORGOTTEN_AFTER_S has passed.
+A broker that refuses the proxy's own credentials counts as answering. A broker that the cluster no
+longer names is still asked, and may count as away, until FORGOTTEN_AFTER_S has passed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from fetchproxy.observability.metrics import BROKERS_KNOWN, BROKERS_REACHABLE
 
 # With the default of cluster.request_max_ms, a silent broker is noticed within 15 s.
 LOOK_INTERVAL_S = 2.0
-# A broker that refuses credentials is asked less often: each refusal counts there and costs a
-# delay.
+# Brokers that refuse credentials are asked less often: each refusal counts, and costs them a delay.
 REFUSED_INTERVAL_S = 60.0
 # A broker that the cluster has not named for this long was taken out of the cluster.
 FORGOTTEN_AFTER_S = 3_600.0

@@ -99,8 +99,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
     async def call(self, message: Any, answer: Any, extra_ms: int = 0) -> Any:
         """Send one of kafka-python's requests in the highest version that both sides speak.
 
-        Returns the answer as class `answer`. Raises as `send`, and ClusterError for a malformed
-        answer.
+        Returns the answer as class `answer`. Raises as `send`; ClusterError if it is malformed.
         """
         # `Any`: kafka-python makes its message classes at import time, without types for mypy.
         await self._renew_if_due()

@@ -215,8 +215,7 @@ class LogEdgesReads:
                 if flight.tips:
                     failed.update(await self._ask(flight.tips))
             finally:
-                # If this caller was cancelled, there are no errors: those who wait then ask
-                # themselves.
+                # If this caller was cancelled, there are no errors: the waiting callers ask then.
                 self._flights.remove(flight)
                 flight.landed.set_result(failed)
             if not flight.tips:

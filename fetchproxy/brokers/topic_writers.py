@@ -1,7 +1,7 @@
 """Logs once, at the start, which users the brokers' ACLs allow to write to the metadata topic.
 
-Every archiver deletes what that topic says. The ACLs do not show super users, nor an authorizer
-that allows every user if no ACL is found: brokers report neither.
+A writer of that topic can make every archiver delete segments. The ACLs show neither super users
+nor an authorizer that allows every user if no ACL is found: brokers report neither.
 """
 
 from __future__ import annotations

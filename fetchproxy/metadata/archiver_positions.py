@@ -11,8 +11,8 @@ at and above it are.
 An archiver rewrites its object when its content changes, and every `BEAT_INTERVAL_S` with another
 `beat`. No clock of another machine counts: an object that the reader sees unchanged for
 `SILENT_MAX_S` is ignored. Time in which the reader did not look does not count: the archiver may
-not have reached the store then either, and still has its records. The health page names a silent
-archiver sooner: three looks without a change are no accident.
+not have reached the store then either, and still has its records. A silent archiver is reported
+sooner: three looks without a change are no accident.
 """
 
 from __future__ import annotations

@@ -340,8 +340,8 @@ IN_STORE_WAIT_MAX_S = 1.0
 
 
 class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
-    """Strongly consistent: a put returns after its own event was read back. Of two that raced, all
-    readers refuse the one that came second in the log.
+    """Strongly consistent: a put returns after its own event was read back. If two puts raced, all
+    readers refuse the second one in the log.
 
     The store has every segment's state too, so that it describes itself. The write order is chosen
     so that a crash between both writes leaves an unfinished copy or a deletion to repeat, never a

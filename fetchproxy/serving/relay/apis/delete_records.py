@@ -11,7 +11,7 @@ If the store fails, the broker has trimmed its log already. The client then gets
 (or REQUEST_TIMED_OUT after the request's own time), which admin clients retry: the retry finds the
 broker done and raises the archive's log start. A broker's error leaves the archive unchanged.
 Segments below the log start are no longer served; the archiver (`deletion.expirer`) deletes their
-objects. A partition without anything in the archive gets no mark.
+objects. A partition that the archive does not hold or gather yet gets no mark.
 """
 
 from __future__ import annotations

@@ -341,8 +341,8 @@ async def _max_timestamp(
         if found is not None:
             same = found[1] == result.timestamp and 0 <= result.offset <= found[0]
             return result if same else found_at(result, *found)
-        # The record was in a part that no longer counts, and the index cannot find the next one: at
-        # the start by DeleteRecords, or after the place where an election cut the log.
+        # The record was in a part that no longer counts (the index does not know more): at the
+        # start by DeleteRecords, or after the place where an election cut the log.
         latest = view.segments.max_timestamp_ms(below=latest)
     return result
 
