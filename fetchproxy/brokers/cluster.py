@@ -315,8 +315,7 @@ class Cluster:
         return self._connections.exclusive(address)
 
     async def ask_any(self, ask: Callable[[BrokerConnection], Awaitable[T]]) -> T:
-        """`ask` the broker that answered last, else the other brokers, else the bootstrap
-        addresses.
+        """`ask` the broker that answered last, else other brokers, else the bootstrap addresses.
 
         A broker that hangs gets connect_max_ms while others are left, even on an open connection.
         """

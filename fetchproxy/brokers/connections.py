@@ -115,8 +115,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
     async def send(
         self, api_key: int, version: int, bodies: Sequence[bytes], extra_ms: int = 0
     ) -> list[memoryview]:
-        """Send requests with these bodies at once. Returns their answers in order, without size
-        prefix.
+        """Send these bodies as requests at once. Returns the answers in order, without size prefix.
 
         Raises ClusterUnavailable after request_max_ms + `extra_ms` (the time that the broker itself
         was told to wait), and if the connection is lost.

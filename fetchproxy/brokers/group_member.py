@@ -266,9 +266,8 @@ class GroupMember:
         if code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             raise ClusterUnavailable(text, code)
         if code == ErrorCode.FENCED_INSTANCE_ID and self._member_id != self._synced_id:
-            # The member id comes from a broker that had stopped being the coordinator. Other
-            # brokers know only our earlier id. A member without an id takes its place, as at a
-            # start.
+            # The member id is from a broker that was no longer the coordinator. Others know only
+            # our earlier id. A member without an id takes its place, as at a start.
             self._lose("expired", forget=True)
             raise ClusterUnavailable(text)
         if code == ErrorCode.FENCED_INSTANCE_ID:

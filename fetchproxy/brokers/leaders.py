@@ -57,8 +57,7 @@ class Leaders:
         ask: AskLeader[T],
         tell: Callable[[TopicIdPartition, T | ClusterError], None] | None = None,
     ) -> dict[TopicIdPartition, T | ClusterError]:
-        """`ask` each partition's leader. On a wrong or lost leader look it up again, back off,
-        retry.
+        """`ask` each partition's leader. If it is wrong or lost: look it up again, back off, retry.
 
         The brokers are asked in parallel. No try begins later than request_max_ms after the first,
         so the whole takes up to twice that. If Metadata itself says that a topic is gone, that is
@@ -193,9 +192,7 @@ class LogEdgesReads:
         return known is not None and known[1] >= not_older_than
 
     async def get(self, tips: Collection[TopicIdPartition], not_older_than: float) -> FoundEdges:
-        """Edges from loop time `not_older_than` (s) or later; a future time means now. Raises no
-        ClusterError.
-        """
+        """Edges from that loop time (s) or later; the future means now. Raises no ClusterError."""
         oldest = min(not_older_than, asyncio.get_running_loop().time())
         failed: FoundEdges = {}
 

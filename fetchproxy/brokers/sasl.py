@@ -49,8 +49,7 @@ class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
 _REFRESH_AFTER = 0.8
 # For an endpoint without expires_in (optional in RFC 6749, 5.1), because the token is opaque.
 _LIFETIME_UNSTATED_S = 60.0
-# After the endpoint failed, a still valid token is used this long before the endpoint is asked
-# again.
+# After the endpoint failed, a valid token is used this long before the endpoint is asked again.
 _RETRY_PAUSE_S = 5.0
 _ANSWER_BYTES_MAX = 256 * 1024
 _ERROR_NAME = re.compile(r"[a-z_]{1,40}")  # RFC 6749, 5.2: for example invalid_client

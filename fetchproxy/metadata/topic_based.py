@@ -429,8 +429,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         oldest = min(not_older_than, asyncio.get_running_loop().time())
         known = [t for t in await self._follower.partitions(oldest) if t.topic_id == topic_id]
         if not known and topic_id in (self._in_store.cached(None) or ()):
-            # Deleted since the store was listed, or the metadata topic was lost: `refresh` finds
-            # out.
+            # Deleted since the store was listed, or the metadata topic was lost: `refresh` checks.
             known = await self._rsm.list_topic(topic_id)
         views: dict[int, PartitionView] = {}
         for piece in pieces(known, VIEWS_AT_ONCE):

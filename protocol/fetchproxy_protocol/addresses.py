@@ -3,8 +3,8 @@
 `_LOCATE` says where each API's answers have them. Fetch answers are relayed while they stream, so
 only their last tagged-field section comes here. In requests only Produce's `acks` is read, because
 a request with acks=0 has no answer.
-Node ids and racks are never changed. A negative node id or an empty host stands for no address in
-an answer with an error, and is left alone.
+Node ids and racks are never changed. In an answer with an error, a negative node id or an empty
+host replaces the address; it is left alone.
 
 A payload is a whole response without its size prefix, so it begins with the correlation id.
 """

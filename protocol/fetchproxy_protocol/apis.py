@@ -265,8 +265,7 @@ PROXIED_VERSIONS: dict[int, tuple[int, int]] = {
     ApiKey.FIND_COORDINATOR: (0, 6),
     # After v0 raw SASL tokens follow without any header: that form is refused.
     ApiKey.SASL_HANDSHAKE: (1, 1),
-    # v5 tells the broker which cluster and node the client means (KIP-1242); both are the real
-    # ones.
+    # v5 tells the broker which cluster and node the client means (KIP-1242); both are real.
     ApiKey.API_VERSIONS: (0, 5),
     ApiKey.DELETE_RECORDS: (0, 2),
     # v0 and v1 have no fencing; replicas of old brokers used them.

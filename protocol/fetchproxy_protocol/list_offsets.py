@@ -130,7 +130,7 @@ def write_request(
 ) -> Iterator[bytes]:
     """The body of a consumer's request, v2 to v11, in pieces: one timestamp for many partitions.
 
-    `asked`: by topic, (partition, known leader epoch). The broker uses its own default time-out.
+    `asked`: by topic, (partition, known leader epoch). The time-out is left to the broker.
     """
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     tags = b"\x00" if flexible else b""

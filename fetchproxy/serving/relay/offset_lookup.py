@@ -161,7 +161,7 @@ class ArchiveLookup:
         return True
 
     async def views(self, tips: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
-        """Views of archived topics: of some age, or read since the answer if they have no segment.
+        """Views of archived topics: read a while ago, or since the answer if they have no segment.
 
         Raises nothing.
         """
