@@ -15,8 +15,8 @@ from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import MalformedMessage, Truncated
 from fetchproxy_protocol.primitives import Buffer
 
-# Kafka frames hold at most socket.request.max.bytes (100 MiB). Producers fill batches up to
-# message.max.bytes (1 MiB by default) *after* compression, rarely by a factor above 20.
+# Kafka frames hold at most socket.request.max.bytes (100 MiB). Batches hold up to
+# message.max.bytes (1 MiB by default) *after* compression, whose factor is rarely above 20.
 RECORDS_BYTES_MAX = 512 * 1024 * 1024
 _FIRST_GUESS_BYTES = 64 * 1024
 _FIRST_GUESS_RATIO = 8
@@ -166,7 +166,7 @@ _CONTROL_KEY = Struct(">hh")
 _VARLONG_BYTES_MAX = 10
 
 # A search by time reads at most this much of one batch. Batches usually have 1 MiB and unpack to
-# 20; this limit takes a third of a second.
+# 20 MiB; a search up to this limit takes a third of a second.
 SEARCHED_BYTES_MAX = 32 * 1024 * 1024
 SEARCHED_RECORDS_MAX = 200_000
 _FIRST_ROOM_BYTES = 64 * 1024

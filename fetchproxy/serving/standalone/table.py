@@ -9,8 +9,8 @@ again, as by a broker (KIP-1242).
 Of the writing requests only Produce is advertised, so most clients send no others. A client that
 does gets POLICY_VIOLATION and, if there is room, the reason: better than a closed connection.
 
-SaslHandshake v0, which tokens without a header would follow, is answered with error 35, as by the
-gateway. Sessions do not expire (KIP-368): no client has to log in again on a connection.
+SaslHandshake v0 is answered with error 35, as by the gateway: tokens without a header would follow.
+Sessions do not expire (KIP-368): no client has to log in again on a connection.
 """
 
 from __future__ import annotations
