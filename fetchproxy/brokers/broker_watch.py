@@ -1,7 +1,7 @@
-"""Which brokers answer: asked every few seconds, so that it is known also while nobody else asks.
+"""Checks every few seconds which brokers answer, also while no client asks for anything.
 
-A broker that refuses the proxy's own credentials answers. One that the others name no longer is
-still asked, and counted as away, until it has been gone for long.
+A broker that refuses the proxy's own credentials counts as answering. A broker that the cluster no
+longer names is still asked, and may count as away, until FORGOTTEN_AFTER_S has passed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import BROKERS_KNOWN, BROKERS_REACHABLE
 
-# With the default of cluster.request_max_ms a silent broker is known of within 15 s.
+# With the default of cluster.request_max_ms, a silent broker is noticed within 15 s.
 LOOK_INTERVAL_S = 2.0
-# Who refuses credentials is asked more rarely: each refusal counts, and costs the broker a delay.
+# Brokers that refuse credentials are asked less often: each refusal counts, and costs them a delay.
 REFUSED_INTERVAL_S = 60.0
-# One that the others have not named for so long was taken out of the cluster.
+# A broker that the cluster has not named for this long was taken out of the cluster.
 FORGOTTEN_AFTER_S = 3_600.0
 
 
@@ -31,13 +31,13 @@ class _Broker:
     answered: bool = False  # since the start
     asked_next_at: float = 0.0
     error: str = ""
-    counts: bool = True  # False: asked for what it knows, not one of the brokers
+    counts: bool = True  # False: asked only for the brokers it knows
 
 
 @dataclass(frozen=True, slots=True)
 class BrokersStatus:
-    """`away`: addresses of those that do not answer. `none_for_s`: since when none does; None: some
-    do, or it is not known yet.
+    """`away`: addresses of the brokers that do not answer. `none_for_s`: for how long no broker has
+    answered (s); None: some broker answers, or this is not known yet.
     """
 
     known: int = 0
@@ -60,14 +60,14 @@ class BrokerWatch:
             await asyncio.sleep(LOOK_INTERVAL_S)
 
     async def look(self) -> None:
-        """Ask every broker, all at once; what one says counts at once."""
+        """Ask every broker, all at once. Each answer counts as soon as it arrives."""
         now = asyncio.get_running_loop().time()
         self._note_named(now)
         async with asyncio.TaskGroup() as tasks:
             for address, broker in list(self._brokers.items()):
                 if now >= broker.asked_next_at:
                     tasks.create_task(self._ask(address, broker))
-            if self._none_since is not None:  # others may have taken their place
+            if self._none_since is not None:  # other brokers may have replaced them
                 for address in set(self._cluster.bootstrap) - self._brokers.keys():
                     tasks.create_task(self._ask(address, _Broker(now, counts=False)))
         self._publish()
@@ -76,7 +76,7 @@ class BrokerWatch:
         named = self._cluster.broker_addresses()
         for address in named or self._cluster.bootstrap:
             self._brokers.setdefault(address, _Broker(now)).named_at = now
-        # A bootstrap address that is no broker's own name is not one of the brokers.
+        # A bootstrap address that the cluster does not name is not one of the brokers.
         strange = set(self._cluster.bootstrap) - set(named) - self._ever_named if named else set()
         self._ever_named.update(named)
         self._brokers = {
@@ -94,7 +94,7 @@ class BrokerWatch:
         return BrokersStatus(len(self._brokers), tuple(map(str, away)), none_for_s, error)
 
     def conditions(self, now: float) -> Iterable[Condition]:
-        """Where none answers, that says it all."""
+        """If no broker answers, only that one condition."""
         none = self._health.reported(Kind.BROKERS_AWAY)
         return self._health.all(now) if none is None else (none,)
 
@@ -114,7 +114,7 @@ class BrokerWatch:
                 if is_last:
                     self._failed(address, broker, error)
                     return
-                continue  # the connection may have been an old one: a new one tells
+                continue  # the connection may have been stale: try a new one
             except ClusterError:
                 broker.asked_next_at = asyncio.get_running_loop().time() + REFUSED_INTERVAL_S
             break

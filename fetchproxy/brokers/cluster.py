@@ -42,15 +42,16 @@ _CONSUMER = -1  # replica_id
 _NO_SESSION = -1  # session_epoch of a full fetch outside any session (KIP-227)
 _TOPIC_RESOURCE = 2  # of DescribeConfigs
 
-# Brokers and topics are asked for again after this. A wrong leader is noticed at once.
+# Brokers and topics are asked for again after this age. A wrong leader is noticed at once.
 METADATA_AGE_MAX_MS = 30_000
 
 
 class Cluster:
-    """`async with Cluster(config) as cluster`. Connects when first asked, never on a client's own.
+    """`async with Cluster(config) as cluster`. Connects at the first request, never over a client's
+    connection.
 
-    Errors: `ClusterUnavailable` where no broker answered in time, `ClusterError` with Kafka's code
-    where one refused.
+    Raises `ClusterUnavailable` if no broker answered in time, `ClusterError` with Kafka's code if
+    a broker refused.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Cluster:
         rng: random.Random | None = None,
         tls: ReloadingContext | None = None,
     ) -> None:
-        """`tls` is made here if not given. Raises ConfigError where a file cannot be used."""
+        """`tls` is made here if not given. Raises ConfigError if a file cannot be used."""
         self._config = config
         self.bootstrap = parse_bootstrap(config.bootstrap)
         self._rng = rng or random.Random()
@@ -81,49 +82,49 @@ class Cluster:
 
     @property
     def refusal(self) -> str | None:
-        """Why brokers refuse the proxy's own credentials; None: they do not, or were not asked."""
+        """Why brokers refuse the proxy's own credentials; None: no refusal, or not asked yet."""
         return None if self._sasl is None else self._sasl.refusal
 
     def conditions(self, now: float) -> Iterable[Condition]:
-        """What is wrong with the proxy's own credentials. Never blocks."""
+        """Conditions of the proxy's own credentials. Never blocks."""
         return () if self._sasl is None else self._sasl.health.all(now)
 
     # --- brokers and topics ---
     async def brokers(self) -> dict[int, HostPort]:
-        """Not older than METADATA_AGE_MAX_MS."""
+        """The brokers, at most METADATA_AGE_MAX_MS old."""
         if self._metadata.brokers_at < self._oldest(None):
             await self._ask_metadata([])
         return dict(self._metadata.brokers)
 
     def broker_addresses(self) -> list[HostPort]:
-        """As the cluster last named them; none before it has. Never blocks."""
+        """The brokers that the cluster named last; empty before the first answer. Never blocks."""
         return list(self._metadata.brokers.values())
 
     async def greet(self, address: HostPort) -> None:
-        """Ask this one broker for the brokers that it knows. Raises ClusterError."""
+        """Ask this broker which brokers it knows. Raises ClusterError."""
         await self._metadata.ask(await self._connections.shared(address), [])
 
     async def cluster_id(self) -> str | None:
-        """None: the brokers do not say; age as for `brokers`."""
+        """None: the brokers report no id. As old as `brokers` at most."""
         await self.brokers()
         return self._metadata.cluster_id
 
     async def topics(self, max_age_ms: int | None = None) -> list[TopicInfo]:
-        """All topics that these credentials may see, by name; age as for `brokers` by default."""
+        """All topics visible to these credentials, sorted by name. Default age as for `brokers`."""
         if self._metadata.all_topics_at < self._oldest(max_age_ms):
             await self._ask_metadata(None)
         return self._metadata.topics()
 
     async def topic_by_name(self, name: str, max_age_ms: int | None = None) -> TopicInfo:
-        """Raises ClusterError with the broker's code; 3 for an unknown topic, also for a name that
-        no topic can have. Creates none.
+        """Raises ClusterError with the broker's code: 3 for an unknown topic and for a name that no
+        topic can have. Creates no topic.
         """
         return _found((await self.topics_by_name([name], max_age_ms))[name])
 
     async def topics_by_name(
         self, names: Collection[str], max_age_ms: int | None = None
     ) -> dict[str, TopicInfo | ClusterError]:
-        """As `topic_by_name`, by one request. Raises ClusterUnavailable where no broker answers."""
+        """As `topic_by_name`, in one request. Raises ClusterUnavailable if no broker answers."""
         possible = [name for name in names if is_topic_name(name)]
         found = dict.fromkeys(
             names,
@@ -132,15 +133,15 @@ class Cluster:
         return {**found, **await self._look_up(possible, max_age_ms)}
 
     async def topic_by_id(self, topic_id: UUID, max_age_ms: int | None = None) -> TopicInfo:
-        """Raises ClusterError; 100 for an unknown id (also: deleted, or re-created by its name)."""
+        """Raises ClusterError: 100 for an unknown id (also after a deletion or re-creation)."""
         found = await self._look_up([topic_id], max_age_ms)
         return _found(found[topic_id])
 
     async def topics_of(
         self, keys: Collection[str | UUID], max_age_ms: int | None = None
     ) -> dict[str | UUID, TopicInfo | ClusterError]:
-        """As `topics_by_name`, by names and ids; by two requests at most."""
-        # One request names either names or ids: a broker that reads ids reads nothing else.
+        """As `topics_by_name`, for names and ids, in at most two requests."""
+        # A request names either names or ids: a broker that reads ids ignores names.
         names = [key for key in keys if isinstance(key, str)]
         ids = [key for key in keys if isinstance(key, UUID)]
         by_name = await self.topics_by_name(names, max_age_ms)
@@ -167,15 +168,15 @@ class Cluster:
         return found
 
     def cached_topic_by_id(self, topic_id: UUID) -> TopicInfo | None:
-        """The last known, however old. Never blocks."""
+        """The last known metadata, however old. Never blocks."""
         return self._metadata.get(topic_id)
 
     def cached_topic_by_name(self, name: str) -> TopicInfo | None:
-        """The last known, however old. Never blocks."""
+        """The last known metadata, however old. Never blocks."""
         return self._metadata.get(name)
 
     async def topic_config(self, name: str) -> dict[str, str]:
-        """The topic's effective configuration; {} where the broker has no DescribeConfigs."""
+        """The topic's effective configuration; {} if the broker has no DescribeConfigs."""
 
         async def ask(connection: BrokerConnection) -> dict[str, str]:
             if ApiKey.DESCRIBE_CONFIGS not in connection.versions:
@@ -198,10 +199,10 @@ class Cluster:
     async def log_edges(
         self, tip: TopicIdPartition, *, not_older_than: float | None = None
     ) -> LogEdges:
-        """The local log's start, high watermark and LSO as its leader says (ListOffsets).
+        """The local log's start, high watermark and LSO, from the leader (ListOffsets).
 
-        Asked for at or after loop time `not_older_than` (seconds); None: now. Source of -4 and -2:
-        KIP-405; brokers without -4 (ListOffsets < 8) have no remote tier.
+        The answer is from loop time `not_older_than` (seconds) or later; None: from now on. Source
+        of -4 and -2: KIP-405. Brokers without -4 (ListOffsets < 8) have no remote tier.
         """
         now = asyncio.get_running_loop().time()
         oldest = now if not_older_than is None else not_older_than
@@ -211,12 +212,12 @@ class Cluster:
         self, tips: Collection[TopicIdPartition], *, not_older_than: float
     ) -> dict[TopicIdPartition, LogEdges | ClusterError]:
         """As `log_edges`, by three requests to each leader, all leaders at once. Raises nothing.
-        What one broker has said is in `cached_log_edges` while others are still asked.
+        `cached_log_edges` has each broker's answer while other brokers are still asked.
         """
         return await self._edges.get(tips, not_older_than)
 
     def cached_log_edges(self, tip: TopicIdPartition) -> LogEdges | None:
-        """The last known, however old. Never blocks."""
+        """The last known edges, however old. Never blocks."""
         return self._edges.cached(tip)
 
     def knows_log_edges(self, tip: TopicIdPartition, not_older_than: float) -> bool:
@@ -228,9 +229,11 @@ class Cluster:
         epochs: Mapping[TopicIdPartition, int],
         tell: Callable[[TopicIdPartition, Told | ClusterError], None],
     ) -> None:
-        """Where one epoch of each partition ended in its leader's log, with that leader's own
-        epoch, by one request to each leader; None: it has no such request or tells no epochs.
-        `tell` hears of each as soon as it is known, perhaps twice. Raises nothing.
+        """Ask each leader, in one request, where one epoch of each partition ended in its log.
+
+        `tell` gets that end with the leader's own epoch; None: the leader has no such request or
+        reports no epochs. It is called for each partition as soon as its answer is known, perhaps
+        twice. Raises nothing.
         """
 
         async def ask(
@@ -249,9 +252,10 @@ class Cluster:
         wait_max_ms: int,
         isolation: IsolationLevel,
     ) -> FetchedPartition:
-        """Raw batches from `offset` on; the first one comes whole, also above `bytes_max`. Raises
-        all errors but an offset out of range. By topic id where the broker can (Kafka 3.1), so that
-        a re-created topic is never taken for this one.
+        """Raw batches from `offset` on. The first batch comes whole, even above `bytes_max`.
+
+        Raises on every error except an offset out of range. Asks by topic id if the broker can
+        (Kafka 3.1), so that a re-created topic is never taken for this one.
         """
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> FetchedPartition:
@@ -284,8 +288,8 @@ class Cluster:
     async def ask_leader(
         self, tip: TopicIdPartition, ask: Callable[[BrokerConnection, TopicInfo], Awaitable[T]]
     ) -> T:
-        """`ask` on a connection of its own to the partition's leader, again after an election: for
-        requests that may wait in the broker. One whose answer was lost is sent again.
+        """`ask` the partition's leader on an exclusive connection, and again after an election. For
+        requests that may wait in the broker. A request whose answer was lost is sent again.
         """
 
         async def alone(
@@ -307,13 +311,13 @@ class Cluster:
         return answer
 
     def exclusive(self, address: HostPort) -> AbstractAsyncContextManager[BrokerConnection]:
-        """A connection that nobody else uses inside the block, for requests that wait long."""
+        """A connection that no other task uses inside the block, for requests that wait long."""
         return self._connections.exclusive(address)
 
     async def ask_any(self, ask: Callable[[BrokerConnection], Awaitable[T]]) -> T:
-        """`ask` the broker that answered last, else the others, else the bootstrap addresses.
+        """`ask` the broker that answered last, else other brokers, else the bootstrap addresses.
 
-        One that hangs has connect_max_ms while there are others, whatever connection is open to it.
+        A broker that hangs gets connect_max_ms while others are left, even on an open connection.
         """
         error: ClusterUnavailable | None = None
         loop = asyncio.get_running_loop()
@@ -339,7 +343,7 @@ class Cluster:
 
     def _candidates(self) -> list[HostPort]:
         known = self.broker_addresses()
-        self._rng.shuffle(known)  # spread over brokers when the last one fails
+        self._rng.shuffle(known)  # spread the load if the last broker fails
         first = [] if self._last_good is None else [self._last_good]
         return list(dict.fromkeys([*first, *known, *self.bootstrap]))
 
@@ -362,15 +366,15 @@ def _refused(key: str | UUID, answer: MetadataAnswer) -> ClusterError:
     return ClusterError(f"{what}: error {code}", code)
 
 
-_REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; the answer is an error after it
+_REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; after it the broker answers with an error
 
 
 async def delete_records(cluster: Cluster, tip: TopicIdPartition, offset: int) -> int:
-    """Everything below `offset` goes from the brokers; the log start after it, of all replicas.
+    """Delete the records below `offset` from the brokers. Returns all replicas' new log start.
 
-    Kafka knows only topic *names* here, so the topic's id is looked up anew before: one that was
-    created again is another log. May be repeated. Raises ClusterError; without Kafka's code it may
-    have happened.
+    Kafka takes only topic *names* here, so the topic's id is looked up anew before: a re-created
+    topic is another log. May be repeated. Raises ClusterError; if it has no Kafka code, the
+    deletion may have happened.
     """
 
     async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:

@@ -1,4 +1,4 @@
-"""The proxy's own connections to brokers: one connection, its login, and which of them are open."""
+"""The proxy's own connections to brokers: each connection, its login, and the pool of open ones."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from fetchproxy.tls.contexts import ReloadingContext, in_words, looks_like_tls, 
 
 _SIZE_BYTES = 4
 _CORRELATION_ID_BYTES = 4
-# client.id of the proxy's own requests: what a broker logs, and a quota there may name.
+# client.id of the proxy's own requests: brokers log it, and a quota may name it.
 CLIENT_ID = "fetchproxy"
-# The session is renewed after this share of its life, as Kafka's own client does at the earliest.
+# The session is renewed after this share of its life, the earliest point of Kafka's own client.
 _RENEW_AFTER = 0.85
-# Brokers refuse to authenticate a connection anew within a second of the last time.
+# Brokers refuse to re-authenticate a connection within a second of the last time.
 _RENEWALS_APART_MIN_S = 1.0
 
 
 def _software_version() -> str:
     try:
         return version("fetchproxy")
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # run from a checkout without installation
         return "0"
 
 
@@ -53,7 +53,7 @@ SOFTWARE_VERSION = _software_version()
 
 class BrokerConnection(asyncio.BufferedProtocol):
     """One TCP connection: framing, correlation ids, versions. Requests are pipelined; Kafka answers
-    them in order. Each answer is received straight into a buffer of its own size, without a copy.
+    them in order. Each answer is received into a buffer of its own size, without a copy.
     """
 
     def __init__(self, address: HostPort, config: ClusterConfig) -> None:
@@ -67,7 +67,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._size = bytearray(_SIZE_BYTES)
         self._frame: bytearray | None = None  # None: the size prefix is being received
         self._received = 0
-        self._credentials: SaslCredentials | None = None  # of a session that ends
+        self._credentials: SaslCredentials | None = None  # set if the session expires
         self._renew_at = float("inf")  # loop seconds
         self._renewals = SingleFlight[None]()
 
@@ -97,15 +97,16 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     # --- our side ---
     async def call(self, message: Any, answer: Any, extra_ms: int = 0) -> Any:
-        """One of kafka-python's requests, in the highest version that both sides speak; its answer
-        as one of the class `answer`. Raises as `send`; ClusterError for an answer that is none.
+        """Send one of kafka-python's requests in the highest version that both sides speak.
+
+        Returns the answer as class `answer`. Raises as `send`; ClusterError if it is malformed.
         """
         # `Any`: kafka-python makes its message classes at import time, without types for mypy.
         await self._renew_if_due()
         return await self.ask(message, answer, extra_ms)
 
     async def ask(self, message: Any, answer: Any, extra_ms: int = 0) -> Any:
-        """As `call`, but also while an authentication is under way."""
+        """As `call`, but also during an authentication."""
         key, version = message.API_KEY, self.version_of(message.API_KEY)
         body = message.encode(version=version)
         [payload] = await self._exchange(key, version, [body], extra_ms)
@@ -114,10 +115,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
     async def send(
         self, api_key: int, version: int, bodies: Sequence[bytes], extra_ms: int = 0
     ) -> list[memoryview]:
-        """Requests with these bodies, all at once; their answers in order, without size prefix.
+        """Send these bodies as requests at once. Returns the answers in order, without size prefix.
 
-        Raises ClusterUnavailable after request_max_ms + `extra_ms` (what the broker itself was
-        told to wait) and where the connection is or goes lost.
+        Raises ClusterUnavailable after request_max_ms + `extra_ms` (the time that the broker itself
+        was told to wait), and if the connection is lost.
         """
         await self._renew_if_due()
         return await self._exchange(api_key, version, bodies, extra_ms)
@@ -130,18 +131,18 @@ class BrokerConnection(asyncio.BufferedProtocol):
             async with asyncio.timeout((self._config.request_max_ms + extra_ms) / 1000):
                 return [await answer for answer in answers]
         except TimeoutError:
-            # A broker that answers this late cannot be told from one that is gone.
+            # A broker that answers later looks the same as one that is gone.
             self._fail(f"no answer within {self._config.request_max_ms + extra_ms} ms")
             raise self._unavailable("no answer in time") from None
         finally:
             for answer in answers:
                 if answer.done() and not answer.cancelled():
-                    answer.exception()  # seen: all fail together, one of them was raised
+                    answer.exception()  # seen: all fail together, and one was raised
                 else:
                     answer.cancel()
 
     async def negotiate(self) -> None:
-        """Learn the broker's versions: ApiVersions 3, or 0 for who does not know it (KIP-511)."""
+        """Learn the broker's versions by ApiVersions 3, or 0 if the broker lacks 3 (KIP-511)."""
         for api_version in (3, 0):
             asked = ApiVersionsRequest(
                 client_software_name="fetchproxy", client_software_version=SOFTWARE_VERSION
@@ -157,13 +158,13 @@ class BrokerConnection(asyncio.BufferedProtocol):
         raise self._unavailable(f"ApiVersions: error {error_code}")
 
     async def authenticate(self, credentials: SaslCredentials) -> None:
-        """Now, and again whenever the session is about to end.
+        """Authenticate now, and again whenever the session is about to end.
 
-        Raises AuthenticationRefused and ClusterUnavailable; the connection is closed then.
+        Raises AuthenticationRefused and ClusterUnavailable, and closes the connection then.
         """
         try:
             lifetime_ms = await self._log_in(credentials)
-        except BaseException as error:  # left in the middle, so that nothing else can be asked
+        except BaseException as error:  # left in the middle: no other request is possible
             if isinstance(error, AuthenticationRefused):
                 credentials.note_refusal(error)
             self.close()
@@ -175,15 +176,15 @@ class BrokerConnection(asyncio.BufferedProtocol):
             self._renew_at, self._credentials = now + after_s, credentials
 
     async def _renew_if_due(self) -> None:
-        """Before a request is sent; those that come meanwhile wait here, as brokers close a
-        connection that asks in between.
+        """Called before each request. Requests that come during a renewal wait here, because
+        brokers close a connection that sends other requests in between.
         """
         credentials = self._credentials
         if credentials is not None and asyncio.get_running_loop().time() >= self._renew_at:
             await self._renewals.run("renewal", lambda: self.authenticate(credentials))
 
     async def _log_in(self, credentials: SaslCredentials) -> int:
-        """The session's lifetime in ms; 0: it does not end (KIP-368)."""
+        """The session's lifetime in ms; 0: the session does not expire (KIP-368)."""
         exchange, mechanism = await credentials.exchange(), credentials.mechanism
 
         def refused(why: str, error_code: int | None = None) -> AuthenticationRefused:
@@ -239,7 +240,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if not _CORRELATION_ID_BYTES <= size <= self._config.frame_bytes_max:
             tls = ": it speaks TLS, see cluster.security_protocol" if looks_like_tls(size) else ""
             self._fail(f"answer of {size} bytes, limit {self._config.frame_bytes_max}{tls}")
-            size = _CORRELATION_ID_BYTES  # whatever still comes before the transport is gone
+            size = _CORRELATION_ID_BYTES  # holds any bytes that come before the transport is closed
         self._frame, self._received = uninitialised(size), 0
 
     def _answered(self, frame: bytearray) -> None:
@@ -271,7 +272,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 @dataclass(eq=False, repr=False)
 class BrokerConnections:
     """Short requests share one connection per broker. A fetch may wait in the broker, and Kafka
-    answers a connection in order, so each fetch has a connection to itself while it lasts.
+    answers a connection in order, so each fetch has an exclusive connection while it lasts.
     """
 
     _config: ClusterConfig
@@ -291,9 +292,9 @@ class BrokerConnections:
 
     @asynccontextmanager
     async def exclusive(self, address: HostPort) -> AsyncIterator[BrokerConnection]:
-        """A connection that nobody else uses inside the block. Raises ClusterUnavailable.
+        """A connection that no other task uses inside the block. Raises ClusterUnavailable.
 
-        One that was left in the middle of an answer (an error, a cancellation) is closed.
+        A connection left in the middle of an answer (an error, a cancellation) is closed.
         """
         connection = self._take_idle(address) or await self._connect(address)
         self._in_use.add(connection)
@@ -309,7 +310,7 @@ class BrokerConnections:
                 connection.close()
 
     def retain(self, addresses: Collection[HostPort]) -> None:
-        """Close what is open to brokers that are no longer there and is not in use."""
+        """Close the shared and idle connections to all brokers that are not in `addresses`."""
         for address in [a for a in self._idle if a not in addresses]:
             for connection in self._idle.pop(address):
                 connection.close()
@@ -327,8 +328,8 @@ class BrokerConnections:
         return connection
 
     async def _connect(self, address: HostPort) -> BrokerConnection:
-        """Raises ClusterUnavailable within connect_max_ms (a token may take request_max_ms more),
-        and AuthenticationRefused.
+        """Raises ClusterUnavailable within connect_max_ms (plus request_max_ms for a token), and
+        AuthenticationRefused.
         """
         loop = asyncio.get_running_loop()
         if self._sasl is not None:
@@ -357,7 +358,7 @@ class BrokerConnections:
     def _take_idle(self, address: HostPort) -> BrokerConnection | None:
         idle = self._idle.get(address, [])
         while idle:
-            connection = idle.pop()  # the last one used: the others may fall idle and be closed
+            connection = idle.pop()  # the last one used, so that the others fall idle and close
             if connection.is_open:
                 return connection
         return None

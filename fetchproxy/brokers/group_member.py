@@ -1,4 +1,4 @@
-"""A member of a consumer group that consumes nothing: joins, shares out, heartbeats, leaves."""
+"""A member of a consumer group that consumes no records: joins, assigns, heartbeats, leaves."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from fetchproxy.runtime.retrying import Backoff
 # Source of flow and codes: Kafka's classic group protocol (KIP-62, KIP-345 for static members,
 # KIP-394 for member ids, KIP-429 for the cooperative protocol).
 #
-# Ownership is held by a lease: where the coordinator may have given our part to somebody else since
-# (a pause of the process, brokers out of reach), `holds` says no before anybody tells us.
+# A lease limits ownership. If the coordinator may have given our part to another member by now (a
+# pause of the process, brokers out of reach), `holds` is False before any broker tells us.
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ _GROUP = 0  # FindCoordinator's key type
 _PROTOCOL_TYPE = "consumer"
 _PROTOCOL = "cooperative-sticky"
 
-# As Kafka's own consumers: the coordinator answers a JoinGroup at the end of the rebalance timeout.
+# As in Kafka's own consumers: the coordinator answers JoinGroup when the rebalance timeout ends.
 _JOIN_SLACK_MS = 5_000
 _PAUSES = Backoff(100, 5_000, 0.2)
 _LEAVE_MAX_S = 3.0
@@ -55,8 +55,8 @@ _NO_COORDINATOR_YET = (
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Kafka's settings. The session's timeout is the rebalance's too: members join again at their
-    next heartbeat.
+    """Kafka's settings. The session timeout is also the rebalance timeout: members join again at
+    their next heartbeat.
     """
 
     group_id: str
@@ -66,7 +66,7 @@ class GroupSettings:
 
 
 class GroupDuties(ABC):
-    """What the members of this group are for. Called on the loop; none may block."""
+    """The work that this group shares out. Called on the loop; no method may block."""
 
     @abstractmethod
     def subscription(self, generation: int) -> bytes:
@@ -74,20 +74,20 @@ class GroupDuties(ABC):
 
     @abstractmethod
     def share_out(self, subscriptions: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Each member's part. Asked of the group's leader only. Raises ClusterError."""
+        """Each member's part. Only the group's leader calls this. Raises ClusterError."""
 
     @abstractmethod
     def assigned(self, part: bytes) -> bool:
-        """Our part from now on. True: something was given back, so that all must join again."""
+        """Take over our new part. True: we gave something back, so all members must join again."""
 
     @abstractmethod
     def lost(self, reason: str) -> None:
-        """We own nothing any more: expired, fenced or error."""
+        """We own nothing any more. `reason`: expired, fenced or error."""
 
 
 @dataclass(eq=False, repr=False)
 class GroupMember:
-    """`await member.run()` in a TaskGroup; cancelled, it leaves the group (a static one stays)."""
+    """`await member.run()` in a TaskGroup. If cancelled, it leaves (a static member stays)."""
 
     _cluster: Cluster
     _settings: GroupSettings
@@ -95,25 +95,25 @@ class GroupMember:
     _rng: random.Random
     state: str = "joining"
     error: str | None = None
-    _member_id: str = ""  # before the coordinator has given one
+    _member_id: str = ""  # empty until the coordinator assigns one
     _generation: int = -1
     _synced_id: str = ""  # the member id of the last whole generation
     _coordinator: HostPort | None = None
     _lease_until: float = _NEVER
     _owns: bool = False
-    _joined: bool = False  # a whole generation; what is owned outlives the next rebalance
+    _joined: bool = False  # to a whole generation; ownership outlives the next rebalance
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def holds(self, now: float) -> bool:
-        """Whether what was assigned is still ours at loop time `now` (s). Never blocks."""
+        """Whether our part is still ours at loop time `now` (s). Never blocks."""
         return self._owns and now < self._lease_until
 
     def join_again(self) -> None:
-        """The subscription has changed, or what there is to share out."""
+        """Called when the subscription or the work to share out has changed."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Ends only by cancellation; brokers that are away are tried again for ever."""
+        """Ends only by cancellation. Retries for ever while brokers are away."""
         failures = 0
         try:
             while True:
@@ -124,7 +124,7 @@ class GroupMember:
                     failures = 1 if recovered else failures + 1
                     self._note(error, first=failures == 1)
                     if error.error_code == ErrorCode.FENCED_INSTANCE_ID:
-                        # Whoever fenced us came later. To join again would fence it in turn.
+                        # A later member has our instance id. Joining again would fence that member.
                         await asyncio.Event().wait()
                 pause_ms = _PAUSES.pause_ms(max(failures, 1), self._rng.random())
                 await asyncio.sleep(pause_ms / 1000)
@@ -156,7 +156,7 @@ class GroupMember:
         return await self._cluster.ask_any(ask)
 
     async def _join(self, connection: BrokerConnection) -> None:
-        """Until a generation is whole and nobody has to give anything back."""
+        """Join until a generation is whole and no member has to give anything back."""
         self.state, self._joined = "joining", False
         again = True
         while again:
@@ -197,7 +197,7 @@ class GroupMember:
         }
 
     async def _join_once(self, connection: BrokerConnection) -> Any:
-        """The answer; None: ask again, now with the member id that was given."""
+        """The answer; None: ask again, now with the assigned member id."""
         settings, before = self._settings, self._lease_until
         subscription = self._duties.subscription(self._generation)
         request = JoinGroupRequest(
@@ -212,8 +212,8 @@ class GroupMember:
             ],
             reason=None,
         )
-        # A member that waits in the coordinator for the others is not expired, and needs no
-        # heartbeats; nor does it lose anything before it is answered.
+        # The coordinator does not expire a member that waits there for the others. That member
+        # needs no heartbeats and loses nothing before the answer.
         now = asyncio.get_running_loop().time()
         self._lease_until = max(before, now + 2 * settings.session_timeout_ms / 1000)
         try:
@@ -233,7 +233,7 @@ class GroupMember:
         return joined
 
     async def _heartbeat(self, connection: BrokerConnection) -> None:
-        """Until the group is to be joined again."""
+        """Send heartbeats until the group must be joined again."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -266,8 +266,8 @@ class GroupMember:
         if code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             raise ClusterUnavailable(text, code)
         if code == ErrorCode.FENCED_INSTANCE_ID and self._member_id != self._synced_id:
-            # The id is of a coordinator that was none any more: no other has heard of it, and they
-            # know an earlier one of ours. A member without an id takes its place, as at a start.
+            # The member id is from a broker that was no longer the coordinator. Others know only
+            # our earlier id. A member without an id takes its place, as at a start.
             self._lose("expired", forget=True)
             raise ClusterUnavailable(text)
         if code == ErrorCode.FENCED_INSTANCE_ID:
@@ -296,10 +296,10 @@ class GroupMember:
             log.warning("consumer_group_trouble", group=self._settings.group_id, error=str(error))
 
     def _lose(self, reason: str, *, forget: bool = False) -> None:
-        """Out of the group: what was ours may be somebody else's by now.
+        """We are out of the group: another member may own our part by now.
 
-        A member id that the coordinator may still know is kept, or the next rebalance would wait
-        for a member that never comes.
+        The member id is kept if the coordinator may still know it. Otherwise the next rebalance
+        would wait for a member that never comes.
         """
         owned, self._owns = self._owns, False
         self._joined = False
@@ -310,11 +310,11 @@ class GroupMember:
             self._duties.lost(reason)
 
     def _renew_lease(self, sent_at: float) -> None:
-        """From when the request left: the coordinator counts from when it came."""
+        """Counts from when the request left: the coordinator counts from its later arrival."""
         self._lease_until = sent_at + self._settings.session_timeout_ms / 1000
 
     async def _leave(self) -> None:
-        """So that the others need not wait for the session's end; best effort, and short."""
+        """Spares the others the wait for the session timeout. Best effort, and short."""
         self._owns = False
         if self._settings.instance_id is not None or not self._member_id:
             return

@@ -1,4 +1,4 @@
-"""Whom to ask about partitions; where their leaders say that their logs, and leader epochs, end."""
+"""Asks each partition's leader; reads the ends of its log and of its leader epochs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from fetchproxy.runtime.retrying import Backoff
 T = TypeVar("T")
 R = TypeVar("R", OffsetResult, EpochResult)
 
-# Pauses between two tries at a leader. An election takes 10 ms to seconds, so begin low and stay
-# below a second: the whole is bounded by request_max_ms anyway.
+# Pauses between two tries at a leader. An election takes 10 ms to seconds, so the pauses begin
+# low and stay below a second. request_max_ms limits the whole anyway.
 RETRY_PAUSES = Backoff(20, 500, 0.2)
 TOLD_AT_ONCE = 20
 
 Topics = Mapping[str | UUID, TopicInfo | ClusterError]
 AskTopics = Callable[[Collection[str | UUID]], Awaitable[Topics]]
-# One leader, and those of its partitions that are wanted; an error it raises is that of them all.
+# Takes a leader and its wanted partitions. An error that it raises counts for all of them.
 AskLeader = Callable[
     [HostPort, Mapping[TopicIdPartition, TopicInfo]],
     Awaitable[Mapping[TopicIdPartition, T | ClusterError]],
@@ -57,12 +57,12 @@ class Leaders:
         ask: AskLeader[T],
         tell: Callable[[TopicIdPartition, T | ClusterError], None] | None = None,
     ) -> dict[TopicIdPartition, T | ClusterError]:
-        """`ask` the leader of each partition; on a wrong or lost one look again, back off, retry.
+        """`ask` each partition's leader. If it is wrong or lost: look it up again, back off, retry.
 
         The brokers are asked in parallel. No try begins later than request_max_ms after the first,
-        so the whole takes up to twice that. That a topic is gone is believed at once when Metadata
-        itself says so. Raises no ClusterError: each partition has its own. `tell` hears of each
-        as soon as it is settled, while others may still be asked about; perhaps twice.
+        so the whole takes up to twice that. If Metadata itself says that a topic is gone, that is
+        believed at once. Raises no ClusterError: each partition has its own. `tell` is called for
+        each partition as soon as it is settled, while others are still asked; perhaps twice.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._request_max_ms / 1000
@@ -88,7 +88,7 @@ class Leaders:
         tips: Collection[TopicIdPartition],
         found: dict[TopicIdPartition, T | ClusterError],
     ) -> dict[TopicIdPartition, TopicInfo]:
-        """Of those that have one; the error of the others goes into `found`."""
+        """The topics of existing partitions; the errors of the others go into `found`."""
         keys = {_key(tip) async for tip in each_of(tips)}
         try:
             topics = await self._topics(keys)
@@ -141,7 +141,7 @@ async def _tell_all(
     found: Mapping[TopicIdPartition, T | ClusterError],
     tell: Callable[[TopicIdPartition, T | ClusterError], None],
 ) -> None:
-    """Some at a time: who hears of it has work to do."""
+    """A few at a time, because the called function has work to do."""
     async for tip in each_of(tips, TOLD_AT_ONCE):
         tell(tip, found[tip])
 
@@ -151,7 +151,7 @@ def _key(tip: TopicIdPartition) -> str | UUID:
 
 
 def _may_pass(found: object, topic_is_known: bool) -> bool:
-    """Whether the same question may have another answer in a moment."""
+    """Whether the same question may get another answer in a moment."""
     if not isinstance(found, ClusterError):
         return False
     return found.retriable or (topic_is_known and found.error_code in RETRIABLE)
@@ -162,7 +162,7 @@ FoundEdges = dict[TopicIdPartition, LogEdges | ClusterError]
 
 
 class _Flight:
-    """Questions under way; `landed` with the errors when the answers are there."""
+    """Questions under way. `landed` gets the errors when the answers have come."""
 
     def __init__(self) -> None:
         self.tips: set[TopicIdPartition] = set()
@@ -170,16 +170,16 @@ class _Flight:
 
 
 class LogEdgesReads:
-    """Where partitions' own logs begin and end, as their leaders say (ListOffsets), and when.
+    """Start and end of partitions' local logs, from their leaders (ListOffsets), with the time.
 
-    Three requests to each broker, however many partitions it is asked about. Who asks for what
-    somebody else is asking already waits for that answer.
+    Sends three requests to each broker, however many partitions it leads. A caller that asks for a
+    partition that another caller already asks about waits for the same answer.
     """
 
     def __init__(self, leaders: Leaders, connections: BrokerConnections) -> None:
         self._leaders = leaders
         self._connections = connections
-        # With the loop time (s) before the request left.
+        # Each with the loop time (s) before the request left.
         self._known: dict[TopicIdPartition, tuple[LogEdges, float]] = {}
         self._flights: list[_Flight] = []
 
@@ -192,7 +192,7 @@ class LogEdgesReads:
         return known is not None and known[1] >= not_older_than
 
     async def get(self, tips: Collection[TopicIdPartition], not_older_than: float) -> FoundEdges:
-        """Asked at or after that loop time (s), the future being now. Raises no ClusterError."""
+        """Edges from that loop time (s) or later; the future means now. Raises no ClusterError."""
         oldest = min(not_older_than, asyncio.get_running_loop().time())
         failed: FoundEdges = {}
 
@@ -212,11 +212,11 @@ class LogEdgesReads:
                 if flight.tips:
                     failed.update(await self._ask(flight.tips))
             finally:
-                # Where the one who asked was cancelled there is no error: who waits asks then.
+                # If this caller was cancelled, there are no errors: the waiting callers ask then.
                 self._flights.remove(flight)
                 flight.landed.set_result(failed)
             if not flight.tips:
-                # Those that began before `oldest` may land here; the next round then asks anew.
+                # Flights that began before `oldest` may land here; the next round then asks again.
                 await asyncio.wait([other.landed for other in theirs])
                 for other in theirs:
                     errors = other.landed.result()
@@ -224,7 +224,7 @@ class LogEdgesReads:
         return {tip: failed.get(tip) or self._known[tip][0] async for tip in each_of(tips)}
 
     async def _ask(self, tips: Collection[TopicIdPartition]) -> FoundEdges:
-        """The errors; what a broker says is kept at once, while others are still asked."""
+        """Returns the errors. Keeps each broker's answer at once, while others are still asked."""
         failed: FoundEdges = {}
         found = await self._leaders.ask(tips, self._ask_leader)
         async for tip, edges in each_of(found.items()):
@@ -271,7 +271,7 @@ class LogEdgesReads:
 
 
 def _edges_of(*results: OffsetResult | ClusterError | None) -> LogEdges | ClusterError:
-    """Of the log start, the last stable offset and the high watermark."""
+    """Edges from the log start, the last stable offset and the high watermark."""
     known: list[OffsetResult] = []
     for result in results:
         if isinstance(result, ClusterError):
@@ -283,7 +283,7 @@ def _edges_of(*results: OffsetResult | ClusterError | None) -> LogEdges | Cluste
     return LogEdges(start.offset, end.offset, stable.offset, start.leader_epoch)
 
 
-# (leader epoch of who says so, what it says), or None: it has no such request, or tells no epochs.
+# (the leader's own epoch, the end it reports). None: it has no such request or reports no epochs.
 Told = tuple[int, EpochEnd] | None
 
 
@@ -292,8 +292,9 @@ async def epoch_ends(
     topics: Mapping[TopicIdPartition, TopicInfo],
     epochs: Mapping[TopicIdPartition, int],
 ) -> dict[TopicIdPartition, Told | ClusterError]:
-    """Where one epoch of each partition ended in its leader's log (OffsetForLeaderEpoch). (-1, -1):
-    the leader knows no epoch so high.
+    """Where one epoch of each partition ended in its leader's log (OffsetForLeaderEpoch).
+
+    (-1, -1): the leader knows no epoch so high.
     """
     api_key = ApiKey.OFFSET_FOR_LEADER_EPOCH
     found: dict[TopicIdPartition, Told | ClusterError] = dict.fromkeys(topics, None)

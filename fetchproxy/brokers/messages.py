@@ -1,4 +1,4 @@
-"""What is asked of brokers, and what they answer, as bytes and plain values. No I/O."""
+"""Requests to brokers and their answers, as bytes and plain values. No I/O."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kafka.record.default_records import DefaultRecordBatch
 from fetchproxy.errors import ClusterError, CorruptSegment
 from fetchproxy.model import TopicIdPartition
 
-# The same request may succeed once leaders are known afresh. Source: Kafka's Errors
-# (RetriableException), as far as Metadata, ListOffsets and Fetch may answer them.
+# The same request may succeed after a new look-up of the leaders. Source: Kafka's Errors
+# (RetriableException), as far as Metadata, ListOffsets and Fetch may return them.
 RETRIABLE = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,  # a broker that has not heard of a new topic yet
@@ -41,10 +41,10 @@ RETRIABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FetchedPartition:
-    """`error_code` is 0 or OFFSET_OUT_OF_RANGE (1); then the offsets are -1 and there are no
+    """`error_code`: 0 or OFFSET_OUT_OF_RANGE (1); with 1 the offsets are -1 and there are no
     records.
 
-    `records` may end in a part of a batch. `aborted`: only where read_committed was asked for.
+    `records` may end in a partial batch. `aborted`: filled only for read_committed.
     """
 
     error_code: int
@@ -60,9 +60,11 @@ _PREFERRED_REPLICA_FROM = 11
 
 
 def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> FetchedPartition:
-    """An answer to a Fetch of one partition, v5 to v17. `records` is a view of it: kafka-python's
-    decoder copies them, which takes milliseconds for a fetch of 8 MiB, on the loop that relays the
-    tail. `tip` is for errors' texts. Raises ClusterError for all but 0 and OFFSET_OUT_OF_RANGE.
+    """Decode an answer to a Fetch of one partition, v5 to v17.
+
+    `records` is a view of the payload: kafka-python's decoder copies them, which takes milliseconds
+    for a fetch of 8 MiB on the loop that relays the tail. `tip` is for error texts. Raises
+    ClusterError on every code except 0 and OFFSET_OUT_OF_RANGE.
     """
     flexible = version >= FLEXIBLE_FROM
     try:
@@ -88,7 +90,7 @@ def _partition(
     cursor: Cursor, payload: memoryview, version: int, tip: TopicIdPartition
 ) -> FetchedPartition:
     flexible = version >= FLEXIBLE_FROM
-    cursor.int32()  # its number: no other was asked for
+    cursor.int32()  # the partition number: only one was asked for
     error_code = cursor.int16()
     if error_code != ErrorCode.OFFSET_OUT_OF_RANGE:
         raise_for(error_code, f"Fetch of {tip}")
@@ -112,25 +114,25 @@ def _partition(
     )
 
 
-# kafka-python writes of a message what its version has, so the fields of all versions are given.
+# kafka-python writes only the fields of the message's version, so callers give all fields.
 
-# (lowest, highest) version spoken. Below: no isolation level, no log start, no leader epochs.
+# (lowest, highest) version spoken. Lower versions lack isolation level, log start or leader epochs.
 VERSIONS: dict[int, tuple[int, int]] = {
     ApiKey.PRODUCE: (3, 13),
     ApiKey.FETCH: (5, 17),
     ApiKey.LIST_OFFSETS: (2, 10),
     ApiKey.METADATA: (5, 13),
     ApiKey.DELETE_RECORDS: (1, 2),
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),  # before: any replica's word, and without its epoch
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),  # before: from any replica, without its epoch
     ApiKey.CREATE_TOPICS: (2, 7),
     ApiKey.FIND_COORDINATOR: (2, 6),
-    ApiKey.JOIN_GROUP: (5, 9),  # before: no static members; so for the next three
+    ApiKey.JOIN_GROUP: (5, 9),  # before: no static members; the same for the next three
     ApiKey.HEARTBEAT: (3, 4),
     ApiKey.LEAVE_GROUP: (3, 5),
     ApiKey.SYNC_GROUP: (3, 5),
-    ApiKey.DESCRIBE_ACLS: (1, 3),  # before: no patterns of names
+    ApiKey.DESCRIBE_ACLS: (1, 3),  # before: no name patterns
     ApiKey.DESCRIBE_CONFIGS: (1, 4),
-    ApiKey.SASL_HANDSHAKE: (1, 1),  # after version 0 bare tokens follow
+    ApiKey.SASL_HANDSHAKE: (1, 1),  # after version 0, tokens come without a header
     ApiKey.SASL_AUTHENTICATE: (0, 2),
 }
 
@@ -139,7 +141,7 @@ LIST_OFFSETS_LOCAL_VERSION = 8
 
 
 def body_of(response: Any, payload: memoryview, version: int) -> Any:
-    """An answer without size prefix. (kafka-python's own header reader copies it all.)"""
+    """Decode an answer without size prefix. (kafka-python's own header reader copies it all.)"""
     try:
         body = response_body(payload, response.API_KEY, version)
         return response.decode(payload[body.pos :], version=version)
@@ -150,8 +152,8 @@ def body_of(response: Any, payload: memoryview, version: int) -> Any:
 def decode_api_versions(
     payload: memoryview, version: int
 ) -> tuple[int, dict[int, tuple[int, int]]]:
-    """(error code, api key -> lowest and highest version); without the table where there is an
-    error, as brokers fill it in different ways then.
+    """(error code, api key -> lowest and highest version). On an error the table is empty, because
+    brokers fill it in different ways then.
     """
     try:
         error_code = response_body(payload, ApiKey.API_VERSIONS, version).int16()
@@ -169,7 +171,7 @@ def raise_for(error_code: int, what: str) -> None:
 
 
 def pick_version(api_key: int, offered: dict[int, tuple[int, int]]) -> int:
-    """The highest version both sides speak. Raises ClusterError (UNSUPPORTED_VERSION)."""
+    """The highest version that both sides speak. Raises ClusterError (UNSUPPORTED_VERSION)."""
     lowest, highest = VERSIONS[api_key]
     theirs = offered.get(api_key, (0, -1))
     version = min(highest, theirs[1])
@@ -180,8 +182,8 @@ def pick_version(api_key: int, offered: dict[int, tuple[int, int]]) -> int:
 
 
 def values_in(records: bytes | memoryview) -> Iterator[tuple[int, bytes | None]]:
-    """(offset, value) of each record of the whole batches; control batches have none. Raises
-    CorruptSegment for bytes that are no batch or fail their CRC.
+    """(offset, value) of each record in the whole batches; None as the value of control batches.
+    Raises CorruptSegment for malformed batches and failed CRCs.
     """
     try:
         for header in walk(records):
@@ -193,7 +195,7 @@ def values_in(records: bytes | memoryview) -> Iterator[tuple[int, bytes | None]]
             batch: Any = DefaultRecordBatch(records[header.position : header.end])
             for record in batch:
                 yield record.offset, record.value
-            # The broker may have left out records at the batch's end.
+            # The broker may have removed records at the batch's end.
             yield header.last_offset, None
     except (WireError, CorruptRecordError, UnsupportedCodecError) as error:
         raise CorruptSegment(str(error)) from error

@@ -25,17 +25,17 @@ from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import CLUSTER_AUTHENTICATION_REFUSALS
 from fetchproxy.runtime.flights import SingleFlight
 
-# Kafka's least (RFC 7677 too). Whoever poses as a broker and asks for one gets a proof from which
-# the password is guessed as fast as hashes are computed.
+# Kafka's minimum (RFC 7677 too). A fake broker that asks for one iteration gets a proof from which
+# the password can be guessed as fast as hashes are computed.
 ITERATIONS_MIN = 4_096
 
 
 class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's takes any number of iterations."""
+    """As kafka-python's, with a minimum of iterations."""
 
     def create_salted_password(self, salt: bytes, iterations: int) -> None:
         if iterations < ITERATIONS_MIN:
-            # Nothing that was made of the password has been sent.
+            # The proxy has sent nothing derived from the password yet.
             raise AuthenticationRefused(
                 f"the broker asks for {iterations} iterations of SCRAM: expected at least "
                 f"{ITERATIONS_MIN}; set the user's credentials anew with more of them"
@@ -43,25 +43,25 @@ class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
         super().create_salted_password(salt, iterations)
 
 
-# Secrets, passwords and tokens, never appear in errors or logs.
+# Secrets, passwords and tokens never appear in errors or logs.
 
 # A token is fetched again after this share of its life (sasl.login.refresh.window.factor).
 _REFRESH_AFTER = 0.8
-# Where the endpoint names no expires_in (it is optional in RFC 6749, 5.1), as the token is opaque.
+# For an endpoint without expires_in (optional in RFC 6749, 5.1), because the token is opaque.
 _LIFETIME_UNSTATED_S = 60.0
-# So long a token that is still good is used before an endpoint that failed is asked again.
+# After the endpoint failed, a valid token is used this long before the endpoint is asked again.
 _RETRY_PAUSE_S = 5.0
 _ANSWER_BYTES_MAX = 256 * 1024
-_ERROR_NAME = re.compile(r"[a-z_]{1,40}")  # RFC 6749, 5.2: invalid_client and its like
+_ERROR_NAME = re.compile(r"[a-z_]{1,40}")  # RFC 6749, 5.2: for example invalid_client
 _BUSY = frozenset({408, 425, 429})
 
 
-# Raises ClusterUnavailable (worth another try), AuthenticationRefused, ConfigError.
+# Raises ClusterUnavailable (worth a retry), AuthenticationRefused, ConfigError.
 Tokens = Callable[[], Awaitable[str]]
 
 
 class TokenEndpoint:
-    """Client credentials grant (RFC 6749, 4.4); the id and the secret go by HTTP Basic."""
+    """Client credentials grant (RFC 6749, 4.4). Sends id and secret by HTTP Basic."""
 
     def __init__(self, config: ClusterConfig) -> None:
         assert config.sasl_oauthbearer_token_endpoint_url is not None
@@ -80,7 +80,7 @@ class TokenEndpoint:
         except ClusterUnavailable:
             if now >= self._ends_at:
                 raise
-            # An endpoint that is away harms only when the token is over.
+            # An endpoint that is away does harm only after the token expires.
             self._refresh_at = min(now + _RETRY_PAUSE_S, self._ends_at)
             return self._token
 
@@ -107,7 +107,7 @@ class TokenEndpoint:
         form = {"grant_type": "client_credentials"}
         if config.sasl_oauthbearer_scope is not None:
             form["scope"] = config.sasl_oauthbearer_scope
-        # Both are encoded like a form's fields first (RFC 6749, 2.3.1).
+        # Both are form-encoded first (RFC 6749, 2.3.1).
         basic = aiohttp.encode_basic_auth(
             quote_plus(config.sasl_oauthbearer_client_id or ""), quote_plus(secret)
         )
@@ -139,7 +139,7 @@ class TokenEndpoint:
 
 
 async def _json(content: aiohttp.StreamReader) -> dict[str, object]:
-    """The JSON object in `content`; {} if it holds none, or is too long."""
+    """The JSON object in `content`; {} if there is none or it is too long."""
     body = bytearray()
     async for piece in content.iter_chunked(16 * 1024):
         body += piece
@@ -154,8 +154,8 @@ async def _json(content: aiohttp.StreamReader) -> dict[str, object]:
 
 log = structlog.get_logger(__name__)
 
-# So long a refusal is taken as the answer of every broker: a wrong password that is tried for each
-# request would fill the brokers' logs, and directories lock accounts for it.
+# A refusal counts for every broker this long. A wrong password tried at each request would fill
+# the brokers' logs, and directories would lock the account.
 _REFUSAL_HOLDS_S = 1.0
 _SENT_AS_IT_IS = ("PLAIN", "OAUTHBEARER")
 
@@ -170,7 +170,7 @@ class _GivenToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python 
 
 
 class SaslCredentials:
-    """Who the proxy is, for all of its connections. Raises ConfigError for files it cannot read."""
+    """The proxy's identity on all of its connections. Raises ConfigError for unreadable files."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
@@ -188,7 +188,7 @@ class SaslCredentials:
 
     @property
     def refusal(self) -> str | None:
-        """What the brokers last said, while that is a refusal."""
+        """The brokers' last answer if it was a refusal."""
         return None if self._refused is None else str(self._refused[0])
 
     async def exchange(self) -> Any:  # Any: kafka-python's mechanisms have no types
@@ -198,12 +198,12 @@ class SaslCredentials:
                 token = await self._tokens()
                 return SaslMechanismOAuth(sasl_oauth_token_provider=_GivenToken(token))
             password = await asyncio.to_thread(self._password)
-        except ConfigError as error:  # a file that was there at the start
+        except ConfigError as error:  # the file was there at the start
             raise ClusterUnavailable(str(error)) from None
         username = self._config.sasl_username
         if self.mechanism == "PLAIN":
             return SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=password)
-        # As it is inside SCRAM's comma separated messages (RFC 5802, 5.1: saslname).
+        # Escaped for SCRAM's comma separated messages (RFC 5802, 5.1: saslname).
         username = (username or "").replace("=", "=3D").replace(",", "=2C")
         scram = SaslMechanismScram(
             sasl_mechanism=self.mechanism,
@@ -214,8 +214,9 @@ class SaslCredentials:
         return scram
 
     async def prepare(self) -> None:
-        """Before a connection is opened, as a token endpoint may take longer than that may. Raises
-        AuthenticationRefused, also again while the last one is fresh; ClusterUnavailable.
+        """Called before a connection is opened, because a token endpoint may take longer than a
+        connection may. Raises AuthenticationRefused, also while the last refusal still holds, and
+        ClusterUnavailable.
         """
         if self._refused is not None:
             error, at = self._refused
@@ -243,7 +244,7 @@ class SaslCredentials:
 
 
 def sasl_credentials(config: ClusterConfig) -> SaslCredentials | None:
-    """None where the brokers want none. Raises ConfigError. Reads files, so before the loop."""
+    """None: the brokers want no SASL. Raises ConfigError. Reads files: call it before the loop."""
     if not config.security_protocol.startswith("SASL_"):
         return None
     _warn_of_plaintext(config)
@@ -251,7 +252,7 @@ def sasl_credentials(config: ClusterConfig) -> SaslCredentials | None:
 
 
 def _warn_of_plaintext(config: ClusterConfig) -> None:
-    """SCRAM sends no password; what the others send, whoever sees it on its way can use."""
+    """SCRAM sends no password. PLAIN and OAUTHBEARER send secrets that an eavesdropper can use."""
     if config.security_protocol != "SASL_PLAINTEXT" or config.sasl_mechanism not in _SENT_AS_IT_IS:
         return
     if all(is_loopback(broker.host) for broker in parse_bootstrap(config.bootstrap)):
@@ -271,7 +272,7 @@ def _token_source(config: ClusterConfig) -> Tokens | None:
         return TokenEndpoint(config).token
     key = "cluster.sasl_oauthbearer_token_file"
     read = partial(_secret, config.sasl_oauthbearer_token_file, key)
-    read()  # raises here already where the file cannot be used
+    read()  # raises now if the file cannot be used
     return partial(asyncio.to_thread, read)
 
 

@@ -1,4 +1,4 @@
-"""What brokers say of topics and of each other, and since when it is known."""
+"""Brokers' answers about topics and brokers, and their age."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.runtime.loop import collected, each_of
 
-# Each may tell the leaders of a hundred partitions, some 30 µs.
+# Each step may read the leaders of a hundred partitions, some 30 µs.
 STEPS_AT_ONCE = 10
-# Answers that are kept: 30 bytes a partition.
+# Limits of the kept answers: an answer takes 30 bytes a partition.
 KEPT_ANSWERS_MAX = 16
 KEPT_BYTES_MAX = 1024 * 1024
 
@@ -43,10 +43,10 @@ _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class MetadataCache:
-    """What is known of brokers and topics, and since when (loop seconds).
+    """Known brokers and topics, and since when they are known (loop seconds).
 
-    Of the last answers: for one that says the same again the very same values are given. Who looks
-    up thousands of partitions asks for their topic each second, and nearly always nothing has
+    Keeps the last answers: an identical answer returns the same objects. Callers that look up
+    thousands of partitions ask for their topics each second, and nearly always nothing has
     changed.
     """
 
@@ -63,12 +63,12 @@ class MetadataCache:
     async def ask(
         self, connection: BrokerConnection, topics: Sequence[str | UUID] | None
     ) -> MetadataAnswer:
-        """Of all topics for None. Creates none. Raises ClusterError."""
+        """Ask for these topics; None: all topics. Creates no topic. Raises ClusterError."""
         asked_at = asyncio.get_running_loop().time()
         version = connection.version_of(ApiKey.METADATA)
         by_id = any(isinstance(topic, UUID) for topic in topics or ())
         if by_id and version < METADATA_BY_TOPIC_ID_VERSION:
-            topics = None  # brokers before 2.8 … 3.0 cannot be asked by id: ask for all and look
+            topics = None  # brokers before 2.8 … 3.0 do not know ids: ask for all topics
         body = b"".join(await collected(write_request(version, topics)))
         [payload] = await connection.send(ApiKey.METADATA, version, [body])
         answer = await self.decode(payload, version, topics)
@@ -79,7 +79,7 @@ class MetadataCache:
         self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
     ) -> MetadataAnswer:
         """Raises ClusterError."""
-        said = bytes(payload[4:])  # behind the correlation id
+        said = bytes(payload[4:])  # after the correlation id
         key = version, None if asked is None else tuple(asked)
         kept = self._answers.get(key)
         if kept is not None and kept[0] == said:
@@ -99,11 +99,11 @@ class MetadataCache:
         return [self._by_name[name] for name in sorted(self._by_name)]
 
     def expire(self, name: str) -> None:
-        """What is known of this topic proved wrong: it is asked for before it is used again."""
+        """Our metadata of this topic proved wrong: it is asked for again before the next use."""
         self._topic_at[name] = NEVER
 
     def _learn(self, answer: MetadataAnswer, asked_at: float, *, all_topics: bool) -> None:
-        """`all_topics`: what the answer does not name is gone."""
+        """`all_topics`: topics that the answer does not name are gone."""
         if answer.brokers:
             self.brokers = {n: HostPort(*address) for n, address in answer.brokers.items()}
             self.brokers_at = asked_at

@@ -1,7 +1,7 @@
-"""Who may write to the metadata topic, as the brokers' ACLs say; told once, at the start.
+"""Logs once, at the start, which users the brokers' ACLs allow to write to the metadata topic.
 
-Whoever writes there tells every archiver what to delete. Super users, and an authorizer that lets
-in everybody where it has no rule, are in no ACL: brokers tell nobody of these.
+A writer of that topic can make every archiver delete segments. The ACLs show neither super users
+nor an authorizer that allows every user if no ACL is found: brokers report neither.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NAMED_MAX = 20
 
 
 async def tell_writers(cluster: Cluster, config: Config) -> bool:
-    """Of the topic of `config.metadata`; False: it has to be tried again. Raises nothing of the
-    brokers': the topic serves without an answer as well.
+    """Log the writers of the topic in `config.metadata`. False: try again later. Raises no
+    broker error, because the topic works without an answer too.
     """
     topic = config.metadata.topic_name
     try:
@@ -78,7 +78,7 @@ def _tell_unknown(topic: str, error: ClusterError, exposed: bool) -> None:
 
 
 async def _acls(cluster: Cluster, topic: str) -> list[Any]:
-    """Every rule that holds for the topic: of its name, of a beginning of it, of all topics."""
+    """Every rule that applies to the topic: by its name, by a prefix, or for all topics."""
     asked = DescribeAclsRequest(
         resource_type_filter=ACLResourceType.TOPIC,
         resource_name_filter=topic,
@@ -99,14 +99,14 @@ async def _acls(cluster: Cluster, topic: str) -> list[Any]:
 
 
 def own_principal(config: ClusterConfig) -> str | None:
-    """None where only the brokers know it: of certificates and tokens."""
+    """None: only the brokers know it (certificates and tokens)."""
     if config.security_protocol == "PLAINTEXT":
         return "User:ANONYMOUS"
     return None if config.sasl_username is None else f"User:{config.sasl_username}"
 
 
 def writers(acls: Iterable[Any]) -> set[str]:
-    """Principals that may write from somewhere. What is denied everywhere is not allowed."""
+    """Principals that may write from some host. A principal denied everywhere is left out."""
     rules = [acl for acl in acls if acl.operation in _WRITES]
     denied = {
         acl.principal

@@ -1,1 +1,1 @@
-"""RemoteLogMetadataManager: which segments there are, by the store or by the metadata topic."""
+"""RemoteLogMetadataManager: which segments there are, from the store or the metadata topic."""

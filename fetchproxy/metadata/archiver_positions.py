@@ -1,17 +1,18 @@
-"""From which offset on archivers are gathering each partition: what the archive is about to get.
+"""The offset from which archivers gather each partition: the next records of the archive.
 
-Only an archiver knows what it has in its spool, and what it has passed over because the brokers had
-lost it. So each leaves an object in the store that says it, and `ArchiverPositions` reads all of
-them: below the position there is nothing to wait for, at and above it there is.
+Only an archiver knows what it has in its spool, and which records it passed over because the
+brokers had lost them. So each archiver leaves an object in the store that says it, and
+`ArchiverPositions` reads all of them. Records below the position are not coming any more; records
+at and above it are.
 
     {"version": 1, "beat": 17, "troubles": ["a sentence"], "retention": "the brokers delete …",
      "positions": {"<topic id>": {"0": 1234, "1": -1}}}
 
-An archiver writes its object anew when something in it has changed, and every `BEAT_INTERVAL_S`
-with another `beat`. No clock of another machine counts: what a reader sees unchanged for
-`SILENT_MAX_S` says nothing any more. Time in which the reader did not look does not count: an
-archiver may not have reached the store then either, and has its records still. People hear of a
-silent archiver sooner: three looks without a change are no accident.
+An archiver rewrites its object when its content changes, and every `BEAT_INTERVAL_S` with another
+`beat`. No clock of another machine counts: an object that the reader sees unchanged for
+`SILENT_MAX_S` is ignored. Time in which the reader did not look does not count: the archiver may
+not have reached the store then either, and still has its records. A silent archiver is reported
+sooner: three looks without a change are no accident.
 """
 
 from __future__ import annotations
@@ -42,31 +43,31 @@ log = structlog.get_logger(__name__)
 VERSION = 1
 BEAT_INTERVAL_S = 2.0
 SILENT_MAX_S = 30.0
-# A small listing each time. With these three an archiver that was killed is named within 15 s.
+# A look is a small listing. With these three values a killed archiver is named within 15 s.
 LOOK_INTERVAL_S = 3.0
 MISSED_AFTER_S = 3 * LOOK_INTERVAL_S
-# A look that comes later than that has failed in between, and the archiver may have failed too.
+# A look later than this followed a failed one, and the archiver may have failed then too.
 LOOK_DELAY_MAX_S = 2.0
 
-# Between two looks further apart nobody has watched whether an archiver is silent.
+# If two looks are further apart, the reader cannot tell whether an archiver was silent.
 LOOKS_APART_MAX_S = SILENT_MAX_S / 2
 
-# So long a caller of `look` waits for a store that is slow.
+# How long a caller of `look` waits for a slow store.
 LOOK_WAIT_MAX_S = 0.5
-# What an archiver says for people is from the store, and goes on a page.
+# An archiver's sentences for people come from the store, and are shown on a page.
 TROUBLES_MAX = 8
 SENTENCE_CHARS_MAX = 1_000
-# Of an archiver that has the partition, and has not found out yet where it goes on.
+# The position of an archiver that has the partition but does not know yet where it goes on.
 NOT_KNOWN = -1
 
-# By topic id and partition: the first offset that is gathered, or will be.
+# By topic id and partition: the first offset that is or will be gathered.
 Positions = Mapping[tuple[UUID, int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class ForPeople:
-    """What an archiver says beside its positions. `troubles`: what keeps it from archiving.
-    `retention`: what the brokers do with what nobody archives.
+    """An archiver's sentences beside its positions. `troubles`: what keeps it from archiving.
+    `retention`: what the brokers do with records that no archiver archives.
     """
 
     troubles: tuple[str, ...] = ()
@@ -76,7 +77,7 @@ class ForPeople:
 async def encode_positions(
     positions: Positions, beat: int, for_people: ForPeople = ForPeople()
 ) -> bytes:
-    """Topic by topic, as 10,000 partitions would hold the event loop for milliseconds."""
+    """Encodes topic by topic: 10,000 partitions at once would block the event loop for ms."""
     topics: dict[UUID, dict[int, int]] = {}
     for (topic_id, partition), offset in positions.items():
         topics.setdefault(topic_id, {})[partition] = offset
@@ -100,7 +101,7 @@ def decode_positions(raw: bytes, key: str) -> tuple[dict[tuple[UUID, int], int],
 
 
 def _for_people(fields: Fields) -> ForPeople:
-    """Cut to what a page can show. Older archivers say none of it."""
+    """Cut to fit on a page. Older archivers write neither field."""
     names = fields.names()
     troubles = fields.texts("troubles")[:TROUBLES_MAX] if "troubles" in names else []
     retention = fields.text("retention") if "retention" in names else ""
@@ -116,7 +117,7 @@ def _entries(fields: Fields) -> Iterator[tuple[tuple[UUID, int], int]]:
             raise CorruptSegment(f"{topic[:80]!r} is no Kafka Uuid")
         offsets = Fields(partitions)
         for partition in offsets.names():
-            # Python refuses to read numbers of thousands of digits at all.
+            # Python refuses to parse numbers of thousands of digits.
             short = partition.isascii() and partition.isdecimal() and len(partition) <= 10
             if not short or int(partition) >= INT32:
                 raise CorruptSegment(f"{partition[:80]!r} is no partition")
@@ -125,24 +126,24 @@ def _entries(fields: Fields) -> Iterator[tuple[tuple[UUID, int], int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What one archiver has said: `version` of its object, and since when it is seen unchanged.
+    """The object of one archiver: its `version`, and since when the reader sees it unchanged.
 
-    `watched_from`: from when on every look has come in time, and found it unchanged.
+    `watched_from`: since when every look came in time and found the object unchanged.
     """
 
     version: str
     seen_at: float
     positions: Positions
-    topics: frozenset[UUID]  # of which there are positions
+    topics: frozenset[UUID]  # that have positions
     for_people: ForPeople
     watched_from: float
 
 
 class ArchiverPositions:
-    """What all archivers say. An async context manager that owns its reads of the store.
+    """The objects of all archivers. An async context manager that owns its reads of the store.
 
-    `here` tells of an archiver in this process: its word is newer than any object of the store.
-    None: there will be none. `own_key` is that archiver's: what it says is known here already.
+    `here` asks an archiver in this process, which knows more than any object in the store; None:
+    there is none. `own_key` is that archiver's object, whose content is known here already.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class ArchiverPositions:
         self._clock = clock
         self._here = here
         self._said: dict[str, _Said] = {}
-        self._looked_at = float("-inf")  # the last time that the store has answered
+        self._looked_at = float("-inf")  # the last time that the store answered
         self._failing = False
         self._reads = FreshReads[None, None](self._read)
 
@@ -173,14 +174,14 @@ class ArchiverPositions:
         await self._reads.__aexit__(*failure)
 
     async def refresh(self, not_older_than: float) -> None:
-        """Look at what archivers say, unless that was done at or after that loop time (s).
+        """Read the archivers' objects, unless that was done at or after that loop time (s).
 
-        Whoever calls at the same time shares the look. Raises RemoteStorageError.
+        Concurrent callers share the read. Raises RemoteStorageError.
         """
         await self._reads.get(None, not_older_than)
 
     async def look(self, age_max_s: float) -> None:
-        """As `refresh`, for callers that no outage may hold up: then what was said last counts."""
+        """As `refresh`, for callers that no outage may delay: then the last objects count."""
         if self._failing:
             return  # `run` tries again
         with suppress(RemoteStorageError, TimeoutError):
@@ -189,14 +190,14 @@ class ArchiverPositions:
         self._failing = True
 
     async def run(self) -> None:
-        """For ever: so callers seldom wait, and an archiver that falls silent is noticed."""
+        """Looks for ever, so that callers seldom wait and a silent archiver is noticed."""
         while True:
             with suppress(RemoteStorageError):  # counted by the store
                 await self.refresh(self._clock())
             await asyncio.sleep(LOOK_INTERVAL_S)
 
     def _in_words(self, silent: _Said, partitions: int) -> str:
-        """`partitions`: of its own that no other archiver has."""
+        """`partitions`: how many of its partitions no other archiver has."""
         whose = "its partition is" if partitions == 1 else f"its {partitions} partitions are"
         since_s = int(self._clock() - silent.seen_at)
         for_ = f"{since_s // 5 * 5} s" if since_s < 60 else f"{since_s // 60} min"
@@ -207,7 +208,7 @@ class ArchiverPositions:
         )
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
-        """As of the last look; None: nobody says that it gathers the partition. Never blocks."""
+        """As of the last look; None: no archiver gathers the partition. Never blocks."""
         own = None if self._here is None else self._here(tip)
         if own is not None:
             return own
@@ -221,7 +222,7 @@ class ArchiverPositions:
         return min(told, default=None)
 
     def gathers(self, topic_id: UUID) -> bool:
-        """Whether `gathered_from` may know anything of the topic. Never blocks."""
+        """Whether `gathered_from` may know a partition of the topic. Never blocks."""
         if self._here is not None:
             return True
         oldest = self._clock() - SILENT_MAX_S
@@ -261,8 +262,8 @@ class ArchiverPositions:
         return said
 
     def _tell(self, looked_at: float) -> None:
-        """Report which archivers work and which are silent. One whose partitions others have taken
-        over counts as neither.
+        """Report which archivers work and which are silent. An archiver whose partitions other
+        archivers have taken over counts as neither.
         """
         missed, heard = {}, {}
         taken: set[tuple[UUID, int]] = set()
@@ -280,7 +281,7 @@ class ArchiverPositions:
         ARCHIVERS_HEARD.set(len(heard))
         ARCHIVERS_SILENT.set(len(silent))
         self._health.keep(Kind.ARCHIVER_SILENT, silent)
-        # A full disk is all that archivers say. Two on one disk say it once.
+        # Archivers report only a full disk. Two on one disk are reported once.
         own, disk = self._own_key(), Kind.ARCHIVER_DISK_FAILING
         others = {o.for_people.troubles: key for key, o in heard.items() if key != own}
         self._health.keep(
@@ -289,7 +290,7 @@ class ArchiverPositions:
 
 
 def _unchanged(known: _Said, began_at: float, apart_s: float) -> _Said:
-    """`apart_s`: since the look before. The archiver may have had no store in a longer pause."""
+    """`apart_s`: since the last look. In a longer pause the archiver may have had no store."""
     if apart_s > LOOKS_APART_MAX_S:
         return replace(known, seen_at=began_at, watched_from=began_at)
     if apart_s > LOOK_INTERVAL_S + LOOK_DELAY_MAX_S:

@@ -1,9 +1,9 @@
-"""All that is known of one partition's segments, kept up to date event by event. Pure.
+"""All known segments of one partition, kept up to date event by event. Pure.
 
-Finished segments that share no offset with others are rows (`columns`), about 75 bytes each
-with all that is around them. The few others are values: copies and deletions under way, and
-finished segments that overlap, of two archivers that met. Which of those are shown is decided by
-`overlaps`, anew after each change, so that one comes back into view when what hid it goes.
+Finished segments without overlaps are rows (`columns`), about 75 bytes each with their overhead.
+The few others are objects: copies and deletions under way, and finished segments that overlap,
+from two archivers that met. `overlaps` decides which of those are shown, again after each change,
+so that a hidden segment shows again when the segment that hid it goes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EMPTIED = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
 
 
 class PartitionTable:
-    """One partition's. Not for several threads at once."""
+    """The segments of one partition. Not thread-safe."""
 
     __slots__ = (
         "_overlapping",
@@ -51,23 +51,23 @@ class PartitionTable:
 
     def __init__(self, tip: TopicIdPartition) -> None:
         self.tip = tip
-        self.changes = 0  # how many events it has taken
+        self.changes = 0  # how many events were taken
         self._forget()
 
     def _forget(self) -> None:
         self._rows = SegmentRows(self.tip)
         self._overlapping: dict[UUID, RemoteLogSegmentMetadata] = {}
         self._unfinished: dict[UUID, RemoteLogSegmentMetadata] = {}
-        self._shown: SegmentRows | None = None  # what a view has; None: to be worked out
-        self._raised: dict[int, int] = {}  # log starts, by the history that they are of
+        self._shown: SegmentRows | None = None  # the rows of the views; None: to be computed
+        self._raised: dict[int, int] = {}  # log starts by their history
         self.history = FIRST_HISTORY
         self.deletion: RemotePartitionDeleteMetadata | None = None
-        self.restoring = False  # a restore has begun and not ended: this is not all of it
+        self.restoring = False  # a restore has begun and not ended: the table is incomplete
 
     @classmethod
     def load(cls, tip: TopicIdPartition, entries: bytes) -> PartitionTable:
-        """Of the entries of a flat file that still count (`compact`). Raises CorruptSegment, naming
-        entry and field; NewerMetadataVersion.
+        """From the entries of a flat file that still count (`compact`). Raises CorruptSegment,
+        naming entry and field; NewerMetadataVersion.
         """
         table = cls(tip)
         table._rows, others = load_rows(tip, entries, f"cached metadata of {tip}")
@@ -75,17 +75,17 @@ class PartitionTable:
         return table
 
     def replace(self, segments: Iterable[RemoteLogSegmentMetadata], history: LogHistory) -> None:
-        """What a listing has found, unchecked; raised log starts stay, as they never fall."""
+        """Take the segments of a listing, unchecked. Raised log starts stay: they never fall."""
         raised = self._raised
         self._forget()
         self._raised, self.history = raised, history
         self._take_many(segments)
 
     def apply(self, event: MetadataEvent) -> bool:
-        """Take over an event of the metadata topic; twice does no harm.
+        """Take an event of the metadata topic; taking it twice does no harm.
 
-        False: it may not follow what is known, as an event that is read again or of somebody who
-        has been overtaken, and is left out. DELETE_PARTITION_FINISHED takes everything with it.
+        False: the event is no legal next step and is left out. It may have been read again, or its
+        writer was overtaken. DELETE_PARTITION_FINISHED deletes everything.
         """
         try:
             self.check(event)
@@ -95,7 +95,7 @@ class PartitionTable:
         return True
 
     def check(self, event: MetadataEvent) -> None:
-        """Raises ValueError where it may not follow what is known (`description`)."""
+        """Raises ValueError if the event is no legal next step (`description`)."""
         if isinstance(event, RemotePartitionDeleteMetadata):
             check_deletion(None if self.deletion is None else self.deletion.state, event.state)
         elif isinstance(event, RemoteLogSegmentMetadata):
@@ -115,11 +115,11 @@ class PartitionTable:
         return self.raised(self.history.after_epoch)
 
     def raised(self, after_epoch: int) -> int:
-        """The log start of the history behind that epoch; 0: never raised."""
+        """The log start of the history after that epoch; 0: never raised."""
         return self._raised.get(after_epoch, 0)
 
     def known(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata | None:
-        """The last state of the segment that has the same id and start offset."""
+        """The last state of the segment with the same id and start offset."""
         segment_id = metadata.segment_id.id
         other = self._unfinished.get(segment_id) or self._overlapping.get(segment_id)
         if other is not None:
@@ -128,13 +128,13 @@ class PartitionTable:
         return None if index is None else self._rows[index]
 
     def segments(self) -> Iterator[RemoteLogSegmentMetadata]:
-        """Every one, by start offset and id; also unfinished ones and below the log start."""
+        """Every segment, by start offset and id; also unfinished or below the log start."""
         others = (*self._overlapping.values(), *self._unfinished.values())
         every: Iterable[RemoteLogSegmentMetadata] = chain(self._rows, others)
         return iter(sorted(every, key=lambda s: (s.start_offset, s.segment_id.id)))
 
     def view(self, read_at: float, unreadable: Iterable[int] = ()) -> PartitionView:
-        """Later events do not show in it. See `PartitionView` for the arguments."""
+        """Later events do not change the view. See `PartitionView` for the arguments."""
         if self._shown is None:
             self._shown = self._work_out()
         unknown = tuple(sorted(unreadable))
@@ -154,9 +154,9 @@ class PartitionTable:
         """The finished segments of the history, by offset, without those below the log start.
 
         Overlaps come from two archivers that met in a hand-over: both copied the same log, so
-        either copy may be served. Of equal ranges the one that was finished first stays. One that
-        adds no offset to those before it is left out; one that goes on further must stay, or the
-        rest would look like a gap. See `overlaps` for copies of different logs.
+        either copy may be served. Of equal ranges the one that was finished first stays. A segment
+        that adds no offset to those before it is left out. A segment that goes on further stays, or
+        the rest would look like a gap. See `overlaps` for copies of different logs.
         """
         below = self._rows.index_at_or_after(self.raised_log_start)
         rows = self._rows.replaced(0, below) if below else self._rows
@@ -169,7 +169,7 @@ class PartitionTable:
         ):
             if segment.end_offset >= self.raised_log_start and self.history.shows(segment):
                 add_in_order(kept, segment, self.history.kept_below)
-        # Those that overlap lie together, between rows: each such group is put in at one go.
+        # Overlapping segments lie together between rows: each such group is inserted at once.
         at = [rows.index_at_or_after(segment.start_offset) for segment in kept]
         for index, group in groupby(reversed(range(len(kept))), key=at.__getitem__):
             rows = rows.replaced(index, index, [kept[i] for i in reversed(list(group))])
@@ -177,7 +177,7 @@ class PartitionTable:
 
     # --- changes ---
     def take(self, event: MetadataEvent) -> None:
-        """Unchecked."""
+        """Take the event unchecked."""
         self.changes += 1
         if isinstance(event, LogStartOffset):
             known = self._raised.get(event.after_epoch, 0)
@@ -202,7 +202,7 @@ class PartitionTable:
                 self._unfinished[event.segment_id.id] = event
 
     def _take_many(self, events: Iterable[MetadataEvent]) -> None:
-        """As `take` of each does; of each segment there is one."""
+        """As `take` for each event; each segment comes once."""
         finished: list[RemoteLogSegmentMetadata] = []
         for event in events:
             if isinstance(event, RemoteLogSegmentMetadata) and event.state is _FINISHED:
@@ -227,12 +227,12 @@ class PartitionTable:
         self._rows = rows.replaced(first, last)
 
     def _insert_many(self, segments: list[RemoteLogSegmentMetadata]) -> None:
-        """As `_insert` of each does; of many into an empty table at one go."""
+        """As `_insert` for each; many segments go into an empty table at once."""
         if self._rows:
             for segment in segments:
                 self._insert(segment)
             return
-        groups: list[list[RemoteLogSegmentMetadata]] = []  # of those that overlap, or of one
+        groups: list[list[RemoteLogSegmentMetadata]] = []  # each group overlaps, or is one segment
         reached = -1
         for segment in sorted(segments, key=_order):
             if segment.start_offset > reached:
@@ -244,7 +244,7 @@ class PartitionTable:
         self._overlapping = {segment.segment_id.id: segment for segment in overlapping}
 
     def _remove(self, segment: RemoteLogSegmentMetadata) -> None:
-        """Its last state. What overlapped nothing else becomes a row."""
+        """Remove the segment's last state. Segments that no longer overlap others become rows."""
         segment_id = segment.segment_id.id
         if self._unfinished.pop(segment_id, None) is not None:
             return

@@ -1,4 +1,4 @@
-"""What the `.metadata` objects of a topic say, repeated in one object: for readers that begin."""
+"""One object that repeats the `.metadata` objects of a topic, for readers that start."""
 
 from __future__ import annotations
 
@@ -25,42 +25,43 @@ from fetchproxy.storage.listings import SegmentMetadataObject
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
-# A process that has just started has 2,000 objects to read of 2,000 partitions. So whoever had to
-# read many of a topic leaves what all of them say in one object. It is a copy, and never more: a
-# listing says which segments there are, and an entry counts only for the very version of the object
-# that it was taken from. What is missing, damaged or of another version is read where it stands.
+# A process that has just started has 2,000 objects to read for 2,000 partitions. So a process that
+# had to read many of a topic leaves their content in one object. That object is only a copy: a
+# listing says which segments there are, and an entry counts only for the same version of the
+# object it was taken from. Missing or damaged entries, and other versions, are read from their own
+# objects.
 #
 #     magic      "collected metadata 1\n"
-#     body       zlib, which has a checksum; of each object, behind one another:
+#     body       zlib, which has a checksum; for each object, one after another:
 #       key      string (int16 length), of the `.metadata` object
 #       version  string (int16 length), as the store listed it
 #       length, type, version, data    as an entry of a cache file (`records`)
 #
-# Written by `store_backed` where it serves or archives. Spark's planner reads it too; other
-# programs neither write nor trust it.
+# `store_backed` writes it when it serves or archives. Spark's planner reads it too; other programs
+# neither write nor trust it.
 
 log = structlog.get_logger(__name__)
 
 MAGIC = b"collected metadata 1\n"
-# Those of the first partitions by name; of the rest each is read by itself. 100 bytes each.
+# The first objects by name are collected; the rest are read one by one. 100 bytes each.
 COLLECTED_MAX = 200_000
-# It is written anew when so many were read one by one, and so large a share of what there is.
+# It is written again when so many objects, and such a share of all, were read one by one.
 READ_ALONE_MIN = 64
 READ_ALONE_SHARE_MIN = 1 / 16
 PUT_INTERVAL_S = 300.0
-# Of topics that are read partition by partition. They come one after the other, and what was
-# collected of a large one takes 80 MB.
+# Topics kept while topics are read partition by partition. They come one after the other, and the
+# collected object of a large topic takes 80 MB.
 TOPICS_KEPT_MAX = 4
 _LEVEL = 1
 _STRING_SIZE = Struct(">H")
 _DECODED_AT_ONCE = 500  # some 1 ms
 
 
-# By key: the version, and the entry behind its length.
+# By key: the version, and the entry without its length.
 CollectedEntry = tuple[str, bytes]
 Collected = Mapping[str, CollectedEntry]
 NOTHING: Collected = {}
-Read = tuple[str, str, RemoteLogSegmentMetadata]  # key, version, what it says
+Read = tuple[str, str, RemoteLogSegmentMetadata]  # key, version, content
 
 
 async def encode_collected(read: Iterable[Read]) -> bytes:
@@ -92,8 +93,8 @@ async def decode_collected(raw: bytes) -> dict[str, CollectedEntry]:
 
 
 def _decode_some(body: bytes, at: int, found: dict[str, CollectedEntry]) -> int:
-    """Entries from byte `at` on, and the byte behind them: past the end where the last one is cut.
-    Without a cursor, as that takes five times as long.
+    """Decodes entries from byte `at` on. Returns the byte after them: past the end if the last
+    entry is cut. Uses no cursor, which would take five times as long.
     """
     end = len(body)
     for _ in range(_DECODED_AT_ONCE):
@@ -126,7 +127,7 @@ def _unpacked(raw: bytes) -> bytes:
 def collected_segment(
     collected: Collected, listed: SegmentMetadataObject
 ) -> RemoteLogSegmentMetadata | None:
-    """What the listed object says, if that was collected from this version of it."""
+    """The listed object's metadata, if it was collected from this version of the object."""
     version, entry = collected.get(listed.stored.key, ("", b""))
     if version != listed.stored.version or not entry:
         return None
@@ -140,7 +141,7 @@ def collected_segment(
     return event if same else None
 
 
-# Whatever goes wrong from here on costs time, and nothing else.
+# Errors from here on cost only time.
 
 
 async def read_collected(rsm: RemoteStorageManager, topic_id: UUID) -> Collected:
@@ -148,13 +149,13 @@ async def read_collected(rsm: RemoteStorageManager, topic_id: UUID) -> Collected
         raw = await rsm.objects.get_collected_metadata(topic_id)
         return NOTHING if raw is None else await decode_collected(raw)
     except (RemoteStorageError, CorruptSegment) as error:
-        # A store that is away is reported by whoever reads the objects themselves.
+        # The reads of the objects themselves report a store that is away.
         log.info("collected_metadata_not_read", topic_id=str(topic_id), error=str(error))
         return NOTHING
 
 
 class CollectedOnce:
-    """For whoever reads the archive partition by partition: those of a topic share one read."""
+    """For reading the archive partition by partition: a topic's partitions share a read."""
 
     def __init__(self, rsm: RemoteStorageManager) -> None:
         self._rsm = rsm
@@ -170,13 +171,13 @@ class CollectedOnce:
 
 
 class Collecting:
-    """An async context manager that owns its writes; closing it gives them up."""
+    """An async context manager that owns its writes; closing it cancels them."""
 
     def __init__(self, rsm: RemoteStorageManager) -> None:
         self._rsm = rsm
-        self._alone: dict[UUID, int] = {}  # objects read by themselves since they were collected
+        self._alone: dict[UUID, int] = {}  # objects read one by one since they were collected
         self._put_at: dict[UUID, float] = {}  # loop time of the last attempt
-        self._denied = False  # whoever may only read tries it once
+        self._denied = False  # a process that may only read tries once
         self._puts: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -189,15 +190,15 @@ class Collecting:
         for put in self._puts:
             put.cancel()
         if tasks is not None:
-            # Not the error of the body: the group would wrap it. The tasks themselves never raise.
+            # Not the body's error: the group would wrap it. The tasks themselves never raise.
             await tasks.__aexit__(None, None, None)
 
     def read_alone(
         self, topic_id: UUID, alone: int, known: int, every: Callable[[], Iterable[Read]]
     ) -> None:
-        """So many objects of the topic were read by themselves, of `known` ones.
+        """`alone` of the topic's `known` objects were read one by one.
 
-        Where that was too much, `every` one is collected while nobody waits.
+        If that was too many, `every` object is collected in the background.
         """
         alone += self._alone.get(topic_id, 0)
         self._alone[topic_id] = alone

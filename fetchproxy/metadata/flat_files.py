@@ -1,5 +1,5 @@
-"""The metadata topic's events on disk, a flat file for each partition: a restart reads little
-of the topic.
+"""The metadata topic's events on disk, in one flat file a partition, so that a restart reads
+little of the topic.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from fetchproxy.storage.stores.filesystem import sync, write_all
 #
 #     <magic int16><topic-id uuid><partition int32><metadata-topic-offset int64><entries>
 #
-# All numbers big-endian; entries are those of `records`. `metadata-topic-offset` is the offset of
-# the metadata topic up to which the file had all events when it was written anew.
+# All numbers are big-endian; entries are those of `records`. `metadata-topic-offset` is the offset
+# of the metadata topic up to which the file had all events when it was rewritten.
 #
-# Every write ends with a CacheFileCheckpointRecord: the offset up to which the file has all
-# events now, and the CRC-32C of all bytes of the file up to that checksum. What is behind the
-# last one that holds does not count: a crash tore it before anybody relied on it, or the disk has
-# lost something. The file stays damaged until the events from there on have been read again and it
-# is replaced. Events may be read twice; that does no harm (`catalogue`).
+# Every write ends with a CacheFileCheckpointRecord: the offset up to which the file has all events
+# now, and the CRC-32C of all bytes of the file before that checksum. Bytes after the last valid
+# checkpoint do not count: a crash tore them before they were used, or the disk has lost something.
+# The file stays damaged until the events from there on were read again and the file is replaced.
+# Events may be read twice; that does no harm (`catalogue`).
 #
-# Blocking: for threads, and for one at a time.
+# Blocking: call from threads, one at a time.
 
 log = structlog.get_logger(__name__)
 
-MAGIC = 1  # 0 did not name the partition
+MAGIC = 1  # files with 0 did not name the partition
 TEMPORARY_SUFFIX = ".tmp"
 HEADER = Struct(">h16siq")
 _CHECKPOINT_DATA = INT64.size + UINT32.size
@@ -67,14 +67,14 @@ _CHECKPOINT_LEAD = framed(record_head(RecordType.CACHE_FILE_CHECKPOINT) + bytes(
 ]
 _CHECKPOINT_BYTES = len(_CHECKPOINT_LEAD) + _CHECKPOINT_DATA
 
-# A file is written anew when what was appended is larger than this and than what was there before.
+# A file is rewritten when its appended part exceeds this size and the size before.
 APPENDED_BYTES_MIN = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class CachedEntries:
-    """What a file holds, for `PartitionTable.load`: all of the partition's events below
-    `metadata_topic_offset`. `damaged`: those from there on have to be read again.
+    """A file's content, for `PartitionTable.load`: all of the partition's events below
+    `metadata_topic_offset`. `damaged`: the events from there on must be read again.
     """
 
     entries: bytes
@@ -83,21 +83,21 @@ class CachedEntries:
 
 
 class CacheFile:
-    """One partition's. Opened for each call only: there may be many thousands of them."""
+    """The file of one partition. Open only during a call: there may be many thousands of files."""
 
     __slots__ = ("_checksum", "_compacted", "_lost", "_size", "_tip", "path")
 
     def __init__(self, path: Path, tip: TopicIdPartition) -> None:
         self.path = path
         self._tip = tip
-        self._size: int | None = None  # of what counts; None: not loaded
-        self._checksum = 0  # of that
-        self._lost: bytes | None = None  # of a damaged file, the entries that are left
-        self._compacted = 0  # bytes when it was last written anew
+        self._size: int | None = None  # of the valid part; None: not loaded
+        self._checksum = 0  # of that part
+        self._lost: bytes | None = None  # the valid entries of a damaged file
+        self._compacted = 0  # bytes after the last rewrite
 
     def load(self) -> CachedEntries:
-        """Changes no file. Raises OSError; NewerMetadataVersion where a newer fetchproxy has
-        written it; CorruptSegment where its checksums hold and it still cannot be understood.
+        """Changes no file. Raises OSError; NewerMetadataVersion if a newer fetchproxy wrote the
+        file; CorruptSegment if the checksums hold but the file cannot be understood.
         """
         try:
             raw = self.path.read_bytes()
@@ -122,21 +122,22 @@ class CacheFile:
         return CachedEntries(entries, offset, damaged)
 
     def append(self, events: Sequence[MetadataEvent], metadata_topic_offset: int) -> None:
-        """Add events that the table took, so that the file has all below `metadata_topic_offset`. A
-        damaged one is replaced. Raises OSError: nothing of it counts then, and it may be called
-        again. Raises ValueError where the file was not loaded.
+        """Append events that the table took: the file then has all below `metadata_topic_offset`.
+
+        A damaged file is replaced. Raises OSError: then none of the events count, and the call may
+        be repeated. Raises ValueError if the file was not loaded.
         """
         size, lost = self._loaded_size(), self._lost
         entries = b"".join([encode_entry(event) for event in events])
         if size == 0 or lost is not None:
             entries = compact((lost or b"") + entries, self._tip, str(self.path))
-            # One that replaces nothing is made durable by `sync`, before anybody relies on it.
+            # A first file is made durable by `sync`, before anything relies on it.
             self._write_anew(entries, metadata_topic_offset, durable=lost is not None)
         else:
             checksum = crc32c(entries, self._checksum)
             checkpoint = _checkpoint(metadata_topic_offset, checksum)
             with self.path.open("r+b", buffering=0) as file:
-                file.truncate(size)  # an append that failed may have left something
+                file.truncate(size)  # a failed append may have left bytes
                 file.seek(size)
                 write_all(file.fileno(), entries + checkpoint)
             self._size = size + len(entries) + len(checkpoint)
@@ -144,19 +145,19 @@ class CacheFile:
 
     @property
     def wants_compaction(self) -> bool:
-        """More was appended than there was when it was written anew."""
+        """The appended part is larger than the part that was there after the last rewrite."""
         appended = self._loaded_size() - self._compacted
         return self._lost is None and appended > max(APPENDED_BYTES_MIN, self._compacted)
 
     def compact(self) -> None:
-        """Write it anew with the last state of each segment only; a crash leaves old or new.
+        """Rewrite the file with only the last state of each segment; a crash leaves old or new.
 
-        Raises OSError; CorruptSegment where the disk has lost something: the file stays damaged.
+        Raises OSError; CorruptSegment if the disk has lost something: the file stays damaged.
         ValueError as `append`.
         """
         size = self._loaded_size()
         if size == 0 or self._lost is not None:
-            return  # nothing to compact; a damaged one is for `append` to replace
+            return  # nothing to compact; `append` replaces a damaged file
         good = self.path.read_bytes()[:size]
         end, offset = _last_checkpoint(good)
         if end != size:
@@ -164,7 +165,7 @@ class CacheFile:
         self._write_anew(self._understood(good), offset, durable=True)
 
     def sync(self) -> None:
-        """On the disk when this returns, also its name. Raises OSError."""
+        """Make the file and its name durable. Raises OSError."""
         for path in (self.path, self.path.parent, self.path.parent.parent):
             sync(path)
 
@@ -178,7 +179,7 @@ class CacheFile:
         self._compacted = HEADER.size + entries_bytes + _CHECKPOINT_BYTES if good else 0
 
     def _is_own(self, good: bytes) -> bool:
-        """False: somebody has put another partition's file here, or an older one."""
+        """False: the file belongs to another partition, or has an older format."""
         magic, topic_id, partition, _ = HEADER.unpack_from(good)
         if magic > MAGIC:
             raise NewerMetadataVersion(f"{self.path}: magic {magic}, known are those up to {MAGIC}")
@@ -186,9 +187,9 @@ class CacheFile:
         return (magic, topic_id, partition) == own
 
     def _understood(self, good: bytes) -> bytes:
-        """The entries of a file whose checksum holds, compacted where something was appended."""
+        """The entries of a file whose checksum holds, compacted if events were appended."""
         entries = good[HEADER.size : -_CHECKPOINT_BYTES]
-        # Each append ends with a checkpoint. What only looks like one costs a little time.
+        # Each append ends with a checkpoint. Bytes that only look like one cost a little time.
         appended = _CHECKPOINT_LEAD in entries
         return compact(entries, self._tip, str(self.path)) if appended else entries
 
@@ -204,13 +205,13 @@ class CacheFile:
 
 
 def _last_checkpoint(raw: bytes) -> tuple[int, int]:
-    """(where the last one that holds ends, its offset); 0 where none does."""
+    """(end of the last valid checkpoint, its offset); 0 if there is none."""
     at = len(raw) - _CHECKPOINT_BYTES
     offset = _holds(raw, at, crc32c(memoryview(raw)[:at])) if at >= HEADER.size else None
     if offset is not None:
         return len(raw), offset
     end = last_offset = checksum = seen = 0
-    with suppress(CorruptSegment):  # from there on entries cannot be told from each other
+    with suppress(CorruptSegment):  # after an error the next entry's start is unknown
         for begin, body, _, _ in walk_entries(raw[HEADER.size :], "a torn file"):
             if raw[HEADER.size + body] != RecordType.CACHE_FILE_CHECKPOINT:
                 continue
@@ -218,7 +219,7 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
             checksum = crc32c(memoryview(raw)[seen:at], checksum)
             offset = _holds(raw, at, checksum)
             if offset is None:
-                break  # some byte before it is not what was written: no later one can hold either
+                break  # an earlier byte is wrong: no later checkpoint can be valid
             seen, end, last_offset = at, at + _CHECKPOINT_BYTES, offset
     return end, last_offset
 
@@ -229,7 +230,7 @@ def _checkpoint(metadata_topic_offset: int, checksum: int) -> bytes:
 
 
 def _holds(raw: bytes, at: int, checksum: int) -> int | None:
-    """The offset of the checkpoint at `at`, if there is one behind bytes of that checksum."""
+    """The offset of the checkpoint at `at`, if it is valid for a file with that checksum."""
     offset: int
     offset_at = at + len(_CHECKPOINT_LEAD)
     if at + _CHECKPOINT_BYTES > len(raw):
@@ -240,7 +241,7 @@ def _holds(raw: bytes, at: int, checksum: int) -> int | None:
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Old or new content, whatever happens; on the disk when this returns if `durable`."""
+    """Leaves the old or the new content, never a mix; if `durable`, on the disk on return."""
     temporary = path.with_suffix(TEMPORARY_SUFFIX)
     with temporary.open("wb", buffering=0) as file:
         write_all(file.fileno(), content)
@@ -251,21 +252,21 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
         sync(path.parent)
 
 
-# The folder of cache files, and how far the metadata topic has been read into them.
+# The folder of cache files, and how far the metadata topic was read into them.
 #
-#     <folder>/<topic>/<partition>-<topicId>.remote-log-metadata     see `flat_files`
+#     <folder>/<topic>/<partition>-<topicId>.remote-log-metadata     see above
 #     <folder>/committed-offsets                                      text, see below
-#     <folder>/.lock                                                 held by the process that has it
+#     <folder>/.lock                                                 held by the process using it
 #
-# `committed-offsets` is, as Kafka's own checkpoint files are, lines of text:
+# `committed-offsets` is lines of text, like Kafka's own checkpoint files:
 #
-#     1                     version; 0 had files that do not name their partition
+#     1                     version; with 0, files did not name their partition
 #     <metadata topic id>   a re-created topic has other offsets
 #     <number of files>     so that a lost cache file is noticed
 #     <metadata partition> <offset>      for each: the next one to read
 #     <crc32c of all before, 8 hex digits>
 #
-# Any doubt about it throws the cache away, and all is read again from the topic. Blocking.
+# On any doubt the cache is discarded, and everything is read again from the topic. Blocking.
 
 
 SUFFIX = ".remote-log-metadata"
@@ -276,14 +277,14 @@ _PARTITION = re.compile(r"(0|[1-9][0-9]{0,9})-", re.ASCII)
 
 
 class MetadataCache:
-    """A context manager: the folder is this process's as long as it is open."""
+    """A context manager: only this process uses the folder while it is open."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Raises ConfigError where the folder cannot be had, as another process has it."""
+        """Raises ConfigError if the folder cannot be used, as when another process has it."""
         self._lock = take_folder(self._directory, "metadata.cache_dir")
         return self
 
@@ -293,16 +294,17 @@ class MetadataCache:
             self._lock = None
 
     def partitions(self) -> list[TopicIdPartition]:
-        """Those that have a file, sorted; no file is read. Raises OSError."""
+        """The partitions that have a file, sorted; reads no file. Raises OSError."""
         return sorted(tip for tip, _ in self._files())
 
     def file(self, tip: TopicIdPartition) -> CacheFile:
         return CacheFile(self._path(tip), tip)
 
     def load_committed(self, metadata_topic_id: UUID) -> dict[int, int]:
-        """By metadata partition, the next offset to read.
+        """The next offset to read, by metadata partition.
 
-        Empty, and no cache file is left, where that is not known for sure. Raises OSError.
+        If that is not known for sure, the result is empty and all cache files are deleted. Raises
+        OSError.
         """
         try:
             text = (self._directory / COMMITTED).read_bytes()
@@ -327,9 +329,9 @@ class MetadataCache:
         offsets: Mapping[int, int],
         deleted: Iterable[TopicIdPartition] = (),
     ) -> None:
-        """The files have all events below `offsets`, and have been synced; it is durable then.
+        """Record durably that the files, already synced, have all events below `offsets`.
 
-        The files of `deleted` partitions are removed afterwards. Raises OSError.
+        Removes the files of `deleted` partitions afterwards. Raises OSError.
         """
         gone = {self._path(tip) for tip in deleted}
         files = sum(1 for _, path in self._files() if path not in gone)
@@ -351,7 +353,7 @@ class MetadataCache:
                         yield tip, path
 
     def _clear(self) -> None:
-        # First what says that the files are worth something.
+        # First the file that makes the others count.
         (self._directory / COMMITTED).unlink(missing_ok=True)
         sync(self._directory)
         for _, path in list(self._files()):
@@ -387,11 +389,11 @@ def _parse(text: bytes) -> tuple[UUID, int, dict[int, int]]:
     return parsed, int(files), {int(partition): int(offset) for partition, offset in pairs}
 
 
-# One thread at a time, and never the loop's. Losing all of it costs time, nothing else, so a disk
-# that fails is reported once and written no more.
+# One thread at a time, never the loop's. Losing all of it costs only time, so a failing disk is
+# reported once and no longer written to.
 
 
-FLUSH_PAUSE_S = 1.0  # what a crash between two costs is read again
+FLUSH_PAUSE_S = 1.0  # after a crash the events since the last flush are read again
 
 
 @dataclass(slots=True)
@@ -411,7 +413,7 @@ class _Pending:
 
 
 class KeptEvents:
-    """`async with` owns the writing. `directory` None: nothing is kept, no method does anything."""
+    """`async with` owns the writing. `directory` None: keeps no events, no method does anything."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -436,9 +438,9 @@ class KeptEvents:
     async def __aexit__(self, *_: object) -> None:
         if self._tasks is None or self._writer is None:
             return
-        async with self._disk:  # not in the middle of a flush: what it has taken would be lost
+        async with self._disk:  # wait for a flush to end: its events would be lost
             self._writer.cancel()
-        # Not the error of the body: the group would wrap it.
+        # Not the body's error: the group would wrap it.
         await self._tasks.__aexit__(None, None, None)
         await self._flush()
         if self._cache is not None:
@@ -446,10 +448,10 @@ class KeptEvents:
             self._cache = None
 
     async def open(self, log_id: UUID) -> tuple[dict[int, int], list[TopicIdPartition]]:
-        """Where to read on in which partition of the log, and the partitions that have a file.
+        """The offset to read on from by partition of the log, and the partitions that have a file.
 
-        Raises StorageUnavailable where the folder cannot be used, ConfigError where another process
-        uses it.
+        Raises StorageUnavailable if the folder cannot be used, ConfigError if another process uses
+        it.
         """
         self._log_id = log_id
         if self._directory is None:
@@ -463,7 +465,7 @@ class KeptEvents:
         return positions, tips
 
     async def load(self, tip: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
-        """What the partition's file holds. Raises StorageUnavailable where it cannot be read."""
+        """The content of the partition's file. Raises StorageUnavailable if it cannot be read."""
         try:
             async with self._disk:
                 return await asyncio.to_thread(self._load, tip)
@@ -473,7 +475,7 @@ class KeptEvents:
     def note(
         self, tip: TopicIdPartition, events: Sequence[MetadataEvent], next_offset: int
     ) -> None:
-        """Events that the partition's table took: all that it has up to `next_offset`."""
+        """Note events that the partition's table took: all of its events below `next_offset`."""
         if self._cache is not None and not self._failed:
             pending = self._pending.setdefault(tip, _Pending())
             pending.events.extend(events)
@@ -485,18 +487,18 @@ class KeptEvents:
             self._news.set()
 
     async def _run(self) -> None:
-        """For ever: flush a little after there is something new."""
+        """For ever: flush a little after new events have come."""
         while True:
             await self._news.wait()
             await asyncio.sleep(FLUSH_PAUSE_S)
             await self._flush()
 
     async def _flush(self) -> None:
-        """To disk, durably, with the positions up to which that is."""
+        """Write the events durably to disk, with the positions that they reach."""
         if self._cache is None or self._failed:
             return
         async with self._disk:
-            # Taken together: what comes from here on belongs to the next flush.
+            # Taken together: later events belong to the next flush.
             self._news.clear()
             pending, self._pending = self._pending, {}
             positions = dict(self._positions)
@@ -517,7 +519,7 @@ class KeptEvents:
         return self._cache.load_committed(log_id), self._cache.partitions()
 
     def _load(self, tip: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
-        assert self._cache is not None  # only then are there files
+        assert self._cache is not None  # files exist only then
         file = self._files.setdefault(tip, self._cache.file(tip))
         cached = file.load()
         return PartitionTable.load(tip, cached.entries), cached
@@ -544,6 +546,6 @@ class KeptEvents:
 
     def _append(self, tip: TopicIdPartition, taken: _Pending) -> CacheFile:
         if tip not in self._files:
-            self._load(tip)  # a new one: there was no file to read
+            self._load(tip)  # a new partition: there was no file to read
         self._files[tip].append(taken.events, taken.next_offset)
         return self._files[tip]

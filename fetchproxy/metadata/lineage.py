@@ -1,4 +1,4 @@
-"""Leader epochs of an archived partition: where each began, and where a copy parts from a
+"""Leader epochs of an archived partition: where each began, and where a copy diverges from a
 leader's log. Pure.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochEnd, EpochStart
 
-# The questions are those of Kafka's LeaderEpochFileCache, so the answers are those that a broker
-# with tiered storage gives, whose cache reaches back to the first remote offset.
+# The questions are those of Kafka's LeaderEpochFileCache. So the answers equal those of a broker
+# with tiered storage, whose cache reaches back to the first remote offset.
 
 UNDEFINED_EPOCH = -1
 UNDEFINED_OFFSET = -1
@@ -20,16 +20,16 @@ UNDEFINED_OFFSET = -1
 def extend_lineage(
     lineage: Sequence[EpochStart], epochs: Iterable[EpochStart]
 ) -> tuple[EpochStart, ...]:
-    """The epochs up to a segment's end: those of the log before it, then the segment's own.
+    """The epochs up to a segment's end: the epochs of the log before it, then the segment's own.
 
-    A segment repeats the epoch that it begins in; one that is not newer is left out.
+    A segment repeats the epoch that it begins in. Epochs that are not newer are left out.
     """
     latest = lineage[-1].epoch if lineage else UNDEFINED_EPOCH
     return (*lineage, *(entry for entry in epochs if entry.epoch > latest))
 
 
 def archived_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
-    """The epochs up to the archive's end, as the segments were copied: also below the log start."""
+    """The epochs up to the archive's end, as copied with the segments: also below the log start."""
     lineage: tuple[EpochStart, ...] = ()
     for entry in view.segments.leader_epochs():
         lineage = extend_lineage(lineage, [entry])
@@ -37,7 +37,7 @@ def archived_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
 
 
 def from_log_start(lineage: Sequence[EpochStart], start: int) -> tuple[EpochStart, ...]:
-    """Without the epochs that ended below `start`, as Kafka truncates its cache of them."""
+    """The epochs without those that ended below `start`, as Kafka truncates its cache."""
     begun = [entry for entry in lineage if entry.start_offset <= start]
     above = [entry for entry in lineage if entry.start_offset > start]
     return (*(EpochStart(entry.epoch, start) for entry in begun[-1:]), *above)
@@ -46,9 +46,9 @@ def from_log_start(lineage: Sequence[EpochStart], start: int) -> tuple[EpochStar
 def compared_part(
     lineage: Sequence[EpochStart], archived: tuple[int, int], kept_below: int
 ) -> tuple[EpochStart, ...]:
-    """What of `lineage` is held against a leader's log: nothing below `kept_below`.
+    """The part of `lineage` to compare with a leader's log: from `kept_below` on.
 
-    `archived` is where the archive begins and ends (exclusive).
+    `archived`: start and end (exclusive) of the archive.
     """
     start, end = archived
     at = max(start, kept_below)
@@ -63,13 +63,13 @@ def compared_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
 
 
 def lineage_of(view: PartitionView) -> tuple[EpochStart, ...]:
-    """Both epochs and offsets rise; it begins at the view's log start, as Kafka truncates it."""
+    """Epochs and offsets both rise. Begins at the view's log start, as Kafka truncates it."""
     start = view.log_start_offset
     if start is None:
         return ()
     found: list[EpochStart] = []
     for entry in view.segments.leader_epochs():
-        # One that a log start or an overlap has left no offset is not in the log any more.
+        # An epoch without offsets after a log start or an overlap is no longer in the log.
         if found and (entry.epoch <= found[-1].epoch):
             continue
         at = max(entry.start_offset, start)
@@ -80,9 +80,9 @@ def lineage_of(view: PartitionView) -> tuple[EpochStart, ...]:
 
 
 def epoch_of(view: PartitionView, offset: int) -> int:
-    """The epoch in which the record at `offset` was written; -1 where that is not known.
+    """The leader epoch of the record at `offset`; -1: not known.
 
-    As the view's lineage has it, which need not be made: no epoch follows a newer one.
+    Equals the view's lineage, without building it: no epoch follows a newer one.
     """
     if offset < (view.log_start_offset or 0):
         return UNDEFINED_EPOCH
@@ -92,8 +92,8 @@ def epoch_of(view: PartitionView, offset: int) -> int:
 def end_offset_for(lineage: Sequence[EpochStart], requested: int, log_end_offset: int) -> EpochEnd:
     """LeaderEpochFileCache.endOffsetFor: the largest epoch up to `requested`, and its end.
 
-    Of one before the first known: itself and where the first begins. Of one that is not known yet:
-    undefined.
+    For an epoch before the first known: that epoch and the start of the first. For an epoch that is
+    not known yet: undefined.
     """
     if requested == UNDEFINED_EPOCH or not lineage:
         return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_OFFSET)
@@ -113,15 +113,15 @@ def merged_end_offset(
     local_epoch: int | None,
     apart_to: int | None = None,
 ) -> EpochEnd:
-    """What a Kafka with tiered storage answers, where the broker without it answered `broker`.
+    """The answer of a Kafka with tiered storage, if the broker without it answered `broker`.
 
-    `local_epoch` is the one in which the broker's local log begins; None: not known. The broker is
-    right wherever it found the epoch in its own log. Where all its epochs are newer it answers the
-    requested one and its own log start: then the archive knows better. The answer is never below
-    the true end of the epoch: a consumer whose position is beyond it resets itself.
+    `local_epoch` is the epoch in which the broker's local log begins; None: not known. The broker
+    is right if it found the epoch in its own log. If all its epochs are newer, it answers with the
+    requested epoch and its own log start: then the archive knows better. The answer is never below
+    the true end of the epoch, because a consumer beyond that position resets itself.
 
-    `apart_to`: the archive's end where its log is not the broker's all the way (the broker's began
-    again); None: it is. Then the archive knows better of every epoch that it has.
+    `apart_to`: the archive's end if the archive's log diverges from the broker's (whose log began
+    again); None: it does not. Then the archive knows better for every epoch that it has.
     """
     if broker.epoch != requested or broker.end_offset < 0 or not archived:
         return broker
@@ -133,26 +133,26 @@ def merged_end_offset(
     floor = max((e.epoch for e in archived if e.epoch <= requested), default=requested)
     following = next((entry for entry in archived if entry.epoch > requested), None)
     if following is not None:
-        # Above the broker's own answer it would be of another lineage than the broker's.
+        # An end above the broker's own answer would belong to another lineage than the broker's.
         known = following.start_offset <= broker.end_offset
         return EpochEnd(floor, following.start_offset) if known else broker
     return broker if local_epoch is None else EpochEnd(floor, broker.end_offset)
 
 
-# A follower finds out where its copy parts from the leader's log by OffsetForLeaderEpoch: it names
-# the last epoch that it has, and walks back as long as the leader answers with one that it does not
-# have itself (KIP-101, KIP-279). So does an archive, which is a follower with two differences. It
-# may hold what the leader has deleted, so the leader's answer may be about its own log start; and
-# it is put together from what several leaders sent, so where one epoch follows another must be what
-# the leader says (`Joint`).
+# A follower finds where its copy diverges from the leader's log by OffsetForLeaderEpoch. It names
+# its last epoch, and walks back as long as the leader answers with an epoch that the follower does
+# not have (KIP-101, KIP-279). An archive does the same, as a follower with two differences. It may
+# hold records that the leader has deleted, so the leader's answer may be about its own log start.
+# And its records came from several leaders, so the leader must confirm each place where one epoch
+# follows another (`Joint`).
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderKnowledge:
-    """What one leader has answered. `log_start_epoch` is that of its local log start.
+    """One leader's answers. `log_start_epoch` is the epoch of its local log start.
 
-    `ends` is by the epoch that was asked for, UNDEFINED_EPOCH with -1 where it knows none so high;
-    `log_start_epoch` is None before it was asked, -1 where it is not told.
+    `ends` is by the requested epoch; UNDEFINED_EPOCH with -1: the leader knows no epoch so high.
+    `log_start_epoch` is None before it was asked for, -1 if the leader does not report it.
     """
 
     ends: Mapping[int, EpochEnd] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class LeaderKnowledge:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """The leader's log must have `epoch` end at `low` or up to `high`: between is a gap."""
+    """In the leader's log, `epoch` must end between `low` and `high`: between them is a gap."""
 
     epoch: int
     low: int
@@ -180,14 +180,14 @@ class AskLogStart:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What is below `end_offset` is the leader's log too, what is at or above it is not."""
+    """Records below `end_offset` are in the leader's log too, records from it on are not."""
 
     end_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """It has parted, at `at_most` or anywhere below."""
+    """The copy diverges at `at_most` or anywhere below."""
 
     what: str
     at_most: int
@@ -202,12 +202,12 @@ def compare(
     leader: LeaderKnowledge,
     joints: Sequence[Joint] = (),
 ) -> Comparison:
-    """`Shared(end_offset)`: nothing has parted. Asks for what `leader` lacks, one thing at a time.
+    """`Shared(end_offset)`: no divergence. Else asks for the next answer that `leader` lacks.
 
     `lineage` and `joints` rise; `end_offset` is exclusive. Records without epochs are believed, as
     followers do. Two answers are no contradiction: that the leader has deleted the whole end of the
-    copy, and that it has deleted all up to a joint. Where the copy *has* parted and the leader has
-    deleted the place, nobody can tell: Undecided.
+    copy, and that it has deleted all up to a joint. If the copy diverges and the leader has deleted
+    that place, the result is Undecided.
     """
     shared = end_offset
     for joint in joints:
@@ -230,10 +230,10 @@ def compare(
 
 
 def begins_again(lineage: Sequence[EpochStart], end_offset: int, found: Comparison) -> bool:
-    """Nothing of the copy is in the leader's log; arguments and result are those of `compare`.
+    """No part of the copy is in the leader's log; arguments and result are those of `compare`.
 
-    So it looks where a follower lacked everything, and so it looks where a disk was replaced: then
-    the copy is the last one. Below where the copy begins nothing counts as shared.
+    It looks like this if a follower that lacked everything leads, or a disk was replaced: then the
+    copy is the last one. Offsets below the copy's start do not count as shared.
     """
     if not lineage or not isinstance(found, Shared) or found.end_offset >= end_offset:
         return False
@@ -243,9 +243,9 @@ def begins_again(lineage: Sequence[EpochStart], end_offset: int, found: Comparis
 def cut_without_election(
     lineage: Sequence[EpochStart], found: Comparison, end_offset: int, leader_epoch: int
 ) -> bool:
-    """The leader has lost what it had in the epoch in which it leads: no election has done that.
+    """The leader has lost records of the epoch in which it leads: no election does that.
 
-    Its log is another one, or was cut by hand. `leader_epoch` -1: not told, and then it is False.
+    Its log is another one, or was cut by hand. `leader_epoch` -1: not reported; then False.
     """
     if not lineage or not isinstance(found, Shared) or found.end_offset >= end_offset:
         return False
@@ -265,9 +265,9 @@ def _walk_back(
         if answer.epoch == UNDEFINED_EPOCH or answer.end_offset < 0:
             return Undecided(f"the leader knows no epoch as high as {asked}", bound)
         if answer.end_offset <= lineage[0].start_offset:
-            return Shared(min(bound, lineage[0].start_offset))  # all of it is of other epochs
+            return Shared(min(bound, lineage[0].start_offset))  # all of the copy is of other epochs
         if answer.epoch == asked and (answer.end_offset < bound or bound < end_offset):
-            # Is it where that epoch ended, or where what the leader still has begins?
+            # Is this the epoch's end, or the start of the leader's remaining log?
             if leader.log_start_epoch is None:
                 return AskLogStart()
             if leader.log_start_epoch > asked:

@@ -1,5 +1,5 @@
-"""The metadata topic over the proxy's own connections to the brokers: made, refused where it would
-lose events, appended to and read.
+"""The metadata topic over the proxy's own connections to the brokers. Creates it, refuses it if it
+would lose events, appends to it and reads it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class LogChunk:
 
 log = structlog.get_logger(__name__)
 
-# What makes a topic keep every event for ever.
+# These settings make a topic keep every event for ever.
 SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
-_READ_WAIT_MS = 500  # for a follower of the old leader whose high watermark lags after an election
-_VISIBLE_PAUSE_S = 0.1  # a new topic is known to all brokers after some of these
+_READ_WAIT_MS = 500  # for a new leader whose high watermark lags after an election
+_VISIBLE_PAUSE_S = 0.1  # all brokers know a new topic after some of these pauses
 _DENIED = (29, 31)  # TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
 _ALL_REPLICAS = -1  # acks
 _MAGIC = 2
@@ -54,17 +54,16 @@ _NO_PRODUCER = -1
 # Too few replicas in sync: the same request succeeds once they are back. Source: Kafka's Errors.
 _NOT_ENOUGH_REPLICAS = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 
-# Of the metadata topic per fetch. Decoding so much holds everything else up for some 20 ms.
+# Bytes of the metadata topic per fetch. Decoding them blocks everything else for some 20 ms.
 READ_BYTES = 256 * KiB
 
 
 class KafkaMetadataLog:
-    """Knows bytes and offsets, nothing of segments, and keeps nothing that was read. Every method
-    raises RemoteStorageError where the log cannot be reached or refuses.
+    """Knows bytes and offsets, not segments, and keeps nothing that it read. Every method raises
+    RemoteStorageError if the log cannot be reached or refuses.
 
-    `cluster` is opened and closed by the caller; `wall_clock_ms` stamps the records.
-    `tell_writers` says who else may write, in processes that go by what is written; False: it could
-    not yet.
+    The caller opens and closes `cluster`. `wall_clock_ms` stamps the records. `tell_writers` logs
+    who else may write, in processes that act on the events; False: not possible yet.
     """
 
     def __init__(
@@ -83,8 +82,8 @@ class KafkaMetadataLog:
         self._topic: TopicInfo | None = None
 
     async def open(self) -> TopicInfo:
-        """Create it if it is absent, look at it if it is there; may be called again. Raises
-        ConfigError for one that would lose events; the message says how to mend it.
+        """Create the topic if it is absent, else check it; may be called again. Raises ConfigError
+        if the topic would lose events; the message says how to fix it.
         """
         with _as_storage_errors(f"topic {self._config.topic_name}"):
             topic = await self._find()
@@ -97,12 +96,12 @@ class KafkaMetadataLog:
         return topic
 
     async def exists(self) -> bool:
-        """Whether there is such a topic; creates none. Raises RemoteStorageError."""
+        """Whether the topic exists; creates none. Raises RemoteStorageError."""
         with _as_storage_errors(f"topic {self._config.topic_name}"):
             return await self._find() is not None
 
     async def append(self, partition: int, value: bytes) -> int:
-        """The value's offset; durable when it returns. After an error it may have been appended or
+        """The value's offset; durable on return. After an error the value may have been appended or
         not, or may be later, also more than once.
         """
         tip = self._tip(partition)
@@ -125,16 +124,16 @@ class KafkaMetadataLog:
             return await self._cluster.ask_leader(tip, ask)
 
     async def bounds(self, partition: int) -> tuple[int, int]:
-        """The first offset and the next one: what was appended before the call is below that."""
-        # By ListOffsets, as a leader that was just elected answers it only once it knows of every
-        # record that was acknowledged (KIP-207); the high watermark in a Fetch may lag then.
+        """(first offset, next offset): values appended before the call are below the latter."""
+        # By ListOffsets: a newly elected leader answers it only once it knows every acknowledged
+        # record (KIP-207); the high watermark in a Fetch may lag then.
         tip = self._tip(partition)
         with _as_storage_errors(f"end of {tip}"):
             edges = await self._cluster.log_edges(tip)
         return edges.log_start_offset, edges.high_watermark
 
     async def read(self, partition: int, from_offset: int) -> LogChunk:
-        """Some values from an offset within the bounds on; may wait a little where none is."""
+        """Some values from an offset within the bounds on; may wait a little if there is none."""
         tip = self._tip(partition)
         with _as_storage_errors(f"read of {tip} at {from_offset}"):
             fetched = await self._cluster.fetch(
@@ -216,8 +215,8 @@ class KafkaMetadataLog:
 
 
 def settings_fault(name: str, settings: dict[str, str]) -> str | None:
-    """Why a topic with these settings would lose events, with the command that mends it. A setting
-    that the broker does not tell is not held against it.
+    """Why a topic with these settings would lose events, with the command that fixes it. A setting
+    that the broker does not report counts as right.
     """
     wrong = {
         key: settings[key]
@@ -247,8 +246,8 @@ def _produced_at(answer: Any) -> int:
 
 
 def _check_created(answer: Any) -> None:
-    """Raises ClusterError; ClusterUnavailable where another broker has to be asked. Another
-    instance may have created it meanwhile.
+    """Raises ClusterError; ClusterUnavailable if another broker must be asked. The topic may exist
+    already: another instance may have created it meanwhile.
     """
     for topic in answer.topics:
         code = topic.error_code
@@ -271,7 +270,7 @@ def _chunk(records: bytes | memoryview, from_offset: int) -> LogChunk:
 
 @contextmanager
 def _as_storage_errors(what: str) -> Iterator[None]:
-    """To the metadata manager the topic is a store like another."""
+    """For the metadata manager the topic is a store like any other."""
     try:
         yield
     except RemoteStorageError as error:

@@ -1,4 +1,4 @@
-"""The second RemoteLogMetadataManager: it follows the events of `__remote_log_metadata`."""
+"""The second RemoteLogMetadataManager, which follows the events of `__remote_log_metadata`."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ _INT64_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def metadata_partition(tip: TopicIdPartition, partitions: int) -> int:
-    """Where Kafka's RemoteLogMetadataTopicPartitioner finds the events of a partition, too.
-    Pure.
+    """The metadata partition of a partition's events, as in Kafka's
+    RemoteLogMetadataTopicPartitioner. Pure.
     """
     most, least = tip.topic_id.int >> 64, tip.topic_id.int & _INT64_MASK
     java_hash = 1  # Objects.hash(least and most significant 64 bits, partition), unsigned
@@ -80,33 +80,33 @@ def metadata_partition(tip: TopicIdPartition, partitions: int) -> int:
 
 log = structlog.get_logger(__name__)
 
-# Of one partition of the topic. One is enough to know that not all is known; more are for people.
+# Kept per metadata partition. One problem proves that events are missing; more are for people.
 PROBLEMS_KEPT_MAX = 100
 
 
 @dataclass(slots=True)
 class _LogPartition:
-    """One partition of the metadata topic: how far it was read, and what that came to."""
+    """One partition of the metadata topic: how far it was read, and the result."""
 
     number: int
     position: int  # the next offset to read
     tables: dict[TopicIdPartition, PartitionTable] = field(default_factory=dict)
     unloaded: set[TopicIdPartition] = field(default_factory=set)  # only their files were seen
-    # Files that have more than was committed: the offset up to which nothing is to be taken again.
+    # Files newer than the last commit: events below this offset must not be taken again.
     ahead: dict[TopicIdPartition, int] = field(default_factory=dict)
-    problems: tuple[MetadataProblem, ...] = ()  # the first ones
+    problems: tuple[MetadataProblem, ...] = ()  # the first PROBLEMS_KEPT_MAX
     more_problems: bool = False
     puts_waiting: int = 0
     refused: dict[int, str] = field(default_factory=dict)  # while puts wait: offset -> why
 
 
 class TopicFollower:
-    """One table of segments per partition, as the events in the log say.
+    """One table of segments per partition, from the events in the log.
 
-    Every reader judges an event against the state at its place in the log, so all come to the same
-    tables, and of two writers that raced all know the same loser.
+    Every reader judges an event against the state at its place in the log. So all readers get the
+    same tables, and know the same loser of two writers that raced.
 
-    `async with` owns the reads. Raises RemoteStorageError where the log cannot be read.
+    `async with` owns the reads. Raises RemoteStorageError if the log cannot be read.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class TopicFollower:
         self._log = metadata_log
         self._read_max_ms = read_max_ms
         self._topic_name = ""
-        self._partitions: list[_LogPartition] = []  # none before it was opened
+        self._partitions: list[_LogPartition] = []  # empty before the log was opened
         self._kept = KeptEvents(cache_dir)
         self._opening = FreshReads[None, None](self._open)
         self._reads = FreshReads(self._read)
@@ -123,7 +123,7 @@ class TopicFollower:
         self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Raises ConfigError for a log that must not be used; one that is away is tried later."""
+        """Raises ConfigError for a log that must not be used; retries a log that is away later."""
         async with AsyncExitStack() as opened:
             for part in (self._kept, self._opening, self._reads):
                 await opened.enter_async_context(part)
@@ -141,14 +141,14 @@ class TopicFollower:
 
     # --- reading ---
     async def table(self, tip: TopicIdPartition, not_older_than: float) -> PartitionTable:
-        """The partition's table, the log having been read at or after that loop time (s)."""
+        """The partition's table after a read of the log at or after that loop time (s)."""
         await self._opened()
         partition = self._partition(tip)
         await self._reads.get(partition.number, not_older_than)
         return await self._table(partition, tip)
 
     async def partitions(self, not_older_than: float) -> list[TopicIdPartition]:
-        """Every partition that the log says something of; all of the log is read for it."""
+        """Every partition that the log mentions; this reads the whole log."""
         await self._opened()
         numbers = range(len(self._partitions))
 
@@ -163,7 +163,7 @@ class TopicFollower:
         return self._reads.cached(self._partition(tip).number) if self._partitions else None
 
     def renew(self, tip: TopicIdPartition, oldest: float, pause_s: float) -> None:
-        """Read again in the background where the last read began before `oldest`."""
+        """Read again in the background if the last read began before `oldest`."""
         if self._partitions:
             self._reads.renew(self._partition(tip).number, oldest, pause_s)
 
@@ -171,14 +171,14 @@ class TopicFollower:
         return self._partition(tip).tables.get(tip) if self._partitions else None
 
     def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
-        """Events that cannot be read and may have been about the partition. Never blocks."""
+        """Unreadable events that may have been about the partition. Never blocks."""
         return self._partition(tip).problems if self._partitions else ()
 
     # --- writing ---
     async def append(self, event: MetadataEvent) -> str | None:
-        """Write an event and read it back; why it was refused in the order of the log, or None.
+        """Write an event and read it back. Returns why the order of the log refused it, or None.
 
-        Where it raises, the event may be in the log or not.
+        If this raises, the event may be in the log or not.
         """
         await self._opened()
         partition = self._partition(event.topic_id_partition)
@@ -221,7 +221,7 @@ class TopicFollower:
         return f"{self._topic_name}-{partition.number} offset {offset}"
 
     async def _read(self, number: int, began_at: float) -> float:
-        """Up to the log's end as it is from now on. What was read by a failure stays read."""
+        """Read to the log's present end. A failure keeps the events read so far."""
         partition = self._partitions[number]
         what = f"{self._place(partition, partition.position)} to the end"
         async with counted(began_at), self._within(what):
@@ -262,7 +262,7 @@ class TopicFollower:
         tip = event.topic_id_partition
         table = await self._table(partition, tip)
         if offset < partition.ahead.get(tip, 0):
-            return  # against a later state it might be judged otherwise
+            return  # a later state might judge it otherwise
         try:
             table.check(event)
         except ValueError as error:
@@ -275,9 +275,9 @@ class TopicFollower:
             self._kept.note(tip, [event], offset + 1)
 
     def _note_problem(self, partition: _LogPartition, offset: int, error: CorruptSegment) -> None:
-        """It may be about any partition whose events are here, and about any offset of it.
+        """The event may be about any partition with events here, and about any of its offsets.
 
-        Nothing behind it is kept on disk, so that a newer program reads it again.
+        No event after it is kept on disk, so that a newer program reads it again.
         """
         METADATA_UNREADABLE.inc()
         place = self._place(partition, offset)
@@ -311,7 +311,7 @@ class TopicFollower:
     async def _read_again(
         self, partition: _LogPartition, table: PartitionTable, position: int
     ) -> None:
-        """What a damaged file has lost from there on; kept all at once, or not at all."""
+        """Read again the events that a damaged file lost, and keep all of them or none."""
         found: list[MetadataEvent] = []
         while position < partition.position:
             chunk = await self._log.read(partition.number, position)
@@ -335,17 +335,17 @@ def _known(partition: _LogPartition) -> list[TopicIdPartition]:
 
 State = RemoteLogSegmentState
 
-# So long the first list of archived topics waits for a store that is slow.
+# How long the first list of archived topics waits for a slow store.
 IN_STORE_WAIT_MAX_S = 1.0
 
 
 class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
-    """Strongly consistent: a put returns when its own event was read back, and of two that raced
-    the one that came second in the log is refused, to all readers alike.
+    """Strongly consistent: a put returns after its own event was read back. If two puts raced, all
+    readers refuse the second one in the log.
 
-    The store has every segment's state too, so that it describes itself. What is written first is
-    chosen so that a crash between both leaves an unfinished copy or a deletion to be repeated, and
-    never a segment that is served while its objects are not all there (docs/adr/0015).
+    The store has every segment's state too, so that it describes itself. The write order is chosen
+    so that a crash between both writes leaves an unfinished copy or a deletion to repeat, never a
+    served segment with missing objects (docs/adr/0015).
 
     `async with` owns the reads. `wall_clock_ms` stamps the events of log starts.
     """
@@ -364,14 +364,14 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._config = config
         self._wall_clock_ms = wall_clock_ms
         self._follower = TopicFollower(metadata_log, config.cache_dir, read_max_ms)
-        # Views, and what each was made from: it is made anew when that changes.
+        # Views, each with its inputs: a view is rebuilt when they change.
         self._shown: dict[TopicIdPartition, tuple[tuple[float, int, int], PartitionView]] = {}
         self._in_store_checked: set[TopicIdPartition] = set()
         self._in_store = FreshReads(self._list_store_topics)
         self._owned = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Raises ConfigError where the topic has settings that would lose events."""
+        """Raises ConfigError if the topic has settings that would lose events."""
         async with AsyncExitStack() as opened:
             for part in (self._follower, self._archived, self._in_store):
                 await opened.enter_async_context(part)
@@ -383,7 +383,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     # --- reading ---
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
-        """One older than `view_age_max_ms` is read again meanwhile."""
+        """A view older than `view_age_max_ms` is read again in the background."""
         if tip not in self._shown:
             return None
         age_max_s = self._config.view_age_max_ms / 1000
@@ -394,9 +394,9 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
         """`read_at` is when the topic's end was asked for.
 
-        Raises RemoteStorageError also where the store has segments of a partition of which the
-        topic knows nothing: whoever took that for an empty archive would skip or copy all of it.
-        And of a partition that is being restored, or of which a restore has not ended.
+        Raises RemoteStorageError also if the store has segments of a partition that the topic does
+        not know: a caller that took this for an empty archive would skip or copy all of it. The
+        same for a partition whose restore is running or was interrupted.
         """
         table = await self._restored_table(tip, not_older_than)
         if table.is_empty and tip not in self._in_store_checked:
@@ -424,12 +424,12 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def refresh_topic(
         self, topic_id: UUID, not_older_than: float
     ) -> Mapping[int, PartitionView]:
-        """Reads all of the metadata topic, as far as it was not read yet."""
+        """Reads the unread rest of the metadata topic."""
         # One time for all partitions: a later one would make each of them read again.
         oldest = min(not_older_than, asyncio.get_running_loop().time())
         known = [t for t in await self._follower.partitions(oldest) if t.topic_id == topic_id]
         if not known and topic_id in (self._in_store.cached(None) or ()):
-            # Deleted since the store was listed, or the metadata topic was lost: `refresh` tells.
+            # Deleted since the store was listed, or the metadata topic was lost: `refresh` checks.
             known = await self._rsm.list_topic(topic_id)
         views: dict[int, PartitionView] = {}
         for piece in pieces(known, VIEWS_AT_ONCE):
@@ -439,14 +439,14 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return views
 
     def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
-        """What follows the log has read it lately, or begins to: nothing is read for one topic."""
+        """The follower has read the log lately, or begins to: no read is for one topic alone."""
         oldest = asyncio.get_running_loop().time() - age_max_s
         for tip in [tip for tip in self._shown if tip.topic_id == topic_id]:
             self._follower.renew(tip, oldest, age_max_s)
 
     async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
-        """By the metadata topic. The store is listed once, if it answers: a metadata topic that was
-        lost must not look as if nothing had ever been archived.
+        """From the metadata topic. The store is listed once, if it answers, so that a lost metadata
+        topic does not look like an empty archive.
         """
         known = {tip.topic_id for tip in await self._follower.partitions(began_at)}
         with suppress(RemoteStorageError, TimeoutError):
@@ -468,19 +468,19 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return self._follower.problems(tip)
 
     def _show(self, tip: TopicIdPartition) -> PartitionView:
-        """Made from what is in memory, after it was read once."""
+        """Built from memory, after the partition was read once."""
         table, read_at = self._follower.loaded(tip), self._follower.read_at(tip)
         assert table is not None  # `refresh` came first
         assert read_at is not None
         problems = self._follower.problems(tip)
         made_from = (read_at, table.changes, len(problems))
         shown = self._shown.get(tip)
-        # While it is restored it is shown as before: `refresh` says that nothing newer is known.
+        # During a restore the old view stays: `refresh` says that nothing newer is known.
         if shown is not None and (table.restoring or shown[0] == made_from):
             return shown[1]
         view = table.view(read_at)
         if problems:
-            # About any offset: whatever no segment covers may be what they speak of.
+            # The events may be about any offset that no segment covers.
             ends = (end for _, end in view.segments.bounds())
             view = table.view(read_at, (0, *(end + 1 for end in ends)))
         self._shown[tip] = made_from, view
@@ -489,7 +489,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _check_not_in_store(self, tip: TopicIdPartition) -> None:
         if not await self._is_in_store(tip):
             return
-        # A copy that another instance has begun meanwhile is in the topic before it is there.
+        # Another instance's new copy is in the topic before it is in the store.
         table = await self._follower.table(tip, asyncio.get_running_loop().time())
         if table.is_empty:
             raise RemoteStorageError(
@@ -507,11 +507,11 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     # --- writing ---
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """A finished copy goes to the store first: what a crash leaves then is a copy that was
-        begun. Everything else goes to the topic first. DELETE_SEGMENT_FINISHED is in the topic
-        alone: the object went with `RemoteStorageManager.delete_log_segment_data`. Raises
-        ValueError on an illegal transition, also where another writer was first, and
-        RemoteStorageError: then it may have happened or not, and may be repeated.
+        """A finished copy goes to the store first, so that a crash leaves an unfinished copy. Other
+        states go to the topic first. DELETE_SEGMENT_FINISHED goes only to the topic: the object
+        went with `RemoteStorageManager.delete_log_segment_data`. Raises ValueError on an illegal
+        transition, also if another writer was first, and RemoteStorageError: then it may have
+        happened or not, and may be repeated.
         """
         tip = metadata.topic_id_partition
         table = await self._fresh(tip)
@@ -530,7 +530,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         try:
             await self._append(metadata)
         except ValueError:
-            # Somebody has begun to delete it meanwhile: the store must not say otherwise.
+            # Another instance has begun to delete it meanwhile: the store must say the same.
             known = table.known(metadata)
             if known is None:
                 await self._rsm.delete_log_segment_data(metadata)
@@ -539,7 +539,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             raise
 
     async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
-        """To the store first: a topic lost later may be rebuilt from it."""
+        """To the store first, so that a topic lost later can be rebuilt from it."""
         table = await self._fresh(tip)
         before = table.raised_log_start
         if offset > before:
@@ -552,7 +552,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return self._show(tip)
 
     async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
-        """To the store first, as a log start."""
+        """To the store first, as for a log start."""
         await self._fresh(tip)
         content = encode_log_history(tip, history)
         await self._rsm.put_partition_note(tip, content)
@@ -562,7 +562,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
         """The last state goes to the store first, the others to the topic.
 
-        So a crash between both leaves a deletion that is repeated.
+        So a crash between both writes leaves a deletion to repeat.
         """
         tip = deletion.topic_id_partition
         (await self._fresh(tip)).check(deletion)
@@ -574,7 +574,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
 
     async def _fresh(self, tip: TopicIdPartition) -> PartitionTable:
-        """As of now: what another instance has put counts for what may follow."""
+        """As of now, because other instances' writes decide which transitions are legal."""
         await self.refresh(tip, asyncio.get_running_loop().time())
         table = self._follower.loaded(tip)
         assert table is not None

@@ -1,1 +1,1 @@
-"""The wire: bytes in, values out. Knows no sockets, no clock and nothing of fetchproxy."""
+"""The wire: bytes in, values out. No sockets, no clock, and no knowledge of fetchproxy."""

@@ -1,10 +1,10 @@
-"""Broker addresses in answers: found, and replaced by others. All other bytes stay as they were.
+"""Finds broker addresses in answers and replaces them. All other bytes stay as they were.
 
-Where the answers of an API have them is said at the end. Fetch answers are not handled as a whole,
-since they are relayed while they stream: only their last tagged-field section comes here. Of
-requests only Produce's `acks` is read, as one with acks=0 has no answer.
-Node ids and racks are never changed. A negative node id or an empty host is what an answer with an
-error has in place of an address: it is left alone.
+`_LOCATE` says where each API's answers have them. Fetch answers are relayed while they stream, so
+only their last tagged-field section comes here. In requests only Produce's `acks` is read, because
+a request with acks=0 has no answer.
+Node ids and racks are never changed. In an answer with an error, a negative node id or an empty
+host replaces the address; it is left alone.
 
 A payload is a whole response without its size prefix, so it begins with the correlation id.
 """
@@ -19,9 +19,9 @@ from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_string, encode_uvarint
 
 NODE_ENDPOINTS_TAG = 0
-UNKNOWN_TAG = 0x7F  # one byte as the tag that it replaces; defined by no Kafka version
+UNKNOWN_TAG = 0x7F  # one byte, as the tag it replaces; no Kafka version defines it
 
-# (node id, host, port) as the broker names it -> (host, port) as the client shall see it.
+# (node id, host, port) from the broker -> (host, port) for the client.
 Lookup = Callable[[int, str, int], tuple[str, int]]
 
 
@@ -30,7 +30,7 @@ NodeAddress = tuple[int, str, int]
 
 
 class Place(NamedTuple):
-    """An address, and where its host and port lie: they are adjacent in every API."""
+    """An address and the position of its host and port, which are adjacent in every API."""
 
     node_id: int
     host: str
@@ -40,16 +40,16 @@ class Place(NamedTuple):
 
 
 def find_addresses(payload: Buffer, api_key: int, api_version: int) -> list[NodeAddress]:
-    """Every node's address in the answer, in its order. Raises `WireError`."""
+    """Every node's address in the answer, in order. Raises `WireError`."""
     cursor = response_body(payload, api_key, api_version)
     places = _LOCATE[api_key](cursor, api_version)
     return [place[:3] for place in places if _is_address(place)]
 
 
 def splice_addresses(payload: Buffer, api_key: int, api_version: int, lookup: Lookup) -> bytes:
-    """The answer with each address replaced by what `lookup` says for it. Raises `WireError`."""
+    """The answer with each address replaced by the result of `lookup`. Raises `WireError`."""
     cursor = response_body(payload, api_key, api_version)
-    if api_key == ApiKey.PRODUCE:  # in its last tagged-field section, with the size before them
+    if api_key == ApiKey.PRODUCE:  # in the last tagged-field section, with a size before them
         tags, view = _produce_tags(cursor, api_version), memoryview(payload)
         return b"".join((view[:tags], splice_node_endpoints_tag(view[tags:], lookup)))
     places = filter(_is_address, _LOCATE[api_key](cursor, api_version))
@@ -58,7 +58,7 @@ def splice_addresses(payload: Buffer, api_key: int, api_version: int, lookup: Lo
 
 
 def read_place(cursor: Cursor, flexible: bool) -> Place:
-    """Node id, host and port, which lie in this order in every API."""
+    """Node id, host and port, in this order in every API."""
     node_id = cursor.int32()
     start = cursor.pos
     host = cursor.nullable_string(flexible) or ""
@@ -67,7 +67,7 @@ def read_place(cursor: Cursor, flexible: bool) -> Place:
 
 
 def read_node_endpoints(cursor: Cursor) -> list[Place]:
-    """The array of KIP-951, plain or within its tag."""
+    """The array of KIP-951, plain or inside its tag."""
     places = []
     for _ in range(cursor.count(flexible=True) or 0):
         places.append(read_place(cursor, flexible=True))
@@ -77,7 +77,7 @@ def read_node_endpoints(cursor: Cursor) -> list[Place]:
 
 
 def tagged_node_endpoints(cursor: Cursor) -> list[Place]:
-    """In the last tagged-field section of a Fetch or Produce answer."""
+    """The endpoints in the last tagged-field section of a Fetch or Produce answer."""
     return [
         place
         for tag, start, end in cursor.tags()
@@ -87,8 +87,8 @@ def tagged_node_endpoints(cursor: Cursor) -> list[Place]:
 
 
 def splice_node_endpoints_tag(tag_section: Buffer, lookup: Lookup) -> bytes:
-    """That section with the addresses in its tag 0 replaced, other tags and what is behind it byte
-    for byte. Raises `WireError`.
+    """The section with the addresses in its tag 0 replaced. Other tags, and the bytes after the
+    section, stay byte for byte. Raises `WireError`.
     """
     if len(tag_section) == 1 and tag_section[0] == 0:
         return b"\x00"
@@ -125,7 +125,7 @@ def _replaced(
 
 
 def _size_start(tag_section: Buffer, start: int, end: int) -> int:
-    """Where the size before a tag's data at `start` begins; it need not be the shortest form."""
+    """Where the size before a tag's data at `start` begins; it may not be the shortest form."""
     pos = start - 1
     while pos > 0 and tag_section[pos - 1] & 0x80:
         pos -= 1
@@ -133,7 +133,7 @@ def _size_start(tag_section: Buffer, start: int, end: int) -> int:
 
 
 def hide_node_endpoints(tags: bytes) -> bytes:
-    """The tagged fields with NodeEndpoints under a number that clients skip; same length."""
+    """The tagged fields with NodeEndpoints under a tag that clients skip; same length."""
     cursor = Cursor(tags)
     out = bytearray(tags)
     for _ in range(cursor.uvarint()):
@@ -148,7 +148,7 @@ def hide_node_endpoints(tags: bytes) -> bytes:
 
 
 def _in_metadata(cursor: Cursor, version: int) -> list[Place]:
-    """The brokers come first; the topics behind them are not read."""
+    """The brokers come first; the topics after them are not read."""
     flexible = version >= 9
     if version >= 3:
         cursor.skip(4, "throttle time")
@@ -162,7 +162,7 @@ def _in_metadata(cursor: Cursor, version: int) -> list[Place]:
 
 
 def _in_find_coordinator(cursor: Cursor, version: int) -> list[Place]:
-    """One address up to v3, one for each key from v4 on (KIP-699)."""
+    """One address up to v3, one address a key from v4 on (KIP-699)."""
     flexible = version >= 3
     if version >= 1:
         cursor.skip(4, "throttle time")
@@ -200,7 +200,7 @@ def _in_describe_cluster(cursor: Cursor, version: int) -> list[Place]:
 
 
 def _behind_share_topics(cursor: Cursor, lock_timeout: bool, fetched: bool) -> list[Place]:
-    """ShareFetch and ShareAcknowledge (KIP-932): a plain array behind all topics."""
+    """ShareFetch and ShareAcknowledge (KIP-932): a plain array after all topics."""
     cursor.skip(6, "throttle time and error code")
     cursor.skip_string(flexible=True)
     if lock_timeout:
@@ -230,12 +230,12 @@ def _behind_share_topics(cursor: Cursor, lock_timeout: bool, fetched: bool) -> l
 PRODUCE_ENDPOINTS_FROM = 10
 _TRANSACTIONAL_ID_FROM = 3
 
-# Null or empty record errors, null message, no tags: how a partition without an error ends.
+# How a partition without an error ends: null or empty record errors, null message, no tags.
 _QUIET_PARTITION = frozenset((b"\x00\x00\x00", b"\x01\x00\x00"))
 
 
 def acks_of(buf: Buffer, body_pos: int, api_version: int, end: int | None = None) -> int | None:
-    """acks (0, 1 or -1) of a request whose body begins at `body_pos`; None: more bytes needed.
+    """acks (0, 1 or -1) of a request whose body begins at `body_pos`; None: more bytes are needed.
     Raises `MalformedMessage` for a transactional id with an impossible length.
     """
     cursor = Cursor(buf, body_pos, end)
@@ -248,7 +248,7 @@ def acks_of(buf: Buffer, body_pos: int, api_version: int, end: int | None = None
 
 
 def _behind_single_quiet_partition(buf: Buffer, pos: int, version: int) -> int:
-    """Of most Produce answers: one topic, one partition, no error. 0 for any other."""
+    """A short cut for most Produce answers: one topic, one partition, no error. Else 0."""
     try:
         if buf[pos] != 2:
             return 0
@@ -258,7 +258,7 @@ def _behind_single_quiet_partition(buf: Buffer, pos: int, version: int) -> int:
             return 0
         ends = partitions + 31
         quiet = buf[partitions] == 2 and bytes(buf[ends : ends + 3]) in _QUIET_PARTITION
-        # Behind the partition: the topic's tags (none) and the throttle time.
+        # After the partition: the topic's tags (none) and the throttle time.
         return ends + 4 if quiet and buf[ends + 3] == 0 and len(buf) >= ends + 8 else 0
     except IndexError:
         return 0

@@ -1,12 +1,12 @@
-"""What Kafka's protocol is made of: API keys, their versions, error codes, and the error of a
-peer that breaks it. Pure.
+"""Kafka's API keys, their versions, error codes, and the errors for a peer that breaks the
+protocol. Pure.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-# What a peer can do wrong on the wire. Every function of `protocol` raises these and nothing else.
+# A peer's errors on the wire. All functions of `protocol` raise these and no others.
 #
 # WireError
 # ├── FrameTooLarge      a size prefix beyond a limit, or negative
@@ -15,11 +15,11 @@ from enum import IntEnum
 
 
 class WireError(Exception):
-    """The message names what was wrong and where in the bytes."""
+    """The message names the fault and its place in the bytes."""
 
 
 class FrameTooLarge(WireError):
-    """`limit` is the name of the one that it is beyond."""
+    """`limit`: the name of the exceeded limit."""
 
     def __init__(self, message: str, limit: str = "frame_bytes_max") -> None:
         super().__init__(message)
@@ -35,9 +35,9 @@ class MalformedMessage(WireError):
 
 
 class ErrorCode(IntEnum):
-    """Those that anybody here sends or asks for (org.apache.kafka.common.protocol.Errors).
+    """The codes that this code sends or checks (org.apache.kafka.common.protocol.Errors).
 
-    A broker may send others: compare a received code as an int, do not convert it.
+    A broker may send other codes: compare a received code as an int, do not convert it.
     """
 
     NONE = 0
@@ -93,13 +93,13 @@ class ErrorCode(IntEnum):
 
 
 # Source of the API table: the request schemas in Apache Kafka's kafka-clients 4.1.1 jar (3.9.1 for
-# the inter-broker APIs 4 to 7, which 4.x no longer describes), checked against 4.4.0. What is not
-# in `ApiKey` is never advertised to a client: such an answer might carry a broker's address that we
+# the inter-broker APIs 4 to 7, which 4.x no longer describes), checked against 4.4.0. A key that is
+# not in `ApiKey` is never advertised to a client: its answers might carry broker addresses that we
 # cannot see.
 
 
 class ApiKey(IntEnum):
-    """Every key of Kafka 4.4, by Kafka's own name."""
+    """Every key of Kafka 4.4, with Kafka's own name."""
 
     PRODUCE = 0
     FETCH = 1
@@ -255,7 +255,7 @@ FLEXIBLE_FROM: dict[int, int] = dict.fromkeys(map(int, ApiKey), 0) | {
 }
 
 # The APIs whose bodies are read or rewritten, with the versions understood: a client is offered
-# what both the broker and this table have. All other known APIs keep the broker's own range.
+# the versions that the broker and this table share. All other APIs keep the broker's own range.
 PROXIED_VERSIONS: dict[int, tuple[int, int]] = {
     ApiKey.PRODUCE: (0, 13),
     ApiKey.FETCH: (4, 18),
@@ -263,12 +263,12 @@ PROXIED_VERSIONS: dict[int, tuple[int, int]] = {
     ApiKey.LIST_OFFSETS: (0, 11),
     ApiKey.METADATA: (0, 13),
     ApiKey.FIND_COORDINATOR: (0, 6),
-    # After v0 come raw SASL tokens without any header: that form is refused.
+    # After v0 raw SASL tokens follow without any header: that form is refused.
     ApiKey.SASL_HANDSHAKE: (1, 1),
-    # v5 tells the broker which cluster and node the client means (KIP-1242); both are true ones.
+    # v5 tells the broker which cluster and node the client means (KIP-1242); both are real.
     ApiKey.API_VERSIONS: (0, 5),
     ApiKey.DELETE_RECORDS: (0, 2),
-    # v0 and v1 have no fencing, and were for the replicas of old brokers.
+    # v0 and v1 have no fencing; replicas of old brokers used them.
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),
     ApiKey.DESCRIBE_CLUSTER: (0, 2),
     ApiKey.SHARE_FETCH: (0, 2),
@@ -281,15 +281,15 @@ def is_known(api_key: int) -> bool:
 
 
 def is_flexible(api_key: int, api_version: int) -> bool:
-    """Whether this version's body (and its headers, but see `headers`) is flexible.
+    """Whether this version's body is flexible (for its headers see `headers`).
 
-    False for an unknown key: nothing about its bytes can be said.
+    False for an unknown key: its bytes are unknown too.
     """
     return api_version >= FLEXIBLE_FROM.get(api_key, 0x8000)
 
 
 def offered_versions(api_key: int, broker_min: int, broker_max: int) -> tuple[int, int] | None:
-    """The range to advertise where the broker has [broker_min, broker_max]; None for nothing."""
+    """The range to advertise if the broker has [broker_min, broker_max]; None: no range."""
     if not is_known(api_key):
         return None
     low, high = PROXIED_VERSIONS.get(api_key, (broker_min, broker_max))

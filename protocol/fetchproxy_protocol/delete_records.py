@@ -1,6 +1,6 @@
-"""DeleteRecords (v0–2): what is asked, and where in an answer each result lies.
+"""DeleteRecords (v0–2): reads requests and finds each result in an answer.
 
-Results are patched in place: a result's fields have fixed widths, so an answer keeps its length.
+Results are patched in place: their fields have fixed widths, so an answer keeps its length.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from fetchproxy_protocol.apis import ApiKey, is_flexible
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import Buffer, Cursor
 
-HIGH_WATERMARK = -1  # in place of an offset: all that consumers can read
-INVALID_LOW_WATERMARK = -1  # beside an error
+HIGH_WATERMARK = -1  # as an offset: everything that consumers can read
+INVALID_LOW_WATERMARK = -1  # comes with an error
 
 _PATCHED = Struct(">qh")
 _PATCHED_AT = 4
 
 
 class DeletionResult(NamedTuple):
-    """One partition's result; `position` is where its partition begins in the payload."""
+    """One partition's result; `position` is where the partition begins in the payload."""
 
     topic: str
     partition: int
@@ -31,8 +31,9 @@ class DeletionResult(NamedTuple):
 
 
 def asked_in(cursor: Cursor, api_version: int) -> Iterator[tuple[tuple[str, int], int]]:
-    """Topic and partition, and the offset below which all is to go, from a request's body on, one
-    by one; `timeout_ms` (int32) lies behind them. Raises `WireError`.
+    """Topic, partition and the offset below which the request deletes, one by one.
+
+    `cursor` stands at the request's body; `timeout_ms` (int32) follows. Raises `WireError`.
     """
     for found in cursor.by_topic(">iq", is_flexible(ApiKey.DELETE_RECORDS, api_version)):
         for partition, offset in found.rows:
@@ -40,7 +41,7 @@ def asked_in(cursor: Cursor, api_version: int) -> Iterator[tuple[tuple[str, int]
 
 
 def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult]:
-    """Step by step, the results of an answer without its size prefix. Raises `WireError`."""
+    """The results of an answer without its size prefix, step by step. Raises `WireError`."""
     cursor = response_body(payload, ApiKey.DELETE_RECORDS, api_version)
     cursor.skip(4, "throttle time")
     for topic, rows, at, stride in cursor.by_topic(

@@ -1,17 +1,17 @@
-"""FetchResponse v4–18 as a stream: walked while it passes, patched in place, extended at its front.
+"""FetchResponse v4–18 as a stream: read as it passes, patched in place, extended at its front.
 
-A response may be 50 MiB and more, so it is never held. `FetchResponseScan.feed` takes the bytes as
-they arrive and gives back the bytes that may leave, jumping over records. On the way it
-  - patches the head (correlation and session id) and puts further topics before the broker's, and
-    further partitions into the broker's topics: Kafka lists a topic once in answers that list all,
-    and sarama forgets the first of two entries,
-  - asks `on_error` about every partition with an error and may turn it into an empty one
+A response may be 50 MiB and more, so it is never held as a whole. `FetchResponseScan.feed` takes
+the bytes as they arrive and returns the bytes that may leave. It jumps over records. It also
+  - patches the head (correlation and session id). It adds topics before the broker's, and
+    partitions to the broker's topics: Kafka lists a topic once in answers that list all, and sarama
+    forgets the first of two entries,
+  - calls `on_error` for every partition with an error, and may turn it into an empty partition
     (fixed-width fields, the length is unchanged),
-  - lowers the log start offset of partitions whose log goes on below what the broker has,
-  - replaces the NodeEndpoints tag (v16+) where the frame is small enough to be held, and else
-    renames it to a tag that no client knows: endpoints are optional (KIP-951), but the broker's
-    own addresses must not reach a client,
-  - keeps back an answer without records, and asks at its end whether it is to leave at all.
+  - lowers the log start offset of partitions whose log goes on below the broker's,
+  - replaces the NodeEndpoints tag (v16+) if the frame is small enough to be held, and else renames
+    it to a tag that no client knows: endpoints are optional (KIP-951), but the broker's own
+    addresses must not reach a client,
+  - keeps back an answer without records, and asks at its end whether it may leave at all.
 
 Layout: Kafka's FetchResponse.json.
 """
@@ -49,10 +49,10 @@ from fetchproxy_protocol.primitives import INT16, INT32, Buffer, decode_uvarint,
 NODE_ENDPOINTS_FROM = 16
 LOG_START_FROM = 5
 
-# Errors travel in small answers; up to here an answer is held so that its endpoints are rewritten.
+# Errors come in small answers. Answers up to this size are held so that endpoints can be rewritten.
 HELD_BYTES_MAX = 16 * 1024
 
-# An answer without records is kept up to here: one about 25,000 partitions has no more.
+# An answer without records is kept up to this size: one for about 25,000 partitions is not larger.
 KEPT_BYTES_MAX = 1024 * 1024
 
 _NO_TAGS = b"\x00"
@@ -60,20 +60,20 @@ _NO_TAGS = b"\x00"
 OnHead = Callable[[FetchResponseHead], HeadPatch]
 OnError = Callable[[TopicRef, int, int], PartitionPatch | None]
 SpliceTags = Callable[[bytes], bytes]
-# (some error became an empty partition, some error is left) → nothing of the answer leaves.
+# (some error became an empty partition, some error is left) → True: withhold the whole answer.
 Withhold = Callable[[bool, bool], bool]
-_PLAIN_BYTES = 37  # of a partition (v12+) without records, of which `plain_run` steps over
+_PLAIN_BYTES = 37  # of a partition (v12+) without records that `plain_run` steps over
 _TOPIC, _PARTITION, _PARTITION_TAGS, _TOPIC_TAGS, _TAIL = range(5)
 
 
 class _NeedMore(Exception):
-    """The bytes end inside a structure; it is looked at again when more have come."""
+    """The bytes end inside a structure, which is read again when more bytes have come."""
 
 
 class KeptAnswer:
-    """One without records is small, and has nothing that anybody waits for.
+    """An answer without records is small, and no client waits for its content.
 
-    Asks about an answer of which some partition was patched, or (`any_empty`) about any.
+    At its end `withhold` is asked about it if a partition was patched, or always (`any_empty`).
     """
 
     __slots__ = ("_pieces", "_withhold", "any_empty", "errors_left", "patched", "records")
@@ -85,9 +85,9 @@ class KeptAnswer:
         self.patched = self.errors_left = self.records = False
 
     def keep(self, pieces: list[Buffer], whole: bool) -> list[Buffer] | None:
-        """What may leave, with `pieces` as the last of it; None: nothing may yet.
+        """The bytes that may leave, ending with `pieces`; None: no bytes may leave yet.
 
-        `whole`: it ends with them; then the list is empty where the answer is withheld.
+        `whole`: `pieces` end the answer; then an empty list means that the answer is withheld.
         """
         if whole and not self.records and (self.patched or self.any_empty):
             if self._withhold(self.patched, self.errors_left):
@@ -104,11 +104,11 @@ class KeptAnswer:
 class FetchResponseScan:
     """One response, from its size prefix to its last byte.
 
-    `on_head(head)` is asked once; `on_error(topic, partition, code)` for each partition with an
-    error; `splice_tags` rewrites the trailing tagged fields of a held answer. `log_starts` costs
-    nothing where it is empty, and a look at each partition of the topics that it names. `withhold`
-    is asked at the end of an answer without records of which some partition was patched, or
-    (`any_empty`) of any; True: `feed` has given nothing of it back.
+    `on_head(head)` is called once, `on_error(topic, partition, code)` for each partition with an
+    error. `splice_tags` rewrites the trailing tagged fields of a held answer. `log_starts` costs
+    nothing if it is empty, and else a look at each partition of the topics that it names.
+    `withhold` is called at the end of an answer without records if a partition was patched, or
+    always (`any_empty`). True: `feed` returns none of the answer.
     """
 
     __slots__ = (
@@ -144,22 +144,22 @@ class FetchResponseScan:
         any_empty: bool = False,
     ) -> None:
         self._version = version
-        self.left = frame_bytes  # of the whole frame, not yet fed
+        self.left = frame_bytes  # bytes of the whole frame, not yet fed
         self._on_head: OnHead | None = on_head
         self._on_error = on_error
         self._splice_tags = splice_tags
         self._log_starts = log_starts if log_starts and version >= LOG_START_FROM else None
-        self._log_start: LogStart | None = None  # of the topic that is walked
+        self._log_start: LogStart | None = None  # of the current topic
         self._held = version >= NODE_ENDPOINTS_FROM and frame_bytes <= HELD_BYTES_MAX
-        # None: what comes leaves.
+        # None: bytes leave as they come.
         self._kept = None if withhold is None else KeptAnswer(withhold, any_empty)
-        # Of topics that were not met yet; and by how much their counts grow.
+        # For topics that were not reached yet; with the growth of their count in bytes.
         self._joining: dict[TopicRef, tuple[PartitionEntries, int]] = {}
-        # `_out` has the bytes at hand up to `_from`, and those that were put in between.
+        # `_out` has the bytes of the buffer up to `_from`, and the bytes that were inserted.
         self._out: list[Buffer] = []
         self._from = 0
         self._carry = bytearray()
-        self._skip = 0  # bytes of records that just pass
+        self._skip = 0  # bytes of records that pass unread
         self._state = _TOPIC
         self._topics = 0
         self._partitions = 0
@@ -171,19 +171,19 @@ class FetchResponseScan:
 
     @property
     def records_left(self) -> int:
-        """Bytes that just pass, but for the last of them: no more need be fed."""
+        """Bytes that pass unread, without the last one: they need not be fed."""
         return 0 if self._carry else max(self._skip - 1, 0)
 
     def passed_by(self, size: int) -> None:
-        """So many of `records_left` went to the client by another way."""
+        """`size` bytes of `records_left` went to the client another way."""
         self._skip -= size
         self.left -= size
 
     def feed(self, view: memoryview) -> list[Buffer]:
-        """Bytes in, bytes that may leave out. `view` is writable and may be given back.
+        """Takes bytes and returns the bytes that may leave. `view` is writable and may be returned.
 
         Takes at most `left` bytes; the caller cuts. Raises WireError; the connection is then lost,
-        as part of the answer may have left already.
+        because part of the answer may have left already.
         """
         pieces = self._take(view)
         if self._kept is None:
@@ -225,7 +225,7 @@ class FetchResponseScan:
         self._topics = head.topics
         if not patch.injected and self._patch_head(buf, head, patch):
             pieces = self._body(buf, at, 0)
-            if len(pieces) > 1:  # a held answer whose tags have another length now
+            if len(pieces) > 1:  # a held answer whose tags changed their length
                 INT32.pack_into(buf, 0, sum(map(len, pieces)) - 4)
             return pieces
         front: list[Buffer] = []
@@ -255,19 +255,19 @@ class FetchResponseScan:
         return [encode_head(self._version, new_head, body_bytes), *front, *rest]
 
     def _patch_head(self, buf: memoryview, head: FetchResponseHead, patch: HeadPatch) -> bool:
-        """The ids in place, so that head and body leave in one piece; False where it cannot be."""
+        """Patch the ids in place, so that head and body leave in one piece; False: impossible."""
         if patch.correlation_id != head.correlation_id:
             INT32.pack_into(buf, 4, patch.correlation_id)
         if patch.session_id != head.session_id and self._version >= SESSIONS_FROM:
             if self._version >= FLEXIBLE_FROM and buf[8]:
-                return False  # tags in the header: the fields behind them lie elsewhere
+                return False  # tags in the header: the later fields have moved
             INT32.pack_into(buf, head_bytes(self._version) - 4, patch.session_id)
         return patch.throttle_time_ms <= head.throttle_time_ms
 
     def _body(self, buf: memoryview, at: int, start: int) -> list[Buffer]:
-        """Walk on from `at`; what may leave of `buf` from `start` on.
+        """Walk on from `at`. Returns the bytes of `buf` that may leave, from `start` on.
 
-        What is incomplete is carried over to the next call.
+        An incomplete structure is carried over to the next call.
         """
         pos = at + self._skip
         self._skip = 0
@@ -375,9 +375,9 @@ class FetchResponseScan:
         return at
 
     def _join(self, buf: memoryview, count_at: int, at: int) -> None:
-        """Put further partitions between the count of the topic's and the first one of them.
+        """Insert partitions between the topic's partition count and its first partition.
 
-        The frame's length is told already, so the count is as wide as was said there.
+        The frame's length was already sent, so the count has the width that was counted then.
         """
         entries, grows_by = self._joining.pop(self._topic)
         count = max(self._partitions, 0) + entries.partitions
@@ -425,7 +425,7 @@ class FetchResponseScan:
         return at + max(length, 0)
 
     def _plain_partitions(self, buf: memoryview, pos: int, end: int) -> int:
-        """Step over what needs no look; `_partition` takes it from there."""
+        """Step over partitions that need no look; `_partition` goes on from there."""
         begin, partitions = pos, self._partitions
         pos, self._partitions = plain_run(buf, pos, end, partitions)
         empty_bytes = _PLAIN_BYTES * (partitions - self._partitions)
@@ -476,7 +476,7 @@ def _uvarint(buf: memoryview, pos: int, end: int, begin: int) -> tuple[int, int]
 
 
 def _after_tags(buf: memoryview, pos: int, end: int, begin: int | None = None) -> int:
-    """Position after a tagged-field section; none is the common case."""
+    """Position after a tagged-field section; most are empty."""
     begin = pos if begin is None else begin
     count, at = _uvarint(buf, pos, end, begin)
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Heads of requests and answers, and ApiVersions, by which a client chooses all of them. Pure."""
+"""Headers of requests and answers, and ApiVersions, which chooses their versions. Pure."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from fetchproxy_protocol.apis import (
 from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_count
 
 # Source: Kafka's RequestHeader.json and ResponseHeader.json. A request header is v1, or v2 (with
-# tagged fields) where the body is flexible; `client_id` has the classic form in both. A response
-# header is v0 (correlation id), or v1 (with tagged fields) where the body is flexible, except
-# that ApiVersions always answers with v0 (KIP-511). Header v0 (ControlledShutdown v0) is no
-# client's.
+# tagged fields) if the body is flexible; `client_id` has the classic form in both. A response
+# header is v0 (correlation id), or v1 (with tagged fields) if the body is flexible, except that
+# ApiVersions always answers with v0 (KIP-511). No client sends header v0 (ControlledShutdown v0).
 
 _START = Struct(">hhih")
 REQUEST_HEADER_BYTES_MIN = _START.size
-# A client id is at most half as long, and no client sends tagged fields here.
+# A client id has at most half this length, and no client sends tagged fields here.
 REQUEST_HEADER_BYTES_MAX = 64 * 1024
 
 _flexible_from = FLEXIBLE_FROM.get
 
 
 class RequestHead(NamedTuple):
-    """Positions count in the buffer that was read. The client id is empty also when it is null. For
-    an API key that we do not know, `body_position` may lie before tagged header fields.
+    """Positions count from the start of the read buffer. The client id is empty also if it is null.
+    For an unknown API key, `body_position` may lie before tagged header fields.
     """
 
     api_key: int
@@ -47,10 +46,10 @@ class RequestHead(NamedTuple):
 
 
 def peek_request_header(buf: Buffer, pos: int = 0, end: int | None = None) -> RequestHead:
-    """The header that begins at `pos`, just behind the frame's size prefix.
+    """The header that begins at `pos`, right after the frame's size prefix.
 
-    Raises `Truncated` when `buf[pos:end]` ends within the header (so a caller that streams may
-    try again with more bytes) and `MalformedMessage` for a client id length below -1.
+    Raises `Truncated` if `buf[pos:end]` ends within the header (a caller that streams may try
+    again with more bytes) and `MalformedMessage` for a client id length below -1.
     """
     limit = len(buf) if end is None else end
     after = pos + 10
@@ -72,14 +71,14 @@ def peek_request_header(buf: Buffer, pos: int = 0, end: int | None = None) -> Re
             cursor = Cursor(buf, body, limit)
             cursor.skip_tags()
             body = cursor.pos
-    # Once a request: without the Python call that a named tuple's own constructor is.
+    # Runs once a request: this avoids the Python call of a named tuple's own constructor.
     return tuple.__new__(
         RequestHead, (api_key, api_version, correlation_id, after, client_id_end, body)
     )
 
 
 def client_id(buf: Buffer, head: RequestHead) -> str:
-    """For logs and metrics: what is not UTF-8 is shown as replacement characters."""
+    """For logs and metrics: bytes that are not UTF-8 become replacement characters."""
     return bytes(buf[head.client_id_start : head.client_id_end]).decode(errors="replace")
 
 
@@ -93,9 +92,7 @@ _SOFTWARE_FROM = 3  # ApiVersions; KIP-511
 
 
 def client_software(buf: Buffer, head: RequestHead, end: int) -> tuple[str, str]:
-    """The client library's name for itself and its version, in an ApiVersions request; "" where it
-    tells none within `buf[:end]`.
-    """
+    """The client library's name and version in an ApiVersions request; else ""."""
     if head.api_version < _SOFTWARE_FROM:
         return "", ""
     cursor = Cursor(buf, head.body_position, end)
@@ -117,34 +114,34 @@ def response_header_version(api_key: int, api_version: int) -> int:
 
 
 def correlation_id(payload: Buffer) -> int:
-    """Of a response without its size prefix. Raises `Truncated`."""
+    """The correlation id of a response without its size prefix. Raises `Truncated`."""
     if len(payload) < 4:
         raise Truncated(f"response of {len(payload)} bytes has no correlation id")
     return INT32.unpack_from(payload)[0]  # type: ignore[no-any-return]
 
 
 def response_body(payload: Buffer, api_key: int, api_version: int) -> Cursor:
-    """A cursor at the body of a response that has no size prefix. Raises `WireError`."""
+    """A cursor at the body of a response without size prefix. Raises `WireError`."""
     cursor = Cursor(payload)
     cursor.skip(4, "correlation id")
     cursor.skip_tags(response_header_version(api_key, api_version) == 1)
     return cursor
 
 
-# ApiVersions answers are cut down to what both the broker and this proxy understand (KIP-511). Only
-# the list of API ranges is rebuilt; error code, throttle time, features and unknown tagged fields
-# keep their bytes.
+# ApiVersions answers are cut down to the versions that the broker and this proxy share (KIP-511).
+# Only the list of API ranges is rebuilt; error code, throttle time, features and unknown tagged
+# fields keep their bytes.
 
 _RANGE = Struct(">hhh")
 _REFUSAL = Struct(">ihihhh")
 _HANDSHAKE_REFUSAL = Struct(">ihi")
 _FLEXIBLE_FROM = 3
-_ERROR_END = 6  # correlation id and error code; the header is v0 always
+_ERROR_END = 6  # correlation id and error code; the header is always v0
 _INT16_BYTES = 2
 
 
 def intersect_response(payload: Buffer, api_version: int) -> bytes:
-    """The answer with each range narrowed to `offered_versions`, unknown keys left out.
+    """The answer with each range narrowed to `offered_versions` and without unknown keys.
 
     `payload` begins with the correlation id. An answer with error 35 has the body of v0, whatever
     version was asked for. Raises `WireError`.
@@ -154,7 +151,7 @@ def intersect_response(payload: Buffer, api_version: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def _intersected(rest: bytes, api_version: int) -> bytes:
-    """Behind the correlation id: a cluster gives all clients the same few answers."""
+    """From after the correlation id. Cached: a cluster gives all clients the same few answers."""
     payload = bytes(4) + rest
     cursor = response_body(payload, ApiKey.API_VERSIONS, api_version)
     if cursor.int16() == ErrorCode.UNSUPPORTED_VERSION:
@@ -163,8 +160,8 @@ def _intersected(rest: bytes, api_version: int) -> bytes:
 
 
 def _mend_refusal(payload: Buffer) -> bytes:
-    """An answer with error 35 in the body of v0, whatever its array looks like: librdkafka's mock
-    cluster counts it in a form of its own. A client takes the range of ApiVersions from it.
+    """An answer with error 35 in the body of v0. Its array may have any form: librdkafka's mock
+    cluster encodes the count its own way. A client takes the range of ApiVersions from it.
     """
     start = _ERROR_END
     try:
@@ -181,7 +178,7 @@ def _mend_refusal(payload: Buffer) -> bytes:
 
 
 def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
-    """From the list of ranges on, where `cursor` stands."""
+    """Rebuilds the list of ranges at `cursor`."""
     flexible = version >= _FLEXIBLE_FROM
     list_start = cursor.pos
     count = cursor.count(flexible)
@@ -200,8 +197,8 @@ def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
 
 
 def unsupported_version_response(correlation_id: int) -> bytes:
-    """To an ApiVersions request newer than we read, without a size prefix: error 35 and our own
-    range, in the body of v0 (KIP-511). The client asks again.
+    """The answer to an ApiVersions request newer than we read, without a size prefix: error 35 and
+    our own range, in the body of v0 (KIP-511). The client asks again.
     """
     low, high = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
     return _REFUSAL.pack(

@@ -1,7 +1,7 @@
-"""ListOffsets: what is asked, and where in an answer each result lies, to be patched in place.
+"""ListOffsets: reads and writes requests, and finds each result in an answer to patch it in place.
 
-v0 answers with arrays of offsets, before there were timestamps in the log: such answers are not
-read and reach the client as the broker sent them.
+v0 answers with arrays of offsets, from before logs had timestamps. Such answers are not read and
+reach the client as the broker sent them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ASKED = ">iiq"  # from v4 on: partition, leader epoch, timestamp
 
 
 class OffsetResult(NamedTuple):
-    """One partition's result; `position` is where it begins in the payload."""
+    """One partition's result; `position` is where the result begins in the payload."""
 
     topic: str
     partition: int
@@ -55,8 +55,8 @@ class OffsetResult(NamedTuple):
 
 
 def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tuple[str, int], int]]:
-    """Topic and partition, and the timestamp that a request asks for (ms, or one of the negative
-    names above), one by one. Raises `WireError`.
+    """Topic, partition and the timestamp asked for (ms, or a negative constant above), one by one.
+    Raises `WireError`.
     """
     cursor = Cursor(buf, body_pos)
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
@@ -72,7 +72,7 @@ def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tup
 
 
 def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
-    """The timestamp, where a request asks all its partitions for the same one; None also where its
+    """The timestamp if a request asks for the same one in all partitions. None: it does not, or its
     entries differ in length. Raises `WireError`.
     """
     if api_version < _LEADER_EPOCH_FROM:
@@ -101,7 +101,7 @@ def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
 
 
 def results_in(cursor: Cursor, api_version: int) -> Iterator[OffsetResult]:
-    """The results of an answer from its body on, one by one, from v1 on. Raises `WireError`."""
+    """The results of an answer from its body on, v1 and later, one by one. Raises `WireError`."""
     for topic, rows, at, stride in result_rows_in(cursor, api_version):
         for partition, error_code, timestamp, offset, epoch in rows:
             yield OffsetResult(topic, partition, error_code, timestamp, offset, epoch, at)
@@ -109,8 +109,8 @@ def results_in(cursor: Cursor, api_version: int) -> Iterator[OffsetResult]:
 
 
 def result_rows_in(cursor: Cursor, api_version: int) -> Iterator[TopicRows]:
-    """As `results_in`, as many of a topic at once as have the same length: (partition, error code,
-    timestamp, offset, leader epoch).
+    """As `results_in`, but in rows: all entries of equal length of a topic at once, as (partition,
+    error code, timestamp, offset, leader epoch).
     """
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     if api_version >= 2:
@@ -130,7 +130,7 @@ def write_request(
 ) -> Iterator[bytes]:
     """The body of a consumer's request, v2 to v11, in pieces: one timestamp for many partitions.
 
-    `asked`: by topic, (partition, leader epoch known). The broker's own time-out is left to it.
+    `asked`: by topic, (partition, known leader epoch). The time-out is left to the broker.
     """
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     tags = b"\x00" if flexible else b""
@@ -147,8 +147,8 @@ def write_request(
 
 
 def patch(payload: bytearray | memoryview, api_version: int, result: OffsetResult) -> None:
-    """Write one of `results_in`'s, with other values, over what is at its position; before v4 its
-    epoch has no place and is dropped.
+    """Write `result`, from `results_in` with other values, at its position. Versions before v4 have
+    no epoch: it is dropped.
     """
     values = (result.error_code, result.timestamp, result.offset)
     patch_at(payload, api_version, result.position, *values, result.leader_epoch)
@@ -163,7 +163,7 @@ def patch_at(
     offset: int,
     leader_epoch: int,
 ) -> None:
-    """As `patch`, of the result that begins at `position`."""
+    """As `patch`, for the result that begins at `position`."""
     at = position + INT32.size
     if api_version >= _LEADER_EPOCH_FROM:
         _RESULT_WITH_EPOCH.pack_into(payload, at, error_code, timestamp, offset, leader_epoch)

@@ -1,8 +1,8 @@
-"""Whole messages from tables of their fields, for the APIs that the proxy answers by itself.
+"""Whole messages from tables of their fields, for the APIs that the proxy answers itself.
 
-A table says what Kafka's message JSON says: each field's type and the versions that have it. Fields
-become the keys of a dict, with Kafka's names in snake_case. Tagged fields are skipped when read and
-never written.
+A table repeats Kafka's message JSON: each field's type and the versions that have it. Fields become
+the keys of a dict, with Kafka's names in snake_case. Tagged fields are skipped when read and never
+written.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from fetchproxy_protocol.primitives import (
     encode_string,
 )
 
-Fields = dict[str, Any]  # Any: a field's type is known to its table alone
+Fields = dict[str, Any]  # Any: only the table knows a field's type
 
 _INT8 = Packed(">b")
 _LATEST_VERSION = 0x7FFF
 
-# Elements of all arrays of one request: twice the partitions that anybody names at once. Each costs
-# the reader some microseconds, in which nobody else is served, and many times its bytes.
+# Elements of all arrays of one request: twice the partitions that a client names at once. Reading
+# an element takes some microseconds, during which no other client is served, and many times its
+# bytes in memory.
 ELEMENTS_MAX = 20_000
 
 
 class _RequestCursor(Cursor):
-    """Counts what is still to be read of arrays."""
+    """Counts down the array elements that may still be read."""
 
     __slots__ = ("elements_left",)
 
@@ -57,7 +58,7 @@ class _RequestCursor(Cursor):
 
 
 class Kind(ABC):
-    """How one value is read and written."""
+    """Reads and writes one kind of value."""
 
     @abstractmethod
     def read(self, cursor: Cursor, version: int, flexible: bool) -> Any: ...
@@ -67,7 +68,7 @@ class Kind(ABC):
 
 
 class _Plain(Kind):
-    """In all versions alike."""
+    """A value with the same form in all versions."""
 
     def __init__(
         self, read: Callable[[Cursor, bool], Any], encode: Callable[[Any, bool], bytes]
@@ -103,7 +104,7 @@ NULLABLE_BYTES = _Plain(Cursor.nullable_bytes, encode_bytes)
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`since` and `until` are versions, both inclusive; outside them the value is `default`."""
+    """`since` and `until` are versions, both inclusive; other versions have `default`."""
 
     name: str
     kind: Kind
@@ -116,7 +117,7 @@ class Field:
 
 
 class Structure(Kind):
-    """`nullable`: a byte below zero stands for null, another one goes before the fields."""
+    """`nullable`: a byte before the fields says whether they follow; below zero it means null."""
 
     def __init__(self, *fields: Field, nullable: bool = False) -> None:
         self.fields = fields
@@ -148,7 +149,7 @@ class Structure(Kind):
 
 
 class Array(Kind):
-    """Of values of one kind; None is the null array."""
+    """An array of values of one kind; None is the null array."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
@@ -166,8 +167,8 @@ class Array(Kind):
 
 
 def read_request(table: Structure, buf: Buffer, body_at: int, api_key: int, version: int) -> Fields:
-    """The body of a whole request. Raises `WireError`. What is left over is nobody's, as at a
-    broker (AbstractRequest.parseRequest): librdkafka 2.16 sends more than it should.
+    """The body of a whole request. Raises `WireError`. Left-over bytes are ignored, as by a broker
+    (AbstractRequest.parseRequest): librdkafka 2.16 sends more than it should.
     """
     cursor = _RequestCursor(buf, body_at)
     fields: Fields = table.read(cursor, version, is_flexible(api_key, version))
@@ -187,5 +188,5 @@ def write_response(
 
 
 def elements(value: Sequence[Any] | None) -> Sequence[Any]:
-    """An array's elements; null, where a client may not send it, counts as empty."""
+    """An array's elements. A null array that a client may not send counts as empty."""
     return () if value is None else value

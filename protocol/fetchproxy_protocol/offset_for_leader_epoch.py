@@ -1,6 +1,6 @@
-"""OffsetForLeaderEpoch (v2–4): what is asked, and where in an answer each result lies.
+"""OffsetForLeaderEpoch (v2–4): reads and writes requests, and finds each result in an answer.
 
-Results are patched in place: a result's fields have fixed widths, so an answer keeps its length.
+Results are patched in place: their fields have fixed widths, so an answer keeps its length.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fetchproxy_protocol.apis import ApiKey, is_flexible
 from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_count, encode_string
 
 _REPLICA_ID_FROM = 3
-# What a request without a replica id stands for: a "debug" consumer (Kafka's schema).
+# A request without a replica id counts as from a "debug" consumer (Kafka's schema).
 _DEBUG_REPLICA_ID = -2
 _CONSUMER = INT32.pack(-1)  # replica_id
 _PLACE = Struct(">iii")
@@ -22,7 +22,7 @@ _ANSWER_AT = 6
 
 
 class EpochResult(NamedTuple):
-    """One partition's result; `position` is where it begins in the payload."""
+    """One partition's result; `position` is where the result begins in the payload."""
 
     topic: str
     partition: int
@@ -33,14 +33,14 @@ class EpochResult(NamedTuple):
 
 
 def replica_id(buf: Buffer, body_pos: int, api_version: int) -> int:
-    """Of a request; below 0 for whoever is no follower. Raises `WireError`."""
+    """The replica id of a request; below 0 if the sender is not a follower. Raises `WireError`."""
     if api_version < _REPLICA_ID_FROM:
         return _DEBUG_REPLICA_ID
     return Cursor(buf, body_pos).int32()
 
 
 def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tuple[str, int], int]]:
-    """Topic and partition, and the epoch that a request asks for, v2 to v4, one by one.
+    """Topic, partition and the epoch that a request asks for, v2 to v4, one by one.
 
     Raises `WireError`.
     """
@@ -68,7 +68,7 @@ def write_request(
 ) -> Iterator[bytes]:
     """The body of a consumer's request, v2 to v4, in pieces.
 
-    `asked`: by topic, (partition, current leader epoch known, leader epoch asked for).
+    `asked`: by topic, (partition, known current leader epoch, requested leader epoch).
     """
     flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
     tags = b"\x00" if flexible else b""

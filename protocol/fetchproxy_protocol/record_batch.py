@@ -1,4 +1,4 @@
-"""Record batches: their headers, their records, and compressed records. Pure."""
+"""Record batches: headers, records, and decompression. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import MalformedMessage, Truncated
 from fetchproxy_protocol.primitives import Buffer
 
-# Kafka frames hold at most socket.request.max.bytes (100 MiB); producers compress batches of
-# message.max.bytes (1 MiB by default) *after* compression, rarely by more than 20.
+# Kafka frames hold at most socket.request.max.bytes (100 MiB). Batches hold up to
+# message.max.bytes (1 MiB by default) *after* compression, whose factor is rarely above 20.
 RECORDS_BYTES_MAX = 512 * 1024 * 1024
 _FIRST_GUESS_BYTES = 64 * 1024
 _FIRST_GUESS_RATIO = 8
-_GZIP_PIECE_BYTES = 8 * 1024 * 1024  # unpacked at once, beside what is there already
+_GZIP_PIECE_BYTES = 8 * 1024 * 1024  # unpacked at once, in addition to the bytes before
 
 # The snappy-java stream that Kafka's producers write: magic, two version numbers, blocks.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
@@ -37,7 +37,7 @@ class CompressionType(IntEnum):
     ZSTD = 4
 
 
-# The first bytes of the records, up to so many, and whether these are all.
+# The first bytes of the records up to a limit, and whether these are all bytes.
 Unpacked = tuple[Buffer, bool]
 
 
@@ -62,7 +62,7 @@ def _gzip(data: Buffer, bytes_max: int) -> Unpacked:
 
 
 def _snappy_block(data: Buffer, bytes_max: int) -> bytes | None:
-    """None: it is larger. A block is not taken apart."""
+    """None: the block is larger than `bytes_max`. Blocks are not split."""
     try:
         if cramjam.snappy.decompress_raw_len(data) > bytes_max:
             return None
@@ -94,12 +94,12 @@ def _snappy(data: Buffer, bytes_max: int) -> Unpacked:
 def _filled(
     unpack_into: Callable[[Buffer, bytearray], int], data: Buffer, bytes_max: int
 ) -> Unpacked:
-    """These codecs do not say how large the result is, and fill what they are given."""
+    """These codecs do not tell the result's size, and fill the buffer that they get."""
     out = bytearray(bytes_max)
     try:
         return memoryview(out)[: unpack_into(data, out)], True
     except cramjam.DecompressionError as error:
-        # The codec's only sign of a full buffer; damage is reported in other words.
+        # The codec's only sign of a full buffer; damage gives other words.
         if "whole buffer" in str(error):
             return out, False
         raise MalformedMessage(f"compressed records: {error}") from None
@@ -115,9 +115,9 @@ _UNPACK: dict[int, Callable[[Buffer, int], Unpacked]] = {
 
 
 def unpack_up_to(codec: int, data: Buffer, bytes_max: int) -> Unpacked:
-    """The first bytes of the records, and whether these are all; no more memory is taken. Snappy
-    gives whole blocks. Records that were not compressed are `data` itself, whatever its size.
-    Raises `MalformedMessage` for an unknown codec or damaged data.
+    """The first bytes of the records, and whether these are all. Takes no more memory than
+    `bytes_max`. Snappy returns whole blocks. Uncompressed records are `data` itself, whatever its
+    size. Raises `MalformedMessage` for an unknown codec or damaged data.
     """
     unpack = _UNPACK.get(codec)
     if unpack is None:
@@ -126,11 +126,11 @@ def unpack_up_to(codec: int, data: Buffer, bytes_max: int) -> Unpacked:
 
 
 def decompress(codec: int, data: Buffer) -> Buffer:
-    """The records as they were before compression; `data` itself for codec 0. Raises
-    `MalformedMessage` for an unknown codec, damaged data or an absurd size.
+    """The records before compression; `data` itself for codec 0. Raises `MalformedMessage` for an
+    unknown codec, damaged data or an absurd size.
     """
     room = RECORDS_BYTES_MAX
-    if codec in (CompressionType.LZ4, CompressionType.ZSTD):  # they begin anew with more room
+    if codec in (CompressionType.LZ4, CompressionType.ZSTD):  # they start again with more room
         room = max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(data))
     while True:
         room = min(room, RECORDS_BYTES_MAX)
@@ -142,8 +142,8 @@ def decompress(codec: int, data: Buffer) -> Buffer:
         room *= 4
 
 
-# Record batches (magic 2) by their fixed 61-byte header. Layout: Kafka's DefaultRecordBatch.
-# Records are looked into in two cases only: the type of a control batch, and a search by timestamp.
+# Record batches (magic 2), read by their fixed 61-byte header. Layout: Kafka's DefaultRecordBatch.
+# Records are read in two cases only: for a control batch's type, and in a search by timestamp.
 
 LOG_OVERHEAD_BYTES = 12
 HEADER_BYTES = 61
@@ -159,14 +159,14 @@ CONTROL_MASK = 0x20
 CONTROL_ABORT = 0
 CONTROL_COMMIT = 1
 
-_HEADER = Struct(">qiixIhiqqqhii")  # all but the magic
-# base offset, length, magic, last offset delta: what a walk that returns positions needs.
+_HEADER = Struct(">qiixIhiqqqhii")  # all fields except the magic
+# base offset, length, magic, last offset delta: enough for a walk that returns positions.
 _BOUNDS = Struct(">qi4xb6xi")
 _CONTROL_KEY = Struct(">hh")
 _VARLONG_BYTES_MAX = 10
 
-# A search by time looks at no more of one batch. Batches are 1 MiB as a rule, and unpack to 20;
-# this takes a third of a second.
+# A search by time reads at most this much of one batch. Batches usually have 1 MiB and unpack to
+# 20 MiB; a search up to this limit takes a third of a second.
 SEARCHED_BYTES_MAX = 32 * 1024 * 1024
 SEARCHED_RECORDS_MAX = 200_000
 _FIRST_ROOM_BYTES = 64 * 1024
@@ -176,8 +176,8 @@ _ROOM_GROWTH = 8
 class BatchHeader(NamedTuple):
     """One batch's header and place. A tuple, because making a frozen dataclass costs 4 times more.
 
-    `position` counts from the start of the walked buffer; `size` is the whole batch in bytes,
-    `batch_length` as stored, without the 12 leading ones (base offset and length).
+    `position` counts from the start of the walked buffer. `size` is the whole batch in bytes.
+    `batch_length` is as stored, without the first 12 bytes (base offset and length).
     """
 
     position: int
@@ -201,7 +201,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Compaction keeps it, so it may be above the last record's offset."""
+        """Compaction keeps this offset, so it may be above the last record's offset."""
         return self.base_offset + self.last_offset_delta
 
     @property
@@ -223,7 +223,7 @@ class BatchHeader(NamedTuple):
 
 
 def _check(buf: Buffer, pos: int, limit: int) -> None:
-    """Raises where what there is of a batch can be none; fewer than 61 bytes may be a cut one."""
+    """Raises if the bytes cannot be a batch; fewer than 61 bytes may be a cut batch."""
     left = limit - pos
     if left > MAGIC_POSITION and (magic := buf[pos + MAGIC_POSITION]) != MAGIC:
         raise MalformedMessage(f"batch at byte {pos} has magic {magic}, not {MAGIC}")
@@ -236,10 +236,10 @@ def _check(buf: Buffer, pos: int, limit: int) -> None:
 
 
 def walk(buf: Buffer, pos: int = 0, end: int | None = None) -> Iterator[BatchHeader]:
-    """The whole batches of `buf[pos:end]` in order; a partial one at the end is left out.
+    """The whole batches of `buf[pos:end]` in order, without a partial batch at the end.
 
-    Raises `MalformedMessage` for another magic, a length no batch can have, or a last offset
-    below the base offset. The CRC is not looked at: see `check_crc`.
+    Raises `MalformedMessage` for another magic, an impossible length, or a last offset below the
+    base offset. Does not check the CRC: see `check_crc`.
     """
     limit = len(buf) if end is None else min(end, len(buf))
     unpack_from = _HEADER.unpack_from
@@ -260,10 +260,10 @@ def walk(buf: Buffer, pos: int = 0, end: int | None = None) -> Iterator[BatchHea
 def cut(buf: Buffer, from_offset: int, bytes_max: int, min_one: bool) -> tuple[int, int]:
     """(start, end) of the batches that answer a fetch at `from_offset`, as LogSegment.read does.
 
-    They begin with the first batch whose last offset is at or above `from_offset` (so its first
+    They begin with the first batch whose last offset is at or above `from_offset` (its first
     records may lie below it: clients skip those) and end at the last batch edge within
-    `bytes_max` bytes. With `min_one` the first batch comes whole even when it alone is larger
-    (KIP-74). Nothing found: start == end. Raises as `walk` for what it passes over.
+    `bytes_max` bytes. With `min_one` the first batch comes whole even if it alone is larger
+    (KIP-74). start == end: no batch found. Raises as `walk` for the bytes that it passes.
     """
     limit = len(buf)
     pos = 0
@@ -289,7 +289,7 @@ def cut(buf: Buffer, from_offset: int, bytes_max: int, min_one: bool) -> tuple[i
 
 
 def check_crc(buf: Buffer, header: BatchHeader) -> bool:
-    """Whether the batch's bytes have the CRC-32C that its header states. No copy is made."""
+    """Whether the batch's bytes have the CRC-32C in its header. Makes no copy."""
     view = memoryview(buf)[header.position + CRC_COVERS_FROM : header.position + header.size]
     return bool(crc32c(view) == header.crc)
 
@@ -331,7 +331,7 @@ def _stored_records(buf: Buffer, header: BatchHeader) -> Buffer:
 
 
 def unpacks_to(buf: Buffer, header: BatchHeader, bytes_max: int) -> int | None:
-    """Bytes of the records when they are unpacked; None: above `bytes_max`. Raises `WireError`."""
+    """Size of the unpacked records in bytes; None: above `bytes_max`. Raises `WireError`."""
     records, whole = unpack_up_to(header.compression, _stored_records(buf, header), bytes_max)
     return len(records) if whole and len(records) <= bytes_max else None
 
@@ -339,8 +339,8 @@ def unpacks_to(buf: Buffer, header: BatchHeader, bytes_max: int) -> int | None:
 def control_type(buf: Buffer, header: BatchHeader) -> int:
     """The type in the first control record's key: `CONTROL_ABORT`, `CONTROL_COMMIT` or newer.
 
-    Source: Kafka's ControlRecordType. Raises `MalformedMessage` for a batch that is no control
-    batch or has no such record, `Truncated` for a key shorter than 4 bytes.
+    Source: Kafka's ControlRecordType. Raises `MalformedMessage` if the batch is no control batch or
+    has no record, `Truncated` for a key shorter than 4 bytes.
     """
     if not header.is_control:
         raise MalformedMessage(f"batch at offset {header.base_offset} is no control batch")
@@ -360,11 +360,11 @@ def first_record_at_or_after(
 ) -> tuple[int, int] | None:
     """(offset, timestamp in ms) of the first record with at least that timestamp and offset.
 
-    As Kafka's FileRecords.searchForTimestamp does within one batch: under LogAppendTime every
-    record has the batch's maximum as its timestamp. None when no record qualifies. Of a batch where
-    SEARCHED_BYTES_MAX or SEARCHED_RECORDS_MAX come before it, the answer is the first offset that
-    was not looked at, with the batch's largest timestamp: whoever reads from there gets some
-    earlier records, and misses none. Raises `WireError` for broken records.
+    As Kafka's FileRecords.searchForTimestamp within one batch: under LogAppendTime every record has
+    the batch's maximum as its timestamp. None: no record qualifies. If SEARCHED_BYTES_MAX or
+    SEARCHED_RECORDS_MAX is reached first, the answer is the first unread offset with the batch's
+    largest timestamp: a client that reads from there gets some earlier records and misses none.
+    Raises `WireError` for broken records.
     """
     if header.max_timestamp < timestamp_ms or header.last_offset < from_offset:
         return None
@@ -393,6 +393,6 @@ def first_record_at_or_after(
             break
         if room == SEARCHED_BYTES_MAX:
             break
-        del records  # before the next ones are made
+        del records  # before the next buffer is made
         room = min(_ROOM_GROWTH * room, SEARCHED_BYTES_MAX)
     return max(from_offset, min(unseen, header.last_offset)), header.max_timestamp

@@ -1,7 +1,7 @@
-"""Metadata by whoever wants to know of topics: the request's body, and an answer.
+"""Metadata for the proxy's own use: the request's body, and an answer.
 
-An answer may name 10,000 partitions, so both are made step by step, and who reads them may let
-others run in between. What clients are answered is not read here: see `addresses`.
+An answer may name 10,000 partitions, so both are processed step by step, and the caller may let
+other tasks run between steps. Answers to clients are not read here: see `addresses`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_EPOCH = (-1,)
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """`topic_id` is the zero UUID on brokers before 2.8. Leader -1: none at the moment."""
+    """`topic_id` is the zero UUID on brokers before 2.8. Leader -1: no leader at the moment."""
 
     topic_id: UUID
     name: str
@@ -37,7 +37,7 @@ class TopicInfo:
 
 @dataclass(slots=True)
 class MetadataAnswer:
-    """`failed` has the topics that were asked for and refused, by name or by id."""
+    """`failed`: the refused topics of the request, by name or by id."""
 
     brokers: dict[int, tuple[str, int]] = field(default_factory=dict)  # by id: host, port
     topics: list[TopicInfo] = field(default_factory=list)
@@ -45,7 +45,7 @@ class MetadataAnswer:
     cluster_id: str | None = None
 
     def read(self, cursor: Cursor, api_version: int) -> Iterator[None]:
-        """Of an answer from its body on, v5 to v13, step by step. Raises `WireError`."""
+        """Read an answer from its body on, v5 to v13, step by step. Raises `WireError`."""
         flexible = is_flexible(ApiKey.METADATA, api_version)
         cursor.skip(4, "throttle time")
         for _ in range(cursor.count(flexible) or 0):
@@ -76,7 +76,7 @@ class MetadataAnswer:
 
 
 def write_request(api_version: int, topics: Sequence[str | UUID] | None) -> Iterator[bytes]:
-    """A request's body, v5 to v13, in pieces; None for all topics, by id from v12 on.
+    """A request's body, v5 to v13, in pieces. `topics` None: all topics. Ids need v12.
 
     Creates no topic, and asks for no authorized operations.
     """
@@ -97,8 +97,8 @@ def write_request(api_version: int, topics: Sequence[str | UUID] | None) -> Iter
 def _leaders_in(
     cursor: Cursor, api_version: int, flexible: bool
 ) -> Iterator[dict[int, tuple[int, int]]]:
-    """(leader id, leader epoch) by partition, of some partitions at a time: of one field by field,
-    then as rows of those that have as many replicas of each kind.
+    """(leader id, leader epoch) by partition, some partitions at a time. Reads one partition field
+    by field, then in rows all that follow with equally many replicas of each kind.
     """
     form = _PARTITION_WITH_EPOCH if api_version >= _EPOCH_FROM else _PARTITION
     left = cursor.count(flexible) or 0
@@ -116,7 +116,7 @@ def _leaders_in(
 
 
 def _skip_partition(cursor: Cursor, fields_size: int, flexible: bool) -> dict[int, int]:
-    """The bytes that make it as long as it is, by their place in it."""
+    """The bytes that determine the partition's length, by their place in the partition."""
     begin = cursor.skip(fields_size, "partition")
     lengths: dict[int, int] = {}
 

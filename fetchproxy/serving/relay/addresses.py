@@ -1,4 +1,4 @@
-"""What clients are told instead of the brokers' addresses: who listens where, by which name."""
+"""The addresses that clients get instead of the brokers': listeners and server names."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from fetchproxy.serving.session import Address
 
 
 class ServerNames:
-    """One port for all brokers: which server name (SNI) stands for which of them. Names are
-    compared without regard to case (RFC 6066, 3).
+    """One port for all brokers: maps server names (SNI) to them. Names are compared without regard
+    to case (RFC 6066, 3).
     """
 
     def __init__(self, bootstrap: str, node_pattern: str) -> None:
@@ -42,7 +42,7 @@ class ServerNames:
 
     @classmethod
     def of(cls, config: GatewayConfig) -> ServerNames | None:
-        """None: every broker has a port of its own."""
+        """None: every broker has its own port."""
         if config.sni_bootstrap_host is None or config.sni_node_pattern is None:
             return None
         return cls(config.sni_bootstrap_host, config.sni_node_pattern)
@@ -51,7 +51,7 @@ class ServerNames:
         return self._node_pattern.format(node_id=node_id)
 
     def node_of(self, name: str | None) -> int | None:
-        """None: the bootstrap, by its name, or by no name at all."""
+        """None: the bootstrap, by its name or without a name."""
         if name is None or name.lower() == self._bootstrap:
             return None
         found = self._node.fullmatch(name.lower())
@@ -69,8 +69,8 @@ OpenListener = Callable[[int, int], Awaitable[asyncio.Server]]  # (node id, port
 
 
 class AddressMap:
-    """One proxy address for every broker. A node id gets its listener before the answer that names
-    it leaves, so a client never dials a closed port. Port 0 takes a free one.
+    """One proxy address for every broker. A node id gets its listener before any answer names it,
+    so a client never dials a closed port. Port 0 takes a free one.
     """
 
     def __init__(self, config: GatewayConfig, open_listener: OpenListener) -> None:
@@ -79,17 +79,17 @@ class AddressMap:
         self._places = parse_node_map(config.node_map) if config.node_map else {}
         self._reserved = {place.listen_port for place in self._places.values()}
         self._open_listener = open_listener
-        # What clients are told, by node id; a host may stand for all addresses.
+        # The addresses for clients, by node id; a host may stand for all addresses.
         self.proxied: dict[int, Address] = {}
-        self.brokers: dict[int, Address] = {}  # where each itself listens, as last heard
-        # Where `gateway.node_port_base` is not set, node N listens on this + N if that is free: so
-        # a proxy that is started again has the ports that its clients remember.
+        self.brokers: dict[int, Address] = {}  # each broker's own address, as last heard
+        # Without `gateway.node_port_base`, node N listens on this + N if that is free. So a
+        # restarted proxy has the ports that its clients remember.
         self.default_base = 0
         self._servers: dict[int, asyncio.Server] = {}
         self._opening = asyncio.Lock()
 
     async def open_mapped(self) -> None:
-        """The listeners of `gateway.node_map`, before any broker is known. Raises ConfigError."""
+        """Open `gateway.node_map`'s listeners, before brokers are known. Raises ConfigError."""
         for node_id, place in self._places.items():
             try:
                 await self._open(node_id)
@@ -100,7 +100,7 @@ class AddressMap:
                 ) from error
 
     async def ensure(self, nodes: Iterable[NodeAddress]) -> None:
-        """A listener for every node; raises OSError where a port cannot be had."""
+        """Open a listener for every node. Raises OSError if a port cannot be had."""
         for node_id, host, port in nodes:
             self.brokers[node_id] = (host, port)
             async with self._opening:
@@ -108,7 +108,7 @@ class AddressMap:
                     await self._open(node_id)
 
     async def _open(self, node_id: int) -> None:
-        if self.names is not None:  # one listener for all, which is open
+        if self.names is not None:  # one open listener serves all
             shared = self.names.port or self.default_base - 1
             self.proxied[node_id] = (self.names.host_of(node_id), shared)
             return
@@ -143,7 +143,7 @@ class AddressMap:
             return await self._open_listener(node_id, 0)
 
     def heard_of(self, nodes: Sequence[NodeAddress]) -> bool:
-        """Whether each has its listener; where each is, the broker says, is remembered."""
+        """Whether each node has its listener. Remembers the nodes' own addresses."""
         self.brokers.update((node_id, (host, port)) for node_id, host, port in nodes)
         return all(node_id in self.proxied for node_id, _, _ in nodes)
 
@@ -153,7 +153,7 @@ class AddressMap:
 
 
 def in_words(nodes: Mapping[int, Address]) -> list[str]:
-    """What clients are told, for the console; in the order of node ids."""
+    """The clients' addresses for the console, by node id."""
     said = []
     for node_id, (host, port) in sorted(nodes.items()):
         reached = ", told by the address reached" if is_any_address(host) else ""
@@ -162,8 +162,8 @@ def in_words(nodes: Mapping[int, Address]) -> list[str]:
 
 
 class ToldAddresses:
-    """`reached`: the proxy's own address on the connection of the one client that asks. A proxy
-    that listens on all addresses, and has no name to give, tells it that one: it works there.
+    """`reached`: the proxy's own address on the asking client's connection. A proxy that listens on
+    all addresses and has no name to give tells the client this one: it works there.
     """
 
     def __init__(self, nodes: AddressMap) -> None:
@@ -171,7 +171,7 @@ class ToldAddresses:
         self.reached: str | None = None
 
     def lookup(self, node_id: int, host: str, port: int) -> Address:
-        """For the splicers: what the client is told instead of (host, port)."""
+        """For the splicers: the client's address instead of (host, port)."""
         told_host, told_port = self._nodes.proxied.get(node_id, (host, port))
         if self.reached is not None and is_any_address(told_host):
             return self.reached, told_port
@@ -180,7 +180,7 @@ class ToldAddresses:
     def rewrite(
         self, payload: bytes, api_key: int, version: int
     ) -> Sequence[Buffer] | Awaitable[Sequence[Buffer]]:
-        """The answer with proxied addresses; waits only where a listener must be opened first."""
+        """The answer with proxied addresses. Waits only if a listener must be opened first."""
         nodes = find_addresses(payload, api_key, version)
         if self._nodes.heard_of(nodes):
             return [splice_addresses(payload, api_key, version, self.lookup)]
@@ -192,7 +192,7 @@ class ToldAddresses:
         return open_and_splice()
 
     def splice_fetch_tags(self, tags: bytes) -> bytes:
-        """NodeEndpoints of a Fetch answer; hidden where a node has no listener yet."""
+        """NodeEndpoints of a Fetch answer; hidden if a node has no listener yet."""
         if tags == b"\x00":
             return tags
         unknown: list[int] = []

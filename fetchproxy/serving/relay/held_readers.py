@@ -1,4 +1,4 @@
-"""Readers that neither tier has data for yet: they wait where they are."""
+"""Readers at offsets that neither tier has yet: they wait there."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
 
-# One look a second for all of them. A reader gets on as soon as its offset is archived, or an
-# archiver has passed it over, or nobody gathers it any more, or after `held_max_ms`. An unfinished
-# copy that nobody says he makes is waited for no longer than a silent archiver.
+# One look a second for all of them. A reader goes on as soon as its offset is archived, an archiver
+# has passed it over, no archiver gathers it any more, or `held_max_ms` is over. An unfinished copy
+# that no archiver claims is waited for no longer than a silent archiver.
 
 log = structlog.get_logger(__name__)
 
 LOOK_INTERVAL_S = 1.0
-# A reader that has not fetched for so long is waited for no more; when it comes back it is again.
+# A reader that has not fetched for this long is no longer waited for, until it comes back.
 ABSENT_MAX_S = 60.0
 
-# Whether a client names the topic by id, the partition, and the offset that it asks for.
+# Whether the client names the topic by id; the partition; the requested offset.
 HeldOffset = tuple[bool, PartitionKey, int]
-# (by id, offsets, loop time of the look, those that have waited too long) → their judgements
+# (by id, offsets, loop time of the look, keys that have waited too long) → their judgements
 JudgeOffsets = Callable[
     [bool, Mapping[PartitionKey, int], float, Collection[PartitionKey]],
     Awaitable[Mapping[PartitionKey, Judgement]],
@@ -37,14 +37,14 @@ JudgeOffsets = Callable[
 
 class HeldReader(Protocol):
     def settle(self, key: PartitionKey, offset: int, judgement: Judgement) -> None:
-        """What `offset` is judged to be now."""
+        """The new judgement of `offset`."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """`since`: loop time from which on it is known to be on its way; None: nothing is known.
+    """`since`: loop time since which the offset is known to be on its way; None: not known.
 
-    `unclaimed_since`: from which on only an unfinished copy says so.
+    `unclaimed_since`: since when only an unfinished copy says so.
     `readers`: when each has last fetched (loop s).
     """
 
@@ -68,7 +68,7 @@ class HeldReaders:
     def hold(
         self, reader: HeldReader, by_id: bool, key: PartitionKey, offset: int, judgement: Judgement
     ) -> None:
-        """`judgement` is one of HELD_VERDICTS: `reader` hears when it is another."""
+        """`judgement` is one of HELD_VERDICTS. `reader` is told when it changes."""
         held = self._held.setdefault((by_id, key, offset), _Held(judgement))
         held.readers[reader] = self._clock()
         self._of_reader.setdefault(reader, set()).add((by_id, key, offset))
@@ -76,7 +76,7 @@ class HeldReaders:
         self._any.set()
 
     def waits(self, reader: HeldReader, by_id: bool, key: PartitionKey, offset: int) -> bool:
-        """A reader that is held has fetched again. False: it is not held."""
+        """Notes that a held reader has fetched again. False: it is not held."""
         held = self._held.get((by_id, key, offset))
         if held is None or reader not in held.readers:
             return False
@@ -96,7 +96,7 @@ class HeldReaders:
             del self._held[where]
 
     async def run(self, judge: JudgeOffsets) -> None:
-        """For ever. Nothing is asked while nobody is held."""
+        """For ever. Asks nothing while no reader is held."""
         while True:
             if not self._held:
                 self._any.clear()
@@ -107,7 +107,7 @@ class HeldReaders:
                 await self._look(judge, by_id, offsets)
 
     async def _looks(self) -> AsyncIterator[tuple[bool, dict[PartitionKey, int]]]:
-        """Nearly always one: several readers of a partition are seldom held at several offsets."""
+        """Nearly always one: readers of a partition are seldom held at several offsets."""
         left = list(self._held)
         while left:
             by_id = left[0][0]
@@ -164,7 +164,7 @@ class HeldReaders:
             reader.settle(key, offset, judgement)
 
     def _note(self, held: _Held, judgement: Judgement) -> None:
-        """Only the time counts in which the archiver could have gone on as well as the reader."""
+        """Counts only the time in which both archiver and reader could have gone on."""
         held.judgement = judgement
         if not judgement.known or judgement.verdict is not Verdict.HOLD:
             held.since = None
@@ -191,7 +191,7 @@ class HeldReaders:
             )
 
     def _waiting(self) -> int:
-        """Partitions with a reader that waits for the archiver, by whatever name it asks."""
+        """Partitions with a reader that waits for the archiver, by id or by name."""
         return len(
             {
                 held.judgement.tip or (by_id, key)

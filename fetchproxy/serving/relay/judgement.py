@@ -20,42 +20,42 @@ from fetchproxy.observability.metrics import CATCH_OUTCOMES
 from fetchproxy.runtime.loop import each_of, pieces
 from fetchproxy.serving.relay.served_archive import ServedArchive, topic_key
 
-# So long a topic that was made anew may still be shown its predecessor's records.
+# How long a re-created topic may still show its predecessor's records.
 IDENTITY_AGE_MAX_MS = 1_000
 UNKNOWN_TOPIC = (3, 100)  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 
-# A client that is told OffsetOutOfRange skips data for good, so the error is passed on only on
-# fresh knowledge: the log's ends, what archivers say that they gather, and the view of the
-# archive, each read *after* the broker answered and in this order. `decide` is the rule, pure;
-# `Judging` gets the knowledge, for all partitions of a fetch at once.
+# A client that gets OffsetOutOfRange skips data for good, so the error is passed on only with fresh
+# knowledge: the log's ends, the archivers' positions, and the view of the archive, each read
+# *after* the broker answered and in this order. `decide` is the rule, pure; `Judging` gets the
+# knowledge, for all partitions of a fetch at once.
 
-# So long a judgement waits for a new leader's word about the archive.
+# How long a judgement waits for a new leader's word about the archive.
 COMPARE_WAIT_MAX_S = 2.0
-# What archivers say may be so old where nothing of the topic is archived: a group with stale
-# offsets on a topic that nobody archives asks the store no more often than this.
+# Maximum age of archivers' positions if the topic has no archive: a group with stale offsets on a
+# topic that is not archived asks the store no more often than this.
 POSITIONS_AGE_MAX_S = 1.0
 
 
 class Verdict(Enum):
-    REMOTE = "remote"  # the archive has it, or what lies behind the recorded gap with it
+    REMOTE = "remote"  # the archive has it, or the records after its recorded gap
     LOCAL = "local"  # the broker has it (again): ask it
     PASS_ON = "passed_on"  # above the end, below both tiers, never archived: the client's error
     HOLD = "held_stale"  # not known, or an archiver is gathering it: no data and no error
     LOST = "lost"  # neither tier has it or will: the broker goes on at `Judgement.forward_to`
-    END = "at_end"  # and it has nothing there either: the reader is at the log's end
-    REFUSED = "refused"  # LOST or END, for readers that would rather stop (`gateway.gap_policy`)
+    END = "at_end"  # as LOST, and the broker is empty there: the reader is at the log's end
+    REFUSED = "refused"  # LOST or END, for readers that prefer to stop (`gateway.gap_policy`)
 
 
-# Those that wait for what the archiver does, or for records.
+# The reader waits for the archiver, or for records.
 HELD_VERDICTS = (Verdict.HOLD, Verdict.END)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`known`: made of fresh knowledge. `forward_to`: of LOST, the broker's log start.
+    """`known`: made from fresh knowledge. `forward_to`: the broker's log start, for LOST.
 
-    `only_a_copy`: of HOLD, an unfinished copy is all that is known of it, and nobody says that he
-    makes it. Between two archivers that is so for seconds; of one that was killed for ever.
+    `only_a_copy`: for HOLD, only an unfinished copy is known, and no archiver claims it. That lasts
+    seconds between two archivers, and for ever after one was killed.
     """
 
     verdict: Verdict
@@ -73,15 +73,15 @@ def decide(
     *,
     patient: bool = True,
 ) -> Verdict:
-    """What an offset is that was out of the broker's range.
+    """The verdict on an offset that was out of the broker's range.
 
-    `gathered_from`: an archiver gathers the partition from there on; None: nobody says so.
-    `patient`: what is on its way is waited for.
+    `gathered_from`: an archiver gathers the partition from there on; None: no archiver does.
+    `patient`: wait for records on their way.
     """
     if view.answers_for(offset):
         return Verdict.REMOTE
     if offset > edges.high_watermark:
-        # Behind all of an archive whose log has begun again: the log may get there.
+        # At the end of an archive whose log has begun again: the log may get there.
         at_end = offset == view.log_end_offset
         return Verdict.HOLD if at_end else Verdict.PASS_ON
     if offset >= edges.log_start_offset:
@@ -95,17 +95,17 @@ def decide(
     if patient and _is_more_coming(offset, view, edges, gathered_from):
         return Verdict.HOLD
     if start is None:
-        return Verdict.PASS_ON  # nothing of it was archived: the client begins where logs begin
+        return Verdict.PASS_ON  # never archived: the client begins at the log start
     return Verdict.END if edges.log_start_offset == edges.high_watermark else Verdict.LOST
 
 
 def _is_more_coming(
     offset: int, view: PartitionView, edges: LogEdges, gathered_from: int | None
 ) -> bool:
-    """Records from `offset` on that the brokers have no more: an archiver has them, or copies them.
+    """Whether an archiver has or copies records from `offset` on that the brokers no longer have.
 
-    Where nothing is archived yet, what it has from behind `offset` on is no reason to wait: who is
-    told OffsetOutOfRange begins there.
+    If nothing is archived yet, records from above `offset` on are no reason to wait: a client that
+    gets OffsetOutOfRange begins there.
     """
     started = RemoteLogSegmentState.COPY_SEGMENT_STARTED
     if any(copy.end_offset >= offset for copy in view.unfinished if copy.state is started):
@@ -122,8 +122,8 @@ Tips = Mapping[PartitionKey, TopicIdPartition]
 class Judging:
     """One look for all of `offsets`: brokers and store are not asked partition by partition.
 
-    `refuses_lost`: a reader of lost offsets gets an error, and is not led behind them. `caught_at`
-    (loop time): knowledge must not be older. `impatient`: those that have been held too long.
+    `refuses_lost`: a reader of lost offsets gets an error instead of going on after them.
+    `caught_at` (loop time): knowledge must not be older. `impatient`: held for too long.
     """
 
     archive: ServedArchive
@@ -133,11 +133,11 @@ class Judging:
     caught_at: float
     impatient: Collection[PartitionKey] = ()
     found: dict[PartitionKey, Judgement] = field(default_factory=dict)
-    # Topics of which nobody knows whether they are archived: the store has never answered.
+    # Topics that may or may not be archived: the store has never answered.
     unlisted: set[UUID] = field(default_factory=set)
 
     async def run(self) -> dict[PartitionKey, Judgement]:
-        """Raises nothing: where store or cluster does not answer, nothing is known (HOLD)."""
+        """Raises nothing: if store or cluster does not answer, nothing is known (HOLD)."""
         tips = await self._identify()
         await self._from_memory(tips)
         left = self._left(tips)
@@ -161,7 +161,7 @@ class Judging:
 
     # --- which partitions these are ---
     async def _identify(self) -> Tips:
-        """Afresh: a name's topic may have been made again, and any topic may have a new leader."""
+        """Asks again: a name may mean a re-created topic, and any topic may have a new leader."""
         topics = await self._topics({ref for ref, _ in self.offsets})
         tips: dict[PartitionKey, TopicIdPartition] = {}
         async for key in each_of(self.offsets):
@@ -181,7 +181,7 @@ class Judging:
             max_age_ms = IDENTITY_AGE_MAX_MS if self.by_id else 0
             topics = await cluster.topics_of(set(keys.values()), max_age_ms)
         except ClusterError as error:
-            # An id stays what it is, whoever leads its partitions.
+            # An id keeps its meaning, whichever broker leads its partitions.
             by_id = cluster.cached_topic_by_id
             return {
                 ref: (by_id(key) if isinstance(key, UUID) else None) or error
@@ -191,17 +191,17 @@ class Judging:
 
     def _unidentified(self, ref: TopicRef, error: ClusterError) -> Judgement:
         if error.error_code in UNKNOWN_TOPIC:
-            return Judgement(Verdict.LOCAL)  # the broker says so itself when asked again
+            return Judgement(Verdict.LOCAL)  # asked again, the broker says so itself
         if error.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             name = str(topic_key(self.by_id, ref))
             self.archive.warnings.warn("topic_not_described", name, topic=name)
-            return Judgement(Verdict.PASS_ON)  # nothing of it can be archived by this user either
+            return Judgement(Verdict.PASS_ON)  # this user cannot archive it either
         self._warn(None, None, error)
         return Judgement(Verdict.HOLD, known=False)
 
     # --- the archive ---
     async def _from_memory(self, tips: Tips) -> None:
-        """Data that the archive is known to have needs no further proof, and no broker."""
+        """Archived data that is known needs no further proof and no broker."""
         views = self.archive.views
         for piece in pieces(tips.items()):
             seen = {key: tip for key, tip in piece if self.archive.rlmm.view(tip) is not None}
@@ -215,15 +215,15 @@ class Judging:
             await asyncio.sleep(0)
 
     async def _archived(self, tips: Tips) -> Tips:
-        """Those of topics that have an archive, or are about to have one; of others it is judged.
+        """Partitions of topics that have, or will soon have, an archive; judges the others.
 
-        What was never archived is as without a proxy, and no outage of the store touches it.
+        Topics without an archive behave as without a proxy, even during an outage of the store.
         """
         archive, archived = self.archive, dict[PartitionKey, TopicIdPartition]()
         may_be: dict[UUID, bool] = {}
         for topic_id in {tip.topic_id for tip in tips.values()}:
             try:
-                # Since the broker's answer: its log may have been cut behind the first copy.
+                # Since the broker's answer: its log may have been cut after the first copy.
                 may_be[topic_id] = await archive.knowledge.may_be_archived(topic_id, self.caught_at)
             except RemoteStorageError:
                 may_be[topic_id] = True
@@ -238,7 +238,7 @@ class Judging:
         return archived
 
     async def _refreshed(self, tips: Tips, not_older_than: float) -> Tips:
-        """Those whose views are up to date now; each topic is listed once."""
+        """The partitions whose views are up to date now; each topic is listed once."""
         of_topics: dict[UUID, dict[PartitionKey, TopicIdPartition]] = {}
         for key, tip in tips.items():
             of_topics.setdefault(tip.topic_id, {})[key] = tip
@@ -276,11 +276,11 @@ class Judging:
             return
         between: dict[PartitionKey, TopicIdPartition] = {}
         async for key, tip in each_of(self._left(tips).items()):
-            # An archiver that has it in its spool has not copied it.
+            # An archiver that has it in its spool has not copied it yet.
             gathered_from, offset = archive.positions.gathered_from(tip), self.offsets[key]
             waits = gathered_from is not None and gathered_from <= offset
             seen = archive.rlmm.view(tip)
-            # A log start never falls, but a person may say that a log is another one's history.
+            # A log start never falls, but a person may declare a log another one's history.
             settled = not archive.views.begins_again(tip)
             if settled and seen is not None and offset < seen.raised_log_start:
                 self.found[key] = Judgement(Verdict.PASS_ON, tip)  # deleted on purpose
@@ -288,7 +288,7 @@ class Judging:
                 self.found[key] = Judgement(Verdict.HOLD, tip)
             else:
                 between[key] = tip
-        # Not older than what archivers say: an offset that they are past is in it, or is lost.
+        # Not older than the archivers' positions: an offset below them is in the view, or is lost.
         fresh = await self._refreshed(between, archive.clock())
         for piece in pieces(fresh.items()):
             held = await archive.views.check(
@@ -305,7 +305,7 @@ class Judging:
     async def _by_edges(
         self, tips: Tips, edges: Mapping[TopicIdPartition, LogEdges | ClusterError]
     ) -> None:
-        """What needs no look at the store."""
+        """Judges the partitions that need no look at the store."""
         async for key, tip in each_of(tips.items()):
             known, offset = edges[tip], self.offsets[key]
             if isinstance(known, ClusterError):
@@ -331,7 +331,7 @@ class Judging:
             stored = archive.rlmm.view(tip)
             hidden = stored is not None and stored.answers_for(self.offsets[key])
             if hidden and key not in self.impatient:
-                # Since an election: leader or archiver say what becomes of it (`LeaderViews`).
+                # Hidden since an election: leader or archiver will settle it (`LeaderViews`).
                 return Judgement(Verdict.HOLD, tip)
             if self.refuses_lost:
                 verdict = Verdict.REFUSED

@@ -1,4 +1,4 @@
-"""Where partitions begin, end, or were at a time, for answers to very many of them at once."""
+"""Starts, ends and offsets at a time, for answers about very many partitions at once."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fetchproxy.runtime.loop import chosen, each_of, pieces
 from fetchproxy.serving.relay.judgement import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
 from fetchproxy.serving.relay.served_archive import ServedArchive, StartOf, archive_start
 
-# ListOffsets results with what the archive says in place of what the broker said. Pure.
+# ListOffsets results with the archive's values instead of the broker's. Pure.
 
 
 def of_records(timestamp: int) -> bool:
-    """Whether records are asked for by their own timestamps. Pure."""
+    """Whether the request looks for records by their own timestamps. Pure."""
     return timestamp >= 0 or timestamp == wire.MAX_TIMESTAMP
 
 
@@ -43,7 +43,7 @@ def not_known(result: OffsetResult) -> OffsetResult:
 
 
 def edge_of_archive(result: OffsetResult, timestamp: int, view: PartitionView) -> OffsetResult:
-    """EARLIEST and LATEST_TIERED; anything else is the broker's. Pure."""
+    """Corrects EARLIEST and LATEST_TIERED; other results stay the broker's. Pure."""
     if not view.segments:
         return result
     if timestamp == wire.EARLIEST:
@@ -64,28 +64,28 @@ def found_at(result: OffsetResult, offset: int, timestamp_ms: int, epoch: int) -
     return OffsetResult(topic, partition, error_code, timestamp_ms, offset, epoch, position)
 
 
-# What the archive has of many partitions at once, behind an answer that their broker has given.
+# The archive's knowledge of many partitions at once, for an answer that their broker has given.
 #
-# One Metadata request says which topics they are, one list which of them may be archived; of the
-# others the store hears nothing. An archived topic is listed once, topics at the same time, and
-# what is some seconds old serves every connection. Decides nothing about what clients are told.
+# One Metadata request identifies the topics, and one list says which of them may be archived; the
+# store is not asked about the others. An archived topic is listed once, several topics at the same
+# time, and a list of some seconds' age serves every connection. Decides nothing about the answers.
 
-# So old a view with segments may be: where the archive begins only rises, and whoever begins at a
-# start that is gone is told OffsetOutOfRange and asks again, by a view that was read since then.
+# Maximum age of a view with segments. The archive's start only rises, and a client that begins at a
+# start that is gone gets OffsetOutOfRange and asks again, which uses a view read since then.
 VIEW_AGE_MAX_S = 60.0
-# An older one is read again in the background: no client waits for that.
+# An older view is read again in the background: no client waits for that.
 VIEW_RENEWED_AFTER_S = 20.0
-# So long a store that does not answer is waited for where an older view will do.
+# How long to wait for a store that does not answer, if an older view will do.
 REFRESH_WAIT_MAX_S = 2.0
 LISTINGS_AT_ONCE = 32
-# Holding a view against what its leader has said takes some 20 µs, making one anew more.
+# Comparing a view with its leader's answers takes some 20 µs, building one takes longer.
 VIEWS_AT_ONCE = 50
 
 
 class Looked(NamedTuple):
-    """The archive as clients may see it. `failure`: why it is not known as it is now.
+    """The archive as clients may see it. `failure`: why its present state is not known.
 
-    Then `view` is the last one, if there is any that may be shown.
+    Then `view` is the last one, if there is one that may be shown.
     """
 
     view: PartitionView | None
@@ -93,11 +93,11 @@ class Looked(NamedTuple):
 
 
 class Identified(NamedTuple):
-    """Topics by name. Of those that are in none of these their broker's answer is all there is:
-    the proxy's own user may not describe them.
+    """Topics by name. For topics in none of these only the broker's answer counts: the proxy's own
+    user may not describe them.
 
-    `others` have nothing in the archive; `unknown` says why that is not known. Those of it whose
-    topic is known are `unlisted`: the store has never said what is archived.
+    `others` have nothing in the archive; `unknown` says why that is not known. Unknown topics with
+    a known TopicInfo are `unlisted`: the store has never said which topics are archived.
     """
 
     archived: dict[str, TopicInfo]
@@ -110,7 +110,7 @@ class Identified(NamedTuple):
 class ArchiveLookup:
     """For one answer, which came at loop time `answered_at` (s).
 
-    `_first_wait_max_s`: for the store, where a partition was never read; None: as long as it takes.
+    `_first_wait_max_s`: wait for the store if a partition was never read; None: without limit.
     """
 
     archive: ServedArchive
@@ -122,7 +122,7 @@ class ArchiveLookup:
     _failures: dict[TopicIdPartition, Exception] = field(default_factory=dict)
 
     async def identify(self, names: Collection[str], starts: int | None = None) -> Identified:
-        """`starts`: a hash of where the answer says that logs begin, if it says that."""
+        """`starts`: a hash of the log starts in the answer, if it has them."""
         knowledge = self.archive.knowledge
         found = Identified({}, {}, {}, {})
         for name, topic in (await self._topics(names)).items():
@@ -149,7 +149,7 @@ class ArchiveLookup:
             return {name: cluster.cached_topic_by_name(name) or error for name in names}
 
     def _is_hidden(self, name: str, error: ClusterError) -> bool:
-        """The proxy's own user may not describe it, so nobody has archived it through this user."""
+        """The proxy's own user may not describe the topic, so it cannot archive it either."""
         if error.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             return False
         self.archive.warnings.warn(
@@ -161,7 +161,7 @@ class ArchiveLookup:
         return True
 
     async def views(self, tips: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
-        """Of archived topics; read a while ago, or since the answer if there is no segment.
+        """Views of archived topics: read a while ago, or since the answer if they have no segment.
 
         Raises nothing.
         """
@@ -169,7 +169,7 @@ class ArchiveLookup:
         found: dict[TopicIdPartition, Looked] = {}
         wanting = await self._settled(tips, oldest, found)
         if wanting:
-            # Those that find it old at the same time share what the first of them reads.
+            # Concurrent callers with an old view share the first one's read.
             await self._refresh(wanting, oldest)
             bare = await chosen(wanting, self._is_bare)
             await self._refresh(bare, self.answered_at)
@@ -182,9 +182,9 @@ class ArchiveLookup:
         oldest: float,
         found: dict[TopicIdPartition, Looked],
     ) -> list[TopicIdPartition]:
-        """Those that are left: of the others nothing is to be read or asked, and it is found.
+        """Puts partitions that need no read and no request into `found`; returns the others.
 
-        In one pass, as it is nearly always nearly all of them.
+        In one pass, because nearly always nearly all are settled.
         """
         view_of, settled = self.archive.rlmm.view, self.archive.views.settled
         left: list[TopicIdPartition] = []
@@ -204,10 +204,10 @@ class ArchiveLookup:
         tips: Collection[TopicIdPartition],
         edges: Mapping[TopicIdPartition, LogEdges | ClusterError],
     ) -> dict[TopicIdPartition, Looked]:
-        """As `views`, and nothing is missed that was archived, and left the broker, since then.
+        """As `views`, and includes records that were archived and left the broker since then.
 
-        `edges`: of the broker's log, asked for after the answer. Where the archive ends below its
-        start, or that is not known, the archive is read again.
+        `edges`: of the broker's log, asked for after the answer. If the archive ends below the
+        broker's log start, or that is not known, the archive is read again.
         """
         await self.views(tips)
         short = await chosen(tips, lambda tip: not self._reaches(tip, edges[tip]))
@@ -217,7 +217,7 @@ class ArchiveLookup:
     async def last_views(
         self, tips: Collection[TopicIdPartition]
     ) -> dict[TopicIdPartition, Looked]:
-        """As `views`, however old; what was never read is read."""
+        """As `views`, however old; reads partitions that were never read."""
         await self._refresh(tips, float("-inf"))
         return await self._shown(tips)
 
@@ -235,12 +235,12 @@ class ArchiveLookup:
         return not isinstance(edges, ClusterError) and edges.log_start_offset <= (end or 0)
 
     def renew(self, topics: Iterable[TopicInfo]) -> None:
-        """When the answer is made: the next one's views are read while nobody waits."""
+        """Called after the answer: reads the next answer's views in the background."""
         for topic in topics:
             self.archive.rlmm.renew_topic(topic.topic_id, VIEW_RENEWED_AFTER_S)
 
     async def _refresh(self, tips: Collection[TopicIdPartition], oldest: float) -> None:
-        """Those that were read before `oldest`."""
+        """Refreshes the partitions that were read before `oldest`."""
         by_topic: dict[UUID, list[TopicIdPartition]] = {}
         async for tip in each_of(await chosen(tips, lambda tip: self._is_older(tip, oldest))):
             by_topic.setdefault(tip.topic_id, []).append(tip)
@@ -258,7 +258,7 @@ class ArchiveLookup:
         await self._try(tips, lambda: self.archive.rlmm.refresh_topic(topic_id, oldest))
         async for tip in each_of(tips, VIEWS_AT_ONCE):
             if tip not in self._failures and self._is_older(tip, oldest):
-                # It was not in what was listed: that is said without another look.
+                # It was not in the listing: this returns without another look.
                 await self._refresh_alone(tip, oldest)
 
     async def _refresh_alone(self, tip: TopicIdPartition, oldest: float) -> None:
@@ -267,7 +267,7 @@ class ArchiveLookup:
     async def _try(
         self, tips: Sequence[TopicIdPartition], refresh: Callable[[], Awaitable[object]]
     ) -> None:
-        # Where each has an older view that will do, a store that hangs is not waited for long.
+        # If each has an older view that will do, a store that hangs is not waited for long.
         bare = await chosen(tips, self._is_bare)
         wait_max_s = self._first_wait_max_s if bare else REFRESH_WAIT_MAX_S
         failure: Exception
@@ -283,7 +283,7 @@ class ArchiveLookup:
             self._failures[tip] = failure
 
     async def _shown(self, tips: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
-        """As clients may see them: held against their leaders."""
+        """The views that clients may see, compared with their leaders."""
         views = self.archive.views
         held = await views.check(tips, self.archive.clock() + COMPARE_WAIT_MAX_S)
         found: dict[TopicIdPartition, Looked] = {}
@@ -295,14 +295,14 @@ class ArchiveLookup:
         return found
 
 
-# Where thousands of partitions begin, or were at a time: what is in memory is written at once.
+# Starts and offsets at a time for thousands of partitions, written at once from memory.
 #
-# Result by result what is known is written over the broker's. Decides nothing, and waits for
-# nothing but the event loop: what is not known is left to the longer way.
+# Known values overwrite the broker's, result by result. This decides nothing and waits only for the
+# event loop: results that memory cannot settle go the longer way.
 
 # Some 2 µs each.
 ROWS_AT_ONCE = 400
-# Records that are searched for in memory, some 20 µs each.
+# Records searched for in memory, some 20 µs each.
 SEARCHED_AT_ONCE = 50
 
 
@@ -313,7 +313,7 @@ def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:
 
 
 async def topics_above_0(payload: bytes, version: int) -> set[str]:
-    """Those with a partition that begins above 0: nothing can lie below the others."""
+    """Topics with a partition that begins above 0: the others have no archived records below."""
     found: set[str] = set()
     for topic, rows, _, _ in rows_in(payload, version):
         if topic in found:
@@ -329,9 +329,9 @@ async def topics_above_0(payload: bytes, version: int) -> set[str]:
 async def patch_starts(
     answer: bytearray, version: int, rows: TopicRows, start_of: StartOf
 ) -> list[OffsetResult]:
-    """Write where the archive begins over results that say a higher offset.
+    """Write the archive's start over results with a higher offset.
 
-    Those of which that is not known are given back.
+    Returns the results whose start is not known.
     """
     left: list[OffsetResult] = []
     at, stride = rows.position, rows.stride
@@ -360,10 +360,10 @@ async def patch_times(
     answer: bytearray,
     version: int,
 ) -> list[tuple[OffsetResult, int]]:
-    """Write what the archive has at a timestamp over results that say a later record.
+    """Write the archive's record at a timestamp over results with a later record.
 
-    Only where it holds all below the record that the broker has found. Gives back what is left,
-    with its timestamp, and all that was not asked for by time. `archived`: topics by name.
+    Only if the archive holds all offsets below the broker's record. Returns the other results with
+    their timestamps, also those not asked for by time. `archived`: topics by name.
     """
     view_of, search = archive.starts.view_of, archive.purgatory.first_offset_in_memory
     oldest = archive.clock() - VIEW_AGE_MAX_S
@@ -373,7 +373,7 @@ async def patch_times(
         view = None if topic is None else view_of(topic, result.partition, oldest)
         record = None
         if view is not None and 0 <= result.offset <= (view.log_end_offset or -1):
-            with suppress(CorruptSegment):  # the longer way says so
+            with suppress(CorruptSegment):  # the longer way reports it
                 record = search(view, timestamp)
         if record is None:
             left.append((result, timestamp))

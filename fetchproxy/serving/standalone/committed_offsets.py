@@ -1,8 +1,8 @@
-"""How far each group has read: in memory, and in a file where one is configured.
+"""How far each group has read: in memory, and in a file if one is configured.
 
-A commit is acknowledged when it is on disk: the file is written anew beside the old one, synced,
-and put in its place, so that a crash leaves either. Commits that come while it is written share the
-next writing. Knows nothing of members and generations.
+A commit is acknowledged when it is on disk: the file is written beside the old one, synced, and
+renamed over it, so that a crash leaves either. Commits that come during a write share the next one.
+Knows nothing of members and generations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMAT = 1
 
 
 class OffsetsFull(Exception):
-    """The key of `archive_only` that is the limit; nothing was changed."""
+    """The `archive_only` key of the reached limit; no offset was changed."""
 
 
 class OffsetKey(NamedTuple):
@@ -44,7 +44,7 @@ class OffsetKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """Of one incarnation of a topic: one that is created again begins without commits."""
+    """Belongs to one incarnation of a topic: a re-created topic begins without commits."""
 
     topic_id: UUID
     offset: int
@@ -64,8 +64,8 @@ class _Commit:
 
 
 class CommittedOffsets:
-    """An async context manager. Raises ConfigError where the file cannot be read. What the file
-    holds is kept, whatever the limits are.
+    """An async context manager. Raises ConfigError if the file cannot be read. Offsets from the
+    file are kept, whatever the limits are.
     """
 
     def __init__(self, file: Path | None, offsets_max: int, memory: GroupMemory) -> None:
@@ -74,7 +74,7 @@ class CommittedOffsets:
         self._memory = memory
         self._offsets: dict[OffsetKey, CommittedOffset] = {}
         self._keys: dict[str, list[OffsetKey]] = {}  # by group
-        self._waiting: list[_Commit] = []  # all that are not done, the first one first
+        self._waiting: list[_Commit] = []  # all commits that are not done, oldest first
         self._writing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="offsets-file")
 
@@ -86,7 +86,7 @@ class CommittedOffsets:
         else:
             self._replace(await self._in_thread(partial(_read_file, self._file)))
             self._memory.take(sum(_size_bytes(*item) for item in self._offsets.items()))
-            # Now rather than at the first commit: a folder that cannot be written to is a mistake.
+            # Now and not at the first commit: a folder that cannot be written to is a mistake.
             try:
                 await self._in_thread(partial(_write_file, self._file, self._offsets))
             except OSError as error:
@@ -112,18 +112,18 @@ class CommittedOffsets:
         return group in self._keys
 
     async def commit(self, changes: Changes) -> None:
-        """All of them or none. Raises OffsetsFull, OSError (the file could not be written)."""
+        """All changes or none. Raises OffsetsFull, OSError (the file could not be written)."""
         commit = _Commit(changes)
         self._waiting.append(commit)
         async with self._writing:
-            # Not done: nobody has written it yet, or whoever began to has gone.
+            # Not done: it was not written yet, or the writing task was cancelled.
             if not commit.done:
                 await self._write(list(self._waiting))
         if commit.failure is not None:
             raise commit.failure
 
     async def _write(self, commits: list[_Commit]) -> None:
-        """All at once: those that have come while others were written."""
+        """Writes all commits that came during the last write, at once."""
         changed = dict(self._offsets)
         taken, failure = 0, None
         for commit in commits:
@@ -142,7 +142,7 @@ class CommittedOffsets:
         except OSError as error:
             failure = error
             self._memory.take(-taken)
-        except BaseException:  # whoever writes goes: the next one writes all of it anew
+        except BaseException:  # the writing task was cancelled: the next one writes all again
             self._memory.take(-taken)
             raise
         for commit in commits:
@@ -152,7 +152,7 @@ class CommittedOffsets:
     def _limit_reached(
         self, changes: Changes, offsets: Offsets, more_bytes: int
     ) -> OffsetsFull | None:
-        """What is kept already may be committed anew, however many offsets there are."""
+        """Offsets that are kept already may be committed again, whatever the limit."""
         new = sum(value is not None and key not in offsets for key, value in changes.items())
         if new and len(offsets) + new > self._offsets_max:
             return OffsetsFull("offsets_max")
@@ -204,7 +204,7 @@ def _for_its_owner(path: str, flags: int) -> int:
 
 
 def _write_file(file: Path, offsets: Offsets) -> None:
-    """Durable when it returns; the name always leads to a whole file. Raises OSError."""
+    """Durable on return; the name always refers to a whole file. Raises OSError."""
     rows = [
         [*key, str(value.topic_id), value.offset, value.leader_epoch, value.metadata]
         for key, value in sorted(offsets.items(), key=lambda item: item[0])

@@ -1,4 +1,4 @@
-"""The consumer groups of an archive without brokers: state machines, and who gives time to them."""
+"""The consumer groups of an archive without brokers: state machines, and their coordinator."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fetchproxy.serving.limits import StandaloneLimits
 
 R = TypeVar("R")
 
-# Times are seconds: points in time are loop times, as given by the caller.
+# Times are seconds. Points in time are loop times from the caller.
 
-Protocols = tuple[tuple[str, bytes], ...]  # (name, metadata), the preferred one first
+Protocols = tuple[tuple[str, bytes], ...]  # (name, metadata), in order of preference
 NO_GENERATION = -1
 
 
 class GroupState(Enum):
-    """The values are what DescribeGroups and ListGroups show."""
+    """The values are those that DescribeGroups and ListGroups show."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -46,12 +46,12 @@ class JoinRequest:
     rebalance_timeout_s: float
     protocol_type: str
     protocols: Protocols
-    requires_member_id: bool  # v4+: a first join is answered with an id to join with (KIP-394)
+    requires_member_id: bool  # v4+: a first join gets an id to join with (KIP-394)
     can_skip_assignment: bool  # v9+ (KIP-814)
 
 
 class JoinReply(NamedTuple):
-    """The answer's fields. `members`: for the leader alone."""
+    """The answer's fields. `members`: only for the leader."""
 
     error_code: ErrorCode = ErrorCode.NONE
     member_id: str = ""
@@ -65,7 +65,7 @@ class JoinReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """How a member names itself in every request after its join."""
+    """A member's identity in every request after its join."""
 
     member_id: str
     group_instance_id: str | None
@@ -91,17 +91,17 @@ class SyncReply(NamedTuple):
     protocol_name: str | None = None
 
 
-# What a request is answered with, at once or later. Called once.
+# Sends the answer to a request, at once or later. Called once.
 AnswerJoin = Callable[[JoinReply], None]
 AnswerSync = Callable[[SyncReply], None]
 
 
 @dataclass(slots=True)
 class Member:
-    """`answer_join`, `answer_sync`: of the request that waits for the others, if any."""
+    """`answer_join`, `answer_sync`: set while a request waits for the other members."""
 
     member_id: str
-    request: JoinRequest  # its first, with the timeouts and protocols of the last one
+    request: JoinRequest  # the first one, with the last one's timeouts and protocols
     session_ends_at: float
     assignment: bytes = b""
     answer_join: AnswerJoin | None = None
@@ -124,9 +124,9 @@ class Member:
 #
 #     EMPTY ─join─► PREPARING_REBALANCE ─all joined─► COMPLETING_REBALANCE ─leader's sync─► STABLE
 #
-# Joins, leaves and silent members lead back to PREPARING_REBALANCE, from there to EMPTY when
-# nobody is left. Rules: Kafka's GroupMetadataManager (ClassicGroup). Whoever calls hands in the
-# time, and calls `advance` when `next_deadline` has come.
+# Joins, leaves and silent members lead back to PREPARING_REBALANCE, and from there to EMPTY when no
+# member is left. Rules: Kafka's GroupMetadataManager (ClassicGroup). The caller passes the time,
+# and calls `advance` at `next_deadline`.
 
 NewMemberId = Callable[[str], str]  # from a client id or an instance id
 
@@ -143,17 +143,17 @@ class ClassicGroup:
         self.protocol_name: str | None = None
         self.leader: str | None = None
         self.members: dict[str, Member] = {}
-        self.pending: dict[str, float] = {}  # ids that were given out, until when they are good
+        self.pending: dict[str, float] = {}  # assigned member ids -> valid until
         self._members_max = limits.group_members_max
         self._initial_delay_s = limits.group_initial_rebalance_delay_ms / 1000
         self._new_member_id = new_member_id
         self._static: dict[str, str] = {}  # instance id -> member id
-        self._joins_from = self._joins_until = 0.0  # when a rebalance may end, and when it must
+        self._joins_from = self._joins_until = 0.0  # when a rebalance may end, and must end
         self._not_synced: set[str] = set()
         self._syncs_until = 0.0
 
     def next_deadline(self) -> float | None:
-        """When `advance` must be called, if nothing else happens before."""
+        """When `advance` must be called if nothing else happens before."""
         times = [m.session_ends_at for m in self.members.values() if not m.waits]
         times += self.pending.values()
         if self.state is _PREPARING:
@@ -165,7 +165,7 @@ class ClassicGroup:
 
     @property
     def unused(self) -> bool:
-        """Nobody is in it or about to come. (Its commits are kept elsewhere.)"""
+        """No member is in it or about to join. (Its commits are kept elsewhere.)"""
         return self.state is GroupState.EMPTY and not self.pending
 
     def join(self, now: float, request: JoinRequest, answer: AnswerJoin) -> None:
@@ -181,7 +181,7 @@ class ClassicGroup:
             self._join_again(now, request, answer, self.members[request.member_id])
 
     def sync(self, now: float, request: SyncRequest, answer: AnswerSync) -> None:
-        """Answered with the member's assignment, when the leader has sent it."""
+        """Answered with the member's assignment once the leader has sent it."""
         error = self._member_error(request.member)
         if error is ErrorCode.NONE and self.state is _PREPARING:
             error = ErrorCode.REBALANCE_IN_PROGRESS
@@ -195,7 +195,7 @@ class ClassicGroup:
         if self.state is GroupState.STABLE:
             answer(self._synced(member))
             return
-        self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)  # an earlier one of its own
+        self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)  # the member's earlier request
         member.answer_sync = answer
         self._not_synced.discard(member.member_id)
         if member.member_id == self.leader:
@@ -234,9 +234,9 @@ class ClassicGroup:
         return ErrorCode.NONE
 
     def check_commit(self, now: float, member: Membership) -> ErrorCode:
-        """Whether it may commit offsets now; a sign of life."""
+        """Whether the member may commit offsets now; counts as a sign of life."""
         if member.generation < 0 and not member.member_id and self.state is GroupState.EMPTY:
-            return ErrorCode.NONE  # a reader that assigns itself its partitions
+            return ErrorCode.NONE  # a reader that assigns itself partitions
         error = self._member_error(member)
         if error is ErrorCode.NONE:
             self._note_life(now, member.member_id)
@@ -245,7 +245,7 @@ class ClassicGroup:
         return error
 
     def advance(self, now: float) -> None:
-        """Do what is due: sessions that end, joins and syncs that have waited long enough."""
+        """Do what is due: end sessions, and joins and syncs that have waited long enough."""
         expired = [m for m in self.members.values() if not m.waits and m.session_ends_at <= now]
         for member_id in [m for m, until in self.pending.items() if until <= now]:
             del self.pending[member_id]
@@ -257,7 +257,7 @@ class ClassicGroup:
         self._maybe_complete_join(now)
 
     def kill(self) -> None:
-        """Deleted, or its owner closes: whoever waits is told to look for the coordinator."""
+        """Deleted, or its owner closes: waiting members must look for the coordinator."""
         self.state = GroupState.DEAD
         for member in self.members.values():
             self._answer_sync(member, ErrorCode.NOT_COORDINATOR)
@@ -310,7 +310,7 @@ class ClassicGroup:
             self._static[member.group_instance_id] = member_id
         member.answer_join = answer
         if self.state is _PREPARING and self._joins_from > now:
-            # A group's first rebalance: where one comes, others may be coming.
+            # A group's first rebalance: more members may follow soon.
             self._joins_from = min(now + self._initial_delay_s, self._joins_until)
         self._rebalance(now)
 
@@ -357,7 +357,7 @@ class ClassicGroup:
             return
         leads = self.leader == member_id and request.can_skip_assignment
         reply = self._joined(member)._replace(
-            # An older client that read its own id here would assign anew, and wait for syncs.
+            # An older client that read its own id here would assign again, and wait for syncs.
             leader=(self.leader if request.can_skip_assignment else former_leader) or "",
             members=self._roll() if leads else (),
             skip_assignment=leads,
@@ -373,13 +373,13 @@ class ClassicGroup:
             answer(reply)
 
     def _rebalance(self, now: float) -> None:
-        """Begin one, unless it is under way; end it where all are there already."""
+        """Begin a rebalance unless one is under way; end it if all members have joined."""
         if self.state is not _PREPARING:
             first = self.state is GroupState.EMPTY
             if self.state is _COMPLETING:
                 for member in self.members.values():
                     if member.waits:
-                        self._note_life(now, member.member_id)  # it could give no sign meanwhile
+                        self._note_life(now, member.member_id)  # it could not send a sign of life
                     self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)
                     member.assignment = b""
             self.state = _PREPARING
@@ -402,7 +402,7 @@ class ClassicGroup:
                 del self.members[member.member_id]  # it did not come in time
         joined = [m for m in self.members.values() if m.answer_join is not None]
         if self.members and not joined:
-            # Static members alone, none of which came: until their sessions end, they have a place.
+            # Only static members, and none came: they keep their places until their sessions end.
             self._joins_until = now + self._longest_rebalance_s()
             return
         self.generation += 1
@@ -421,7 +421,7 @@ class ClassicGroup:
             self._answer_join(member, self._joined(member))
 
     def _remove(self, now: float, gone: Sequence[Member]) -> None:
-        """Members that left or went silent; the others share what they had."""
+        """Members left or went silent; the others share their partitions."""
         for member in gone:
             self._drop_join(member, ErrorCode.UNKNOWN_MEMBER_ID)
             self._answer_sync(member, ErrorCode.UNKNOWN_MEMBER_ID)
@@ -433,7 +433,7 @@ class ClassicGroup:
             self._rebalance(now)
 
     def _select_protocol(self) -> str | None:
-        """Each member votes for the first of its protocols that all have; None without members."""
+        """Each member votes for its first protocol that all have; None without members."""
         requests = [m.request for m in self.members.values()]
         common = _common_names(requests)
         votes = Counter(
@@ -502,10 +502,9 @@ def _common_names(requests: Iterable[JoinRequest]) -> set[str]:
     return set.intersection(*names) if names else set()
 
 
-# All that clients send and that stays is counted, names as much as what they name: Kafka lets an
-# id have 32 KiB.
+# All client data that stays is counted, including names: Kafka allows ids of 32 KiB.
 
-# What comes with each, however short its names are, measured on 64-bit Python 3.11 and rounded up.
+# Overhead of each, without its names, measured on 64-bit Python 3.11 and rounded up.
 GROUP_BYTES = 2_048
 MEMBER_BYTES = 1_024
 PROTOCOL_BYTES = 64
@@ -513,7 +512,7 @@ OFFSET_BYTES = 512
 
 
 class GroupMemory:
-    """Of groups and their commits: `archive_only.groups_bytes_max`. Whoever takes gives back."""
+    """Memory of groups and their commits: `archive_only.groups_bytes_max`. Takers give it back."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -523,7 +522,7 @@ class GroupMemory:
         return more_bytes <= 0 or self.held_bytes + more_bytes <= self._bytes_max
 
     def take(self, size_bytes: int) -> None:
-        """Negative: what is given back."""
+        """Negative: gives memory back."""
         self.held_bytes += size_bytes
 
 
@@ -538,7 +537,7 @@ def member_bytes(member: Member) -> int:
 
 
 def join_bytes(request: JoinRequest) -> int:
-    """What a member holds that joins with it; its id is made of its instance's or client's."""
+    """Bytes of a joining member; its id is made from its instance id or client id."""
     instance = request.group_instance_id or ""
     names = [request.client_id, request.client_host, instance, instance or request.client_id]
     names.append(request.protocol_type)
@@ -554,7 +553,7 @@ def texts_bytes(texts: Iterable[str]) -> int:
 
 @dataclass(eq=False, repr=False)
 class GroupCoordinator:
-    """Gives each request to its group, and time to the groups, by one timer each.
+    """Passes each request to its group, and calls each group by its own timer.
     `_new_member_id(prefix)` makes an id that was never used before.
     """
 
@@ -566,13 +565,13 @@ class GroupCoordinator:
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
 
     def close(self) -> None:
-        """No timer outlives its owner; whoever waits is told to look for a coordinator."""
+        """Ends all timers; waiting members must look for a coordinator."""
         for group in list(self.by_id.values()):
             group.kill()
             self._settle(group)
 
     async def join(self, group_id: str, request: JoinRequest) -> JoinReply:
-        """When all members have joined, or the request's rebalance timeout is over."""
+        """Returns when all members have joined, or the request's rebalance timeout is over."""
         group = self.by_id.get(group_id)
         if group is None:
             if request.member_id:
@@ -591,7 +590,7 @@ class GroupCoordinator:
         return await reply
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncReply:
-        """When the leader has sent everybody's assignment."""
+        """Returns when the leader has sent all assignments."""
         group = self.by_id.get(group_id)
         if group is None:
             return SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -601,7 +600,7 @@ class GroupCoordinator:
             return SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)
         reply: asyncio.Future[SyncReply] = asyncio.get_running_loop().create_future()
         group.sync(self._now(), request, partial(_give, reply))
-        del request  # what the group has not taken of it is not kept while it waits
+        del request  # frees the rest of the request during the wait
         self._note_size(group)
         self._settle(group)
         return await reply
@@ -617,7 +616,7 @@ class GroupCoordinator:
     def leave(
         self, group_id: str, members: Sequence[tuple[str, str | None]]
     ) -> list[ErrorCode] | None:
-        """For each (member id, instance id); None where there is no such group."""
+        """An error for each (member id, instance id); None: there is no such group."""
         group = self.by_id.get(group_id)
         if group is None:
             return None
@@ -629,7 +628,7 @@ class GroupCoordinator:
     def check_commit(self, group_id: str, member: Membership) -> ErrorCode:
         group = self.by_id.get(group_id)
         if group is None:
-            # Readers that assign themselves their partitions belong to no generation.
+            # Readers that assign themselves partitions belong to no generation.
             return ErrorCode.NONE if member.generation < 0 else ErrorCode.ILLEGAL_GENERATION
         error = group.check_commit(self._now(), member)
         self._settle(group)
@@ -644,7 +643,7 @@ class GroupCoordinator:
         self._sizes[group.group_id] = size
 
     def _more_bytes(self, group: ClassicGroup, request: JoinRequest) -> int:
-        """What the group holds after the join beyond what it holds now, at the most."""
+        """How much more the group holds after the join, at most."""
         more = join_bytes(request)
         if group.group_id not in self._sizes:
             more += GROUP_BYTES + texts_bytes([group.group_id])
@@ -658,7 +657,7 @@ class GroupCoordinator:
         return True
 
     def _settle(self, group: ClassicGroup) -> None:
-        """Set its timer, or forget it where nobody uses it."""
+        """Set its timer, or forget the group if it is unused."""
         timer = self._timers.pop(group.group_id, None)
         if timer is not None:
             timer.cancel()
@@ -673,7 +672,7 @@ class GroupCoordinator:
         ARCHIVE_ONLY_GROUPS.set(len(self.by_id))
 
     def _advance(self, group: ClassicGroup) -> None:
-        # The loop may call a timer earlier than its time, by its clock's resolution.
+        # The loop may call a timer early by its clock's resolution.
         at = group.next_deadline()
         now = self._now()
         group.advance(now if at is None else max(now, at))

@@ -1,4 +1,4 @@
-"""What a session and the APIs of archive-only mode say to each other."""
+"""The types that sessions and the APIs of archive-only mode share."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fetchproxy.serving.standalone.logins import Logins, User
 from fetchproxy.serving.standalone.schemas import request_of, response_of
 from fetchproxy.serving.standalone.topics import ArchiveWatch
 
-# The only node there is. Clients compare it with nothing else, so any number would do.
+# The only node. Clients compare the id with nothing else, so any number would do.
 NODE_ID = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOnlyParts:
-    """`logins`: None where nobody has to log in."""
+    """`logins`: None if clients need not log in."""
 
     limits: StandaloneLimits
     cluster_id: str
@@ -45,8 +45,8 @@ class ArchiveOnlyParts:
 
 @dataclass(slots=True)
 class Request:
-    """A whole request. `payload` is without size prefix, read once, and not kept while the answer
-    is waited for: that may take minutes. `host`, `port`: where clients dial us.
+    """A whole request. `payload` has no size prefix, is read once, and is not kept during the wait
+    for an answer, which may take minutes. `host`, `port`: the address that clients dial.
     """
 
     head: RequestHead
@@ -70,7 +70,7 @@ class Request:
         return topic in self.user.topics
 
     def missing(self, topic: str) -> ErrorCode:
-        """Why it is not shown. Of one that may not be read nobody hears whether it is there."""
+        """Why the topic is not shown. Reveals nothing of a topic that the user may not read."""
         if self.may_read(topic):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -79,7 +79,7 @@ class Request:
         return group_id in self.user.groups
 
     def read(self, table: Structure | None = None) -> Fields:
-        """By its API's schema, or `table`. Raises WireError."""
+        """Read by its API's schema, or by `table`. Raises WireError."""
         head = self.head
         return read_request(
             table or request_of(head.api_key),
@@ -100,7 +100,7 @@ class Request:
 
 
 class RequestRefused(Exception):
-    """It has no answer that its client would read: the connection closes. `hint`: for the log."""
+    """The request has no answer that its client would read: close. `hint`: for the log."""
 
     def __init__(self, head: RequestHead, hint: str) -> None:
         super().__init__(head, hint)

@@ -1,4 +1,4 @@
-"""Who may read an archive without brokers: users, their file, and their logins by SASL."""
+"""The readers of an archive without brokers: users, their file, and their logins by SASL."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.runtime.fairness import TokenBucket
 from fetchproxy.runtime.folders import Stamp, stamp_of
 
-# The server's side of SCRAM (RFC 5802, RFC 7677). As in Kafka passwords are taken as the bytes that
-# the client has (no SASLprep), and there is no channel binding.
+# The server's side of SCRAM (RFC 5802, RFC 7677). As in Kafka, passwords are the client's raw bytes
+# (no SASLprep), and there is no channel binding.
 
 HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-# Kafka's least (RFC 7677 too), and the most that its own tools make. It is work for each client.
+# Kafka's minimum (RFC 7677 too), and its own tools' maximum. Each iteration is work for clients.
 ITERATIONS_MIN = 4_096
 ITERATIONS_MAX = 1_000_000
 ITERATIONS_MADE = 16_384
@@ -36,21 +36,21 @@ _SALT_BYTES_MIN = 8
 _KEYS = {"salt", "stored_key", "server_key", "iterations"}
 _FIRST = re.compile(r"(?P<header>[ny],(?:a=(?P<authzid>[^,]*))?,)(?P<bare>n=(?P<name>[^,]*),r=.+)")
 _FINAL = re.compile(r"(?P<bare>c=(?P<binding>[^,]*),r=(?P<nonce>[^,]*).*),p=(?P<proof>[^,]*)")
-_NONCE = re.compile(r"[!-+\--~]+")  # printable ASCII but a comma
+_NONCE = re.compile(r"[!-+\--~]+")  # printable ASCII except the comma
 
 
 class LoginRefused(Exception):
-    """The client is answered, and the connection closed."""
+    """The client gets an answer, and the connection closes."""
 
 
 def _malformed(what: str) -> LoginRefused:
-    """What the client has sent is no SCRAM, or not what it has to send now."""
+    """The client's bytes are not SCRAM, or not the message that is due."""
     return LoginRefused(f"malformed SCRAM: {what}")
 
 
 @dataclass(frozen=True, slots=True)
 class ScramCredential:
-    """Of one password: whoever reads it cannot log in with it, but can guess by it."""
+    """Derived from one password. A reader of it cannot log in with it, but can test guesses."""
 
     salt: bytes = field(repr=False)
     stored_key: bytes = field(repr=False)
@@ -66,7 +66,7 @@ class ScramCredential:
 
 
 def credential_of(mechanism: str, password: bytes, salt: bytes, iterations: int) -> ScramCredential:
-    """Takes milliseconds, in which other threads run."""
+    """Takes milliseconds, during which other threads run."""
     name = HASHES[mechanism]
     salted = hashlib.pbkdf2_hmac(name, password, salt, iterations)
     stored_key = hashlib.new(name, hmac.digest(salted, b"Client Key", name)).digest()
@@ -103,7 +103,7 @@ def has_password(credential: ScramCredential, mechanism: str, password: bytes) -
 
 @dataclass(frozen=True, slots=True)
 class ClientFirst:
-    """What a client begins with: who it says it is, and its half of the nonce."""
+    """A client's first message: its user name, and its half of the nonce."""
 
     header: str
     bare: str
@@ -120,7 +120,7 @@ def read_first(token: bytes) -> ClientFirst:
     nonce, _, extensions = found["bare"].partition(",r=")[2].partition(",")
     name = _name(found["name"])
     if extensions:
-        # Kafka's `tokenauth` is one: there are no delegation tokens here.
+        # For example Kafka's `tokenauth`: there are no delegation tokens here.
         raise _malformed("extensions are not supported")
     if not _NONCE.fullmatch(nonce):
         raise _malformed("no nonce")
@@ -131,8 +131,8 @@ def read_first(token: bytes) -> ClientFirst:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The server's answer, and what it needs to judge what comes next. `nonce`: the client's, and
-    one that nobody can guess. `is_true`: the credential is a user's (see `Users.credential`).
+    """The server's answer, with the data to judge the next message. `nonce`: the client's, followed
+    by an unguessable part. `is_true`: the credential is a user's (see `credential_for`).
     """
 
     mechanism: str
@@ -148,7 +148,7 @@ class Challenge:
 
 
 def server_final(asked: Challenge, token: bytes) -> bytes | None:
-    """What proves the server to the client; None: it has another password. Raises LoginRefused."""
+    """The server's proof for the client; None: a wrong password. Raises LoginRefused."""
     found = _FINAL.fullmatch(_text(token))
     if found is None:
         raise _malformed("no client-final message")
@@ -200,7 +200,7 @@ class Names:
 
     @classmethod
     def of(cls, patterns: Iterable[str]) -> Names:
-        """`orders` is that name, `orders-*` all that begin so, `*` all. Raises ValueError."""
+        """`orders` is that name, `orders-*` all with that beginning, `*` all. Raises ValueError."""
         whole, beginnings = set(), []
         for pattern in patterns:
             name = pattern.removesuffix(_ANY_ENDING)
@@ -220,7 +220,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """`credentials` by mechanism of SCRAM."""
+    """`credentials` by SCRAM mechanism."""
 
     name: str
     topics: Names
@@ -229,13 +229,13 @@ class User:
 
 
 _EVERYTHING = Names.of("*")
-# Everybody, where there is no file of users.
+# Every client, if there is no file of users.
 ANYBODY = User("", _EVERYTHING, _EVERYTHING)
-# Who has not logged in.
+# A client that has not logged in.
 NOBODY = User("", Names.of(()), Names.of(()))
 
 
-# The users of an archive, as their file says: TOML, a table for each user.
+# The users' file: TOML, with a table for each user.
 #
 #     [alice]
 #     topics = ["orders", "payments-*"]
@@ -249,17 +249,17 @@ Users = Mapping[str, User]  # by name
 
 
 def mechanisms_of(users: Users) -> list[str]:
-    """Of SCRAM, that somebody has a password for."""
+    """The SCRAM mechanisms for which some user has a password."""
     return [m for m in HASHES if any(m in user.credentials for user in users.values())]
 
 
 def credential_for(
     users: Users, name: str, mechanism: str, secret: bytes
 ) -> tuple[ScramCredential, bool]:
-    """The user's, and that it is true; else one that no password fits.
+    """The user's credential and True; else a credential that no password fits, and False.
 
-    Who asks cannot tell which: that would say whom there is to guess for. `secret` is this
-    process's, so that the same name is answered with the same salt.
+    The client cannot tell which: that would reveal the users to guess for. `secret` belongs to this
+    process, so that the same name always gets the same salt.
     """
     user = users.get(name)
     if user is not None and mechanism in user.credentials:
@@ -320,8 +320,8 @@ def _names(name: str, key: str, table: Mapping[str, Any]) -> Names:
 
 
 # Logins by SASL: a connection has one attempt, as with a broker. Attempts from one address are
-# judged one after the other, and after failures not before a while: clients that are let go unheard
-# come again twenty times a second.
+# judged one after the other, and after failures only after a pause: rejected clients without a
+# pause come again twenty times a second.
 
 log = structlog.get_logger(__name__)
 
@@ -329,14 +329,14 @@ PLAIN = "PLAIN"
 # From one address, over time; two may follow at once.
 FAILED_LOGINS_PER_S_MAX = 1
 _ADDRESSES_MAX = 10_000
-# A user who is taken out of the file reads on for so long.
+# A user who is removed from the file can read on for this long.
 LOOK_INTERVAL_S = 2.0
 
 
 class Logins:
-    """What all connections share: who there is, and which addresses have failed. `load` first.
+    """Shared by all connections: the users, and the addresses with failed logins. `load` first.
 
-    A file that cannot be used later leaves its users in force, which is logged.
+    If the file cannot be used later, its last users stay in force, and this is logged.
     """
 
     def __init__(self, file: Path) -> None:
@@ -345,7 +345,7 @@ class Logins:
         self._fault: str | None = None
         self.users: Users = {}
         self._clock = asyncio.get_running_loop().time
-        # Where attempts come from: whose turn it is, and what failures owe.
+        # By address of the client: a lock for its turn, and its debt for failures.
         self._addresses: LRUCache[str, tuple[asyncio.Lock, TokenBucket]] = LRUCache(_ADDRESSES_MAX)
         # One password at a time: each costs a core some milliseconds.
         self.checking = asyncio.Semaphore(1)
@@ -379,14 +379,14 @@ class Logins:
         log.info("users_file_read_again", users=len(self.users))
 
     def _read(self) -> tuple[Stamp, Users]:
-        # The stamp from before: what changes meanwhile is seen at the next look.
+        # The stamp from before reading: the next look sees later changes.
         stamp = stamp_of(self._file)
         place = f"archive_only.users_file = {self._file}"
         try:
             return stamp, parse_users(self._file.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{place}: cannot be read: {error.strerror}") from None
-        except ValueError as error:  # a UnicodeDecodeError is one
+        except ValueError as error:  # also a UnicodeDecodeError
             raise ConfigError(f"{place}: {error}") from None
 
     def credential(self, name: str, mechanism: str) -> tuple[ScramCredential, bool]:
@@ -394,13 +394,13 @@ class Logins:
         return credential_for(self.users, name, mechanism, self._secret)
 
     def still(self, user: User) -> User | None:
-        """The same user by the file of now, with the same passwords."""
+        """The same user in the present file, if the passwords are the same."""
         now = self.users.get(user.name)
         return None if now is None or now.credentials != user.credentials else now
 
     @asynccontextmanager
     async def attempt(self, name: str) -> AsyncIterator[None]:
-        """Of address `name`: its only one now, and late enough after its last failures."""
+        """An attempt from address `name`: one at a time, and not soon after failures."""
         new = asyncio.Lock(), TokenBucket(FAILED_LOGINS_PER_S_MAX, self._clock())
         turn, failures = self._addresses.setdefault(name, new)
         async with turn:
@@ -416,8 +416,8 @@ class Logins:
 
 @dataclass(eq=False, repr=False)
 class Login:
-    """Of one connection, until `step` raises LoginRefused. `_secret_path`: nobody can listen, so
-    PLAIN may be used. `name`: who the client says it is.
+    """The login of one connection, until `step` raises LoginRefused. `_secret_path`: no one can
+    listen, so PLAIN may be used. `name`: the name that the client gives.
     """
 
     _logins: Logins
@@ -434,13 +434,13 @@ class Login:
         return (PLAIN, *scram) if self._secret_path else tuple(scram)
 
     def choose(self, mechanism: str) -> bool:
-        """Whether it may be used."""
+        """Whether the mechanism may be used."""
         known = mechanism in self.mechanisms
         self.mechanism = mechanism if known else None
         return known
 
     async def step(self, token: bytes) -> bytes:
-        """The client's next token. Returns the answer's; `user` is set when it was the last one."""
+        """Takes the client's next token, returns the answer's. Sets `user` after the last one."""
         if self.mechanism is None:
             raise LoginRefused("no mechanism was agreed on")
         if self.mechanism != PLAIN and self._challenge is None:
@@ -454,7 +454,7 @@ class Login:
         """RFC 4616: authzid NUL authcid NUL passwd."""
         try:
             authzid, self.name, password = token.decode().split("\0")
-        except ValueError:  # a UnicodeDecodeError is one
+        except ValueError:  # also a UnicodeDecodeError
             raise LoginRefused("malformed PLAIN") from None
         if authzid not in ("", self.name):
             raise LoginRefused("acting as another user is not supported")

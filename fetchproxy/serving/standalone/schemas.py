@@ -1,7 +1,7 @@
 """The messages' fields, version by version: Kafka's own schemas, as kafka-python ships them.
 
-The codec is `fetchproxy_protocol.messages`: kafka-python's own reads strings that are cut off and
-counts below zero, and writes more slowly.
+The codec is `fetchproxy_protocol.messages`: kafka-python's codec accepts cut strings and negative
+counts, and writes more slowly.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _camel(api_key: int) -> str:
 
 
 def _fields(schemas: list[dict[str, Any]], named: Mapping[str, Any]) -> list[Field]:
-    """Tagged fields are left out: the codec skips them, and writes none."""
+    """Leaves out tagged fields: the codec skips them and writes none."""
     fields = []
     for schema in schemas:
         since, until = _range(schema["versions"])
@@ -94,7 +94,7 @@ def _fields(schemas: list[dict[str, Any]], named: Mapping[str, Any]) -> list[Fie
 
 
 def _range(versions: str) -> tuple[int, int]:
-    """Of "3", "3-5" or "3+"."""
+    """The versions of "3", "3-5" or "3+"."""
     low, _, high = versions.partition("-")
     if versions.endswith("+"):
         return int(versions[:-1]), _LATEST_VERSION
@@ -102,7 +102,7 @@ def _range(versions: str) -> tuple[int, int]:
 
 
 def _kind(schema: dict[str, Any], named: Mapping[str, Any]) -> Kind:
-    """What may be null in any version may be so in all: no client sends it in the others."""
+    """A field nullable in some version is so in all: clients send no null in the others."""
     of, is_array = schema["type"].removeprefix("[]"), schema["type"].startswith("[]")
     nullable = "nullableVersions" in schema and not is_array
     fields = schema.get("fields") or named.get(of)
@@ -115,9 +115,9 @@ def _kind(schema: dict[str, Any], named: Mapping[str, Any]) -> Kind:
 
 
 def _default(schema: dict[str, Any]) -> Any:
-    """What is read where a version has no such field, and written where an answer says nothing.
+    """The value if a version has no such field, or an answer sets none.
 
-    Where Kafka's schema says nothing either, what may be null is null.
+    If Kafka's schema has no default, nullable fields are null.
     """
     of, said = schema["type"], schema.get("default")
     if said is None:

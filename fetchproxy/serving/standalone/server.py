@@ -1,6 +1,6 @@
-"""What archive-only mode has behind its listener: an archive, its groups and its users.
+"""Archive-only mode behind its listener: an archive, its groups and its users.
 
-One node, one port: whatever a client is told, it dials this listener again.
+There is one node and one port: every address in an answer is this listener's.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ async def open_archive_only(
     tls: ReloadingContext | None = None,
     limits: StandaloneLimits = StandaloneLimits(),  # noqa: B008 - frozen
 ) -> AsyncIterator[Listener]:
-    """The listener opens when the archive has been listed once.
+    """The listener opens once the archive was listed.
 
     `new_member_id(prefix)` makes an id that was never used before. Raises ConfigError,
-    RemoteStorageError where retrying cannot help.
+    RemoteStorageError if retrying cannot help.
     """
     own = config.archive_only
     memory = GroupMemory(own.groups_bytes_max)
@@ -94,6 +94,6 @@ def _say_open(listener: Listener, parts: ArchiveOnlyParts) -> None:
 
 
 def cluster_id(store_url: str) -> str:
-    """The same for the same archive, in the form of Kafka's own; says nothing of the URL."""
+    """The same for the same archive, in the form of Kafka's own; reveals nothing of the URL."""
     address = store_url.partition("?")[0]
     return urlsafe_b64encode(uuid5(NAMESPACE_URL, address).bytes).decode().rstrip("=")

@@ -1,8 +1,8 @@
 """One client's connection: its requests are answered one after the other, as by a broker.
 
-While a request waits for its answer, those behind it wait in the socket, so a client holds one
-request and one answer in memory at most, and what was received together with them. Who waits for
-one answer longer than `gateway.idle_max_ms` is closed, as by a broker.
+While a request waits for its answer, the next ones wait in the socket. So a client holds at most
+one request and one answer in memory, and the bytes received together with them. A client that waits
+for one answer longer than `gateway.idle_max_ms` is disconnected, as by a broker.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from fetchproxy.serving.standalone.table import (
     too_new,
 )
 
-# Before a client has logged in: the largest token is a user's name with its password.
+# Before login: the largest token is a user's name with its password.
 _LOGIN_REQUEST_BYTES_MAX = 16 * 1024
 _LOGIN_MAX_S = 30.0
 
 
 class _UserGone(Exception):
-    """Who has logged in is not in the file of users any more, or with other passwords."""
+    """The logged-in user was removed from the file of users, or has other passwords now."""
 
 
 class StandaloneSession(ClientSession):
@@ -47,12 +47,12 @@ class StandaloneSession(ClientSession):
         super().__init__(owner, parts.purgatory.steps, parts.admission)
         self._parts = parts
         self._logins = parts.logins
-        self._host, self._port = "", 0  # both set when the client is there
+        self._host, self._port = "", 0  # both set when the client connects
         self._login: Login | None = None
         self._login_until = owner.clock() + _LOGIN_MAX_S
-        self._answering = False  # an answer is being taken
-        self._ended = False  # when the answer under way has been written
-        self.muted = True  # until there is a task group to serve it in
+        self._answering = False  # the client is receiving an answer
+        self._ended = False  # close after the answer under way
+        self.muted = True  # until a task group can serve it
         largest = parts.limits.request_bytes_max
         self.requests = WholeRequests(
             self, owner.clock, min(largest, _LOGIN_REQUEST_BYTES_MAX) if parts.logins else largest
@@ -67,7 +67,7 @@ class StandaloneSession(ClientSession):
             secret_path = tls or is_loopback(str(local[0]))
             self._login = Login(self._logins, host_of(self.client_host), secret_path)
 
-    # -- looked at by the listener, again and again ------------------------------------------------
+    # -- called by the listener, again and again ---------------------------------------------------
     def look(self, now: float) -> None:
         logs_in = self._login is not None and self._login.user is None
         if logs_in and not self.closing and now > self._login_until:
@@ -76,13 +76,13 @@ class StandaloneSession(ClientSession):
         super().look(now)
 
     def silent_s(self, now: float) -> float:
-        """Nor has the client been sent anything."""
+        """An answer being sent counts as a sign of life."""
         self.heard = self.heard or self._answering
         return super().silent_s(now)
 
     # -- requests --------------------------------------------------------------------------------
     def on_request(self, payload: bytes) -> None:
-        """A whole one, without size prefix."""
+        """A whole request, without size prefix."""
         self.mute_while(self._serve(payload), "serve-request")
 
     async def _serve(self, payload: bytes) -> None:
@@ -133,13 +133,13 @@ class StandaloneSession(ClientSession):
             ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
             return await api.answer(self._parts, request)
         refusal = too_new(request.head)
-        if refusal is None:  # like a broker, which closes on what it does not know
+        if refusal is None:  # a broker closes on unknown requests too
             raise RequestRefused(request.head, "not answered in archive-only mode")
         return refusal
 
     # -- login -----------------------------------------------------------------------------------
     def _user(self) -> User:
-        """Whose request comes now. Raises _UserGone."""
+        """The user of the present request. Raises _UserGone."""
         if self._login is None or self._logins is None:
             return ANYBODY
         if self._login.user is None:
@@ -173,7 +173,7 @@ class StandaloneSession(ClientSession):
 
 
 class WholeRequests(RequestFraming[RequestHead]):
-    """Each is held until it is whole, and the next one waits until it is answered."""
+    """Holds a request until it is whole. The next one waits until it is answered."""
 
     _session: StandaloneSession
 

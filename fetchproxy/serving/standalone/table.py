@@ -1,16 +1,16 @@
-"""The table of APIs: which module answers what, and the APIs that are not about what the archive
-has: versions, logins, and writes, which are refused. Whoever adds an API adds it here.
+"""The table of APIs: which module answers each. Also the APIs that are not about the archive's
+content: versions, logins, and refused writes. A new API must be added here.
 
-ApiVersions advertises exactly what is answered here, no more (KIP-35, KIP-511): so a client that
-wants to change something learns at once that this node cannot, as its library says that the broker
+ApiVersions advertises exactly the APIs that are answered here (KIP-35, KIP-511). So a client that
+wants to change something learns at once that this node cannot: its library says that the broker
 does not support the request. A client that means another cluster or node is told to bootstrap
-anew, as by a broker (KIP-1242).
+again, as by a broker (KIP-1242).
 
-Of the requests that write only Produce is advertised, so most clients send none of the others. Who
-does reads POLICY_VIOLATION and, where there is room, why: better than a connection that closes.
+Of the writing requests only Produce is advertised, so most clients send no others. A client that
+does gets POLICY_VIOLATION and, if there is room, the reason: better than a closed connection.
 
-SaslHandshake v0, after which tokens come without any header, is answered with error 35, as by the
-gateway. A session does not end (KIP-368): nobody has to log in again on a connection.
+SaslHandshake v0 is answered with error 35, as by the gateway: tokens without a header would follow.
+Sessions do not expire (KIP-368): no client has to log in again on a connection.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fetchproxy.serving.standalone.handling import (
 from fetchproxy.serving.standalone.logins import Login
 from fetchproxy.serving.standalone.schemas import message
 
-# As the gateway's, whose refusal of newer ones is used here too.
+# The gateway's range, whose refusal of newer versions is used here too.
 _LOWEST, _HIGHEST = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
 _ANY_NODE = -1
 # kafka-python's schema ends with v4.
@@ -69,8 +69,8 @@ async def _api_versions(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
 
 
 def too_new(head: RequestHead) -> Sequence[Buffer] | None:
-    """Of ApiVersions a version that does not exist yet: error 35 in the form of v0, and the client
-    asks again. None: it is something else.
+    """For a newer ApiVersions: error 35 in the form of v0, after which the client asks again. None:
+    the request is something else.
     """
     if head.api_key != ApiKey.API_VERSIONS or head.api_version <= _HIGHEST:
         return None
@@ -78,7 +78,7 @@ def too_new(head: RequestHead) -> Sequence[Buffer] | None:
     return [INT32.pack(len(payload)), payload]
 
 
-# Both inclusive. The handshake's v0 is answered, and not advertised.
+# Both inclusive. The handshake's v0 is answered but not advertised.
 LOGIN_VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
     ApiKey.SASL_HANDSHAKE: (1, 1),
     ApiKey.SASL_AUTHENTICATE: (0, 2),
@@ -108,7 +108,7 @@ async def authenticate(login: Login, request: Request) -> Sequence[Buffer]:
 
 
 def login_refusal(request: Request, mechanism: str | None) -> Sequence[Buffer]:
-    """Says no more than a broker does: not which of user and password is wrong."""
+    """Says no more than a broker: not whether the user or the password is wrong."""
     values = {
         "error_code": ErrorCode.SASL_AUTHENTICATION_FAILED,
         "error_message": f"{_FAILED} {mechanism or 'none'}",
@@ -117,7 +117,7 @@ def login_refusal(request: Request, mechanism: str | None) -> Sequence[Buffer]:
 
 
 async def _refuse_handshake(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """Of one who has logged in, or needs not: as a broker's plaintext listener answers."""
+    """For a client that has logged in or need not, as from a broker's plaintext listener."""
     values = {"error_code": ErrorCode.ILLEGAL_SASL_STATE, "mechanisms": ()}
     return request.respond(values)
 
@@ -126,9 +126,9 @@ _READ_ONLY = "this node serves an archive, which cannot be written to"
 
 
 async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """Raises RequestRefused where no acknowledgement is wanted: as a broker does on an error.
+    """Raises RequestRefused if acks=0: the connection closes, as on an error at a broker.
 
-    There is no answer then, and silence would mean success.
+    Such a request has no answer, and silence would mean success.
     """
     asked = request.read()
     if asked["acks"] == 0:
@@ -169,8 +169,8 @@ ADVERTISED: Mapping[int, ServedApi] = {
         *lookups.APIS,
         *consumer_groups.APIS,
         *consumer_offsets.APIS,
-        # Refused, and yet advertised: librdkafka takes a broker without it for one that is too old
-        # to have records of today's format, and then reads nothing.
+        # Refused but advertised: librdkafka takes a broker without it for one too old for the
+        # present record format, and then reads nothing.
         ServedApi(ApiKey.PRODUCE, 0, 12, _refuse_produce),
         ServedApi(ApiKey.API_VERSIONS, _LOWEST, _HIGHEST, _api_versions),
     )
@@ -187,7 +187,7 @@ _ANSWERED: Mapping[int, ServedApi] = {
 
 
 def served_api(head: RequestHead) -> ServedApi | None:
-    """Who answers this API in this version; None for nobody."""
+    """The API that answers this version; None: there is none."""
     api = _ANSWERED.get(head.api_key)
     if api is None or not api.lowest <= head.api_version <= api.highest:
         return None

@@ -1,7 +1,7 @@
-"""The archive's topics as a cluster would show them, and the look that keeps up with the archive.
+"""The archive's topics as a cluster would show them, and the watch that keeps up with the archive.
 
-A topic that was deleted and created again is in the archive twice. Its name means the incarnation
-that was archived last; the older one can be asked for by its id alone.
+A topic that was deleted and re-created is in the archive twice. Its name means the incarnation that
+was archived last; the older one can be reached only by its id.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ VIEWS_AT_ONCE = 50
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTopic:
-    """Partitions 0 … `partition_count` - 1; one that nothing was archived of is an empty log: some
-    clients take the number of partitions for the highest one.
+    """Partitions 0 … `partition_count` - 1. One without archived records is an empty log, because
+    some clients take the number of partitions for the highest one.
     """
 
     name: str
@@ -59,20 +59,20 @@ class Catalogue:
 
 
 def build_catalogue(tips: Iterable[TopicIdPartition], archived_at: Mapping[UUID, int]) -> Catalogue:
-    """`archived_at`: when an incarnation was last archived (ms), where a name has several."""
+    """`archived_at`: when an incarnation was last archived (ms), if a name has several."""
     counts: dict[tuple[str, UUID], int] = {}
     for tip in tips:
         key = (tip.topic, tip.topic_id)
         counts[key] = max(counts.get(key, 0), tip.partition + 1)
     topics = [ArchivedTopic(name, topic_id, count) for (name, topic_id), count in counts.items()]
-    # The last one of a name stays.
+    # The last topic of a name stays.
     topics.sort(key=lambda t: (t.name, archived_at.get(t.topic_id, 0), t.topic_id))
     return Catalogue({t.name: t for t in topics}, {t.topic_id: t for t in topics})
 
 
 def log_edges(view: PartitionView) -> tuple[int, int]:
-    """(log start, log end); an empty log begins and ends where DeleteRecords has left it, or at 0.
-    Where metadata cannot be read there may be more: see `PartitionView.uncertain_at`.
+    """(log start, log end). An empty log begins and ends at the offset that DeleteRecords set, or
+    at 0. With unreadable metadata there may be more: see `PartitionView.uncertain_at`.
     """
     start, end = view.log_start_offset, view.log_end_offset
     if start is None or end is None:
@@ -81,8 +81,8 @@ def log_edges(view: PartitionView) -> tuple[int, int]:
 
 
 class ArchiveWatch:
-    """`load()` first; then `run()` keeps `catalogue` and the views that are waited for no older
-    than `refresh_interval_s`. While the store does not answer, the last ones stay.
+    """`load()` first; then `run()` keeps `catalogue` and the watched views at most
+    `refresh_interval_s` old. While the store does not answer, the last ones stay.
     """
 
     def __init__(self, rlmm: RemoteLogMetadataManager, refresh_interval_s: float) -> None:
@@ -95,7 +95,7 @@ class ArchiveWatch:
         self.catalogue = Catalogue({}, {})
 
     async def load(self) -> None:
-        """Returns when the archive has been listed. Raises RemoteStorageError if that is vain."""
+        """Returns once the archive was listed. Raises RemoteStorageError if retries cannot help."""
         for failures in count(1):
             try:
                 await self._list()
@@ -120,8 +120,8 @@ class ArchiveWatch:
             self._looked = asyncio.Event()
 
     async def view(self, tip: TopicIdPartition) -> PartitionView:
-        """At most the interval old; an older one where the store does not answer. Raises
-        RemoteStorageError where nothing was ever read.
+        """A view at most the interval old; an older one if the store does not answer. Raises
+        RemoteStorageError if the partition was never read.
         """
         try:
             async with self._reads:
@@ -136,7 +136,7 @@ class ArchiveWatch:
     async def views(
         self, tips: Iterable[TopicIdPartition]
     ) -> dict[TopicIdPartition, PartitionView | RemoteStorageError]:
-        """As `view`, of all of them at once; a topic of many is listed once."""
+        """As `view`, for all of them at once; a topic with many of them is listed once."""
         found: dict[TopicIdPartition, PartitionView | RemoteStorageError] = {}
         by_topic: dict[UUID, set[TopicIdPartition]] = {}
         async for tip in each_of(tips):
@@ -149,7 +149,7 @@ class ArchiveWatch:
                 found[tip] = error
 
         async def look_at_topic(topic_id: UUID, its: set[TopicIdPartition]) -> None:
-            # What it finds is there for each; where it fails each has the last view, if any.
+            # After a failure each partition has its last view, if any.
             try:
                 async with self._reads:
                     now = asyncio.get_running_loop().time()
@@ -171,7 +171,7 @@ class ArchiveWatch:
         return found
 
     def watch_ends(self, tips: Iterable[TopicIdPartition]) -> None:
-        """Somebody waits at their ends: look whether they grow, for a while."""
+        """Clients wait at these ends: look for a while whether they grow."""
         until = asyncio.get_running_loop().time() + 2 * self._interval_s
         for tip in tips:
             self._ends[tip] = until

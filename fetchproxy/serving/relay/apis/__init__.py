@@ -1,1 +1,1 @@
-"""What happens to the requests of each API, one module per API; `table` names them all."""
+"""How the requests of each API are handled, one module per API; `table` names them all."""

@@ -1,25 +1,24 @@
-"""APIs that the broker answers with brokers' addresses: clients are told the proxy's ports.
+"""APIs whose answers have brokers' addresses: clients get the proxy's ports instead.
 
-A client would otherwise go to the brokers past the proxy with its next connection. An answer is
-held until it is whole, and where it names a node that has no listener yet, until that one listens.
-An answer with an error has no address and stays as it is.
+Otherwise a client's next connection would bypass the proxy. An answer is held until it is whole,
+and until each node that it names has a listener. An answer with an error has no address and stays
+as it is.
 
-Metadata (v0–13): node ids, racks, leaders, epochs and topic ids stay as they are, since clients
-send them back. Topics are not looked at: the broker says which a principal may see.
+Metadata (v0–13): node ids, racks, leaders, epochs and topic ids stay as they are, because clients
+send them back. Topics are not read: the broker decides which topics a principal may see.
 
 FindCoordinator (v0–6): the broker that coordinates a group, a transaction or a share group.
 
-DescribeCluster (v0–2): what admin clients ask for in place of Metadata (KIP-700). A client that
-asks for controllers (v1, KIP-919) gets that answer from controllers only, to which no proxy's
-connection leads.
+DescribeCluster (v0–2): admin clients ask for it instead of Metadata (KIP-700). Only controllers
+answer a client that asks for controllers (v1, KIP-919), and no proxy connection leads to them.
 
 ShareFetch (v0–2) and ShareAcknowledge (v0–2), KIP-932: the archive is not read. A share group's
 offsets are acquired and acknowledged on the broker, which never hands out one below its log start.
 
 Produce (v0–13): records for the live log, which pass untouched and are never decoded. A request
-with acks=0 has no answer at all, so `acks` is read to know what to expect. From v10 on an answer
-may name a partition's new leader (NodeEndpoints, KIP-951). The log start offset in an answer is the
-broker's own: no client uses it to read.
+with acks=0 has no answer, so the proxy reads `acks`. From v10 on an answer may name a partition's
+new leader (NodeEndpoints, KIP-951). The log start offset in an answer is the broker's own: no
+client uses it to read.
 """
 
 from __future__ import annotations

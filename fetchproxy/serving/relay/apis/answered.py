@@ -1,16 +1,15 @@
 """APIs of which the proxy itself answers some versions.
 
-ApiVersions (v0–5): the first thing a client asks, and what it chooses all versions by. The broker
-answers, and each range is narrowed to what the proxy understands as well; APIs that the proxy has
-never heard of are left out, since their answers might name brokers. A request newer than v5 is
-answered at once with error 35 and the proxy's own range, as KIP-511 has it: the client asks again
-with a version that both know.
+ApiVersions (v0–5): a client's first request, by which it chooses all versions. The broker answers,
+and each range is narrowed to the versions that the proxy understands too. APIs that the proxy does
+not know are left out, because their answers might name brokers. A request newer than v5 gets error
+35 with the proxy's own range at once (KIP-511): the client asks again with a version that both
+know.
 
-SaslHandshake (v0–1): v1 is relayed, and the SaslAuthenticate requests behind it as well, unread:
-the broker knows who the client is, the proxy does not want to. v0 is answered with error 35: after
-it a client sends bare tokens that no frame header announces (KIP-152 replaced that), which a relay
-of requests cannot tell from requests. It is not advertised, so only clients that never ask for
-versions meet this.
+SaslHandshake (v0–1): v1 is relayed, and so are the SaslAuthenticate requests after it, unread: only
+the broker authenticates the client. v0 is answered with error 35. After v0 a client sends bare
+tokens without a header (KIP-152 replaced that), which a relay cannot tell from requests. v0 is not
+advertised, so only clients that never ask for versions meet this.
 """
 
 from __future__ import annotations

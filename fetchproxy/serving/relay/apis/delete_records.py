@@ -1,18 +1,17 @@
-"""DeleteRecords (v0–2): everything below an offset is to go, in both tiers.
+"""DeleteRecords (v0–2): deletes the records below an offset in both tiers.
 
 The broker answers first: it has checked authorization and leadership, refuses an offset above its
 high watermark, and has trimmed its own log. Then the archive's log start is raised, durably and
-for every proxy, before the client gets its answer (KIP-405: UnifiedLog's log start is that of both
-tiers). `low_watermark` becomes the log start of both tiers: an offset in the archive is a low
-watermark below the broker's own log start. With offset -1 the broker's low watermark says what its
-high watermark was.
+for every proxy, before the client gets its answer (KIP-405: UnifiedLog has one log start for both
+tiers). `low_watermark` becomes the log start of both tiers, which is below the broker's own log
+start for an offset in the archive. With offset -1, the broker's low watermark tells its high
+watermark.
 
-Where the store fails, the broker has trimmed its log already, and the client gets
-KAFKA_STORAGE_ERROR (or REQUEST_TIMED_OUT, past the request's own time), which admin clients retry:
-the retry finds the broker done and raises the archive's log start. An error of the broker leaves
-the archive as it is. Segments below the log start are not served from then on; the archiver
-(`deletion.expirer`) deletes their objects. A partition that the archive has not begun to hold
-gets no mark.
+If the store fails, the broker has trimmed its log already. The client then gets KAFKA_STORAGE_ERROR
+(or REQUEST_TIMED_OUT after the request's own time), which admin clients retry: the retry finds the
+broker done and raises the archive's log start. A broker's error leaves the archive unchanged.
+Segments below the log start are no longer served; the archiver (`deletion.expirer`) deletes their
+objects. A partition that the archive does not hold or gather yet gets no mark.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
 
 log = structlog.get_logger(__name__)
 
-# Less would fail although the broker has done its part; with 0 a client waits for no replica.
+# With less, requests would fail although the broker is done: with 0 a client awaits no replica.
 STORE_WAIT_MIN_MS = 5_000
 # Log starts raised at once for one request.
 RAISED_AT_ONCE = 16
@@ -94,13 +93,13 @@ async def _in_both_tiers(
 async def _raise_log_start(
     archive: ServedArchive, result: DeletionResult, offset: int
 ) -> int | None:
-    """The archive's log start after it; None: the archive holds nothing there."""
+    """The archive's log start afterwards; None: the archive holds no records there."""
     topic = await archive.cluster.topic_by_name(result.topic, max_age_ms=0)
     tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
     try:
         view = await archive.rlmm.refresh(tip, archive.clock())
     except RemoteStorageError:
-        # What was never archived is no matter of the store's.
+        # Partitions that were never archived do not depend on the store.
         if archive.is_archiving(tip) or await archive.knowledge.may_be_archived(tip.topic_id):
             raise
         return None

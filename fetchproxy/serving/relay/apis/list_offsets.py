@@ -1,22 +1,22 @@
 """ListOffsets (v0–11) over both tiers: the broker answers first, the archive corrects.
 
-The broker has checked authorization, leadership, epoch, and whether the version knows the
-timestamp, when its answer comes, so only results without error are touched.
+The broker has then checked authorization, leadership, epoch, and whether the version knows the
+timestamp, so only results without error are corrected.
 
     -1 latest, -4 earliest local      the broker's
     -2 earliest                       the log start of both tiers
-    -3 maximum timestamp, and times   the first of both tiers, also where they overlap
+    -3 maximum timestamp, and times   the first of both tiers, also if they overlap
     -5 latest tiered, -6 earliest     the archive's end
        pending upload
 
-Of a topic that was never archived the broker's answer passes, whatever the store does: the archive
-is asked about those alone that are in the list of archived topics (`ArchivedKnowledge`), and not
-where the broker's log begins at 0. A client that asks for the earliest offset starts reading there,
-so of the others a broker's own log start is shown only on knowledge of the archive; without it the
-client gets a retriable error and asks again. What it asks for by time is found without that
-knowledge where the broker has the whole log. Epochs are those of the very offset that is answered,
-or -1. The isolation level needs no look: nothing is archived that is not below the last stable
-offset. v0 answers with arrays of offsets, from before logs had timestamps; they are relayed.
+The broker's answer passes for a topic that was never archived, even if the store fails. The archive
+is asked only about topics in the list of archived topics (`ArchivedKnowledge`) whose log does not
+begin at 0 on the broker. A client that asks for the earliest offset starts to read there. So it
+sees the broker's own log start only if the archive is known; otherwise it gets a retriable error
+and asks again. Lookups by time need no such knowledge if the broker has the whole log. The epoch is
+that of the answered offset, or -1. The isolation level does not matter: all archived records are
+below the last stable offset. v0 answers with arrays of offsets, from before logs had timestamps;
+they are relayed.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
-# What archivers gather changes slowly; `positions` is looked at more often anyway.
+# Archivers' positions change slowly; `positions` is refreshed more often anyway.
 POSITIONS_AGE_MAX_S = 10.0
-# Answers made between two breaths of the event loop: the lineage of a partition is looked through.
+# Answers made in one turn of the event loop: each reads through a partition's lineage.
 ANSWERED_AT_ONCE = 50
-# And those whose records are looked for in memory, some 50 µs each.
+# As above, for answers that search records in memory, some 50 µs each.
 READ_AT_ONCE = 20
 
 Asked = Mapping[tuple[str, int], int]  # timestamp by topic and partition
 
 
 def may_change(result: OffsetResult, timestamp: int) -> bool:
-    """Whether the archive can have anything to say. Nothing lies below offset 0. Pure."""
+    """Whether the archive can change the result. No records are below offset 0. Pure."""
     if result.error_code or timestamp in _NOT_OURS:
         return False
     at_or_after = timestamp == wire.EARLIEST or timestamp >= 0
@@ -76,7 +76,7 @@ def may_change(result: OffsetResult, timestamp: int) -> bool:
 
 @dataclass(slots=True)
 class _Question:
-    """`looked` and `edges` are None where they are not needed."""
+    """`looked` and `edges` are None if they are not needed."""
 
     result: OffsetResult
     timestamp: int
@@ -111,12 +111,12 @@ def expect(archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int
 
 
 async def _correct_earliest(archive: ServedArchive, payload: bytes, version: int) -> Buffer:
-    """Of all partitions: what was found before is written over the broker's where it counts."""
+    """For all partitions: overwrites the broker's results with starts found before."""
     names = await topics_above_0(payload, version)
     if not names:
         return payload
     lookup = ArchiveLookup(archive, archive.clock())
-    # Nearly surely another hash for other results, in this process.
+    # In this process other results nearly surely have another hash.
     body = response_body(payload, ApiKey.LIST_OFFSETS, version)
     body.skip(4, "throttle time")
     found = await lookup.identify(names, hash(payload[body.pos :]))
@@ -139,7 +139,7 @@ async def _correct_earliest(archive: ServedArchive, payload: bytes, version: int
 async def _about_to_have_an_archive(
     archive: ServedArchive, topics: Collection[TopicInfo]
 ) -> set[str]:
-    """Names of those of which an archiver gathers anything: see `_about_to_be_archived`."""
+    """Names of topics that an archiver gathers: see `_about_to_be_archived`."""
     positions = archive.positions
     if topics:
         await positions.look(POSITIONS_AGE_MAX_S)
@@ -184,7 +184,7 @@ async def _patch(
     corrected: bytearray,
     version: int,
 ) -> None:
-    """Write what both tiers say over the broker's results, each with what was asked for."""
+    """Write both tiers' answers over the broker's results, each for its timestamp."""
     archived: list[_Question] = []
     others: list[_Question] = []
     unlisted: list[_Question] = []
@@ -211,7 +211,7 @@ async def _patch(
 
 
 async def _not_whole(lookup: ArchiveLookup, unlisted: Sequence[_Question]) -> list[_Question]:
-    """Those of which the broker may have deleted records: of a whole log its word is enough."""
+    """Questions whose broker may have deleted records; a broker with the whole log is right."""
     tips = [question.tip for question in unlisted]
     edges = await lookup.archive.cluster.log_edges_of(tips, not_older_than=lookup.answered_at)
 
@@ -242,7 +242,7 @@ async def _about_to_be_archived(
 async def _look(
     lookup: ArchiveLookup, archived: Sequence[_Question], others: Sequence[_Question]
 ) -> None:
-    """Fill in views, and edges of the brokers' logs where they count."""
+    """Fill in the views, and the edges of the brokers' logs if they matter."""
     known: list[_Question] = []
     within: list[_Question] = []
     async for question in each_of(archived):
@@ -274,7 +274,7 @@ def _needs_no_edges(archive: ServedArchive, question: _Question) -> bool:
 
 # --- what is answered ---
 async def _answers(archive: ServedArchive, questions: Sequence[_Question]) -> list[OffsetResult]:
-    """Those that read records go side by side, as many as there are fetchers."""
+    """Answers that read records are made side by side, as many as there are fetchers."""
     answers: list[OffsetResult] = []
     reading: list[_Question] = []
     async for question in each_of(questions, ANSWERED_AT_ONCE):
@@ -288,7 +288,7 @@ async def _answers(archive: ServedArchive, questions: Sequence[_Question]) -> li
         while reading:
             answers.append(await _answer(archive, reading.pop()))
             if not len(reading) % READ_AT_ONCE:
-                await asyncio.sleep(0)  # what is in memory is found without waiting
+                await asyncio.sleep(0)  # in-memory results come without waiting
 
     async with asyncio.TaskGroup() as answering:
         for _ in range(min(len(reading), archive.reads_at_once)):
@@ -303,7 +303,7 @@ async def _answer(archive: ServedArchive, question: _Question) -> OffsetResult:
         view = _usable(question.looked)
         answer = await _search(archive, question, view)
         if answer is question.result and not _reaches(question, view):
-            # What the archive may have got since then is what was asked for.
+            # The answer may be in records that the archive got since then.
             raise question.looked.failure or ClusterUnavailable(f"{view.tip}: log start")
         return answer
     except (RemoteStorageError, ClusterError, CorruptSegment):
@@ -327,9 +327,9 @@ async def _search(archive: ServedArchive, question: _Question, view: PartitionVi
 async def _max_timestamp(
     archive: ServedArchive, question: _Question, view: PartitionView
 ) -> OffsetResult:
-    """The latest record of both tiers; of several, the first.
+    """The latest record of both tiers; the first one if there are several.
 
-    A broker that names none has it above what the client may read, or has an empty log.
+    If a broker names none, it is above the client's readable offsets, or the log is empty.
     """
     result, latest = question.result, view.segments.max_timestamp_ms()
     if latest is not None and result.offset < 0:
@@ -341,8 +341,8 @@ async def _max_timestamp(
         if found is not None:
             same = found[1] == result.timestamp and 0 <= result.offset <= found[0]
             return result if same else found_at(result, *found)
-        # It lay in a part that does not count any more, of which the index says no more: at
-        # the beginning by DeleteRecords, or behind the place where an election cut the log.
+        # The record was in a part that no longer counts (the index does not know more): at the
+        # start by DeleteRecords, or after the place where an election cut the log.
         latest = view.segments.max_timestamp_ms(below=latest)
     return result
 
@@ -350,12 +350,12 @@ async def _max_timestamp(
 def _earliest_pending_upload(
     archive: ServedArchive, question: _Question, view: PartitionView | None
 ) -> OffsetResult:
-    """What is not archived yet begins here (KIP-1023); brokers without a remote tier say -1."""
+    """The start of the unarchived records (KIP-1023); brokers without a remote tier: -1."""
     result = question.result
     if view is not None and view.log_end_offset is not None:
         lineage = lineage_of(view)
         last_epoch = lineage[-1].epoch if lineage else wire.UNKNOWN_EPOCH
-        # In no other epoch since: then it is true of the offset behind the archive's end too.
+        # No other epoch since: then it also holds for the offset after the archive's end.
         now = question.topic.leaders.get(view.tip.partition, (-1, wire.UNKNOWN_EPOCH))[1]
         epoch = last_epoch if now == last_epoch else wire.UNKNOWN_EPOCH
         return result._replace(offset=view.log_end_offset, leader_epoch=epoch)
@@ -369,7 +369,7 @@ def _earliest_pending_upload(
 
 
 def _usable(looked: Looked) -> PartitionView:
-    """The last view will do in an outage if it had segments: their start is still good."""
+    """In an outage the last view will do if it had segments: their start is still good."""
     if looked.view is not None and (looked.failure is None or looked.view.segments):
         return looked.view
     raise looked.failure or RemoteStorageError("the archive is not known")
@@ -382,7 +382,7 @@ def _known(question: _Question) -> LogEdges:
 
 
 def _reaches(question: _Question, view: PartitionView) -> bool:
-    """The view has no answer: is it new enough to be believed?"""
+    """Whether a view without an answer is new enough to be believed."""
     if question.looked is None or question.looked.failure is None:
         return True
     if question.timestamp in (wire.EARLIEST, wire.LATEST_TIERED):
@@ -394,8 +394,8 @@ def _reaches(question: _Question, view: PartitionView) -> bool:
 
 
 def _holds_all_below(question: _Question, view: PartitionView) -> bool:
-    """The archive reaches up to the record that the broker has found: what comes to it later, or
-    has left the broker since, lies above that record.
+    """The archive reaches up to the broker's record: later archived records, and records that left
+    the broker since, are above that record.
     """
     by_time = question.timestamp >= 0 or question.timestamp == wire.MAX_TIMESTAMP
     return by_time and 0 <= question.result.offset <= (view.log_end_offset or -1)

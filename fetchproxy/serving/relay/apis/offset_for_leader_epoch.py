@@ -1,18 +1,18 @@
 """OffsetForLeaderEpoch (v2–4): where the log of a leader epoch ended, over both tiers.
 
-Consumers ask it after a change of leaders, to see whether what they have read is still in the log.
-The broker answers first: it has checked authorization, leadership and fencing (74, 75), and errors
-stay. Of an epoch that is older than all of its local log it answers (that epoch, its log start).
-That is corrected from the archive's lineage, as a Kafka with tiered storage would answer, whose
-lineage begins at the first remote offset (`metadata.lineage.merged_end_offset`).
+Consumers ask for it after a change of leaders, to see whether the records they read are still in
+the log. The broker answers first: it has checked authorization, leadership and fencing (74, 75),
+and errors stay. For an epoch older than its whole local log it answers (that epoch, its log start).
+The archive's lineage corrects that, as a Kafka with tiered storage would answer, whose lineage
+begins at the first remote offset (`metadata.lineage.merged_end_offset`).
 
-The last view of the archive will do, however old: what a lineage says never changes but at its
-ends and by an unclean election, after which only what the new leader shares is looked at. Without
-any view the broker's own answer is too high at most. So nothing here can make a
-consumer believe that its log was truncated, and no outage of store or cluster becomes an error.
+The last view of the archive will do, however old: a lineage changes only at its ends and by an
+unclean election, after which only the part shared with the new leader is used. Without any view,
+the broker's own answer may only be too high. So no answer makes a consumer believe that its log was
+truncated, and no outage of store or cluster becomes an error.
 
-v0 and v1 were for replicas of old brokers: v0 answers without epoch, and neither can be fenced. No
-client asks them, so they are not offered.
+v0 and v1 were for replicas of old brokers: v0 answers without an epoch, and neither can be fenced.
+Clients do not send them, so they are not offered.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
 from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
 
-# So long a whole answer may wait for store and cluster: the broker's own is safe, if less exact.
+# How long an answer may wait for store and cluster: the broker's own is safe, if less exact.
 ARCHIVE_WAIT_MAX_S = 2.0
-# Of that for partitions that were never read: what else is asked for is answered all the same.
+# The part of it for partitions that were never read, so that the others are still answered.
 FIRST_READ_WAIT_MAX_S = 1.0
-# Lineages looked through between two breaths of the event loop.
+# Lineages read through in one turn of the event loop.
 LINEAGES_AT_ONCE = 50
 
 Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
@@ -67,7 +67,7 @@ async def _correct(archive: ServedArchive, payload: bytes, version: int, asked: 
     body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
 
     def may_change(result: EpochResult) -> bool:
-        # Otherwise the broker found the epoch in its own log, or knows that it cannot be.
+        # Otherwise the broker found the epoch in its own log, or knows that it is impossible.
         requested = asked.get((result.topic, result.partition))
         return requested == result.leader_epoch and not result.error_code and result.end_offset >= 0
 
@@ -117,7 +117,7 @@ async def _both_tiers(archive: ServedArchive, results: Sequence[EpochResult]) ->
 
 
 def _apart_to(archive: ServedArchive, tip: TopicIdPartition) -> int | None:
-    """The archive's end where its log is not the broker's all the way."""
+    """The archive's end, if its log diverges from the broker's."""
     view = archive.views.view(tip)
     if view is None or not (view.history.kept_below or archive.views.begins_again(tip)):
         return None
@@ -129,7 +129,7 @@ async def _local_epochs(
     lineages: Mapping[TopicIdPartition, Sequence[EpochStart]],
     asked: Mapping[TopicIdPartition, EpochResult],
 ) -> dict[TopicIdPartition, int | ClusterError | None]:
-    """Where the brokers' own logs begin; asked for where the archive does not settle it."""
+    """The epochs in which the brokers' local logs begin; asks if the archive does not settle it."""
     epochs: dict[TopicIdPartition, int | ClusterError | None] = {}
     open_ones: list[TopicIdPartition] = []
     async for tip, archived in each_of(lineages.items()):
@@ -137,7 +137,7 @@ async def _local_epochs(
         edges = archive.cluster.cached_log_edges(tip)
         if not archived or any(entry.epoch >= requested for entry in archived):
             epochs[tip] = None
-        # An epoch only leaves the local log, so the last known beginning is too low at most.
+        # Epochs only leave the local log, so the last known start can only be too low.
         elif edges is not None and 0 <= edges.log_start_epoch <= requested:
             epochs[tip] = edges.log_start_epoch
         else:

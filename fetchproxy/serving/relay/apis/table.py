@@ -1,9 +1,9 @@
-"""The table of APIs: what the gateway does with a request, by API key and version.
+"""The table of APIs: how the gateway handles a request, by API key and version.
 
-Every known API that has no module of its own is relayed as it is; `RELAYED_WHY` says why of those
-that one might expect otherwise, as the others have nothing to do with where records lie or where
-brokers listen. Keys that are not known are refused, and so are versions that the
-proxy cannot read: their answers might name brokers. Neither is offered to clients (`api_versions`).
+Every known API without its own module is relayed unchanged. `RELAYED_WHY` gives the reason for APIs
+that might seem to need more. The others have nothing to do with the place of records or brokers'
+listeners. Unknown keys, and versions that the proxy cannot read, are refused, because their answers
+might name brokers. Neither is offered to clients (`api_versions`).
 """
 
 from __future__ import annotations

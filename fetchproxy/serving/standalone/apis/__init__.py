@@ -1,1 +1,1 @@
-"""What an archive without brokers answers, one module per API."""
+"""The answers of an archive without brokers, one module per API."""

@@ -1,5 +1,5 @@
 """The APIs of consumer groups, whose rules are in `groups`. A user who may not join a group learns
-nothing of it.
+nothing about it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def _find_coordinator(parts: ArchiveOnlyParts, request: Request) -> Sequen
         "host": request.host,
         "port": request.port,
         "error_code": ErrorCode.NONE,
-        # Kafka's older versions say NONE in words, and some clients print it.
+        # Kafka's older versions send the text NONE, and some clients print it.
         "error_message": "NONE" if request.version < _MANY_GROUPS_FROM else "",
     }
     if asked["key_type"] != _GROUP:
@@ -58,7 +58,7 @@ def _no_coordinator(error: ErrorCode, message: str) -> dict[str, Any]:
 _MEMBER_ID_REQUIRED_FROM = 4
 _NULL_PROTOCOL_FROM = 7
 _SKIP_ASSIGNMENT_FROM = 9
-_REBALANCE_TIMEOUT_MIN_S = 0.1  # so that a group that is told zero does not spin
+_REBALANCE_TIMEOUT_MIN_S = 0.1  # so that a group with zero does not spin
 
 
 async def _join_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -71,7 +71,7 @@ async def _join_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
 
 
 def _join_of(limits: StandaloneLimits, request: Request) -> tuple[str, JoinRequest | JoinReply]:
-    """The group and what it is asked, or the refusal. The fields are not kept while it waits."""
+    """The group and the join request, or the refusal. Frees the fields before the wait."""
     asked = request.read()
     group_id, session_ms = asked["group_id"], asked["session_timeout_ms"]
     low, high = limits.group_session_timeout_min_ms, limits.group_session_timeout_max_ms
@@ -84,7 +84,7 @@ def _join_of(limits: StandaloneLimits, request: Request) -> tuple[str, JoinReque
         error = ErrorCode.INVALID_SESSION_TIMEOUT
     if error is not ErrorCode.NONE:
         return group_id, JoinReply(error, asked["member_id"])
-    # v0 has no rebalance timeout: the session's counts.
+    # v0 has no rebalance timeout: the session timeout counts.
     rebalance_ms = asked["rebalance_timeout_ms"] if request.version else session_ms
     return group_id, JoinRequest(
         member_id=asked["member_id"],
@@ -101,7 +101,7 @@ def _join_of(limits: StandaloneLimits, request: Request) -> tuple[str, JoinReque
 
 
 async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """The leader brings the assignment, everybody gets theirs (`groups`)."""
+    """The leader brings the assignments, every member gets its own (`groups`)."""
     asked = request.read()
     group_id = asked["group_id"]
     sync = SyncRequest(
@@ -110,7 +110,7 @@ async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
         asked["protocol_type"],
         asked["protocol_name"],
     )
-    del asked  # it is not kept while it waits
+    del asked  # not kept during the wait
     if request.may_join(group_id):
         reply = await parts.groups.sync(group_id, sync)
     else:
@@ -119,7 +119,7 @@ async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
 
 
 async def _heartbeat(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """A member says that it lives, and hears that a rebalance is under way (27)."""
+    """A member shows that it lives, and learns of a rebalance under way (27)."""
     asked = request.read()
     member = Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"])
     error = ErrorCode.GROUP_AUTHORIZATION_FAILED
@@ -132,7 +132,7 @@ _MANY_MEMBERS_FROM = 3
 
 
 async def _leave_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """Members go, from v3 on several at once, static ones also by their instance id."""
+    """Members leave, from v3 on several at once; static ones may leave by their instance id."""
     asked = request.read()
     if not request.may_join(asked["group_id"]):
         refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": ()}
@@ -156,7 +156,7 @@ _CLASSIC = "classic"
 
 
 async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """Groups with members, and those that have commits."""
+    """Groups with members, and groups with commits."""
     asked = request.read()
     states = {state.lower() for state in elements(asked["states_filter"])}
     types = {kind.lower() for kind in elements(asked["types_filter"])}
@@ -180,11 +180,11 @@ async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
     return request.respond({"groups": groups})
 
 
-_NOT_FOUND_FROM = 6  # before, an unknown group is shown as Dead and without error
+_NOT_FOUND_FROM = 6  # before, an unknown group is Dead without an error
 
 
 async def _describe_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """Who is in a group. One that only has commits is Empty, any other Dead."""
+    """A group's members. A group with only commits is Empty, any other unknown group Dead."""
     asked = elements(request.read()["groups"])
     groups = [_described_group(parts, request, group_id) for group_id in dict.fromkeys(asked)]
     return request.respond({"groups": groups})
@@ -218,7 +218,7 @@ def _described_group(parts: ArchiveOnlyParts, request: Request, group_id: str) -
 
 
 def _members(group: ClassicGroup) -> list[dict[str, Any]]:
-    """Metadata and assignments count only while they are settled."""
+    """Metadata and assignments count only in a stable group."""
     stable = group.state is GroupState.STABLE
     return [
         {

@@ -21,8 +21,8 @@ log = structlog.get_logger(__name__)
 async def _offset_commit(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """Answered when the offsets are in the file, if one is configured.
 
-    Members of a generation are checked (`groups`); a reader that assigns itself its partitions
-    commits without generation, as long as the group has no members.
+    Members of a generation are checked (`groups`). A reader that assigns itself partitions commits
+    without a generation, as long as the group has no members.
     """
     asked = request.read()
     group = asked["group_id"]
@@ -89,13 +89,13 @@ def _by_topic(errors: dict[OffsetKey, ErrorCode]) -> list[dict[str, Any]]:
 
 _MANY_GROUPS_FROM = 8
 _ALL_TOPICS_FROM = 2
-_ERROR_OF_GROUP_FROM = 2  # before: of each partition
+_ERROR_OF_GROUP_FROM = 2  # before: for each partition
 
 
 async def _offset_fetch(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """How far groups have read. Without a commit it is offset -1, and no error.
+    """How far groups have read. Without a commit the offset is -1, without an error.
 
-    A commit belongs to the incarnation of the topic that its name meant then.
+    A commit belongs to the incarnation of the topic that had the name at that time.
     """
     asked = request.read()
     if request.version < _MANY_GROUPS_FROM:
@@ -112,7 +112,7 @@ async def _offset_fetch(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
 def _fetch(
     parts: ArchiveOnlyParts, request: Request, group: str, topics: Sequence[Fields] | None
 ) -> dict[str, Any]:
-    """`topics` is None for all that the group has committed."""
+    """`topics` None: all topics that the group has committed."""
     if not request.may_join(group):
         error = ErrorCode.GROUP_AUTHORIZATION_FAILED
         asked = topics if request.version < _ERROR_OF_GROUP_FROM else ()
@@ -173,8 +173,8 @@ def _current(
 async def _offset_delete(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """Forgets commits, as `kafka-consumer-groups --delete-offsets` asks.
 
-    Kafka refuses it for topics that members still read. Here a group that has members is refused
-    as a whole: their subscriptions are not decoded.
+    Kafka refuses it for topics that members still read. Here the whole request is refused if the
+    group has members, because their subscriptions are not decoded.
     """
     asked = request.read()
     group = asked["group_id"]

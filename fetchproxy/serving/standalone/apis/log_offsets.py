@@ -1,5 +1,5 @@
-"""ListOffsets and OffsetForLeaderEpoch: where the archive begins and ends, where a time is, and
-where the log of an epoch ended.
+"""ListOffsets and OffsetForLeaderEpoch: start and end of the archive, the offset for a time, and
+the end of a leader epoch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fetchproxy.runtime.loop import each_of, for_each
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.standalone.topics import log_edges
 
-# From which version on each of the negative timestamps has a meaning.
+# The first version in which each negative timestamp has a meaning.
 _KNOWN_FROM = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, wire.EARLIEST_PENDING_UPLOAD: 11}
 _ENDS = (wire.LATEST, wire.EARLIEST_LOCAL, wire.EARLIEST_PENDING_UPLOAD)
 
-# Partitions whose records are looked for side by side; reads are bounded by the fetchers.
+# Partitions whose records are searched side by side; the fetchers limit the reads.
 LOOKED_UP_AT_ONCE = 32
 
 Found = tuple[int, int, int]  # timestamp, offset, leader epoch
@@ -33,14 +33,14 @@ _NONE: Found = (wire.UNKNOWN_TIMESTAMP, wire.UNKNOWN_OFFSET, wire.UNKNOWN_EPOCH)
 
 
 async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """By timestamp, or what stands for one:
+    """Looks up a timestamp, or one of these constants:
 
-    -1 latest            the archive's end, at either isolation level: it holds what was stable
-    -2 earliest          the archive's beginning
+    -1 latest            the archive's end, at either isolation level: all its records are stable
+    -2 earliest          the archive's start
     -3 max timestamp     the record with the largest timestamp
-    -4 earliest local    the archive's end: nothing is on a local disk
-    -5 latest tiered     the last archived offset, -1 where there is none
-    -6 earliest pending  the archive's end: nothing waits to be uploaded
+    -4 earliest local    the archive's end: no records are on a local disk
+    -5 latest tiered     the last archived offset, -1 if there is none
+    -6 earliest pending  the archive's end: no records wait for an upload
 
     A time later than all records is answered with offset -1, as by a broker.
     """
@@ -56,7 +56,7 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
         tip = tips[place]
         view = None if tip is None else views[tip]
         results[place] = await _look_up(parts, request, place[0], timestamp, view)
-        await asyncio.sleep(0)  # what is in memory is found without waiting
+        await asyncio.sleep(0)  # in-memory results come without waiting
 
     await for_each(asked, look_up, min(len(asked), LOOKED_UP_AT_ONCE))
     topics: dict[str, list[dict[str, Any]]] = {}
@@ -130,9 +130,9 @@ def _edge(view: PartitionView, offset: int, epoch_at: int) -> Found:
 
 
 async def _offset_for_leader_epoch(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """By the lineage that the segments keep.
+    """Answered from the lineage in the segments.
 
-    The client's own idea of the current leader epoch is not checked: no leader could fence it.
+    The client's current leader epoch is not checked: no leader could fence it.
     """
     asked = [
         (

@@ -1,4 +1,4 @@
-"""The APIs that say what the archive has, and on which node: topics, settings, the cluster."""
+"""The APIs that describe the archive and its node: topics, settings, the cluster."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BY_ID_FROM = 12
 
 
 async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """The archive's topics under their true ids, on the one node that there is.
+    """The archive's topics under their true ids, on the only node.
 
     Topics are never created. There is no leader, so there is no leader epoch (-1): clients then
-    neither fence nor validate positions, and nothing in an archive can be truncated under them.
+    neither fence nor validate positions, and an archive is never truncated under them.
     """
     asked = request.read()["topics"]
     catalogue = parts.archive.catalogue
@@ -29,7 +29,7 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
         known = catalogue.by_name.values()
         topics = [topic_fields(topic) for topic in known if request.may_read(topic.name)]
     else:
-        # Each once, as a broker does: a small request must not make a huge answer.
+        # Each topic once, as from a broker: a small request must not make a huge answer.
         wanted = {(topic["name"], topic["topic_id"]): topic for topic in asked}
         topics = [_asked_topic(catalogue, topic, request) for topic in wanted.values()]
     return request.respond(
@@ -49,7 +49,7 @@ def _asked_topic(catalogue: Catalogue, asked: Fields, request: Request) -> dict[
         missing = ErrorCode.UNKNOWN_TOPIC_ID
     else:
         topic = catalogue.by_name.get(name or "") if request.may_read(name or "") else None
-        missing = request.missing(name or "")  # as a broker, also of one that is not there
+        missing = request.missing(name or "")  # as from a broker, also for an absent topic
         topic_id = ZERO_UUID
     if topic is not None and not request.may_read(topic.name):
         topic, missing = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -119,7 +119,7 @@ async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) 
 
 
 _TOPIC, _BROKER = 2, 4  # ConfigResource.Type
-_STATIC = 4  # ConfigSource: STATIC_BROKER_CONFIG, as nobody can change it on the way
+_STATIC = 4  # ConfigSource: STATIC_BROKER_CONFIG, because clients cannot change it
 _BOOLEAN, _TEXT, _LONG, _LIST = 1, 2, 5, 7  # ConfigType
 
 Setting = tuple[str, str, int]
@@ -138,9 +138,9 @@ _BROKER_SETTINGS: tuple[Setting, ...] = (
 
 
 async def _describe_configs(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """The few settings that are true of an archive, all of them read-only.
+    """The few settings that are true of an archive, all read-only.
 
-    `kafka-topics --describe` and the usual consoles ask for them. Nothing can be altered.
+    `kafka-topics --describe` and the usual consoles ask for them.
     """
     asked = elements(request.read()["resources"])
     wanted = {
@@ -178,11 +178,11 @@ def _configs_of(parts: ArchiveOnlyParts, request: Request, resource: Fields) -> 
     }
 
 
-_BROKERS = 1  # endpoint type; 2 would be controllers
+_BROKERS = 1  # endpoint type; 2: controllers
 
 
 async def _describe_cluster(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """One node, this one."""
+    """Only this node."""
     endpoint_type = request.read()["endpoint_type"]
     node = {"broker_id": NODE_ID, "host": request.host, "port": request.port}
     values = {
