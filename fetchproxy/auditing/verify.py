@@ -71,7 +71,7 @@ async def verify_partition(
 async def metadata_faults(
     rsm: RemoteStorageManager, rlmm: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
 ) -> list[Fault]:
-    """Faults of unreadable or lost metadata. Brings `rlmm` up to date. Raises RemoteStorageError."""
+    """Faults of unreadable or lost metadata. Refreshes `rlmm`. Raises RemoteStorageError."""
     check = _PartitionCheck(rsm, rlmm, tip)
     await check.catalog()
     check.report.sort()
