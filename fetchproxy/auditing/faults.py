@@ -39,7 +39,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, order=True)
 class NotKnown:
-    """A gap in knowledge, as the archive is older than the record that would tell; no fault."""
+    """A fact that the archive does not record: its data are older than such records. No fault."""
 
     topic: str
     partition: int

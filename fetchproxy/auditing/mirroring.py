@@ -208,7 +208,7 @@ class PartitionMirror:
         if there:
             await refreshed(self.target.rlmm, tip)
         result.faults += await metadata_faults(self.source.rsm, self.source.rlmm, tip)
-        # List objects after reading metadata: then each finished segment's objects are all listed.
+        # List the objects after reading the metadata: a finished segment then has all its objects.
         segments = finished(self.source.rlmm.list_remote_log_segments(tip))
         here = await self.source.partition_objects(tip)
         copied = self.target.rlmm.list_remote_log_segments(tip)

@@ -31,7 +31,7 @@ PARTITIONS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class RestoredPartition:
-    """Most counts are in segments."""
+    """The counts are in segments."""
 
     tip: TopicIdPartition
     segments: int  # in the store

@@ -59,8 +59,8 @@ def generate(file: Ring) -> None:
 def rotate(file: Ring) -> None:
     """Add a key that encrypts new segments from now on. Older keys still decrypt older segments.
 
-    Running processes that see the file use the key at once. Before other processes, give the file
-    to those that only read.
+    Running processes that see the file use the key at once. Give the file first to processes that
+    only read.
 
     Exit codes: 0 success; 2 the file is no key ring, or cannot be changed.
     """
@@ -89,9 +89,9 @@ def rewrap(
 ) -> None:
     """Encrypt the data key of each segment with the active key; segment data do not change.
 
-    The command may run beside archivers and readers, and may be interrupted and repeated. After it,
-    the store has no data key under an old key, so you can remove old keys from the key ring.
-    --dry-run shows how many data keys each key encrypts now.
+    The command may run beside archivers and readers, and may be interrupted and repeated. After a
+    run over all topics, old keys encrypt no data key in the store, so you can remove them from the
+    key ring. --dry-run shows how many data keys each key encrypts now.
 
     Exit codes: 0 success; 1 some data keys could not be opened; 2 the configuration is wrong, or
     the store does not answer; 130 interrupted.

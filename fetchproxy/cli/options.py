@@ -142,7 +142,7 @@ Create = Annotated[
     bool,
     typer.Option(
         "--create",
-        help="Create a new archive although an existing one is expected. Give this once, by hand.",
+        help="Create a new archive if the expected archive is not there. Give this once, by hand.",
     ),
 ]
 

@@ -74,7 +74,7 @@ def verify(
     are lost or at risk, partitions that are stopped, and segments that are not deleted.
 
     Exit codes: 0 no faults, even if there are notes; 1 faults (with --repair: faults that remain);
-    2 it could not be checked or is empty, with the reason on stderr; 130 interrupted.
+    2 it could not be checked, or the archive is empty, with the reason on stderr; 130 interrupted.
     """
     with users_errors():
         if as_json and repair:
@@ -224,7 +224,7 @@ def restore(
     topic: options.Topic = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Rebuild the metadata topic: write to it what the store knows and the topic lacks.
+    """Rebuild the metadata topic: write the store's metadata that the topic lacks.
 
     First, metadata objects that are lost or unreadable are derived from their logs. The command can
     be repeated. With --spark, it leaves local indexes to the archivers, which rebuild them. Exit

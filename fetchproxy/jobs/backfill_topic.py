@@ -227,7 +227,7 @@ class _Transactions:
                 self._commit(offset + 1)
 
     def begin(self) -> None:
-        """Commit first that the target's records are of this source, even if aborted later."""
+        """Commit offset 0, which marks the target's records as this source's, aborted ones too."""
         self._producer.begin_transaction()
         self._commit(0)
 

@@ -26,7 +26,7 @@ SAMPLE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A segment's figures, without offsets that an earlier segment has too. `newest_ms`: epoch ms."""
+    """A segment's figures, without offsets that an earlier segment has. `newest_ms`: epoch ms."""
 
     newest_ms: int
     size_bytes: int
