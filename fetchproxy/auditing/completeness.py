@@ -126,10 +126,7 @@ class CompletenessCheck:
         return [s for s in lost if s.end_offset >= log_start]
 
     async def _against_topic(self, before: Sequence[RemoteLogSegmentMetadata]) -> list[Fault]:
-        """Compares with `before`, which was read before the store, and with the topic's state now.
-
-        Only segments that are the same in both count, so a change in between is no fault.
-        """
+        """`before`: the topic's segments, read before the store. Reads the topic again after it."""
         now = await self._in_topic(VerifyReport()) or ()
         known = {s.segment_id: s for s in now}
         unchanged = [s for s in before if known.get(s.segment_id) == s]
