@@ -1,1 +1,1 @@
-"""Is the archive right? `verify`, `repair`, `restore`, `resolve`, each for whoever runs it."""
+"""Checks and repairs of an archive: `verify`, `repair`, `restore`, `resolve` and mirroring."""

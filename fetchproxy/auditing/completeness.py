@@ -1,6 +1,7 @@
-"""Is all of a partition there that was archived? Asked of the records in the store, and of the
-metadata topic where there is one; no log is read. What must be there is read before what is, so
-that a copy or a deletion under way is no fault.
+"""Checks that all archived offsets of a partition are still there. It reads no log.
+
+It reads the records in the store, and the metadata topic if there is one. It reads the expected
+content before the actual content, so a copy or deletion in progress is no fault.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fetchproxy.writing.archive_health import (
 
 @dataclass(eq=False, repr=False)
 class CompletenessCheck:
-    """Of a partition. `topic`: the metadata topic's manager; None: there is no such topic."""
+    """The check of a partition. `topic`: the metadata topic's manager; None: there is no topic."""
 
     rsm: RemoteStorageManager
     stored: StoreBackedRemoteLogMetadataManager
@@ -39,7 +40,7 @@ class CompletenessCheck:
     topic: RemoteLogMetadataManager | None = None
 
     async def check(self, lost: Sequence[Offsets] = ()) -> VerifyReport:
-        """`lost`: of segments of which only the metadata are missing. Raises RemoteStorageError."""
+        """`lost`: offsets of segments that lack only metadata. Raises RemoteStorageError."""
         found, tip, records = VerifyReport(), self.tip, self.rsm.objects
         in_topic = await self._in_topic(found)
 
@@ -76,7 +77,7 @@ class CompletenessCheck:
 
     # --- the records in the store ---
     def _older_end(self, stated: FinishedOffsets | None) -> list[Fault]:
-        """What lies at the end that was stated is of an older leader's log, which was cut there."""
+        """A fault if the stated end is in a segment, but all segments have older leader epochs."""
         if stated is None or stated.end_offset < self._log_start(self.stored):
             return []
         segments = finished(self.stored.list_remote_log_segments(self.tip))
@@ -102,7 +103,7 @@ class CompletenessCheck:
 
     # --- the metadata topic ---
     async def _in_topic(self, found: VerifyReport) -> Sequence[RemoteLogSegmentMetadata] | None:
-        """What it has of the partition now; None: it is not asked, or does not know it."""
+        """The partition's segments in the metadata topic. None: no topic, or a fault was added."""
         if self.topic is None:
             return None
         try:
@@ -118,14 +119,14 @@ class CompletenessCheck:
     def _not_in_store(
         self, in_topic: Iterable[RemoteLogSegmentMetadata]
     ) -> list[RemoteLogSegmentMetadata]:
-        """Finished ones that the topic has and the store has no metadata of."""
+        """Finished segments that the topic has and that have no metadata in the store."""
         ids = {s.segment_id for s in self.stored.list_remote_log_segments(self.tip)}
         lost = [s for s in finished(in_topic) if s.segment_id not in ids]
         log_start = self._log_start(self.topic)
         return [s for s in lost if s.end_offset >= log_start]
 
     async def _against_topic(self, before: Sequence[RemoteLogSegmentMetadata]) -> list[Fault]:
-        """`before` was read before the store, and the topic is read again after it."""
+        """`before`: the topic's segments, read before the store. Reads the topic again after it."""
         now = await self._in_topic(VerifyReport()) or ()
         known = {s.segment_id: s for s in now}
         unchanged = [s for s in before if known.get(s.segment_id) == s]
@@ -157,7 +158,7 @@ class CompletenessCheck:
 async def refreshed(
     stored: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
 ) -> PartitionView:
-    """As of now. A read that ran out of time keeps what it got. Raises RemoteStorageError."""
+    """The current view. Repeats a timed-out read while it progresses. Raises RemoteStorageError."""
     while True:
         known = stored.objects_known(tip)
         try:

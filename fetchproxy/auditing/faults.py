@@ -1,4 +1,4 @@
-"""What a verification of the archive finds, as values."""
+"""The findings of a verification of the archive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fetchproxy.observability.health import Condition, in_order
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """`byte_position` lies in the object, `offset` in the log; None where neither applies."""
+    """`byte_position`: in the object. `offset`: in the log. None: does not apply."""
 
     topic: str
     partition: int
@@ -39,7 +39,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, order=True)
 class NotKnown:
-    """What the archive does not tell, as it was written before it was recorded; no fault."""
+    """A fact that the archive does not record: its data are older than such records. No fault."""
 
     topic: str
     partition: int
@@ -52,18 +52,19 @@ class NotKnown:
 @dataclass(slots=True)
 class VerifyReport:
     partitions: int = 0
-    segments: int = 0  # finished ones that were checked
-    segments_unfinished: int = 0  # copies or deletions that are under way or were left
+    segments: int = 0  # finished segments that were checked
+    segments_unfinished: int = 0  # copies or deletions in progress or abandoned
     size_bytes: int = 0  # of the checked segments' logs
     faults: list[Fault] = field(default_factory=list)
-    segments_overlapping: int = 0  # two archivers met and copied some offsets twice; no fault
+    segments_overlapping: int = 0  # two archivers copied some offsets twice; no fault
     not_known: list[NotKnown] = field(default_factory=list)
-    concerns: list[Condition] = field(default_factory=list)  # what there is to know; no faults
-    # Where new ones are: no fault, and what a writer of the store without a key can add.
+    concerns: list[Condition] = field(default_factory=list)  # notes for the operator; no faults
+    # Counted only if new segments are encrypted. No fault, but somebody who can write to the store
+    # without a key may have added them.
     segments_not_encrypted: int = 0
 
     def add(self, other: VerifyReport) -> None:
-        """Of other partitions."""
+        """Add the report of other partitions."""
         for each in fields(self):
             total = getattr(self, each.name)
             total += getattr(other, each.name)
@@ -81,8 +82,8 @@ class VerifyReport:
 
 @dataclass(slots=True)
 class RepairReport:
-    """In words, a line each. `repairs`: what was made again (would be, in a dry run); `refusals`:
-    what could not be, and why.
+    """One line of text each. `repairs`: objects that were repaired, or would be in a dry run.
+    `refusals`: objects that could not be repaired, and why.
     """
 
     repairs: list[str] = field(default_factory=list)

@@ -1,6 +1,7 @@
-"""One partition of an archive copied to another store as it is, each object checked on its way, in
-an order by which a reader of the copy never finds metadata of an object that is not there. Which of
-two places is the archive is decided in `moving`.
+"""Copies one partition of an archive to another store unchanged, and checks each object.
+
+The order of writes ensures that a reader of the copy never finds metadata of a missing object.
+`moving` decides which of the two places is the archive.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from fetchproxy.storage.stores.object_store import Content, MiB, ObjectStore, St
 from fetchproxy.storage.stores.registry import open_object_store
 from fetchproxy.writing.sources.segment_source import CopyPace, Spool
 
-# Read, written and compared at a time.
+# Size of a read, a write and a comparison.
 RANGE_BYTES = 8 * MiB
-# Of one partition, each on the disk meanwhile: one is uploaded while the other is downloaded.
+# For each partition: one segment is uploaded while another is downloaded. Both are on the disk.
 SEGMENTS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One of both ends. `store`: the objects as they are stored. `rsm`, `rlmm`: what they say.
-    `at_rest` opens the key ring once more, for a manager of its own.
+    """The source or the target. `store`: the objects as stored. `rsm`, `rlmm`: their decoded
+    content. `at_rest` opens the key ring again for another manager.
     """
 
     store: ObjectStore
@@ -62,7 +63,7 @@ class Place:
     at_rest: Callable[[], AtRest]
 
     async def partition_objects(self, tip: TopicIdPartition) -> dict[str, StoredObject]:
-        """By their place below the prefix, which is the same at both ends."""
+        """The objects by their key below the prefix, which is the same in both stores."""
         return await self.objects_below(partition_folder(self.prefix, tip))
 
     async def objects_below(self, folder: str) -> dict[str, StoredObject]:
@@ -71,7 +72,7 @@ class Place:
 
 @asynccontextmanager
 async def open_place(url: str, config: Config, *, create: bool = False) -> AsyncIterator[Place]:
-    """`config`: but for `store.url`. Raises ConfigError, RemoteStorageError."""
+    """`config`: all settings except `store.url`. Raises ConfigError, RemoteStorageError."""
     store, prefix = open_object_store(url, config.store, create=create)
     at_rest = partial(at_rest_of, config.store)
     rsm = RemoteStorageManager(store, prefix, must_exist=True, at_rest=at_rest())
@@ -84,7 +85,7 @@ async def open_place(url: str, config: Config, *, create: bool = False) -> Async
 
 @dataclass(frozen=True, slots=True)
 class ToCopy:
-    """`objects`: of the segment, by file; `metadata_only`: the others are there."""
+    """`objects`: the segment's objects by file. `metadata_only`: the target has all the others."""
 
     metadata: RemoteLogSegmentMetadata
     objects: Mapping[SegmentFile, StoredObject]
@@ -92,20 +93,20 @@ class ToCopy:
 
     @property
     def data(self) -> list[StoredObject]:
-        """All but the metadata; the log last."""
+        """All objects except the metadata; the log last."""
         files = sorted(self.objects, key=lambda file: file is SegmentFile.LOG)
         return [self.objects[file] for file in files if file is not SegmentFile.METADATA]
 
 
 @dataclass(slots=True)
 class Plan:
-    """`others`, `extra`: places below the prefix."""
+    """`others`, `extra`: keys below the prefix."""
 
     copies: list[ToCopy] = field(default_factory=list)
     there: list[RemoteLogSegmentMetadata] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)  # of no segment; their content is compared
-    # Objects of the copy that the archive has no more. Of a segment only its metadata go at first,
-    # the others in a later run: a reader may be at them.
+    others: list[str] = field(default_factory=list)  # of no segment; compared by content
+    # Objects of the copy that the archive no longer has. For a segment, this run deletes only the
+    # metadata; a later run deletes the other objects, which a reader may still be reading.
     extra: list[str] = field(default_factory=list)
 
 
@@ -117,8 +118,9 @@ def plan_mirror(
     *,
     compare: bool = False,
 ) -> Plan:
-    """What the copy lacks. Pure. `segments`: the archive's finished ones, `copied`: as the copy's
-    metadata say. Objects of a segment never change, so their size is enough, unless `compare`.
+    """The objects that the copy lacks. Pure. `segments`: the archive's finished segments. `copied`:
+    the copy's segments. A segment's objects never change, so only sizes are compared, unless
+    `compare` is set.
     """
     plan = Plan()
     own = by_segment(here)
@@ -159,8 +161,8 @@ def by_segment(
 
 @dataclass(frozen=True, slots=True)
 class MirrorOptions:
-    """`compare`: also what is there already, byte by byte. `with_damaged`: copy damaged segments
-    too, as they are. `bytes_per_s`: read from the archive by one process, 0: no limit.
+    """`compare`: also compare existing copies byte by byte. `with_damaged`: copy damaged segments
+    too, as they are. `bytes_per_s`: read limit of one process at the archive; 0: no limit.
     """
 
     compare: bool = False
@@ -170,22 +172,22 @@ class MirrorOptions:
 
 @dataclass(slots=True)
 class MirroredPartition:
-    """`segments`: the archive's finished ones, all of `size_bytes`."""
+    """`segments`: finished segments in the archive. `size_bytes`: their total size."""
 
     tip: TopicIdPartition
     segments: int = 0
     size_bytes: int = 0
-    copied: int = 0  # of which something was written
+    copied: int = 0  # segments of which at least one object was written
     bytes_copied: int = 0
     removed: int = 0
-    overtaken: int = 0  # deleted meanwhile
+    overtaken: int = 0  # segments deleted during the copy
     kept: list[str] = field(default_factory=list)  # objects of the copy that the archive has lost
     faults: list[Fault] = field(default_factory=list)
 
 
 @dataclass(eq=False, repr=False)
 class PartitionMirror:
-    """One run over one partition. `tell(done, all)`: bytes of logs."""
+    """One run over one partition. `tell(done, all)`: log bytes."""
 
     source: Place
     target: Place
@@ -200,13 +202,13 @@ class PartitionMirror:
         self._result = MirroredPartition(self.tip)
 
     async def run(self) -> MirroredPartition:
-        """May be repeated and ended at any time. Raises RemoteStorageError, OSError."""
+        """May be interrupted at any time and repeated. Raises RemoteStorageError, OSError."""
         tip, result = self.tip, self._result
         there = await self.target.partition_objects(tip)
         if there:
             await refreshed(self.target.rlmm, tip)
         result.faults += await metadata_faults(self.source.rsm, self.source.rlmm, tip)
-        # The objects after the metadata: a finished segment has all of them.
+        # List the objects after reading the metadata: a finished segment then has all its objects.
         segments = finished(self.source.rlmm.list_remote_log_segments(tip))
         here = await self.source.partition_objects(tip)
         copied = self.target.rlmm.list_remote_log_segments(tip)
@@ -255,7 +257,7 @@ class PartitionMirror:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 
     async def _fetched(self, copy: ToCopy, folder: Path) -> list[Fault]:
-        """Faults of the segment's objects, now in the folder; damaged ones are read once more."""
+        """Downloads the segment into `folder` and returns its faults. Retries once after faults."""
         faults: list[Fault] = []
         await asyncio.to_thread(folder.mkdir)
         for _ in range(2):
@@ -282,7 +284,7 @@ class PartitionMirror:
             await asyncio.to_thread(file.close)
 
     async def _verified(self, metadata: RemoteLogSegmentMetadata, folder: Path) -> list[Fault]:
-        """As `verify` does with the objects where they are."""
+        """The faults of the downloaded segment, by the checks of `verify`."""
         async with RemoteStorageManager(
             FilesystemObjectStore(folder), self.source.prefix, at_rest=self.source.at_rest()
         ) as downloaded:
@@ -295,7 +297,7 @@ class PartitionMirror:
     async def _put_data(
         self, stored: StoredObject, folder: Path, there: Mapping[str, StoredObject]
     ) -> bool:
-        """Whether it had to be written: not what an earlier run has left whole."""
+        """True: the object was written. False: the target already has it, from an earlier run."""
         place = stored.key[len(self.source.prefix) :]
         store, key, path = self.target.store, self.target.prefix + place, folder / stored.key
         size = (await asyncio.to_thread(path.stat)).st_size
@@ -311,7 +313,7 @@ class PartitionMirror:
         return True
 
     async def _put_metadata(self, copy: ToCopy) -> bool:
-        """They may have changed since they were listed: an archiver goes on meanwhile."""
+        """Writes the current metadata: an archiver may have changed them since they were listed."""
         key = self.source.rsm.object_key(copy.metadata, SegmentFile.METADATA)
         content = await self.source.store.get(key)
         now = decode_segment(content, key)
@@ -320,7 +322,7 @@ class PartitionMirror:
         return await self._put_if_other(key[len(self.source.prefix) :], content)
 
     async def _copy_other(self, place: str) -> None:
-        with suppress(ObjectNotFound):  # deleted meanwhile
+        with suppress(ObjectNotFound):  # deleted since it was listed
             content = await self.source.store.get(self.source.prefix + place)
             await self._put_if_other(place, content)
 
@@ -330,7 +332,7 @@ class PartitionMirror:
         return wrote
 
     async def _remove(self, extra: Iterable[str]) -> None:
-        """What the archive has lost the copy may be the last to have: then it stays."""
+        """Deletes `extra` from the copy, unless the archive has faults: it may be the last copy."""
         places = list(extra)
         if not places:
             return
@@ -346,7 +348,7 @@ class PartitionMirror:
 
 
 async def put_if_other(target: Place, place: str, content: bytes) -> bool:
-    """Whether it had to be written. Raises RemoteStorageError."""
+    """True: `content` was written. False: it was there already. Raises RemoteStorageError."""
     key = target.prefix + place
     with suppress(ObjectNotFound, DamagedObject):
         if await target.store.get(key) == content:
@@ -358,7 +360,7 @@ async def put_if_other(target: Place, place: str, content: bytes) -> bool:
 
 
 async def same_objects(one: ObjectStore, key: str, other: ObjectStore, other_key: str) -> bool:
-    """Whether both are there, with the same bytes. Raises RemoteStorageError."""
+    """True: both objects exist and have the same bytes. Raises RemoteStorageError."""
     position = 0
     try:
         while True:

@@ -1,7 +1,7 @@
-"""Which of two places is the archive, while one is copied to the other and after.
+"""Decides which of two places is the archive, during and after a copy from one to the other.
 
-At most one place is open to archivers: the copy is marked as a mirror until the archive has been
-marked as moved, and everything copied since (docs/adr/0057).
+Archivers may write to at most one of them. The copy stays marked as a mirror until the archive has
+been marked as moved and everything written until then is copied (docs/adr/0057).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ HEARD_WITHIN_S = 3 * BEAT_INTERVAL_S
 
 
 async def begin_mirror(source: Place, target: Place, to: str) -> ArchiveIdentity:
-    """What the archive says of itself; the target is a mirror of it from now on, or the archive
-    already. Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError.
+    """The archive's identity. The target is then marked as a mirror of the archive, or is already
+    the archive itself. Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError.
     """
     said = await read_identity(source.store, source.prefix)
     if said is None:
@@ -91,7 +91,7 @@ async def is_cut_over(target: Place) -> bool:
 
 
 async def copy_archive_wide(source: Place, target: Place) -> None:
-    """What is of no partition. Raises RemoteStorageError."""
+    """Copy the objects that belong to no partition. Raises RemoteStorageError."""
     await _copy(source, target, await _topic_objects(source))
     for folder in archive_wide_folders(""):
         here = await source.objects_below(source.prefix + folder)
@@ -106,7 +106,7 @@ async def _copy(source: Place, target: Place, places: Iterable[str]) -> None:
         try:
             content = await source.store.get(source.prefix + place)
         except ObjectNotFound:
-            continue  # a topic that was never seen alive, or deleted meanwhile
+            continue  # the topic's cluster was never recorded, or the object was deleted
         await put_if_other(target, place, content)
 
 
@@ -117,7 +117,7 @@ async def _topic_objects(at: Place) -> list[str]:
 
 
 async def check_nobody_archives(source: Place) -> None:
-    """Raises ArchiveMismatch where an archiver is heard; takes HEARD_WITHIN_S."""
+    """Raises ArchiveMismatch if an archiver is active. Takes HEARD_WITHIN_S."""
     folder = archivers_folder(source.prefix)
     before = await source.objects_below(folder)
     await asyncio.sleep(HEARD_WITHIN_S)
@@ -131,7 +131,7 @@ async def check_nobody_archives(source: Place) -> None:
 
 
 async def mark_moved(source: Place, said: ArchiveIdentity, to: str, now_ms: int) -> ArchiveIdentity:
-    """From now on no archiver begins there, and one that runs has ended within a minute."""
+    """Mark the archive as moved: no archiver starts there, and a running one ends in a minute."""
     moved = replace(said, manager=None, moved=Moved(to, now_ms, said.manager))
     await source.store.put(source.prefix + LAYOUT_OBJECT, encode_identity(moved))
     await asyncio.sleep(CREATION_SETTLE_S)
@@ -139,14 +139,14 @@ async def mark_moved(source: Place, said: ArchiveIdentity, to: str, now_ms: int)
 
 
 async def take_back(at: Place, moved: ArchiveIdentity) -> None:
-    """The archive is here, with its generation and manager."""
+    """Mark `at` as the archive again, with its generation and manager."""
     assert moved.moved is not None
     said = replace(moved, manager=moved.moved.manager, moved=None)
     await at.store.put(at.prefix + LAYOUT_OBJECT, encode_identity(said))
 
 
 async def hand_over(source: Place, target: Place, moved: ArchiveIdentity) -> None:
-    """The mirror is the archive from now on, the same one."""
+    """Mark the target as the archive, with the same identity."""
     await _as_marked(source, moved)
     await take_back(target, moved)
 
@@ -160,13 +160,13 @@ async def _as_marked(source: Place, moved: ArchiveIdentity) -> ArchiveIdentity:
     return moved
 
 
-# What an archive that has moved leaves behind. It goes only where the new place has it, byte for
-# byte, or has deleted it since by its own rules, of which its records tell.
+# Deletion of the objects that a moved archive has left behind. An object is deleted only if the new
+# place has the same bytes, or has deleted it since by its retention, as its records show.
 
 
 @dataclass(slots=True)
 class DeletedPartition:
-    """`kept`: objects that stay, and `faults`: why the whole partition does."""
+    """`kept`: objects that are not deleted. `faults`: why the whole partition is not deleted."""
 
     tip: TopicIdPartition
     objects: int = 0
@@ -178,7 +178,7 @@ class DeletedPartition:
 async def delete_moved_partition(
     places: tuple[Place, Place], tip: TopicIdPartition, tell: Callable[[int, int], None]
 ) -> DeletedPartition:
-    """Of (the old place, the new one). May be repeated. Raises RemoteStorageError."""
+    """`places`: the old place, the new place. May be repeated. Raises RemoteStorageError."""
     (source, target), result = places, DeletedPartition(tip)
     faults = await metadata_faults(target.rsm, target.rlmm, tip)
     missing = (await CompletenessCheck(target.rsm, target.rlmm, tip).check()).faults
@@ -194,7 +194,7 @@ async def delete_moved_partition(
         if not await _may_go(source, target, segment, there):
             result.kept += sorted(segment)
             continue
-        # The metadata first: nobody then looks for the others.
+        # Delete the metadata first, so no reader looks for the other objects.
         for place in sorted(segment, key=lambda p: not p.endswith(f".{SegmentFile.METADATA}")):
             await source.store.delete(source.prefix + place)
             result.objects += 1
@@ -218,7 +218,7 @@ async def _may_go(
     if not named:
         return _is_worthless(target, segment)
     if named[0] not in there:
-        return True  # the new place has all that it should have: this it has deleted
+        return True  # the new place has no faults, so it has deleted this segment
     for place in segment:
         if place not in named and not await same_objects(
             source.store, source.prefix + place, target.store, target.prefix + place
@@ -228,7 +228,9 @@ async def _may_go(
 
 
 def _is_worthless(target: Place, segment: Mapping[str, StoredObject]) -> bool:
-    """What a crash has left. A log without metadata that nothing else has the place of is not."""
+    """True: leftovers of a crash. A log without metadata is worthless only if its base offset was
+    deleted or is in another segment.
+    """
     for place in segment:
         key = parse_segment_key("", place)
         if key is not None and key.file is SegmentFile.LOG:
@@ -239,7 +241,7 @@ def _is_worthless(target: Place, segment: Mapping[str, StoredObject]) -> bool:
 
 
 async def delete_archive_wide(source: Place) -> None:
-    """Behind all partitions; what says that there is an archive goes last."""
+    """Run after all partitions are deleted. The object that marks the archive is deleted last."""
     for place in await _topic_objects(source):
         await source.store.delete(source.prefix + place)
     for folder in (*archive_wide_folders(source.prefix), *own_folders(source.prefix)):

@@ -1,4 +1,4 @@
-"""Mends what `verify` found, as far as it can be derived: index, transactions, epochs, metadata."""
+"""Repairs faults that `verify` found, by deriving index, transactions, epochs and metadata."""
 
 from __future__ import annotations
 
@@ -35,29 +35,30 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import DerivedSegment, derive_segment
 from fetchproxy.writing.published import read_finished_offsets
 
-# A segment's metadata from its log, where the `.metadata` object is lost or unreadable. Pure.
+# Derives a segment's metadata from its log if the `.metadata` object is lost or unreadable. Pure.
 #
-# A log alone may be a copy that was given up, deleted half-way, or cut where a new leader's log was
-# another one: it counts again only where no other segment has its offsets, nobody has deleted them,
-# and no newer log took their place.
+# A log without metadata may be an abandoned copy, a half-deleted segment, or a log that was cut
+# because a new leader's log differed. So it counts again only if no other segment has its offsets,
+# the offsets were not deleted, and no newer log replaced them.
 
 
 @dataclass(slots=True)
 class Around:
-    """What is known of the partition besides a segment whose metadata are lost."""
+    """The known facts about the partition, apart from the segment whose metadata are lost."""
 
-    counted: list[RemoteLogSegmentMetadata]  # finished
-    lineages: list[tuple[EpochStart, ...]]  # that these state, each from the log's beginning
+    counted: list[RemoteLogSegmentMetadata]  # finished segments
+    lineages: list[tuple[EpochStart, ...]]  # of `counted`, each from the log's beginning
     log_start_offset: int
-    stated_epoch: int  # of the last segment that was put on record, -1: none
-    unknown: list[int] = field(default_factory=list)  # where segments begin that stay lost
+    stated_epoch: int  # of the last recorded segment; -1: none
+    unknown: list[int] = field(default_factory=list)  # start offsets of segments that stay lost
 
 
 def metadata_of_lost(
     stub: RemoteLogSegmentMetadata, derived: DerivedSegment, around: Around
 ) -> RemoteLogSegmentMetadata:
-    """`stub` has id and start offset. Where a newer leader epoch's segment begins inside it, the
-    log was cut there, and so is it. Raises CorruptSegment where the segment must not count.
+    """`stub` has id and start offset. If a segment of a newer leader epoch begins inside it, the
+    log was cut there, so the segment is cut there too. Raises CorruptSegment if the segment must
+    not count.
     """
     segment = derived.segment
     start, end = segment.start_offset, segment.end_offset
@@ -85,7 +86,7 @@ def metadata_of_lost(
 
 
 def _check_place(metadata: RemoteLogSegmentMetadata, around: Around, *, is_cut: bool) -> None:
-    """Raises CorruptSegment where a newer leader's log may have taken the place of some of it."""
+    """Raises CorruptSegment if a newer leader's log may have replaced a part of the segment."""
     start, end = metadata.start_offset, metadata.end_offset
     epochs = metadata.segment_leader_epochs
     if any(start < base <= end for base in around.unknown):
@@ -115,12 +116,12 @@ def _begins_newer_lineage(other: RemoteLogSegmentMetadata, epochs: Sequence[Epoc
     return bool(newer) and newer[0].epoch > epoch_at(epochs, other.start_offset)
 
 
-# A sound log is the source of each. No log object is written and none deleted: what a log has lost
-# stays a fault. Whoever repairs verifies again. A partition with faults is read once more from its
-# beginning, since how a transaction ended may be said in a later segment, and a lineage begins in
-# an earlier one.
+# Each repair is derived from a sound log. Log objects are neither written nor deleted: records lost
+# from a log stay a fault. The caller verifies again after a repair. A partition with faults is read
+# again from its beginning, as a later segment may say how a transaction ended, and a lineage begins
+# in an earlier segment.
 
-# The derived objects of a segment as they are; None: missing.
+# The derived objects of a segment as stored. None: missing.
 Stored = dict[SegmentFile, bytes | None]
 DERIVED = (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS)
 
@@ -134,8 +135,8 @@ async def repair_archive(
     dry_run: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> RepairReport:
-    """`faults`: as `verify` has just reported; `dry_run`: report what would be done. Raises
-    RemoteStorageError: what was repaired until then is whole, and a next run goes on.
+    """`faults`: those that `verify` has just reported. `dry_run`: only report the repairs. Raises
+    RemoteStorageError; repairs made before it are complete, and the next run does the rest.
     """
     report = RepairReport()
     faulty: dict[TopicIdPartition, set[str]] = {}
@@ -162,7 +163,7 @@ async def repair_archive(
 
 @dataclass(frozen=True, slots=True)
 class _Repair:
-    """An object as the log says that it has to be; `content` None: it must not be there."""
+    """The content that an object must have, by the log. `content` None: it must not exist."""
 
     metadata: RemoteLogSegmentMetadata
     file: SegmentFile
@@ -171,14 +172,14 @@ class _Repair:
 
 @dataclass(slots=True)
 class _Broken:
-    """A segment with a fault; `known`: its metadata, None where they are lost or unreadable.
-    `has_txn`: it was encrypted with a transaction index, and has to have one.
+    """A segment with a fault. `known`: its metadata; None: lost or unreadable. `has_txn`: it was
+    encrypted with a transaction index, so it must have one.
     """
 
     metadata: RemoteLogSegmentMetadata
     known: RemoteLogSegmentMetadata | None
     derived: DerivedSegment
-    lineage_before: tuple[EpochStart, ...] | None  # None: there is no segment before it
+    lineage_before: tuple[EpochStart, ...] | None  # before the segment; None: not known
     stored: Stored
     has_txn: bool
 
@@ -191,7 +192,7 @@ class _PartitionRepair:
     faulty: set[str]
     wall_clock_ms: Callable[[], int]
     chunk_bytes: int
-    refusals: list[str]  # gets why something is not mended
+    refusals: list[str]  # receives the reasons for faults that are not repaired
     _stated: FinishedOffsets | None = None
     _history: TxnHistory = field(default_factory=TxnHistory)
     _broken: list[_Broken] = field(default_factory=list)
@@ -239,7 +240,7 @@ class _PartitionRepair:
         derived: DerivedSegment,
         begun: Mapping[int, int] | None,
     ) -> None:
-        """Copies of the same log may overlap: each offset's are taken from the first one."""
+        """Copies of a log may overlap: each offset's events come from the first segment with it."""
         is_behind = metadata.start_offset > seen.end
         if not seen.goes_on_with(metadata) or (
             self._history.is_dark and begun is not None and is_behind
@@ -253,7 +254,7 @@ class _PartitionRepair:
             seen.end, seen.last = metadata.end_offset, metadata
 
     def plan(self) -> list[_Repair]:
-        """What to write, the metadata of each segment last."""
+        """The repairs to make, for each segment the metadata last."""
         repairs: list[_Repair] = []
         for broken in self._broken:
             try:
@@ -272,11 +273,11 @@ class _PartitionRepair:
             listed = ListedSegment.like(repair.metadata)
             await self.rsm.put_index(listed, repair.file, repair.content)
 
-    # --- what is there ---
+    # --- what the store has ---
     async def _lost(
         self, known: Sequence[RemoteLogSegmentMetadata]
     ) -> list[RemoteLogSegmentMetadata]:
-        """Stand-ins for segments whose metadata are faulty and not known."""
+        """Stubs for segments whose metadata are faulty and not known."""
         ids = {segment.segment_id for segment in known}
         lost: list[RemoteLogSegmentMetadata] = []
         for key in sorted(self.faulty):
@@ -291,7 +292,7 @@ class _PartitionRepair:
                     segment_leader_epochs=(),
                     segment_size_bytes=0,
                     state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-                    has_aborted_txns=True,  # so that the index is looked at
+                    has_aborted_txns=True,  # so the transaction index is read
                 )
                 lost.append(replace(stub, packed=await self.rsm.packed.is_packed(stub)))
         return lost
@@ -303,7 +304,7 @@ class _PartitionRepair:
         starts: Collection[int],
         finished: Sequence[RemoteLogSegmentMetadata],
     ) -> DerivedSegment | None:
-        """None: its log is not there, not sound, or not shown to be whole."""
+        """None: the log is missing, not sound, or not known to be whole."""
         stated_end = None if self._stated is None else self._stated.end_offset
         ends = [s.end_offset for s in finished]
         witnesses = Witnesses(
@@ -331,7 +332,7 @@ class _PartitionRepair:
     async def _find_again(
         self, lost: Sequence[RemoteLogSegmentMetadata], known: Sequence[RemoteLogSegmentMetadata]
     ) -> dict[RemoteLogSegmentMetadata, tuple[RemoteLogSegmentMetadata, DerivedSegment]]:
-        """Metadata anew; from the last one down, as what begins inside another has cut it."""
+        """New metadata for lost segments, last first: a segment cuts another that it begins in."""
         if not lost:
             return {}
         view = self.rlmm.view(self.tip)
@@ -373,7 +374,7 @@ class _PartitionRepair:
         derived: DerivedSegment | None,
         before: tuple[EpochStart, ...] | None,
     ) -> None:
-        """The log's epochs up to the segment's end: what it states, else what they must be."""
+        """Notes the log's epochs up to the segment's end: as stored, otherwise as derived."""
         found = epochs_that_agree(metadata, stored[SegmentFile.EPOCHS])
         if found is not None:
             self._lineage_after[metadata.start_offset] = found
@@ -393,7 +394,7 @@ class _PartitionRepair:
         except (ObjectNotFound, DamagedObject):
             return None
 
-    # --- what it should be ---
+    # --- what the store should have ---
     def _plan(self, broken: _Broken) -> list[_Repair]:
         metadata, segment = broken.metadata, broken.derived.segment
         keys = {file: self.rsm.object_key(metadata, file) for file in SegmentFile}
@@ -411,7 +412,7 @@ class _PartitionRepair:
         if SegmentFile.TXN in wanted:
             metadata = replace(metadata, has_aborted_txns=wanted[SegmentFile.TXN] is not None)
         elif broken.known is None:
-            return []  # whether it has aborted transactions has to be in its metadata
+            return []  # the metadata must state whether the segment has aborted transactions
         repairs = [
             _Repair(metadata, file, content)
             for file, content in wanted.items()
@@ -428,7 +429,7 @@ class _PartitionRepair:
         return encode_aborted(aborted) if aborted or broken.has_txn else None
 
     def _epochs(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes:
-        """As they are, where they say the same as the log. Raises CorruptSegment."""
+        """The stored epochs if they agree with the log, else derived. Raises CorruptSegment."""
         stored = broken.stored[SegmentFile.EPOCHS]
         if stored is not None and epochs_that_agree(metadata, stored) is not None:
             return stored
@@ -441,7 +442,7 @@ class _PartitionRepair:
                 told = tuple(e for e in lineage if e.start_offset <= end)
                 if agrees(clip_epochs(told, metadata.start_offset, end), own):
                     return encode_epochs(told)
-        # Below it nothing was ever archived, as far as is known.
+        # As far as is known, no offset below this one was ever archived.
         first_offset = 0 if self._stated is None else self._stated.recorded_from
         if metadata.start_offset > first_offset:
             raise CorruptSegment("nothing says which leader epochs the log had before it")
@@ -456,7 +457,9 @@ class _PartitionRepair:
 
 
 def _aborted_open_at(metadata: RemoteLogSegmentMetadata, stored: Stored) -> dict[int, int] | None:
-    """As a sound segment lists them: by producer, those that began below it; None: not known."""
+    """By producer, first offsets of aborted transactions that began below a sound segment. None:
+    not known.
+    """
     try:
         entries = decode_aborted(stored[SegmentFile.TXN] or b"")
     except CorruptSegment:

@@ -1,7 +1,7 @@
-"""What a person says of a log that begins again, carried out: `fetchproxy resolve`.
+"""Carries out an operator's decision about a log that begins again: `fetchproxy resolve`.
 
-The archiver waits for it (LogBeginsAgain). What was said (`model.LogHistory`) is recorded where
-every archiver and reader finds it.
+The archiver waits for the decision (LogBeginsAgain). The decision (`model.LogHistory`) is recorded
+in the archive's metadata, where every archiver and reader finds it.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ class Answer(StrEnum):
     """Which of the two logs counts."""
 
     KEEP = "keep"  # the archive, below its end
-    TRUNCATE = "truncate"  # the leader's; the archive's goes
-    NEW_HISTORY = "new-history"  # the leader's; the archive's stays in the store, unseen
+    TRUNCATE = "truncate"  # the leader's log; the archive's log is deleted
+    NEW_HISTORY = "new-history"  # the leader's log; the archive's log stays stored, but hidden
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderSays:
-    """Of its log."""
+    """The leader's answers about its log."""
 
     edges: LogEdges
-    leader_epoch: int  # -1: it tells none
-    archived_epochs_end: int  # an offset, -1 where it knows no epoch so high
+    leader_epoch: int  # -1: the leader gives none
+    archived_epochs_end: int  # an offset; -1: the leader does not know the archived epochs
 
 
 @dataclass(frozen=True, slots=True)
 class ResolutionPlan:
-    """To be done in this order; None where nothing is to be said of it."""
+    """The steps, in this order. None: no such step."""
 
     drop: tuple[RemoteLogSegmentMetadata, ...]
     history: LogHistory | None
     log_start: int | None
-    in_words: tuple[str, ...]  # what it does, one sentence each
+    in_words: tuple[str, ...]  # the plan in sentences
 
 
 def plan_resolution(
@@ -55,12 +55,12 @@ def plan_resolution(
     segments: Sequence[RemoteLogSegmentMetadata],
     leader: LeaderSays,
 ) -> ResolutionPlan:
-    """`segments`: all that the metadata name, as old as `view`. Raises ResolutionRefused."""
+    """`segments`: all in the metadata, from the same time as `view`. Raises ResolutionRefused."""
     shown = tuple(s for s in segments if s.is_finished and view.history.shows(s))
     if answer is Answer.KEEP:
         return _keep(view, leader.edges)
     lineage = archived_lineage(view)
-    # Where the archive has no segment, the last one before the leader's log.
+    # If the archive has no segment, the last epoch before the leader's log.
     after_epoch = lineage[-1].epoch if lineage else leader.edges.log_start_epoch - 1
     if answer is Answer.TRUNCATE and not (view.raised_log_start or view.history.kept_below):
         return ResolutionPlan(shown[::-1], None, None, _dropped(shown, leader.edges))
@@ -86,8 +86,8 @@ def plan_resolution(
 def plan_showing_again(
     view: PartitionView, segments: Sequence[RemoteLogSegmentMetadata]
 ) -> ResolutionPlan | None:
-    """`--keep` of what `--new-history` has put aside last; None: nothing is. Raises
-    ResolutionRefused where that would be a second kept log beside one that is shown.
+    """`--keep` for the log that `--new-history` put aside last. None: no log is put aside. Raises
+    ResolutionRefused if another kept log is already shown.
     """
     now = view.history
     before = now.earlier[-1] if now.earlier else -1
@@ -141,8 +141,8 @@ async def resolve(
     wall_clock_ms: Callable[[], int],
     dry_run: bool = False,
 ) -> ResolutionPlan:
-    """What was done, or would be. May be repeated after a failure. Raises ResolutionRefused where
-    nothing waits for an answer, ClusterError, RemoteStorageError.
+    """The plan that was carried out, or would be. May be repeated after a failure. Raises
+    ResolutionRefused if no decision is needed, ClusterError, RemoteStorageError.
     """
     view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
     segments = rlmm.list_remote_log_segments(tip)
@@ -160,7 +160,7 @@ async def resolve(
     if dry_run:
         return plan
     if answer is not Answer.KEEP or not waits:
-        # Before the archive is another one than it is on record to be (`published`).
+        # Delete the records (`published`) first, as they would no longer match the archive.
         await rsm.objects.forget_records(tip)
     if plan.drop:
         truncation = LogTruncation(leader, rsm, rlmm, wall_clock_ms=wall_clock_ms)

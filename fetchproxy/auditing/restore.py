@@ -1,8 +1,8 @@
-"""Rebuilds the metadata topic from the store, which says of each segment what it is.
+"""Rebuilds the metadata topic from the metadata of each segment in the store.
 
-It writes what the topic does not know and changes nothing that it knows, so it may be repeated.
-Nobody is shown half of a partition: a Restore event comes before and behind what it writes. No log
-is read: that is `verify`.
+It writes events that the topic lacks and changes none that it has, so it may be repeated. A Restore
+event comes before and after the written events, so no reader sees half of a partition. It reads no
+log; `verify` does that.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments.records import LogHistorySaid, LogStartOffset, MetadataEvent, Restore
 
 State = RemoteLogSegmentState
-# Each waits for its own event to be read back, so some at once hide the brokers' latency.
+# Each partition waits until its event is read back. Several at once hide the brokers' latency.
 PARTITIONS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredPartition:
-    """In segments."""
+    """The counts are in segments."""
 
     tip: TopicIdPartition
     segments: int  # in the store
-    restored: int  # of these, that the topic lacked
+    restored: int  # in the store, and the topic lacked them
     unreadable: int  # in the store
-    not_in_store: int  # finished, in the topic
-    raised_log_start: int | None  # the offset, where the topic did not know it
+    not_in_store: int  # finished, and only in the topic
+    raised_log_start: int | None  # the offset if the topic lacked it
 
 
 async def restore_archive(
@@ -50,7 +50,7 @@ async def restore_archive(
     dry_run: bool = False,
 ) -> list[RestoredPartition]:
     """`follower` None (only with `dry_run`): there is no metadata topic yet. Raises
-    RemoteStorageError; what was written until then stays.
+    RemoteStorageError; events written before it stay.
     """
     done: list[RestoredPartition] = []
 
@@ -61,7 +61,7 @@ async def restore_archive(
         restored = _summary(stored, tip, table, events)
         if follower is not None and not dry_run:
             for event in bracketed(tip, events, table.restoring, wall_clock_ms()):
-                # One that is refused was overtaken by an archiver: then the topic knows better.
+                # A refused event was overtaken by an archiver's event, so the topic is newer.
                 await follower.append(event)
         done.append(restored)
 
@@ -75,12 +75,12 @@ async def _missing_events(
     table: PartitionTable,
     now_ms: int,
 ) -> list[MetadataEvent]:
-    """What the store says of a partition, read now, and the topic does not know."""
+    """The events that the topic lacks, by the partition's current state in the store."""
     now = asyncio.get_running_loop().time()
     view = await stored.refresh(tip, now)
     events: list[MetadataEvent] = []
     events += missing_deletion(table.deletion, await stored.partition_deletion(tip, now))
-    # Before the segments: what was deleted, or is of another history, is never shown.
+    # Written before the segments, so deleted or hidden segments are never shown.
     is_told = view.history == table.history
     if not is_told:
         events.append(LogHistorySaid(tip, view.history, now_ms))
@@ -97,7 +97,7 @@ def _summary(
     table: PartitionTable,
     events: Iterable[MetadataEvent],
 ) -> RestoredPartition:
-    """`events` are still to be written."""
+    """`events`: not written yet."""
     ids = {segment.segment_id for segment in stored.list_remote_log_segments(tip)}
     changed = {e.segment_id for e in events if isinstance(e, RemoteLogSegmentMetadata)}
     starts = [event.offset for event in events if isinstance(event, LogStartOffset)]
@@ -114,9 +114,9 @@ def _summary(
 def bracketed(
     tip: TopicIdPartition, events: Sequence[MetadataEvent], begun: bool, now_ms: int
 ) -> list[MetadataEvent]:
-    """`events`, and what says that they belong together; none where there is nothing to be done.
-    `begun`: a restore was not ended. Of several at a time each writes all that the topic lacks, so
-    the first one's end is right.
+    """`events` between a begin and an end event; empty if there is nothing to do. `begun`: an
+    earlier restore did not end. If several restores run at once, each writes all missing events,
+    so the end event of the first is right.
     """
     if not events and not begun:
         return []
@@ -127,7 +127,7 @@ def bracketed(
 def missing_states(
     known: RemoteLogSegmentMetadata | None, stored: RemoteLogSegmentMetadata
 ) -> list[RemoteLogSegmentMetadata]:
-    """From what the topic knows to what the store says; a segment has to be begun first."""
+    """The states from the topic's to the store's. A segment must first be in state STARTED."""
     steps = [State.COPY_SEGMENT_STARTED]
     if stored.state is not State.COPY_SEGMENT_STARTED:
         steps.append(stored.state)
@@ -139,7 +139,7 @@ def missing_states(
 def missing_deletion(
     known: RemotePartitionDeleteMetadata | None, stored: RemotePartitionDeleteMetadata | None
 ) -> list[RemotePartitionDeleteMetadata]:
-    """As `missing_states`, of a deletion of the whole partition."""
+    """Like `missing_states`, for a deletion of the whole partition."""
     if stored is None:
         return []
     reached = -1 if known is None else known.state

@@ -1,4 +1,4 @@
-"""Reads one segment's objects and holds them against each other and against its metadata."""
+"""Reads one segment's objects and compares them with each other and with its metadata."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.orphans import Objects, find_orphans
 
-# Objects that no metadata name. A crash between two steps, or an upload whose answer was lost,
-# leaves some that nobody needs. A whole segment whose offsets no other has is a loss, unless it was
-# deleted.
+# Objects that no metadata name. A crash between two steps, or an upload whose response was lost,
+# leaves unneeded objects. A whole segment without metadata is a loss if no other segment has its
+# offsets and they were not deleted.
 
 T = TypeVar("T")
 
@@ -45,8 +45,8 @@ async def look_at_unnamed(
     tip: TopicIdPartition,
     finished: Iterable[RemoteLogSegmentMetadata],
 ) -> tuple[list[Fault], list[tuple[int, int]]]:
-    """Faults name the metadata object that should be there; and the offsets of these segments.
-    What else lies there archivers delete once it is old. Raises RemoteStorageError.
+    """The faults, each with the key of the missing metadata object, and the offsets of these
+    segments. Archivers delete other unnamed objects once they are old. Raises RemoteStorageError.
     """
     faults: list[Fault] = []
     offsets: list[tuple[int, int]] = []
@@ -64,7 +64,7 @@ async def look_at_unnamed(
 
 
 async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[int, int] | None:
-    """First and last offset of a segment that lacks its metadata alone; None: it is none."""
+    """First and last offset of a segment that lacks only its metadata. None: no such segment."""
     if not objects.keys() >= _ALL_BUT_METADATA:
         return None
     try:
@@ -80,7 +80,7 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
 
 @dataclass(eq=False, repr=False)
 class SegmentVerifier:
-    """One segment; `faults` are complete after `verify`."""
+    """The check of one segment. `faults` are complete after `verify`."""
 
     rsm: RemoteStorageManager
     metadata: RemoteLogSegmentMetadata
@@ -89,11 +89,11 @@ class SegmentVerifier:
     on_bytes: Callable[[int], None]
 
     def __post_init__(self) -> None:
-        self._reached = 0  # bytes of the log that count as done
+        self._reached = 0  # log bytes reported as done
         self.faults: list[Fault] = []
-        # The log's leader epochs up to its end, as its `.epochs` has them; None: not known.
+        # The log's leader epochs up to the segment's end, from its `.epochs`. None: not known.
         self.lineage: tuple[EpochStart, ...] | None = None
-        self.is_encrypted = True  # or nobody can tell
+        self.is_encrypted = True  # also if not known
 
     async def verify(self, *, continues: bool) -> None:
         metadata = self.metadata
@@ -103,7 +103,7 @@ class SegmentVerifier:
             return
         index = await self._index()
         aborted = await self._aborted()
-        # Without it nothing of the log can be read.
+        # Without `.packing`, a packed log cannot be read.
         packing_there = (
             not metadata.packed or await self._decoded(SegmentFile.PACKING, bytes) is not None
         )
@@ -126,14 +126,14 @@ class SegmentVerifier:
         ]
 
     async def _metadata_are_its_own(self) -> bool:
-        """False: nothing else can be held against them."""
+        """False: the metadata were changed, so other objects cannot be compared with them."""
         try:
             self.is_encrypted = await self.rsm.packed.check_metadata(self.metadata)
         except MetadataChanged as error:
             self._fault(SegmentFile.METADATA, str(error))
             return False
         except (ObjectNotFound, DamagedObject):
-            return True  # each object that cannot be read is told by itself
+            return True  # each unreadable object becomes a fault of its own
         return True
 
     async def _index(self) -> RemoteLogIndex | None:
@@ -145,7 +145,7 @@ class SegmentVerifier:
         index = await self._decoded(SegmentFile.INDEX, parsed)
         if index is None:
             return None
-        # An archive may be copied below another prefix: what counts is the place within it.
+        # An archive may be copied below another prefix, so only the key within it is compared.
         if _place_in_archive(index.object_key) != _place_in_archive(self._key(SegmentFile.LOG)):
             self._fault(SegmentFile.INDEX, f"rdi names {index.object_key!r}")
         return index
@@ -173,14 +173,14 @@ class SegmentVerifier:
         metadata = self.metadata
         stated = metadata.segment_leader_epochs
         found = clip_epochs(lineage, metadata.start_offset, metadata.end_offset)
-        # Batches without an epoch leave none in the metadata, but do not end the lineage.
+        # Batches without an epoch add none to the metadata, but the lineage continues.
         if found != stated and (stated or len(found) > 1):
             self._fault(SegmentFile.EPOCHS, f"has {found}, metadata have {stated}")
         else:
             self.lineage = lineage
 
     async def _kafka_files(self) -> None:
-        """A broker's own files; only segments from `log-dirs` have them, and not all of those."""
+        """Checks a broker's own files. Only some segments from `log-dirs` have them."""
         metadata = self.metadata
         base, end = metadata.start_offset, metadata.stored_end_offset
         clipped = metadata.copied_end_offset is not None
@@ -203,7 +203,7 @@ class SegmentVerifier:
                 self._fault(file, fault)
 
     async def _decoded(self, file: SegmentFile, decode: Callable[[bytes], T]) -> T | None:
-        """None: it is missing or damaged, which is told."""
+        """None: the object is missing or damaged, and a fault is added."""
         try:
             return decode(await self.rsm.fetch_index(self.metadata, file))
         except ObjectNotFound:
@@ -213,7 +213,10 @@ class SegmentVerifier:
         return None
 
     async def _read_log(self, check: SegmentCheck) -> bool:
-        """False: there is no log. Its size is checked by reading it to the end, and one byte on."""
+        """False: the log is missing or a packed block is damaged.
+
+        Reading up to one byte past the end checks the size.
+        """
         size = self.metadata.segment_size_bytes
         try:
             await self._walk_log(check, size)
@@ -222,13 +225,13 @@ class SegmentVerifier:
         except ObjectNotFound:
             self._fault(SegmentFile.LOG, "object is missing")
             return False
-        except DamagedObject as error:  # packed, and a block of it is not what was stored
+        except DamagedObject as error:  # a block of a packed log differs from what was stored
             self._fault(SegmentFile.LOG, str(error))
             return False
         return True
 
     async def _walk_log(self, check: SegmentCheck, size: int) -> None:
-        data, start = b"", 0  # the bytes at hand, and where they begin
+        data, start = b"", 0  # the bytes in memory and their position in the log
         step: Next | None = Next(0)
         while step is not None and step.position < size:
             rest = data[max(step.position - start, 0) :] if step.position >= start else b""
@@ -237,7 +240,7 @@ class SegmentVerifier:
             more = await self._range(read_from, end) if read_from < end else b""
             data, start = rest + more, step.position
             if start + len(data) < end:
-                size = start + len(data)  # what is there is still checked
+                size = start + len(data)  # the existing bytes are still checked
                 check.short(size)
             self._advance(start + len(data))
             step = check.take(data, start)

@@ -24,7 +24,7 @@ Segments = list[RemoteLogSegmentMetadata]
 
 
 def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Segments]:
-    """Finished ones by start offset: those shown to readers, then those put aside, by log."""
+    """Finished segments by start offset: first the shown log, then each log put aside."""
     segments, view = rlmm.list_remote_log_segments(tip), rlmm.view(tip)
     history = FIRST_HISTORY if view is None else view.history
     borders = sorted({*history.earlier, history.after_epoch, history.kept_epoch})
@@ -35,8 +35,8 @@ def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Se
     return [found[log] for log in sorted(found)]
 
 
-# Reads only, so it may run beside archivers and proxies: what retention deletes meanwhile is no
-# fault.
+# Verification only reads, so it may run beside archivers and proxies. Segments that retention
+# deletes during the run are no fault.
 
 CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -52,11 +52,11 @@ async def verify_partition(
     on_progress: Progress = lambda done, total: None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> VerifyReport:
-    """Check every finished segment, front to back, also against `metadata_topic`.
+    """Check every finished segment in offset order, also against `metadata_topic`.
 
     `on_progress(bytes_done, bytes_total)` counts log bytes. Memory: the metadata of all segments, a
-    chunk, one segment's index and the largest batch (a batch whose size is corrupt may claim up to
-    its segment's size). Raises RemoteStorageError.
+    chunk, one segment's index and the largest batch (a batch with a corrupt size may take up to its
+    segment's size). Raises RemoteStorageError.
     """
     check = _PartitionCheck(rsm, rlmm, tip, on_progress, chunk_bytes)
     lost = await check.catalog()
@@ -71,7 +71,7 @@ async def verify_partition(
 async def metadata_faults(
     rsm: RemoteStorageManager, rlmm: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
 ) -> list[Fault]:
-    """Unreadable or lost ones; `rlmm` is up to date then. Raises RemoteStorageError."""
+    """Faults of unreadable or lost metadata. Refreshes `rlmm`. Raises RemoteStorageError."""
     check = _PartitionCheck(rsm, rlmm, tip)
     await check.catalog()
     check.report.sort()
@@ -93,7 +93,7 @@ class _PartitionCheck:
         self.on_progress(self.report.size_bytes, self.bytes_total)
 
     async def catalog(self) -> list[Offsets]:
-        """Read the metadata. The offsets of segments of which only the metadata are missing."""
+        """Read the metadata. Returns the offsets of segments that lack only their metadata."""
         await refreshed(self.rlmm, self.tip)
         self.report.faults += [
             Fault.of(self.tip, problem.key, problem.what, problem.base_offset)
@@ -110,17 +110,17 @@ class _PartitionCheck:
     async def verify_log(self, segments: Segments) -> None:
         view = self.rlmm.view(self.tip)
         settled = 0 if view is None else view.history.kept_below
-        # By where the next segment of it begins: copies of the same log may overlap, of archivers
-        # that met or of a merge.
+        # By the start offset of the chain's next segment. Copies of a log may overlap after two
+        # archivers copied it at once, or after a merge.
         chains: dict[int, TxnCheck] = {}
         expected: int | None = None
-        before: RemoteLogSegmentMetadata | None = None  # the one that reaches up to `expected`
-        unconfirmed: Segments = []  # since the last one whose `.epochs` tell of the log before it
-        told: set[str] = set()  # by its object's key, whose end is known to be wrong
+        before: RemoteLogSegmentMetadata | None = None  # the segment that ends before `expected`
+        unconfirmed: Segments = []  # since the last segment with known `.epochs`
+        told: set[str] = set()  # metadata keys of segments with an end already reported as wrong
         for metadata in segments:
             start = metadata.start_offset
-            # Where a person had the archive count below, another log goes on: a batch may reach
-            # over that offset, and its transactions are its own.
+            # At the end of a log kept by `fetchproxy resolve`, another log begins. A batch may
+            # reach over that offset, and the transactions of the two logs are separate.
             continues = start in chains and start != settled
             txns = chains.pop(start, None) if continues else None
             txns = txns or TxnCheck()
@@ -150,7 +150,7 @@ class _PartitionCheck:
 
 
 async def is_gone(rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata) -> bool:
-    """Was the segment deleted, or is it about to be? Retention does that, and is no fault."""
+    """True: retention has deleted the segment or is about to, which is no fault."""
     key = rsm.object_key(metadata, SegmentFile.METADATA)
     try:
         now = decode_segment(await rsm.get_segment_metadata(key), key)
@@ -168,8 +168,8 @@ def lineage_faults(
     lineage: Sequence[EpochStart],
     settled: int,
 ) -> list[Fault]:
-    """Segments `before` one that hold what the log, by `lineage`, got from a newer leader: they
-    should end there. Below `settled` a person has said which counts.
+    """Faults of segments in `before` with records that a newer leader replaced, by `lineage`. These
+    segments should end earlier. Below offset `settled`, an operator has decided which log counts.
     """
     faults = []
     for older in before:
@@ -190,8 +190,8 @@ def overlap_faults(
     metadata: RemoteLogSegmentMetadata,
     settled: int,
 ) -> list[Fault]:
-    """Two leaders that met copy the same log. Where their lineages part, the older one should end;
-    below `settled` a person has said which counts.
+    """Overlapping segments should be copies of the same log. At the offset where their lineages
+    part, the older segment should end. Below `settled`, an operator has decided which log counts.
     """
     parted = first_difference(before, metadata, settled)
     if parted is None:

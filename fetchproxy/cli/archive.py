@@ -1,4 +1,4 @@
-"""`fetchproxy archive`: the archiver alone; and one pass of archiving, here or on Spark."""
+"""`fetchproxy archive`: the archiver without a proxy, or one archiving pass, here or on Spark."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Once = Annotated[
     typer.Option(
         "--once",
         envvar="FETCHPROXY_ONCE",
-        help="Copy all that is there up to the last stable offset, with a last short segment; "
-        "then exit.",
+        help="Copy everything up to the last stable offset, ending with a short segment; then "
+        "exit.",
     ),
 ]
 
@@ -37,10 +37,10 @@ def archive(
 ) -> None:
     """Copy topics to the store, without serving clients. Ends on SIGINT or SIGTERM.
 
-    With --once or --spark it ends by itself: it copies up to the last stable offsets of now, and a
-    running archiver may be at the same topics. A run that was ended goes on where it was. --dry-run
-    shows what such a run would copy. Exit code 2 where a partition could not be archived, or a
-    topic must not be.
+    With --once or --spark the command copies up to the current last stable offsets, then ends. An
+    archiver may copy the same topics at the same time. If a run is interrupted, the next run
+    continues from there. --dry-run shows what such a run would copy. Exit code 2 if a partition
+    could not be archived, or if a matching topic must not be archived.
     """
     config = read_job(context)
     with users_errors():

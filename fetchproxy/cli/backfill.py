@@ -1,4 +1,4 @@
-"""`fetchproxy backfill`: archived records as Parquet, or into another topic."""
+"""`fetchproxy backfill`: writes archived records to Parquet files or to another topic."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Parquet = Annotated[
     typer.Option(
         envvar="FETCHPROXY_BACKFILL_PARQUET",
         metavar="URI",
-        help="Folder for Parquet files, by topic and date: a path or URI (file, s3, gs, hdfs) that "
-        "every executor of Spark's reaches.",
+        help="Folder for Parquet files by topic and date: a path or URI (file, s3, gs, hdfs) that "
+        "every Spark executor can reach.",
     ),
 ]
 ToTopic = Annotated[
@@ -32,8 +32,8 @@ ToTopic = Annotated[
     typer.Option(
         envvar="FETCHPROXY_BACKFILL_TO_TOPIC",
         metavar="TOPIC",
-        help="Topic of --bootstrap that gets the records instead, partition by partition, with "
-        "key, value, headers and timestamp; it must be there.",
+        help="Write the records to this existing topic of --bootstrap instead. Partition, key, "
+        "value, headers and timestamp stay the same.",
     ),
 ]
 Topics = Annotated[
@@ -41,7 +41,7 @@ Topics = Annotated[
     typer.Option(
         envvar="FETCHPROXY_TOPICS",
         metavar="NAME[,…]",
-        help="Archived topics, by their whole names.",
+        help="Whole names of archived topics.",
     ),
 ]
 SourceSettings = Annotated[
@@ -59,7 +59,7 @@ RangeBytes = Annotated[
     typer.Option(
         envvar="FETCHPROXY_BACKFILL_RANGE_BYTES",
         min=1,
-        help="Stored bytes of a task, and about those of its files.",
+        help="Stored bytes that one task reads; it writes files of about the same size.",
     ),
 ]
 Append = Annotated[
@@ -67,14 +67,14 @@ Append = Annotated[
     typer.Option(
         "--append",
         envvar="FETCHPROXY_BACKFILL_APPEND",
-        help="With --to-topic: the topic may have records that are not of this backfill.",
+        help="With --to-topic: allow a topic that has records from elsewhere.",
     ),
 ]
 Compression = Annotated[
     str,
     typer.Option(
         envvar="FETCHPROXY_BACKFILL_COMPRESSION",
-        help="Of the Parquet files: snappy, zstd, gzip, lz4 or none.",
+        help="Compression of the Parquet files: snappy, zstd, gzip, lz4 or none.",
     ),
 ]
 
@@ -90,10 +90,11 @@ def backfill(
     range_bytes: RangeBytes = 128 * 1024 * 1024,
     compression: Compression = "snappy",
 ) -> None:
-    """Write archived records to Parquet or to another topic; read_committed unless told otherwise.
+    """Write archived records to Parquet or to another topic; read_committed by default.
 
-    A run that was ended goes on where it was; a later one adds what is new or was mended since.
-    Exit code 2 where a part could not be read or written; the others are.
+    If a run is interrupted, the next run continues from there. A later run adds records that have
+    been archived or repaired since. Exit code 2 if a part could not be read or written; the other
+    parts are complete.
     """
     config = read_job(context, "pyarrow", "numba")
     with users_errors():
@@ -156,7 +157,7 @@ def names_in(topics: str) -> list[str]:
 
 
 def passed_over(records: Mapping[str, tuple[int, int]]) -> str:
-    """By topic: records, and the batches and objects that should have them."""
+    """`records`: by topic, the records passed over, and the batches and objects that held them."""
     found = [
         f"{topic}: up to {count(held, 'record')} of {count(faults, 'damaged or missing object')}"
         for topic, (held, faults) in sorted(records.items())
@@ -166,7 +167,7 @@ def passed_over(records: Mapping[str, tuple[int, int]]) -> str:
 
 
 def source_options(config: Config, topics: str, more: Iterable[str]) -> dict[str, str]:
-    """Of the data source: the configured store, these topics, then `more`. Raises ConfigError."""
+    """The data source's options: store, topics, then those of `more`. Raises ConfigError."""
     stored = config.store.model_dump(mode="json", exclude={"url"}, exclude_none=True)
     source = {f"store.{key}": str(value) for key, value in stored.items()}
     source |= {

@@ -17,12 +17,12 @@ Check = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Name every fault of this file, the environment and --set, and print nothing else.",
+        help="Check this file, the environment and --set, and print only their errors.",
     ),
 ]
 Show = Annotated[
     bool,
-    typer.Option("--show", help="Each key, the value that counts, and where it is from."),
+    typer.Option("--show", help="Print each key with its effective value and that value's source."),
 ]
 
 
@@ -32,12 +32,12 @@ def config(
     check: Check = None,
     show: Show = False,
 ) -> None:
-    """Print a complete, commented configuration file; or check one, or show what counts.
+    """Print a complete, commented configuration file, check one, or show the effective values.
 
-    `fetchproxy config > fetchproxy.toml` writes a file for `--config`: every key with its meaning,
-    commented out where it has its default. Secrets are never printed.
+    `fetchproxy config > fetchproxy.toml` writes a file for `--config`. It has every key with its
+    meaning; keys with their default value are commented out. Secrets are never printed.
 
-    Exit codes: 0; 1 --check found faults; 2 the configuration cannot be used.
+    Exit codes: 0 success; 1 --check found errors; 2 the configuration cannot be used.
     """
     with users_errors():
         if check is not None and (show or options.is_given(context, "config_file")):

@@ -1,4 +1,4 @@
-"""`fetchproxy index`: looks into index files of the archive, one entry a line. Needs no store."""
+"""`fetchproxy index`: prints the archive's index files, one entry a line. Needs no store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex, read_entry
 from fetchproxy.storage.index_files import OFFSET_ENTRY, OFFSET_INDEX, TIME_ENTRY, TIME_INDEX
 
 app = typer.Typer(
-    help="Look into index files of the archive.",
+    help="Print index files of the archive.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -34,29 +34,29 @@ _BASE_OFFSET = re.compile(r"([0-9]{20})[.-]")
 File = Annotated[
     Path,
     typer.Argument(
-        help="a local .remoteLogIndex, .remoteOffsetIndex or .remoteTimeIndex file, or a copy of a "
-        "segment's .index object",
+        help="Local .remoteLogIndex, .remoteOffsetIndex or .remoteTimeIndex file, or a copy of a "
+        "segment's .index object.",
         exists=True,
         dir_okay=False,
         readable=True,
     ),
 ]
 Limit = Annotated[
-    int | None, typer.Option("--limit", help="show so many entries at most", min=0, metavar="N")
+    int | None, typer.Option("--limit", help="Print at most N entries.", min=0, metavar="N")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line, for programs")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")]
 
 
 @app.callback()
 def _index() -> None:
-    """A group, though it has one command."""
+    """Makes typer treat `index` as a group although it has only one command."""
 
 
 @app.command()
 def show(file: File, limit: Limit = None, as_json: AsJson = False) -> None:
     """Print the entries of an index file.
 
-    A damaged entry ends it with exit code 1, named by its number and its byte.
+    At a damaged entry the command stops with exit code 1 and names the entry's number and byte.
     """
     damage: list[CorruptSegment] = []
     rows = islice(_sound(_reader(file)(file.read_bytes(), file), damage), limit)
@@ -71,7 +71,7 @@ def show(file: File, limit: Limit = None, as_json: AsJson = False) -> None:
 
 
 def _sound(rows: Iterator[Row], damage: list[CorruptSegment]) -> Iterator[Row]:
-    """Those up to a damaged one."""
+    """The rows before the first damaged entry. Adds the error, if any, to `damage`."""
     try:
         yield from rows
     except CorruptSegment as error:
@@ -84,7 +84,7 @@ def _reader(file: Path) -> Callable[[bytes, Path], Iterator[Row]]:
 
 
 def _log_rows(raw: bytes, _: Path) -> Iterator[Row]:
-    """Of one segment after another. Raises CorruptSegment, naming entry and byte."""
+    """The entries of one segment after another. Raises CorruptSegment with entry and byte."""
     number = at = 0
     while at < len(raw):
         index, end, error = RemoteLogIndex.take(raw, at)
@@ -107,7 +107,7 @@ def _log_rows(raw: bytes, _: Path) -> Iterator[Row]:
 
 
 def _begins_segment(raw: bytes, at: int, before: RemoteLogIndex) -> bool:
-    """Whether the entries of another segment follow those of `before`, as they should."""
+    """True: at `at` the entries of another segment begin, after the segment of `before`."""
     try:
         entry = read_entry(raw, at)
     except CorruptSegment:
@@ -139,7 +139,7 @@ def _time_rows(raw: bytes, file: Path) -> Iterator[Row]:
 def _rising(
     raw: bytes, entry: Struct, before: tuple[int, int], told: Callable[[int, int], str]
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Number, byte and the two values of each entry. Raises CorruptSegment."""
+    """Number, byte and two values of each entry; both values rise. Raises CorruptSegment."""
     for at in range(0, len(raw), entry.size):
         number, left = at // entry.size, len(raw) - at
         if left < entry.size:
@@ -156,7 +156,7 @@ def _rising(
 
 
 def _base_offset(file: Path) -> int:
-    """Relative offsets are from the one in the file's name."""
+    """The base offset in the file's name; the file's offsets are relative to it."""
     match = _BASE_OFFSET.match(file.name)
     if match is None:
         typer.echo(f"fetchproxy: {file.name} does not begin with a 20-digit base offset", err=True)
@@ -165,7 +165,7 @@ def _base_offset(file: Path) -> int:
 
 
 def _time(timestamp_ms: int) -> str:
-    """ISO 8601; as a number where there is no such day, as with the -1 of records without one."""
+    """ISO 8601, or the number if it is no valid date, such as -1 for a record without timestamp."""
     try:
         moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):

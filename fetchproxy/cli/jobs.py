@@ -1,6 +1,6 @@
-"""How a command runs a job: here or on Spark, with its progress, and how it ends.
+"""Runs a command's job in this process or on Spark, shows progress, and sets the exit code.
 
-PySpark is imported only once a job runs on it, so the rest of the command line needs it not.
+PySpark is imported only when a job runs on Spark, so other commands do not need it.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from fetchproxy.remotelog.session import open_session, require_extra
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
-_LOG_EVERY_S = 10.0  # where no terminal shows a bar
+_LOG_EVERY_S = 10.0  # without a terminal for the progress bar
 
 
 def read_job(context: typer.Context, *needs: str) -> Config:
-    """The configuration of a job that is about to run; exit code 2 where something is missing, or
-    the command line is wrong. `needs`: packages of the extra that it needs here.
+    """The configuration of a job before it runs. Exit code 2 if a package is missing or the
+    command line is wrong. `needs`: packages of the extra that the job needs in this process.
     """
     with users_errors():
         require_extra(*(("pyspark",) if context.params["spark"] else needs))
@@ -60,8 +60,8 @@ def read_job(context: typer.Context, *needs: str) -> Config:
 
 
 def ask_store(config: Config, topics: Iterable[str | None] = ()) -> None:
-    """Before anything is started: Spark takes seconds. Exit code 2 where the store does not answer,
-    or the archive has nothing of one of `topics` (None: of all, whatever there is).
+    """Checks the store before Spark starts, which takes seconds. Exit code 2 if the store does not
+    answer, or if the archive lacks one of `topics`. A topic None is not checked.
     """
     run_to_end(_look(config, [topic for topic in topics if topic is not None]))
 
@@ -91,7 +91,7 @@ def run_job(
     job: Callable[[Runner], T],
     unit: Callable[[float], str] = in_bytes,
 ) -> T:
-    """What `job` returns; SIGINT and SIGTERM end it with exit code 130."""
+    """The result of `job`. SIGINT and SIGTERM end the command with exit code 130."""
     name, spark = context.command.name or "", None
     with users_errors():
         if context.params["spark"]:
@@ -115,7 +115,7 @@ def run_over(
     *needs: str,
     unit: Callable[[float], str] = in_bytes,
 ) -> T:
-    """What `job(runner, config, topic=topic)` returns: as `read_job`, `ask_store`, `run_job`."""
+    """`read_job`, `ask_store`, then `run_job` with `job(runner, config, topic=topic)`."""
     config = read_job(context, *needs)
     ask_store(config, [topic])
     return run_job(context, config, lambda runner: job(runner, config, topic=topic), unit)
@@ -123,9 +123,7 @@ def run_over(
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends what is done here as SIGINT does, which raises KeyboardInterrupt: exit code
-    130.
-    """
+    """SIGINT and SIGTERM both raise KeyboardInterrupt in the body. The exit code is then 130."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -144,8 +142,8 @@ def interruptible() -> Iterator[None]:
 
 
 def end_job(failures: Sequence[Failure], *, faults: bool = False) -> None:
-    """Exit code 2, with a line each, where there are failures: something else has to change first.
-    Else 1 where the archive has faults.
+    """Exit code 2 if there are failures, each printed on a line: something else has to change
+    first. Otherwise exit code 1 if the archive has faults.
     """
     for failure in failures:
         typer.echo(f"failed: {for_people(str(failure))}", err=True)
@@ -161,7 +159,7 @@ def count(number: int, what: str) -> str:
 
 @contextmanager
 def _shown(name: str, unit: Callable[[float], str]) -> Iterator[OnProgress]:
-    """A bar on a terminal, else a line in the log now and then; both with the rate."""
+    """Shows progress with the rate: a bar on a terminal, otherwise a log line every 10 seconds."""
     began_at = time.perf_counter()
     console = Console(stderr=True)
     logged_at = began_at
@@ -173,7 +171,7 @@ def _shown(name: str, unit: Callable[[float], str]) -> Iterator[OnProgress]:
         TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
-        redirect_stdout=sys.stdout.isatty(),  # else what is found would go to the bar's stderr
+        redirect_stdout=sys.stdout.isatty(),  # otherwise results would go to the bar's stderr
     )
     task = bar.add_task(name, total=None, size="")
 

@@ -1,4 +1,4 @@
-"""`fetchproxy keys`: key rings for `store.encryption_keys`, and the keys that an archive uses."""
+"""`fetchproxy keys`: manages key rings for `store.encryption_keys`, and an archive's data keys."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open
 PARTITIONS_AT_ONCE = 4
 
 app = typer.Typer(
-    help="Make and change key rings, and the keys that an archive uses.",
+    help="Create and change key rings, and re-encrypt the data keys of an archive.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Ring = Annotated[Path, typer.Argument(metavar="FILE", help="The key ring.")]
+Ring = Annotated[Path, typer.Argument(metavar="FILE", help="Key ring file.")]
 
 
 @app.command()
 def generate(file: Ring) -> None:
-    """Make a key ring with one key, readable by its owner alone.
+    """Create a key ring with one key. Only the file's owner can read it.
 
-    Keep a copy of it apart from the archive: what it has encrypted is lost without it.
+    Keep a copy apart from the archive: without the key ring, the encrypted data are lost.
 
-    Exit codes: 0; 2 there is such a file already, or it cannot be made.
+    Exit codes: 0 success; 2 the file exists already, or it cannot be created.
     """
     with users_errors():
         key_id = _new_id()
@@ -57,11 +57,12 @@ def generate(file: Ring) -> None:
 
 @app.command()
 def rotate(file: Ring) -> None:
-    """Add a key, which encrypts new segments from now on; the others still open theirs.
+    """Add a key that encrypts new segments from now on. Older keys still decrypt older segments.
 
-    Running processes see it at once where they see the file. Give it to those first that only read.
+    Running processes that see the file use the key at once. Give the file first to processes that
+    only read.
 
-    Exit codes: 0; 2 the file is no key ring, or cannot be changed.
+    Exit codes: 0 success; 2 the file is no key ring, or cannot be changed.
     """
     with users_errors(), changing(file):
         key_id = _new_id()
@@ -71,9 +72,9 @@ def rotate(file: Ring) -> None:
 
 @app.command("list")
 def list_keys(file: Ring) -> None:
-    """Print the ids of the keys, and which is the active one. Never a key.
+    """Print the ids of the keys and mark the active one. Keys themselves are never printed.
 
-    Exit codes: 0; 2 the file is no key ring.
+    Exit codes: 0 success; 2 the file is no key ring.
     """
     with users_errors():
         keys = read_keys(file)
@@ -86,14 +87,14 @@ def list_keys(file: Ring) -> None:
 def rewrap(
     context: typer.Context, topic: options.Topic = None, dry_run: options.DryRun = False
 ) -> None:
-    """Encrypt the data key of each segment with the active key; the segments stay as they are.
+    """Encrypt the data key of each segment with the active key; segment data do not change.
 
-    May be ended at any time and repeated, beside archivers and readers. Afterwards an old key opens
-    nothing any more that is in the store, and can go from the key ring; --dry-run says what each
-    key opens now.
+    The command may run beside archivers and readers, and may be interrupted and repeated. After a
+    run over all topics, old keys encrypt no data key in the store, so you can remove them from the
+    key ring. --dry-run shows how many data keys each key encrypts now.
 
-    Exit codes: 0; 1 some could not be opened; 2 the configuration, or the store does not answer;
-    130 interrupted.
+    Exit codes: 0 success; 1 some data keys could not be opened; 2 the configuration is wrong, or
+    the store does not answer; 130 interrupted.
     """
     with users_errors():
         config = options.read_config(context)
@@ -112,13 +113,15 @@ async def _rewrap(config: Config, topic: str | None, dry_run: bool) -> RewrapRep
 @dataclass(slots=True)
 class RewrapReport:
     rewrapped: int = 0
-    keys: Counter[str] = field(default_factory=Counter)  # of how many segments each was, before
-    faults: list[str] = field(default_factory=list)  # what could not be opened, and why
+    keys: Counter[str] = field(default_factory=Counter)  # segments by key id, before this run
+    faults: list[str] = field(
+        default_factory=list
+    )  # data keys that could not be opened, with reasons
 
 
-# One small object of each segment is replaced, whole or not at all, and stays true with either key:
-# archivers and readers notice nothing, and a next run goes on where one ended. It looks at objects:
-# a segment whose metadata are lost keeps its key, too.
+# One small object of each segment is replaced atomically and is valid with the old and the new key.
+# So archivers and readers notice nothing, and the next run continues where a run was interrupted.
+# It lists objects, so it also rewraps the key of a segment whose metadata are lost.
 async def rewrap_archive(
     rsm: RemoteStorageManager, *, topic: str | None = None, dry_run: bool = False
 ) -> RewrapReport:

@@ -1,4 +1,4 @@
-"""The command `fetchproxy`. A command's module is loaded when the command is asked for."""
+"""The command `fetchproxy`. It loads a subcommand's module only when the subcommand is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMANDS = (
     *("serve", "archive", "segments", "verify", "restore", "reindex", "merge", "mirror"),
     *("report", "backfill", "resolve", "index", "user", "keys", "config"),
 )
-# The module of a command has the same name, but for these.
+# The commands whose module has another name.
 _MODULES = {"merge": "verify", "reindex": "verify", "report": "segments", "restore": "verify"}
 
 
@@ -29,7 +29,7 @@ class _Commands(TyperGroup):
 
 @cache
 def loaded(name: str) -> Any:
-    """A module has the command itself, or `app`: a group of commands."""
+    """The command by this name. Its module has `app`, a group, or a function of that name."""
     module = import_module(f"fetchproxy.cli.{_MODULES.get(name, name)}")
     group = getattr(module, "app", None)
     if group is None:
@@ -46,7 +46,7 @@ app = typer.Typer(
     help="Tiered storage (KIP-405) for any Kafka cluster, from outside the broker.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # they print locals, and locals may hold secrets
+    pretty_exceptions_enable=False,  # they print local variables, which may be secrets
 )
 
 

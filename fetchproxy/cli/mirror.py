@@ -1,4 +1,4 @@
-"""`fetchproxy mirror`: the archive in another store, as a copy or for good."""
+"""`fetchproxy mirror`: copies the archive to another store, or moves it there."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ To = Annotated[
     typer.Option(
         envvar="FETCHPROXY_MIRROR_TO",
         metavar="URL",
-        help="The other place: empty, or an earlier mirror of this archive.",
+        help="URL of the target: an empty place, or an earlier mirror of this archive.",
     ),
 ]
 CutOver = Annotated[
     bool,
     typer.Option(
         "--cut-over",
-        help="With archivers stopped: copy the rest, and have --to be the archive. From then on no "
+        help="Copy the rest, then make --to the archive. Stop the archivers first. Afterwards no "
         "archiver or proxy starts at --from.",
     ),
 ]
@@ -36,8 +36,8 @@ Move = Annotated[
     bool,
     typer.Option(
         "--move",
-        help="As --cut-over; archive.retention_grace_ms later, in a further run, delete at --from "
-        "what --to has, byte for byte.",
+        help="Like --cut-over. A further run, archive.retention_grace_ms later, deletes at --from "
+        "all objects that --to has, byte for byte.",
     ),
 ]
 Compare = Annotated[
@@ -45,7 +45,7 @@ Compare = Annotated[
     typer.Option(
         "--compare",
         envvar="FETCHPROXY_MIRROR_COMPARE",
-        help="Read what is there already at both places, and compare each byte.",
+        help="Read objects that were copied before at both places, and compare each byte.",
     ),
 ]
 WithDamaged = Annotated[
@@ -53,7 +53,7 @@ WithDamaged = Annotated[
     typer.Option(
         "--with-damaged",
         envvar="FETCHPROXY_MIRROR_WITH_DAMAGED",
-        help="Copy damaged segments too, as they are; they are named all the same.",
+        help="Copy damaged segments too, as they are. They are still printed as faults.",
     ),
 ]
 BytesPerS = Annotated[
@@ -61,8 +61,8 @@ BytesPerS = Annotated[
     typer.Option(
         envvar="FETCHPROXY_MIRROR_BYTES_PER_S",
         min=0,
-        help="Read no more than so many bytes a second from --from, with --spark in each worker; "
-        "0: no limit.",
+        help="Maximum bytes a second to read from --from, with --spark in each worker; 0: no "
+        "limit.",
     ),
 ]
 
@@ -77,13 +77,13 @@ def mirror(
     with_damaged: WithDamaged = False,
     bytes_per_s: BytesPerS = 0,
 ) -> None:
-    """Copy the archive to another store, checked; a further run copies what is new or was left.
+    """Copy the archive to another store and check it; a further run copies the rest.
 
-    Readers and archivers go on at --from. Each segment is checked as `verify` does, and read back
-    from --to. What is damaged is named and not copied.
+    Readers and archivers keep using --from. Each segment is checked as by `verify`, and read back
+    from --to. Damaged segments are printed and not copied.
 
-    Exit codes: 0 all is copied; 1 faults in the archive; 2 something has to be changed first, or a
-    part could not be copied; 130 interrupted.
+    Exit codes: 0 everything is copied; 1 the archive has faults; 2 something has to be changed
+    first, or a part could not be copied; 130 interrupted.
     """
     config = read_job(context)
     with users_errors():

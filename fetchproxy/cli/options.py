@@ -1,9 +1,10 @@
 """The options that commands share, and how they become a Config. Each has help and a variable.
 
-Those that a command does not look at itself it has by `shares`; they are read from its context.
+The decorator `shares` adds options that the command's own code does not use. They are read from
+click's context.
 
-An option that names a configuration key counts as that key set on the command line. Its variable is
-the key's own, so it is left to `load`, where the environment yields to `--set`.
+An option that names a configuration key sets that key on the command line. The option and the key
+share one environment variable. `load` reads that variable, so `--set` takes precedence over it.
 """
 
 from __future__ import annotations
@@ -38,39 +39,42 @@ NAMED_KEYS = {
 
 
 def _of_key(name: str, metavar: str, meaning: str, *flags: str) -> Any:
-    """A text that sets the key of `NAMED_KEYS`; without `flags` the option has the same name."""
+    """A text option that sets its key in `NAMED_KEYS`. By default, the flag is --name."""
     variable = variable_of(NAMED_KEYS[name])
     option = typer.Option(*flags, envvar=variable, metavar=metavar, help=meaning)
     return Annotated[str | None, option]
 
 
-# Those that `shares` gives to a command.
+# The options that `shares` adds to a command.
 SHARED: dict[str, Any] = {
-    "bootstrap": _of_key("bootstrap", "HOST:PORT[,…]", "Brokers of the cluster."),
+    "bootstrap": _of_key("bootstrap", "HOST:PORT[,…]", "Bootstrap brokers of the cluster."),
     "store": _of_key(
         "store",
         "URL",
-        "The archive: file:///path, s3://bucket/prefix?endpoint_url=…&region=… or "
+        "URL of the archive: file:///path, s3://bucket/prefix?endpoint_url=…&region=… or "
         "webhdfs://host:port/path.",
     ),
-    "source": _of_key("source", "URL", "The archive; as --store of other commands.", "--from"),
-    "listen": _of_key("listen", "HOST:PORT", "Where clients connect: their bootstrap.servers."),
+    "source": _of_key("source", "URL", "URL of the archive, in the form of --store.", "--from"),
+    "listen": _of_key("listen", "HOST:PORT", "Address for clients: their bootstrap.servers."),
     "advertise": _of_key(
         "advertise",
         "HOST",
-        "Host that clients are told, without a port; by default the listener's.",
+        "Host name that clients connect to, without a port; default: the host of --listen.",
     ),
     "archive": _of_key(
-        *("archive", "REGEX", "Topics to copy to the store; whole names match."),
+        *("archive", "REGEX", "Topics to copy to the store; matches whole names."),
         *("--archive", "--topics"),
     ),
-    "console": _of_key("console", "HOST:PORT", "Web page, /metrics, /healthz and /readyz."),
+    "console": _of_key(
+        "console", "HOST:PORT", "Address of the web page, /metrics, /healthz and /readyz."
+    ),
     "archive_only": Annotated[
         bool,
         typer.Option(
             "--archive-only",
             envvar="FETCHPROXY_ARCHIVE_ONLY_ENABLED",
-            help="No broker at all: every client reads the archive, for a cluster that is gone.",
+            help="Serve clients from the archive alone, without brokers; for a cluster that no "
+            "longer exists.",
         ),
     ],
     "spark": Annotated[
@@ -78,7 +82,7 @@ SHARED: dict[str, Any] = {
         typer.Option(
             "--spark",
             envvar="FETCHPROXY_SPARK",
-            help="Have the work done on Spark; needs, in a clone: pip install -e '.\\[spark]'.",
+            help="Run the job on Spark; install it first, in a clone: pip install -e '.\\[spark]'.",
         ),
     ],
     "master": Annotated[
@@ -86,8 +90,8 @@ SHARED: dict[str, Any] = {
         typer.Option(
             envvar="FETCHPROXY_SPARK_MASTER",
             metavar="URL",
-            help="With --spark: Spark's master; without it this process is Spark, with all cores. "
-            "Under spark-submit: what that was given.",
+            help="With --spark: Spark's master. Default: the master given to spark-submit, else "
+            "this process with all cores.",
         ),
     ],
     "spark_settings": Annotated[
@@ -96,7 +100,7 @@ SHARED: dict[str, Any] = {
             "--conf",
             envvar="FETCHPROXY_SPARK_CONF",
             metavar="KEY=VALUE",
-            help="With --spark: a setting of Spark's; may be repeated.",
+            help="With --spark: a Spark setting; may be repeated.",
         ),
     ],
     "config_file": Annotated[
@@ -105,7 +109,7 @@ SHARED: dict[str, Any] = {
             "--config",
             envvar="FETCHPROXY_CONFIG",
             metavar="FILE",
-            help="TOML file; its tables are the sections.",
+            help="TOML configuration file with one table for each section.",
         ),
     ],
     "assignments": Annotated[
@@ -114,7 +118,8 @@ SHARED: dict[str, Any] = {
             "--set",
             envvar="FETCHPROXY_SET",
             metavar="SECTION.KEY=VALUE",
-            help="Any configuration key; may be repeated (in the variable: separated by spaces).",
+            help="Set any configuration key; may be repeated. In the variable, separate several "
+            "with spaces.",
         ),
     ],
 }
@@ -130,14 +135,14 @@ DryRun = Annotated[
     typer.Option(
         "--dry-run",
         envvar="FETCHPROXY_DRY_RUN",
-        help="Say what would be done, and change nothing.",
+        help="Print what would be done, and change nothing.",
     ),
 ]
 Create = Annotated[
     bool,
     typer.Option(
         "--create",
-        help="Begin a new archive where one is expected and there is none: a person's word, once.",
+        help="Create a new archive if the expected archive is not there. Give this once, by hand.",
     ),
 ]
 
@@ -145,7 +150,7 @@ Command = Callable[..., None]
 
 
 def shares(*named_keys: str, spark: bool = False) -> Callable[[Command], Command]:
-    """These of `NAMED_KEYS` before the command's own options; behind them --config and --set."""
+    """Add the options `named_keys` before the command's own ones, --config and --set after them."""
     behind = (
         *(("spark", "master", "spark_settings") if spark else ()),
         "config_file",
@@ -174,12 +179,12 @@ def _shared(name: str) -> Parameter:
 
 
 def read_config(context: typer.Context) -> Config:
-    """The configuration with this command line on top. Raises ConfigError."""
+    """The configuration; options of this command line take precedence. Raises ConfigError."""
     return read_settings(context, context.params.get("config_file")).config
 
 
 def read_logged(context: typer.Context) -> Config:
-    """As `read_config`, where the store is named; the log is as it says from now on."""
+    """Like `read_config`; also requires store.url and configures logging. Raises ConfigError."""
     config = read_config(context)
     store_url(config)
     configure_logging(config.log, sys.stderr)
@@ -187,7 +192,7 @@ def read_logged(context: typer.Context) -> Config:
 
 
 def read_settings(context: typer.Context, file: Path | None) -> Loaded:
-    """As `read_config`, of `file`, with where each value is from."""
+    """Like `read_config`, but reads `file` and also returns the source of each value."""
     place = "FETCHPROXY_SET" if _source(context, "assignments") == "ENVIRONMENT" else "--set"
     given = context.params.get("assignments") or ()
     overrides = [parse_assignment(text, place) for text in given]
@@ -199,12 +204,12 @@ def read_settings(context: typer.Context, file: Path | None) -> Loaded:
 
 
 def limits(context: typer.Context) -> Limits:
-    """What the caller of the command line has passed as click's `obj`; `fetchproxy` passes none."""
+    """The Limits that the caller passed as click's `obj`. `fetchproxy` itself passes none."""
     return context.obj if isinstance(context.obj, Limits) else LIMITS
 
 
 def spark_settings(context: typer.Context) -> dict[str, str]:
-    """Of `--conf`. Raises ConfigError, also where there are options of Spark's without Spark."""
+    """The settings from `--conf`. Raises ConfigError, also for Spark options without --spark."""
     for parameter, option in (("master", "--master"), ("spark_settings", "--conf")):
         if not context.params["spark"] and is_given(context, parameter):
             raise ConfigError(f"{option} is an option of Spark's; give --spark as well")
@@ -218,13 +223,13 @@ def spark_settings(context: typer.Context) -> dict[str, str]:
 
 
 def nothing_there(config: Config, topic: str | None) -> ConfigError:
-    """A wrong prefix or topic must not pass for a sound archive."""
+    """The error for an empty archive: a wrong prefix or topic must not look like a sound one."""
     of_topic = "" if topic is None else f" of topic {topic}"
     return ConfigError(f"there is nothing{of_topic} in the archive at {store_url(config)}")
 
 
 def is_given(context: typer.Context, parameter: str) -> bool:
-    """On the command line itself."""
+    """True: the parameter is on the command line itself."""
     return _source(context, parameter) == "COMMANDLINE"
 
 

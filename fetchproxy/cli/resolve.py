@@ -1,4 +1,4 @@
-"""`fetchproxy resolve`: says which log counts where a partition's log begins again."""
+"""`fetchproxy resolve`: decides which log counts after a partition's log began again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.model import TopicIdPartition
 
 Partition = Annotated[
-    str, typer.Argument(metavar="TOPIC-PARTITION", help="As logs and status name it: orders-0.")
+    str, typer.Argument(metavar="TOPIC-PARTITION", help="The partition, such as orders-0.")
 ]
 Keep = Annotated[
     bool,
     typer.Option(
         "--keep",
-        help="The archive counts, below its end. The log's own records below that offset are not "
-        "archived. Also shows again what --new-history has put aside.",
+        help="The archive counts, below its end offset. The leader's records below that offset are "
+        "not archived. Also shows a log again that --new-history has put aside.",
     ),
 ]
 Truncate = Annotated[
@@ -34,7 +34,7 @@ NewHistory = Annotated[
     bool,
     typer.Option(
         "--new-history",
-        help="The leader's log counts. The archive's log stays in the store, and is not shown.",
+        help="The leader's log counts. The archive's log stays in the store, hidden from readers.",
     ),
 ]
 
@@ -48,10 +48,10 @@ def resolve(
     new_history: NewHistory = False,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Say which log counts where a partition's log begins again, so that archiving can go on.
+    """Decide which log counts after a partition's log began again, so that archiving can continue.
 
-    The archiver stops such a partition (partition_stopped in its log), and nothing is deleted until
-    this was run. It goes on by itself afterwards.
+    The archiver stops such a partition (partition_stopped in its log) and deletes nothing. After
+    this command it continues by itself.
     """
     with users_errors():
         config = options.read_logged(context)

@@ -1,7 +1,7 @@
-"""How a command runs on the event loop: signals end it cleanly, users' errors are one line.
+"""Runs a command on the event loop. Signals end it cleanly; a user's error prints one line.
 
-Exit codes: 0 done (a server also after SIGINT or SIGTERM), 1 the command found faults, 2 the user
-or the surroundings have to change something first, 130 interrupted before the end was reached. Bugs
+Exit codes: 0 done (a server also after SIGINT or SIGTERM), 1 the command found faults, 2 something
+has to be changed first by the user or in the environment, 130 interrupted before the end. Bugs
 keep their traceback.
 """
 
@@ -33,20 +33,20 @@ EXIT_INTERRUPTED = 130
 T = TypeVar("T")
 
 
-# Options of the data source that messages name.
+# Options of the data source that error messages mention.
 _OF_SOURCE = re.compile(
     r"\b(failOnDataLoss=false|corruptBatches=skip|startingOffsetsByTimestampStrategy=latest)\b"
 )
 
 
 def for_people(text: str) -> str:
-    """A message with its secrets covered, and options as the command line has them."""
+    """The message with secrets masked and data source options in command line form."""
     return mask_text(_OF_SOURCE.sub(r"--option \g<0>", text))
 
 
 @contextmanager
 def users_errors() -> Iterator[None]:
-    """Turns an error that the user can mend into one line on stderr and exit code 2."""
+    """Turns an error that the user can correct into one line on stderr and exit code 2."""
     try:
         yield
     except Exception as error:
@@ -59,7 +59,7 @@ def users_errors() -> Iterator[None]:
 
 
 def run(work: Coroutine[None, None, T]) -> T | None:
-    """The result of `work`, or None after a signal: `work` is then cancelled, to close in order."""
+    """The result of `work`. None: a signal cancelled `work`, which has closed its resources."""
 
     def new_loop() -> TimedEventLoop:
         return TimedEventLoop(time.perf_counter, time.thread_time, _elapsed)
@@ -69,16 +69,16 @@ def run(work: Coroutine[None, None, T]) -> T | None:
 
 
 def run_to_end(work: Coroutine[None, None, T]) -> T:
-    """As `run`; a signal ends the command with exit code 130."""
+    """Like `run`, but a signal ends the command with exit code 130."""
     done = run(work)
     if done is None:
         raise typer.Exit(EXIT_INTERRUPTED)
     return done
 
 
-# asyncio's own clock stands still while a machine is suspended, and an archiver would go on with
-# what others have taken over since: its lease, its copies' deadlines.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former on Linux
+# asyncio's own clock stands still while a machine is suspended. An archiver would then keep using
+# its lease and the deadlines of its copies, although other archivers have taken over since.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # CLOCK_BOOTTIME on Linux
 _elapsed = partial(time.clock_gettime, _CLOCK)
 
 
@@ -89,7 +89,7 @@ async def _until_signal(work: Coroutine[None, None, T]) -> T | None:
         task.add_done_callback(lambda _: _forget_signals(loop))
 
         def stop(number: signal.Signals) -> None:
-            _forget_signals(loop)  # so that a second one ends the process at once
+            _forget_signals(loop)  # so a second signal ends the process at once
             log.info("stopping", signal=number.name)
             task.cancel()
 
@@ -104,5 +104,5 @@ def _forget_signals(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _is_users(error: BaseException) -> bool:
-    """Configuration, store or brokers; corrupt data is a finding, which `verify` reports."""
+    """True: an error of configuration, store or brokers. Corrupt data is a fault for `verify`."""
     return isinstance(error, FetchProxyError) and not isinstance(error, CorruptSegment)

@@ -1,7 +1,4 @@
-"""`fetchproxy segments` and `report`: what the archive holds, and what there is to know of it.
-
-No broker is needed.
-"""
+"""`fetchproxy segments` and `report`: the archive's content and problems. They need no broker."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ AsJson = Annotated[
     typer.Option(
         "--json",
         envvar="FETCHPROXY_JSON",
-        help="A JSON list of the segments, for programs; the rest goes to stderr.",
+        help="Print a JSON list of the segments, for programs; the rest goes to stderr.",
     ),
 ]
 Out = Annotated[
@@ -42,7 +39,7 @@ Out = Annotated[
     typer.Option(
         envvar="FETCHPROXY_REPORT_OUT",
         metavar="FOLDER",
-        help="Where report.html goes, and the tables below it.",
+        help="Folder for report.html, and for the tables unless --parquet is given.",
     ),
 ]
 Parquet = Annotated[
@@ -50,17 +47,17 @@ Parquet = Annotated[
     typer.Option(
         envvar="FETCHPROXY_REPORT_PARQUET",
         metavar="URI",
-        help="Where the tables go instead: a path or URI. On Spark a URI of its own, of a place "
-        "that all executors reach.",
+        help="Other folder for the tables: a path or URI. With --spark, a URI that all executors "
+        "can reach.",
     ),
 ]
 
 
 class SegmentRow(TypedDict):
-    """`last_offset` is inclusive; `topic_id` as Kafka's tools write it.
+    """`last_offset` is inclusive; `topic_id` is in the form that Kafka's tools print.
 
-    `log_start_offset` is the partition's: what lies below it was deleted, and is not served.
-    `put_aside`: of another history of the log, by `fetchproxy resolve`; not served either.
+    `log_start_offset`: of the partition. Records below it are deleted and not served.
+    `put_aside`: `fetchproxy resolve` has hidden the segment: another log counts. Not served either.
     """
 
     topic: str
@@ -80,12 +77,12 @@ def segments(
     topic: options.Topic = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the archived segments, and what there is to see to, or to know, in the archive.
+    """List the archived segments, and the archive's known problems and notes.
 
-    Reads metadata alone; whether each byte is right says `fetchproxy verify`.
+    This command reads only metadata. `fetchproxy verify` checks each byte.
 
-    Exit codes: 0; 2 it could not be read, or there is nothing, and stderr says where; 130
-    interrupted.
+    Exit codes: 0 success; 2 the archive could not be read or is empty, with the reason on stderr;
+    130 interrupted.
     """
     with users_errors():
         config = options.read_logged(context)
@@ -104,14 +101,14 @@ def segments(
 async def read_archive(
     config: Config, topic: str | None
 ) -> tuple[list[SegmentRow], tuple[Condition, ...]]:
-    """By topic, partition and offset. Raises RemoteStorageError, ConfigError."""
+    """The segments by topic, partition and offset. Raises RemoteStorageError, ConfigError."""
     rows: list[SegmentRow] = []
     findings: list[Condition] = []
     async with stored_archive(config) as (rsm, rlmm):
         for tip in await rlmm.list_partitions():
             if topic is None or tip.topic == topic:
                 findings += await partition_health(rsm.objects, rlmm, tip)
-                view = await rlmm.refresh(tip, float("-inf"))  # as it was just read
+                view = await rlmm.refresh(tip, float("-inf"))  # the view that was just read
                 segments = rlmm.list_remote_log_segments(tip)
                 rows += (_row(segment, view) for segment in segments)
         stored = await read_concerns(rsm.objects)
@@ -163,9 +160,9 @@ def report(
     parquet: Parquet = None,
     topic: options.Topic = None,
 ) -> None:
-    """Bytes, records, segments, age and compression by topic and partition; growth and a forecast.
+    """Report size, records, age, compression and growth by topic and partition, with a forecast.
 
-    Exit code 2 where a partition could not be read; the report has the others.
+    Exit code 2 if a partition could not be read; the report covers the others.
     """
 
     def work(runner: Runner, config: Config, topic: str | None) -> job.Reported:

@@ -1,4 +1,4 @@
-"""`fetchproxy serve`: the proxy, with its archiver if topics are named."""
+"""`fetchproxy serve`: the proxy, with an archiver if `archive.topics` is set."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def serve(
     context: typer.Context,
     create: options.Create = False,
 ) -> None:
-    """Serve clients: relay the tail, answer from the archive what the brokers have forgotten.
+    """Serve clients: relay requests to the brokers, and serve deleted records from the archive.
 
-    With --archive the same process copies those topics to the store; with --archive-only there is
-    no broker at all. Ends on SIGINT or SIGTERM.
+    With --archive this process also copies the topics to the store. With --archive-only it needs no
+    broker. Ends on SIGINT or SIGTERM.
     """
     with users_errors():
         config = options.read_logged(context)

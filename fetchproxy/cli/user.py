@@ -1,4 +1,4 @@
-"""`fetchproxy user`: makes the lines of one user for `archive_only.users_file`."""
+"""`fetchproxy user`: prints one user's lines for `archive_only.users_file`."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ Topics = Annotated[
     typer.Option(
         "--topic",
         metavar="PATTERN",
-        help="May be read: a whole name, a beginning and *, or * for all; may be repeated.",
+        help="Topics that the user may read: a whole name, a prefix and *, or * for all; may be "
+        "repeated.",
     ),
 ]
 Groups = Annotated[
     list[str] | None,
-    typer.Option("--group", metavar="PATTERN", help="Consumer groups, likewise."),
+    typer.Option("--group", metavar="PATTERN", help="Consumer groups, in the form of --topic."),
 ]
 
 
 def user(user_name: Name, topic_patterns: Topics = None, group_patterns: Groups = None) -> None:
     """Print a user's lines for the file that `archive_only.users_file` names.
 
-    Asks for the password, or takes the first line of stdin. The lines hold salted hashes of it
-    (SCRAM-SHA-256, SCRAM-SHA-512), and not the password.
+    The command asks for the password on a terminal; otherwise it reads the first line of stdin. The
+    lines have salted hashes (SCRAM-SHA-256, SCRAM-SHA-512), not the password.
 
-    Exit codes: 0; 2 the name, a pattern or the password cannot be used.
+    Exit codes: 0 success; 2 the name, a pattern or the password cannot be used.
     """
     with users_errors():
         lines = user_lines(user_name, _password(), topic_patterns or [], group_patterns or [])
@@ -68,5 +69,5 @@ def _password() -> str:
 
 
 def _quoted(value: object) -> str:
-    """JSON's strings and lists of strings are TOML's too."""
+    """As JSON: its strings and lists of strings are valid TOML."""
     return json.dumps(value, ensure_ascii=False)

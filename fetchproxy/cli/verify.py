@@ -1,8 +1,8 @@
-"""`fetchproxy verify`, `reindex`, `restore`, `merge`: faults of the archive, and what mends it.
+"""`fetchproxy verify`, `reindex`, `restore`, `merge`: find and repair faults of the archive.
 
-What is mended is made again: index, epochs, transactions and metadata of segments from their logs
-(`verify --repair`, `reindex`); the metadata topic, caches and local indexes from the store
-(`restore`); large segments from small ones (`merge`).
+`verify --repair` and `reindex` rebuild index, epochs, transactions and metadata of segments from
+their logs. `restore` rebuilds the metadata topic, caches and local indexes from the store. `merge`
+makes large segments from small ones.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Repair = Annotated[
     typer.Option(
         "--repair",
         envvar="FETCHPROXY_REPAIR",
-        help="Make index, epochs, transactions and metadata again where the log shows what they "
-        "were; then verify again. No log is written and nothing is deleted that was archived.",
+        help="Rebuild faulty index, epochs, transactions and metadata from the log, if possible; "
+        "then verify again. No log is changed and no archived record is deleted.",
     ),
 ]
 AsJson = Annotated[
@@ -45,7 +45,7 @@ AsJson = Annotated[
     typer.Option(
         "--json",
         envvar="FETCHPROXY_JSON",
-        help="The report as one JSON object, for programs; without --repair.",
+        help="Print the report as one JSON object, for programs; not with --repair.",
     ),
 ]
 BytesMax = Annotated[
@@ -53,8 +53,8 @@ BytesMax = Annotated[
     typer.Option(
         envvar="FETCHPROXY_MERGE_BYTES_MAX",
         min=1024,
-        help="A merged segment has at most so many bytes; small is what has at most half of that. "
-        "Each task needs as much room in archive.spool_dir.",
+        help="Maximum bytes of a merged segment. Segments of at most half that size are merged. "
+        "Each task needs that much space in archive.spool_dir.",
     ),
 ]
 
@@ -67,14 +67,14 @@ def verify(
     dry_run: options.DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check every segment: is it there, checksums, index and metadata against the data.
+    """Check that every segment is present, and its checksums, index and metadata against the data.
 
-    Brokers are asked only with metadata.manager=topic: then the topic says what should be there.
-    Prints each fault with its place, then what else there is to know: what was lost, is at risk, is
-    stopped, or is not deleted.
+    The command reads from brokers only with metadata.manager=topic: the metadata topic then says
+    which segments should be present. It prints each fault with its place, then notes: offsets that
+    are lost or at risk, partitions that are stopped, and segments that are not deleted.
 
-    Exit codes: 0 no faults, whatever else there is to know; 1 faults (left, with --repair); 2 it
-    could not be checked, or there is nothing, and stderr says why; 130 interrupted.
+    Exit codes: 0 no faults, even if there are notes; 1 faults (with --repair: faults that remain);
+    2 it could not be checked, or the archive is empty, with the reason on stderr; 130 interrupted.
     """
     with users_errors():
         if as_json and repair:
@@ -120,7 +120,7 @@ def _repaired(
     found: job.Verified,
     dry_run: bool,
 ) -> job.Verified:
-    """The report after it: the same checks say whether a repair was one."""
+    """The report after the repair, from the same checks, which show whether the repair worked."""
     done, uploads_removed = run_job(
         context,
         config,
@@ -171,7 +171,7 @@ def print_summary(report: VerifyReport, failures: Iterable[Failure] = ()) -> Non
 
 
 def report_json(report: VerifyReport, failures: Iterable[Failure] = ()) -> dict[str, object]:
-    """`failed`: parts of which nothing is known."""
+    """In the result, `failed` lists the parts that could not be checked."""
     failed = [asdict(failure) for failure in failures]
     return {
         "verdict": _verdict(report, failed),
@@ -200,9 +200,9 @@ def reindex(
     topic: options.Topic = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Make index, epochs, transactions and metadata again where they are missing or wrong.
+    """Rebuild index, epochs, transactions and metadata that are missing or wrong.
 
-    No log is written. Exit code 1 where faults are left.
+    No log is changed. Exit code 1 if faults remain.
     """
     done = run_over(context, topic, partial(job.reindex, dry_run=dry_run))
     for partition in done.results:
@@ -224,11 +224,11 @@ def restore(
     topic: options.Topic = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Rebuild the metadata topic from the store: what it does not know is written to it.
+    """Rebuild the metadata topic: write the store's metadata that the topic lacks.
 
-    Metadata objects that are lost or unreadable are derived from their logs first. Can be repeated.
-    With --spark, local indexes are left to the archivers, which make them again. Exit code 1 where
-    segments are left that nothing could be made of, 2 where a part could not be restored.
+    First, metadata objects that are lost or unreadable are derived from their logs. The command can
+    be repeated. With --spark, it leaves local indexes to the archivers, which rebuild them. Exit
+    code 1 if segments remain that could not be restored, 2 if a part could not be restored.
     """
     work = partial(
         restore_job.restore,
@@ -263,10 +263,10 @@ def merge(
     bytes_max: BytesMax = MERGED_BYTES_MAX,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Merge adjacent small segments; offsets and batches stay as they are, readers notice nothing.
+    """Merge adjacent small segments. Offsets and batches stay the same; readers notice nothing.
 
-    Replaced segments are removed by the archiver, or by a later run, once they are old enough. Exit
-    code 1 where segments could not be merged because something is wrong with them.
+    The archiver or a later run deletes replaced segments once they are old enough. Exit code 1 if
+    faulty segments could not be merged.
     """
     merging = merge_job.MergeOptions(bytes_max, dry_run)
     done = run_over(context, topic, partial(merge_job.merge, options=merging))

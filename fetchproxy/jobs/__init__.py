@@ -1,1 +1,1 @@
-"""Work over a whole archive, spread over Spark: a function for each job."""
+"""Work over a whole archive, in this process or on Spark. Each job is a function."""

@@ -1,8 +1,8 @@
-"""The job `archive`: one pass over all partitions, planned on the driver, copied by executors.
+"""The job `archive`: one pass over all partitions. The driver plans it and executors copy.
 
-Each executor runs the archiver's own pass (`ArchivePass`) for its partition. It leads
-nothing: a running archiver may be at the same partition, and whichever comes second gives up its
-copy, as two archivers do that meet.
+Each executor runs the archiver's pass (`ArchivePass`) for its partition, without leadership. If a
+running archiver copies the same partition, the second to finish gives up its copy, as between two
+archivers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
 from fetchproxy.writing.remote_log_manager import ArchivePass
 
-# Asked at once while planning: each is one request to a leader and a look at the archive.
+# Partitions planned at once. Each takes one request to a leader and one read of the archive.
 PLANNED_AT_ONCE = 16
 
 ARCHIVED_SCHEMA = (
@@ -41,8 +41,8 @@ ARCHIVED_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class PlannedPartition:
-    """`archive_end` (exclusive) None: nothing is archived yet. Between it and `last_stable_offset`,
-    or the broker's `log_start_offset` if that is higher, lies what is to be copied.
+    """`archive_end`: exclusive; None: the archive has no segment yet. The offsets to copy are from
+    `archive_end`, or the broker's `log_start_offset` if that is higher, to `last_stable_offset`.
     """
 
     tip: TopicIdPartition
@@ -53,14 +53,14 @@ class PlannedPartition:
 
     @property
     def offsets(self) -> int:
-        """How many are to be copied."""
+        """The number of offsets to copy."""
         start = max(self.log_start_offset, self.archive_end or 0)
         return max(self.last_stable_offset - start, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivePlan:
-    """`refused`: topic -> why it is not archived although the pattern matches it."""
+    """`refused`: by topic, why it is not archived although the pattern matches it."""
 
     partitions: tuple[PlannedPartition, ...]
     refused: Mapping[str, str]
@@ -68,7 +68,7 @@ class ArchivePlan:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPartition:
-    """What the archive has above `planned.archive_end` now, whoever has copied it."""
+    """The archive's content from `planned.archive_end` on, no matter which process copied it."""
 
     planned: PlannedPartition
     archive_end: int | None
@@ -79,10 +79,10 @@ class ArchivedPartition:
 def archive(
     runner: Runner, config: Config, *, create: bool = False
 ) -> tuple[ArchivePlan, Done[ArchivedPartition]]:
-    """Copy what `archive.topics` matches, up to the last stable offsets of this moment.
+    """Copy the topics that `archive.topics` matches, up to their current last stable offsets.
 
-    `create`: as of `OwnArchive`.
-    Raises ConfigError, ClusterError, RemoteStorageError where it cannot be planned; PipelineFailed.
+    `create`: see `OwnArchive`.
+    Raises ConfigError, ClusterError, RemoteStorageError if planning fails; PipelineFailed.
     """
     check_source(config)
     config = for_executors(config)
@@ -94,7 +94,7 @@ def archive(
 
 
 def check_source(config: Config) -> None:
-    """Raises ConfigError where an executor cannot reach what is copied."""
+    """Raises ConfigError if executors cannot reach the source."""
     if config.archive.log_dirs is not None:
         raise ConfigError(
             "archive.log_dirs is set: on Spark only the brokers are a source that every executor "
@@ -103,15 +103,15 @@ def check_source(config: Config) -> None:
 
 
 async def begin_archive(config: Config, *, create: bool = False) -> None:
-    """Runs on the driver, first of all: the archive is there and our own, or is made where it may.
-    Raises as `OwnArchive.confirm`.
+    """Runs on the driver, as the first step. Checks that the archive is this cluster's, or creates
+    it if allowed. Raises the errors of `OwnArchive.confirm`.
     """
     async with managed_archive(config, create=True) as opened:
         await OwnArchive(config, *opened, uuid4, archives=True, create=create).confirm()
 
 
 def plan_archive(config: Config) -> ArchivePlan:
-    """Runs on the driver. Those with the most to copy come first. Raises as `archive`."""
+    """Runs on the driver. Partitions with the most to copy come first. Raises as `archive`."""
     if config.archive.topics is None:
         raise ConfigError("archive.topics is not set; give --archive REGEX")
     return in_loop(_plan(config, config.archive.topics))
@@ -145,8 +145,8 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
 
 
 def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, ArchivedPartition]:
-    """Copies, then removes what retention has passed. Fails with RemoteStorageError, ClusterError,
-    LogTruncated, CompactedLog, CorruptSegment, OSError.
+    """Copies segments, then deletes those that retention has expired. Fails with
+    RemoteStorageError, ClusterError, LogTruncated, CompactedLog, CorruptSegment, OSError.
     """
     config = for_executors(config)
     return StoreWork(

@@ -1,8 +1,7 @@
 """The job `backfill` to Parquet: archived records as files, partitioned by topic and date.
 
-Executors read and write by themselves; what crosses the pipe to Spark is each range's manifest. A
-run that was ended goes on with the ranges that are not done; a later one adds what the archive has
-more by then.
+Executors read and write the records themselves and send Spark only each range's manifest. After an
+interruption, the next run does the remaining ranges. A later run adds newly archived records.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
 
-# Stored bytes of a range: what a task reads, and about what a task that is lost costs.
+# Stored bytes of a range: a task reads that many, and a lost task has to read them again.
 RANGE_BYTES_MAX = 128 * 1024 * 1024
 CODECS = ("snappy", "zstd", "gzip", "lz4", "none")
 
@@ -42,7 +41,7 @@ class RangeTask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What every executor needs besides its range."""
+    """The inputs that every executor needs besides its range."""
 
     options: SourceOptions
     folder: OutputFolder
@@ -51,7 +50,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBackfill:
-    """`ranges_before`: how many are there, with all that they have to have. `left_out`: why."""
+    """`ranges_before`: number of complete ranges. `left_out`: partitions left out, and why."""
 
     tasks: list[RangeTask]
     ranges_before: int
@@ -66,12 +65,12 @@ def backfill(
     range_bytes_max: int = RANGE_BYTES_MAX,
     compression: str = CODECS[0],
 ) -> tuple[Done[Manifest], int]:
-    """(what this run has written, how many ranges earlier ones have). Partitions of which the
-    archive lacks some offsets are left out: failures, too.
+    """Returns the manifests that this run has written and the number of ranges written before. A
+    partition is left out, as a failure, if the archive lacks some of its offsets.
 
-    `source`: the options of `format("remotelog")`; `output`: a path or URI all executors reach.
-    One run at a time into one output. Raises ConfigError, RemoteStorageError, CorruptSegment,
-    OSError where the output cannot be written, PipelineFailed.
+    `source`: the options of `format("remotelog")`. `output`: a path or URI that all executors
+    reach; only one run at a time may write to it. Raises ConfigError, RemoteStorageError,
+    CorruptSegment, PipelineFailed, and OSError if the output cannot be written.
     """
     if compression not in CODECS:
         raise ConfigError(f"compression {compression!r}: there are {', '.join(CODECS)}")
@@ -91,7 +90,7 @@ def backfill(
 
 
 def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
-    """Runs on the driver. The plan is kept in the output before anything is written. Raises as
+    """Runs on the driver. Stores the plan in the output before any records are written. Raises as
     `backfill`.
     """
     options, folder = target.options, target.folder
@@ -129,7 +128,7 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
 
 
 def backfill_range(target: Target, wanted: RangeTask) -> Manifest:
-    """In a worker process; a range that is whole is not written again. Raises CorruptSegment,
+    """Runs in a worker process. Does not write a complete range again. Raises CorruptSegment,
     RemoteStorageError, OSError.
     """
     folder, before = target.folder, target.folder.manifest(wanted.range.name)
@@ -150,7 +149,7 @@ def _settings(options: SourceOptions) -> dict[str, str]:
 
 
 def _lost(options: SourceOptions, view: PartitionView | None, one: BackfillRange) -> str | None:
-    """Why what was planned cannot be written any more; None: it can."""
+    """Why the planned range can no longer be written. None: it can."""
     start = None if view is None else view.log_start_offset
     if not options.fail_on_data_loss or (start is not None and start <= one.first):
         return None

@@ -1,4 +1,4 @@
-"""The folder that a backfill to Parquet writes, and one range of records as a file in it."""
+"""The output folder of a backfill to Parquet, and the writer of one range's files."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fetchproxy.jobs.backfill_plan import BackfillRange, Plan
 from fetchproxy.remotelog.task_reader import PassedOver
 
 #     topic=<topic>/date=<yyyy-mm-dd>/<topic>-<partition>-<first>-<last>.parquet
-#     _backfill/plan-<number>.json    the ranges that were not done when it was made
-#     _backfill/done/<range>.json     a range's manifest: the files that hold it, all of them there
+#     _backfill/plan-<number>.json    the ranges that were not done when the plan was made
+#     _backfill/done/<range>.json     a range's manifest: the names of its files, all complete
 #     _backfill/parts/                files that are being written
 #
-# A range is there when its manifest is. One that lacks what was passed over is written again by
-# the next run; until then it stands. Readers of Parquet pass over names that begin with `_`.
-# Files get their names when they are whole; on S3, which knows no renaming, an object is there
-# only when it is whole.
+# A range is done when its manifest exists. If records were passed over, the next run writes the
+# range again; until then its files stay. Parquet readers ignore names that begin with `_`.
+# A file gets its name when it is complete. S3 cannot rename, but an S3 object appears only when it
+# is complete.
 
 _SIDE = "_backfill"
 _MARK = "plan-"
@@ -37,7 +37,7 @@ _MARK = "plan-"
 
 @dataclass(frozen=True, slots=True)
 class OutputFolder:
-    """`place`: a path or a URI of pyarrow's (file, s3, gs, hdfs). Raises OSError throughout."""
+    """`place`: a path or a pyarrow URI (file, s3, gs, hdfs). All methods may raise OSError."""
 
     place: str
 
@@ -53,29 +53,29 @@ class OutputFolder:
         return bool(self.fs.type_name != "s3")
 
     def part(self, name: str) -> str:
-        """Where a file that becomes `name` is written: a path of nobody else's."""
+        """The path to write the file `name` at until `publish`. No other task uses the path."""
         if not self.renames:
             return self._made(self.path(name))
         base = name.rpartition("/")[2]
         return self._made(self.path(f"{_SIDE}/parts/{base}.{uuid4().hex}"))
 
     def publish(self, part: str, name: str) -> None:
-        """Whoever does it last wins; both have written the same."""
+        """The last of several tasks wins; all have written the same content."""
         path = self._made(self.path(name))
         if part == path:
             return
         if self.fs.type_name not in ("local", "subtree"):
-            self.discard(path)  # not every file system replaces
+            self.discard(path)  # not every file system replaces a file
         self.fs.move(part, path)
 
     def discard(self, path: str) -> None:
-        """If it is there."""
+        """Delete the file if it exists."""
         if self.fs.get_file_info(path).type != pafs.FileType.NotFound:
             self.fs.delete_file(path)
 
-    # --- what is planned and what is done ---
+    # --- plans and manifests ---
     def last_plan(self) -> tuple[int, Plan | None]:
-        """(its number, the plan); 0: there is none. Raises ConfigError."""
+        """The last plan's number and the plan. (0, None): there is no plan. Raises ConfigError."""
         numbers = [
             int(name.removeprefix(_MARK).removesuffix(".json"))
             for name in self._names(_SIDE)
@@ -87,7 +87,7 @@ class OutputFolder:
         return max(numbers), Plan.decode(self._read(name), self.path(name))
 
     def add_plan(self, number: int, plan: Plan) -> Plan:
-        """The plan of that number: this one, or that of another run which was faster."""
+        """The stored plan of that number: `plan`, unless another run stored its plan first."""
         name = _plan_name(number)
         part = self._made(self.path(f"{_SIDE}/parts/{_MARK}{number}.{uuid4().hex}"))
         self._write(part, plan.encode())
@@ -106,12 +106,12 @@ class OutputFolder:
         return Plan.decode(self._read(name), path)
 
     def manifests(self) -> list[Manifest]:
-        """Of all ranges that have one."""
+        """The manifests of all ranges."""
         names = (name.removesuffix(".json") for name in self._names(f"{_SIDE}/done"))
         return [manifest for name in names if (manifest := self.manifest(name)) is not None]
 
     def manifest(self, name: str) -> Manifest | None:
-        """Of the range of that name."""
+        """The manifest of the range `name`. None: not written yet."""
         path = f"{_SIDE}/done/{name}.json"
         if self.fs.get_file_info(self.path(path)).type == pafs.FileType.NotFound:
             return None
@@ -124,7 +124,7 @@ class OutputFolder:
         self.publish(part, name)
 
     def remove_parts(self) -> None:
-        """What killed tasks have left; whoever still writes one fails, and finds its range done."""
+        """Delete leftovers of killed tasks. A task still writing one fails: its range is done."""
         path = self.path(f"{_SIDE}/parts")
         if self.fs.get_file_info(path).type == pafs.FileType.Directory:
             self.fs.delete_dir(path)
@@ -148,7 +148,7 @@ class OutputFolder:
 
 @cache
 def _opened(place: str) -> tuple[Any, str]:
-    """By each process: file systems do not go over the pipe."""
+    """Opened in each process, as a file system object cannot be pickled."""
     uri = place if "://" in place else Path(place).absolute().as_uri()
     try:
         fs, path = pafs.FileSystem.from_uri(uri)
@@ -161,24 +161,25 @@ def _plan_name(number: int) -> str:
     return f"{_SIDE}/{_MARK}{number:06d}.json"
 
 
-# One range's records as Parquet, a file for each date; the same records give the same files.
-# Memory: `BUFFERED_BYTES_MAX` of rows that are not written yet, and what Parquet keeps of each
+# One range's records as Parquet, a file for each date. The same records give the same files.
+# Memory: `BUFFERED_BYTES_MAX` of rows that are not written yet, and Parquet's own state of each
 # open file.
 
 DAY_US = 86_400_000_000
-# A row group: large enough to scan well, small enough for several tasks a host.
+# A row group is large enough to scan well, and small enough for several tasks on a host.
 BUFFERED_BYTES_MAX = 24 * 1024 * 1024
-# Records are about in the order of time; of more dates than these the one written to longest ago is
-# closed, and a later record of it begins another file.
+# Records are roughly in time order. Above this number of open dates, the file of the date written
+# least recently is closed. A later record of that date begins another file.
 OPEN_DATES_MAX = 16
-# Columns with a dictionary: of the others one is begun for nothing, a fifth of the writing.
+# Columns with a dictionary. For other columns a dictionary is useless and takes a fifth of the
+# writing time.
 _REPEATING = ["key", "partition", "timestampType"]
-_NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # how Hive and Spark name what has none
+_NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for a missing date
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    path: str  # below the output
+    path: str  # relative to the output folder
     rows: int
     size_bytes: int
 
@@ -187,8 +188,8 @@ class WrittenFile:
 class Manifest:
     """`rows` may be fewer than offsets: markers and aborted batches are no rows.
 
-    `passed_over`: records at most that are not there, as something was damaged or missing;
-    `faults`: how many batches and objects were.
+    `passed_over`: the maximum number of records missing because of damage. `faults`: the number of
+    damaged or missing batches and objects.
     """
 
     range: BackfillRange
@@ -239,10 +240,11 @@ def write_range(
     passed_over: PassedOver,
     before: Manifest | None = None,
 ) -> Manifest:
-    """`batches`: pyarrow.RecordBatches with a `topic` and a `timestamp` column. `passed_over` is
-    counted up by whoever makes them. `before`: what was written of the range, and lacks something.
+    """`batches`: pyarrow.RecordBatches with a `topic` and a `timestamp` column. Their source counts
+    up `passed_over`. `before`: the manifest of an earlier, incomplete version of the range.
 
-    Nothing is to be seen of it until all of it is there. Raises OSError, and as `batches`.
+    Files get their names after all are written; on S3 each appears once it is written. Raises
+    OSError, and the errors of `batches`.
     """
     files = _DatedFiles(folder, wanted, compression)
     try:
@@ -252,7 +254,8 @@ def write_range(
     except BaseException:
         files.discard()
         raise
-    # Those of one name are replaced by now. Killed here, the next run does the range again.
+    # Files of the same name are replaced already. After a kill here, the next run does the range
+    # again.
     replaced = {file.path for file in written}
     for file in before.files if before is not None else ():
         if file.path not in replaced:
@@ -273,10 +276,10 @@ class _DatedFiles:
     folder: OutputFolder
     wanted: BackfillRange
     compression: str
-    # By day, the one written to longest ago first.
+    # By day, the file written least recently first.
     _open: dict[int, _Open] = field(default_factory=dict)
     _closed: list[_Open] = field(default_factory=list)
-    _begun: dict[int, int] = field(default_factory=dict)  # files of each day
+    _begun: dict[int, int] = field(default_factory=dict)  # number of files by day
     _waiting_bytes: int = 0
 
     def add(self, batch: Any) -> None:
@@ -289,7 +292,7 @@ class _DatedFiles:
             self._flush(max(self._open.values(), key=lambda file: file.waiting_bytes))
 
     def close(self) -> list[WrittenFile]:
-        """By name, each where readers look."""
+        """Publishes the files. Returns them by name."""
         for day in list(self._open):
             self._close(day)
         for file in self._closed:
@@ -346,7 +349,7 @@ class _DatedFiles:
 
 
 def by_day(batch: Any) -> Iterator[tuple[int, Any]]:
-    """(days since 1970, its rows without the column `topic`), rising."""
+    """Days since 1970, in order, each with its rows without the column `topic`."""
     rows = batch.drop_columns(["topic"])
     if not rows.num_rows:
         return
@@ -364,4 +367,4 @@ def day_name(day: int) -> str:
     try:
         return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
     except OverflowError:
-        return _NO_DATE  # no calendar has it: timestamps are what producers say
+        return _NO_DATE  # out of range: producers may set any timestamp

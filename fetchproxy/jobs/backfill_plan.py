@@ -1,6 +1,4 @@
-"""Which offsets of the archive a backfill has still to write, in ranges, and where the archive
-lacks some.
-"""
+"""Plans the offset ranges that a backfill still has to write, and finds missing offsets."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, SourceOpti
 from fetchproxy.remotelog.planning import Asked, OffsetSpan
 from fetchproxy.writing.archive_health import uncovered
 
-# What is asked for, and why some partitions are left out: something of them is not there, which
-# stops no other.
+# The spans to write, and the partitions that are left out because some offsets are missing. A
+# partition that is left out does not stop others.
 BackfillInput = tuple[list[Asked], tuple[Failure, ...]]
 
 
@@ -46,7 +44,7 @@ async def backfill_input(options: SourceOptions) -> BackfillInput:
 
 
 def _outside(options: SourceOptions, view: PartitionView) -> str | None:
-    """What is wrong with the offsets that are named for the partition; None: nothing."""
+    """The error in the offsets that are given for the partition. None: no error."""
     first, end = view.log_start_offset or 0, view.log_end_offset or 0
     for bound in (options.starting, options.ending):
         given = bound.by_partition.get((view.tip.topic, view.tip.partition), LATEST)
@@ -56,15 +54,15 @@ def _outside(options: SourceOptions, view: PartitionView) -> str | None:
     return None
 
 
-# A range is named by topic, partition and offsets, and its name is that of its files, so that
-# whoever writes it again replaces what is there. Ranges of one output never overlap: a later plan
-# covers only what no earlier one has, however the archive's segments have been merged meanwhile.
+# A range's name has topic, partition and offsets. Its files have the same name, so a task that
+# writes the range again replaces them. Ranges of one output never overlap: a later plan covers only
+# offsets that no earlier plan has, even if segments have been merged since.
 
 VERSION = 1
 
 
 class BackfillRange(NamedTuple):
-    """Offsets `first` up to but not `end`; `topic_id` as text."""
+    """`first`: first offset. `end`: exclusive end offset. `topic_id`: as text."""
 
     topic: str
     topic_id: str
@@ -79,7 +77,7 @@ class BackfillRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`settings`: what has to be the same in every run into one output."""
+    """`settings`: settings that must be the same in every run into one output."""
 
     settings: Mapping[str, str]
     ranges: tuple[BackfillRange, ...]
@@ -110,11 +108,11 @@ def next_plan(
     bytes_max: int,
     begun: Iterable[BackfillRange] = (),
 ) -> Plan:
-    """What was planned and is not done, and what of `wanted` nobody has planned yet.
+    """Ranges that were planned and are not done, and new ranges for unplanned offsets of `wanted`.
 
-    `begun`: ranges that are there, but lack what was passed over.
+    `begun`: ranges that are written but lack records that were passed over.
 
-    Raises ConfigError where the output was begun with other settings, or with another topic of the
+    Raises ConfigError if the output was begun with other settings, or with another topic of the
     same name.
     """
     if last is not None and dict(last.settings) != dict(settings):
@@ -147,7 +145,7 @@ def _ranges(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[B
     first: int | None = None
     size = end = 0
     for piece, piece_bytes in _pieces(view, span, bytes_max):
-        # None has a hole in it: what is mended there later is still to be planned then.
+        # A range has no hole, so offsets that are repaired later can still be planned.
         if first is not None and (size + piece_bytes > bytes_max or piece.start > end):
             yield BackfillRange(*place, first, end)
             first, size = None, 0
@@ -162,8 +160,8 @@ def _ranges(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[B
 def _pieces(
     view: PartitionView, span: OffsetSpan, bytes_max: int
 ) -> Iterator[tuple[OffsetSpan, int]]:
-    """Segments, or parts of large ones, with about their bytes, as if records were of one size;
-    each offset once, rising.
+    """Segments, or parts of large segments, with their estimated bytes, as if all records had the
+    same size. Each offset occurs once, in order.
     """
     at = max(span.start, view.raised_log_start)
     for segment in view.segments.extents(view.segments.index_at_or_after(at)):

@@ -1,10 +1,10 @@
 """The job `backfill` into another topic: key, value, headers, timestamp and partition stay.
 
-Each partition is one task that writes in the order of the source, in transactions. Where it has
-come to is committed with them, as offsets of a consumer group: so a task that is killed, or run
-twice, neither repeats nor leaves out a record for whoever reads the target with read_committed.
+Each partition is one task that writes in source order, in transactions. Each transaction also
+commits the position in the source, as an offset of a consumer group. So after a task is killed or
+runs twice, a reader of the target with read_committed sees each record exactly once.
 
-Offsets in the target are its own, and there every timestamp is the producer's (CreateTime).
+The target assigns its own offsets. In the target, every timestamp is of type CreateTime.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
 
-# What a task that is killed has to do again, and how much of it waits in the producer's memory.
+# The work that a killed task has to do again, and the data that waits in the producer's memory.
 TRANSACTION_RECORDS_MAX = 20_000
 TRANSACTION_BYTES_MAX = 16 * 1024 * 1024
-# A batch of the target; a record that is larger goes alone, up to what the brokers take.
+# A batch in the target. A larger record gets its own batch, up to the brokers' limit.
 BATCH_BYTES = 256 * 1024
 REQUEST_BYTES_MAX = 100 * 1024 * 1024  # the brokers' own limit is message.max.bytes
 LINGER_MS = 20
@@ -45,7 +45,7 @@ COPIED_SCHEMA = "partition int, records bigint, source_end bigint, passed_over b
 
 
 class PartitionTask(NamedTuple):
-    """All that is asked for of a partition, also what may have been copied already."""
+    """The whole requested span of a partition, including records that may be copied already."""
 
     task: ReadTask
     end: int
@@ -53,7 +53,7 @@ class PartitionTask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicTarget:
-    """`append`: the target may have records that no backfill of this topic has written."""
+    """`append`: allow a target with records that no backfill of this topic has written."""
 
     cluster: ClusterConfig
     topic: str
@@ -63,10 +63,11 @@ class TopicTarget:
 
 @dataclass(frozen=True, slots=True)
 class CopiedPartition:
-    """`records` of this run; the target has all below `source_end` of the source by now.
+    """`records`: copied in this run. `source_end`: the target has all source records below it.
 
-    But for what was passed over: that many records at most, of so many damaged batches and missing
-    objects. They are not copied later, as what is behind them is there.
+    `passed_over`: the maximum number of records that were left out. `faults`: the damaged batches
+    and missing objects that held them. They are not copied later, as the target already has the
+    records after them.
     """
 
     partition: int
@@ -79,8 +80,8 @@ class CopiedPartition:
 def backfill_topic(
     runner: Runner, config: Config, source: Mapping[str, str], topic: str, *, append: bool = False
 ) -> Done[CopiedPartition]:
-    """Into `topic` of `cluster.*`, which has as many partitions. `source`: as of `backfill`. Raises
-    ConfigError, ClusterError, and as `backfill`.
+    """Copies into `topic` of `cluster.*`, which must have at least as many partitions. `source`:
+    see `backfill`. Raises ConfigError, ClusterError, and the errors of `backfill`.
     """
     config = for_executors(config)
     target = TopicTarget(config.cluster, topic, parse_options(source), append)
@@ -99,10 +100,10 @@ def backfill_topic(
 def plan_topic(
     config: Config, target: TopicTarget
 ) -> tuple[list[PartitionTask], tuple[Failure, ...]]:
-    """Runs on the driver: what is to be copied, and what is left out. Raises as
+    """Runs on the driver. Returns the tasks and the partitions left out. Raises as
     `backfill_topic`.
     """
-    kafka_settings(target.cluster)  # what cannot be done is said before anything starts
+    kafka_settings(target.cluster)  # raises for unsupported settings before any work starts
     asked, left_out = in_loop(backfill_input(target.options))
     topics = {view.tip.topic for view, _ in asked}
     if len(topics) > 1:
@@ -120,12 +121,15 @@ def plan_topic(
 
 
 def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartition:
-    """In a worker process. Raises ConfigError, ClusterError, CorruptSegment, RemoteStorageError."""
+    """Runs in a worker process. Raises ConfigError, ClusterError, CorruptSegment,
+    RemoteStorageError.
+    """
     tip, place = wanted.task.tip, TopicPartition(target.topic, wanted.task.tip.partition)
     group, topic_id = f"fetchproxy-backfill-{tip.topic}", str(tip.topic_id)
-    # A producer that is closed in a transaction aborts it.
+    # Closing the producer aborts an open transaction.
     with _kafka_errors(str(tip)), closing(_producer(target, tip)) as producer:
-        producer.init_transactions()  # whoever was at it is fenced, and what it left is aborted
+        # Fences an earlier producer of this partition and aborts its open transaction.
+        producer.init_transactions()
         copied = _Transactions(producer, place, group, topic_id)
         done = _come_to(target, group, place, topic_id)
         if done is None:
@@ -142,7 +146,7 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
 
 
 def from_offset(task: ReadTask, first: int) -> ReadTask | None:
-    """What of `task` lies at or above `first`; None: nothing."""
+    """The part of `task` from offset `first` on. None: there is none."""
     parts = tuple(
         part._replace(offset_from=max(part.offset_from, first))
         for part in task.parts
@@ -152,8 +156,8 @@ def from_offset(task: ReadTask, first: int) -> ReadTask | None:
 
 
 class _Null(bytes):
-    """Stands for null where kafka-python's `send` refuses it, though Kafka and its encoder do not:
-    as a header's value, and as a value without a key.
+    """Stands for null as a header's value, and as a value without a key. kafka-python's `send`
+    refuses null there, but Kafka and kafka-python's encoder allow it.
     """
 
 
@@ -161,7 +165,7 @@ _NULL = _Null()
 
 
 class _Nulls(Serializer):  # type: ignore[misc]  # kafka-python has no types here
-    """A serializer of kafka-python's, which sees a record behind those checks."""
+    """A kafka-python serializer, which gets each record after the checks of `send`."""
 
     def serialize(
         self, topic: str, headers: list[tuple[str, bytes | None]], value: bytes
@@ -171,7 +175,9 @@ class _Nulls(Serializer):  # type: ignore[misc]  # kafka-python has no types her
 
 
 class _HeadersWithNulls(list[tuple[str, bytes | None]]):
-    """Of their sizes kafka-python makes a sum, which null has not, unless there seem to be none."""
+    """kafka-python sums the sizes of headers, and null has no size. It skips an empty list, so this
+    list claims to be empty.
+    """
 
     def __bool__(self) -> bool:
         return False
@@ -189,7 +195,7 @@ def _headers(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, bytes | None
 
 
 class _Transactions:
-    """Records in transactions, each with how far the source is copied by it."""
+    """Sends records in transactions. Each transaction commits the source offset reached by it."""
 
     def __init__(self, producer: Any, place: Any, group: str, topic_id: str) -> None:
         self._producer = producer
@@ -221,7 +227,7 @@ class _Transactions:
                 self._commit(offset + 1)
 
     def begin(self) -> None:
-        """That the records of the target are of this source, also those that are aborted later."""
+        """Commit offset 0, which marks the target's records as this source's, aborted ones too."""
         self._producer.begin_transaction()
         self._commit(0)
 
@@ -234,13 +240,13 @@ class _Transactions:
         self._producer.send_offsets_to_transaction({self._place: come_to}, self._group)
         self._producer.commit_transaction()
         for sent in self._sent:
-            sent.get(timeout=0)  # raises what has become of it; all have ended by now
+            sent.get(timeout=0)  # raises the send's error; all sends have ended
         self.records += len(self._sent)
         self._sent, self._bytes = [], 0
 
 
 def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
-    """Of kafka-python's clients. Raises ConfigError for what they cannot do here."""
+    """Settings for kafka-python's clients. Raises ConfigError for unsupported ones."""
     settings: dict[str, Any] = {
         "bootstrap_servers": config.bootstrap.split(","),
         "client_id": CLIENT_ID,
@@ -284,8 +290,8 @@ def _producer(target: TopicTarget, tip: TopicIdPartition) -> Any:
 
 
 def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int | None:
-    """The first offset of the source that the target does not have; None: it is not begun. Raises
-    ConfigError where it is not known what the target has.
+    """The first source offset that the target does not have. None: the backfill has not begun.
+    Raises ConfigError if the origin of the target's records is unknown or another topic.
     """
     settings = kafka_settings(target.cluster)
     with closing(KafkaConsumer(**settings, group_id=group, enable_auto_commit=False)) as consumer:

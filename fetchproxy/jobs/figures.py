@@ -1,4 +1,4 @@
-"""What one partition of the archive holds, and how large it becomes if things go on as they did."""
+"""The figures of one partition of the archive, and a forecast of its size."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fetchproxy.writing.archive_health import look_at_offsets
 from fetchproxy.writing.deletion.retention import Retention, counted_bytes, newest_timestamp_ms
 
 DAY_MS = 86_400_000
-# Whose first batches are unpacked, spread evenly over the partition: enough to see producers that
-# pack differently, and seconds at most of a store's time.
+# The job decompresses the first batches of at most this many segments, spread evenly over the
+# partition. That is enough to see producers with different compression, and takes seconds at most.
 SAMPLED_SEGMENTS_MAX = 16
 SAMPLE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A segment's share, without what another one before it holds too. `newest_ms`: epoch ms."""
+    """A segment's figures, without offsets that an earlier segment has. `newest_ms`: epoch ms."""
 
     newest_ms: int
     size_bytes: int
@@ -35,8 +35,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What the archive holds of the segments whose newest record is of that day (UTC). `day`: days
-    since 1970.
+    """The figures of all segments with their newest record on that day (UTC). `day`: days since
+    1970.
     """
 
     day: int
@@ -45,14 +45,14 @@ class Day:
     segments: int
 
     def plus(self, other: Day) -> Day:
-        """What another one has too, in this one's place."""
+        """The sum of both, with this day."""
         size, records = self.size_bytes + other.size_bytes, self.records + other.records
         return Day(self.day, size, records, self.segments + other.segments)
 
 
 @dataclass(frozen=True, slots=True)
 class CodecFigures:
-    """Of the batches that were sampled; `unpacked_bytes` is what their records take unpacked."""
+    """Figures of the sampled batches. `unpacked_bytes`: size of their decompressed records."""
 
     codec: str
     batches: int
@@ -60,23 +60,23 @@ class CodecFigures:
     unpacked_bytes: int
 
 
-# The forecast: records go on arriving at the mean rate of the last weeks; what is there goes when
-# it is older than retention by time allows; retention by bytes caps what is left.
+# The forecast: records keep arriving at the mean rate of the last weeks. Retention by time deletes
+# existing segments. Retention by bytes limits the rest.
 
 RATE_DAYS = 28  # four of each day of the week
-# What came within hours says nothing of a year: one import, or the night.
+# A history of hours, such as one import or a night, cannot predict a year.
 HISTORY_DAYS_MIN = 2
 HORIZON_DAYS = (30, 90, 365)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`history_days`: of how many days the rate is the mean: RATE_DAYS, or the time since the first
-    records if that is shorter. Where they are fewer than HISTORY_DAYS_MIN, `bytes_per_day` and
-    `size_bytes`, which is at each of HORIZON_DAYS, are None.
+    """`history_days`: the rate is the mean of this many days: RATE_DAYS, or the time since the
+    first records if that is shorter. `size_bytes`: the size after each of HORIZON_DAYS. With fewer
+    days than HISTORY_DAYS_MIN, `bytes_per_day` and `size_bytes` are None.
 
-    `next_deletion_ms`: when (epoch ms) retention by time takes the oldest segment; None: not by
-    time, or there is none but the newest.
+    `next_deletion_ms`: when (epoch ms) retention by time deletes the oldest segment. None: no
+    retention by time, or only the newest segment is left.
     """
 
     history_days: float
@@ -87,17 +87,18 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFigures:
-    """Records are counted as Kafka counts offsets: markers of transactions are among them.
+    """Records are counted by offsets, so transaction markers are included.
 
-    `newest_ms` and `oldest_ms` are those of the newest record of the last and of the first segment.
+    `newest_ms`: timestamp of the newest record. `oldest_ms`: timestamp of the newest record in the
+    first segment.
     """
 
     tip: TopicIdPartition
     log_start_offset: int | None
-    log_end_offset: int | None  # one past the last
-    gap_offsets: int  # lost before they could be copied, as the archiver has put on record
-    missing_offsets: int  # archived once, and in no segment any more: a fault
-    not_known_offsets: int  # in no segment, and nothing says if they ever were
+    log_end_offset: int | None  # exclusive
+    gap_offsets: int  # lost before they could be copied, as recorded by the archiver
+    missing_offsets: int  # archived once, but no longer in a segment: a fault
+    not_known_offsets: int  # in no segment, and it is not known if they ever were
     held: tuple[Held, ...]
     codecs: tuple[CodecFigures, ...]
     samples_unreadable: int
@@ -151,7 +152,7 @@ def _count(holes: Iterable[tuple[int, int]]) -> int:
 
 
 def held_by(view: PartitionView) -> tuple[Held, ...]:
-    """Each offset counts once, as retention counts bytes."""
+    """The figures by segment. Each offset counts once, as in retention by bytes."""
     found: list[Held] = []
     counted_to = view.raised_log_start
     for segment, size in counted_bytes(view):
@@ -162,7 +163,7 @@ def held_by(view: PartitionView) -> tuple[Held, ...]:
 
 
 def by_day(held: Iterable[Held]) -> tuple[Day, ...]:
-    """Rising; days of which there is nothing are left out."""
+    """The figures by day, in order, without empty days."""
     days: dict[int, Day] = {}
     for one in held:
         day = one.newest_ms // DAY_MS
@@ -171,7 +172,7 @@ def by_day(held: Iterable[Held]) -> tuple[Day, ...]:
 
 
 def add_codecs(every: Iterable[CodecFigures]) -> tuple[CodecFigures, ...]:
-    """One of each codec, by name."""
+    """The sums by codec, ordered by name."""
     sums: dict[str, tuple[int, int, int]] = {}
     for f in every:
         batches, packed, unpacked = sums.get(f.codec, (0, 0, 0))
@@ -180,14 +181,14 @@ def add_codecs(every: Iterable[CodecFigures]) -> tuple[CodecFigures, ...]:
 
 
 def spread_evenly(count: int, count_max: int) -> Sequence[int]:
-    """At most `count_max` of the numbers below `count`, first and last among them."""
+    """At most `count_max` of the numbers below `count`, including the first and the last."""
     if count <= count_max:
         return range(count)
     return sorted({i * (count - 1) // (count_max - 1) for i in range(count_max)})
 
 
 def sample_codecs(data: bytes | bytearray) -> tuple[CodecFigures, ...]:
-    """Of the whole batches in `data`. Raises WireError where they are none, or do not unpack."""
+    """Figures of the whole batches in `data`. Raises WireError for a batch that cannot be read."""
     found: list[CodecFigures] = []
     for header in walk(data):
         records = memoryview(data)[header.position + HEADER_BYTES : header.end]
@@ -200,14 +201,14 @@ def sample_codecs(data: bytes | bytearray) -> tuple[CodecFigures, ...]:
 async def _sampled(
     rsm: RemoteStorageManager, view: PartitionView
 ) -> tuple[tuple[CodecFigures, ...], int]:
-    """(figures, segments that could not be read)."""
+    """The figures, and the number of sampled segments that could not be read."""
     found: list[CodecFigures] = []
     unreadable = 0
     for i in spread_evenly(len(view.segments), SAMPLED_SEGMENTS_MAX):
         try:
             found += sample_codecs(await _beginning(rsm, view.segments[i]))
         except (CorruptSegment, ObjectNotFound, RangeNotSatisfiable, WireError, ValueError):
-            unreadable += 1  # what is wrong with it says `verify`
+            unreadable += 1  # `verify` reports the fault
     return add_codecs(found), unreadable
 
 
@@ -217,7 +218,7 @@ async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadat
 
 
 def forecast(held: Sequence[Held], retention: Retention, now_ms: int) -> Forecast:
-    """Of one partition, by offset."""
+    """The forecast of one partition. `held`: in offset order."""
     since_ms = min((one.newest_ms for one in held), default=now_ms)
     days = min(max(now_ms - since_ms, 0) / DAY_MS, float(RATE_DAYS))
     deletion = _next_deletion_ms(held, retention)

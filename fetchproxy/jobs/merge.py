@@ -1,7 +1,8 @@
-"""The job `merge`: adjacent small segments into large ones, partition by partition.
+"""The job `merge`: merges adjacent small segments into large ones, partition by partition.
 
-What is merged, and how readers change over, is decided in `writing.merging`. What is replaced goes
-by the rule that archivers have for spare copies, so this may run beside them, and twice at once.
+`writing.merging` decides which segments are merged and how readers switch. Replaced segments are
+deleted by the archivers' rule for redundant copies. So this job may run beside archivers, and twice
+at once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MERGED_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class MergeOptions:
-    """`bytes_max`: of a merged segment; each task has room for one on its disk."""
+    """`bytes_max`: limit of a merged segment. Each task needs disk space for one such segment."""
 
     bytes_max: int = MERGED_BYTES_MAX
     dry_run: bool = False
@@ -53,7 +54,7 @@ def merge(
     topic: str | None = None,
     options: MergeOptions = MergeOptions(),
 ) -> Done[MergedPartition]:
-    """Merge in every partition of `topic` (None: of all). Raises as `verify`."""
+    """Merge segments in every partition of `topic` (None: of all topics). Raises as `verify`."""
     tips = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, merge_work(config, options))
     rows = [_row(partition) for partition in done.results]
@@ -71,8 +72,8 @@ ToMerge = tuple[StoredArchive | ManagedArchive, Spool]
 def merge_work(
     config: Config, options: MergeOptions
 ) -> StoreWork[ToMerge, TopicIdPartition, MergedPartition]:
-    """Merge, then remove what may go by now, of this run or of earlier ones. Fails with
-    RemoteStorageError, ClusterError (metadata in a topic); OSError of the spool's disk.
+    """Merge, then delete replaced segments of this or earlier runs that are old enough. Fails with
+    RemoteStorageError, ClusterError (metadata in a topic), OSError (the spool's disk).
     """
     config = for_executors(config)
     work = partial(_merge_partition, config, options)
@@ -82,7 +83,7 @@ def merge_work(
 
 @asynccontextmanager
 async def _to_merge(config: Config) -> AsyncIterator[ToMerge]:
-    by_store = config.metadata.manager == "store"  # then no brokers are needed
+    by_store = config.metadata.manager == "store"  # if so, no brokers are needed
     opened = stored_archive(config, writes=True) if by_store else managed_archive(config)
     async with (
         opened as archive,
@@ -111,7 +112,7 @@ async def _merge_partition(
         config.archive,
         rsm,
         rlmm,
-        topic_config=lambda topic_id: None,  # nothing is asked of retention here
+        topic_config=lambda topic_id: None,  # this job applies no retention
         wall_clock_ms=wall_clock_ms,
         limits=WritingLimits(retention_clock_settle_ms=0),
     )

@@ -1,7 +1,7 @@
-"""The job `mirror`: an archive copied to another store, and moved there.
+"""The job `mirror`: copies an archive to another store, or moves it there.
 
-What is copied, in which order and how it is checked is decided in `auditing.mirroring`, which place
-is the archive in `auditing.moving`.
+`auditing.mirroring` decides which objects are copied, in which order, and how they are checked.
+`auditing.moving` decides which place is the archive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The archive is at `config.store.url`, its copy at `to`."""
+    """The places of the archive, `config.store.url`, and of its copy, `to`."""
 
     config: Config
     to: str
@@ -49,7 +49,7 @@ class Places:
             yield source, target
 
     def ask(self, work: Callable[[Place, Place], Coroutine[Any, Any, T]]) -> T:
-        """Raises as `work`."""
+        """Run `work` on both places. Raises as `work`."""
 
         async def done() -> T:
             async with self.opened() as (source, target):
@@ -60,8 +60,8 @@ class Places:
 
 @dataclass(slots=True)
 class Mirrored:
-    """`not_at_source`: partitions that only the copy has. `cut_over`: the copy is the archive now;
-    `refused`: why it is not, where that was asked for.
+    """`not_at_source`: partitions that only the copy has. `cut_over`: the copy is now the archive.
+    `refused`: why a requested cut-over was not done.
     """
 
     partitions: tuple[MirroredPartition, ...] = ()
@@ -91,8 +91,8 @@ def mirror(
     cut_over: bool = False,
     on_result: OnMirrored = lambda mirrored: None,
 ) -> Mirrored:
-    """One run: what the copy lacks. `cut_over`: then have the copy be the archive, where it is
-    whole and nobody archives at the old place.
+    """Copy the objects that the copy lacks. `cut_over`: then make the copy the archive, if it is
+    complete and no archiver is active at the old place.
 
     Raises ConfigError, ArchiveMismatch, RemoteStorageError, PipelineFailed.
     """
@@ -113,7 +113,7 @@ def mirror(
 
 
 async def _begin(to: str, source: Place, target: Place) -> ArchiveIdentity | None:
-    """None: it has moved already."""
+    """The archive's identity. None: the archive has moved already."""
     said = await moving.begin_mirror(source, target, to)
     return None if said.moved is not None and await moving.is_cut_over(target) else said
 
@@ -134,7 +134,7 @@ def _one_run(
 def _cut_over(
     runner: Runner, places: Places, options: MirrorOptions, said: ArchiveIdentity, done: Mirrored
 ) -> Mirrored:
-    """Where anything is wrong the archive stays where it is."""
+    """Moves the archive to the copy. After any error, the archive stays at the old place."""
     refused = _why_not(done, options)
     if refused is not None:
         if said.moved is not None:
@@ -172,7 +172,7 @@ def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
 
 async def _marked(said: ArchiveIdentity, to: str, source: Place, target: Place) -> ArchiveIdentity:
     if said.moved is not None:
-        return said  # by a run that was ended
+        return said  # marked by an interrupted run
     await moving.check_nobody_archives(source)
     return await moving.mark_moved(source, said, to, wall_clock_ms())
 
@@ -183,7 +183,7 @@ async def _handed_over(source: Place, target: Place, moved: ArchiveIdentity) -> 
 
 
 def _add(first: Iterable[MirroredPartition], last: Iterable[MirroredPartition]) -> None:
-    """To the `last` run what the first one has done."""
+    """Add the counts and faults of the first run to those of the last run."""
     before = {partition.tip: partition for partition in first}
     for partition in last:
         if (earlier := before.get(partition.tip)) is not None:
@@ -200,7 +200,7 @@ ToMirror = tuple[Place, Place, Spool, CopyPace]
 def mirror_work(
     places: Places, options: MirrorOptions
 ) -> StoreWork[ToMirror, TopicIdPartition, MirroredPartition]:
-    """Fails with RemoteStorageError; OSError of the spool's disk."""
+    """Fails with RemoteStorageError, OSError (the spool's disk)."""
     opened = partial(_to_mirror, places, options)
     work = partial(_mirror_partition, options)
     return StoreWork("mirror", opened, work, size=lambda partition: partition.size_bytes)
@@ -221,7 +221,7 @@ async def _mirror_partition(
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """`wait_ms`: so long readers may still be at the old place: nothing was deleted."""
+    """`wait_ms`: how long readers may still use the old place. If above 0, nothing was deleted."""
 
     partitions: tuple[moving.DeletedPartition, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -233,8 +233,8 @@ class Deleted:
 
 
 def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
-    """Once the archive has moved to `to`, and `archive.retention_grace_ms` are over since then.
-    Raises ArchiveMismatch, RemoteStorageError, PipelineFailed.
+    """Delete the old archive after it has moved to `to` and `archive.retention_grace_ms` have
+    passed since. Raises ArchiveMismatch, RemoteStorageError, PipelineFailed.
     """
     places = Places(for_executors(config), to)
     since_ms = places.ask(partial(_moved_at_ms, to))

@@ -1,4 +1,4 @@
-"""The job `report`: what the archive holds, as tables and as a page with charts."""
+"""The job `report`: the archive's figures as tables and as a page with charts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.deletion.retention import effective_retention
 
-# Charts as SVG, in text: no scripts, no fonts, nothing that a page would have to fetch.
+# Charts are SVG text without scripts or fonts, so the page fetches nothing.
 
 WIDTH, HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 12, 12, 28
@@ -48,7 +48,7 @@ _TICKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`tip` is shown where the pointer rests."""
+    """`tip`: the tooltip."""
 
     label: str
     value: float
@@ -57,7 +57,7 @@ class Bar:
 
 
 def bar_chart(title: str, bars: Sequence[Bar]) -> str:
-    """Bars side by side, of bytes."""
+    """An SVG bar chart of byte sizes."""
     ticks = round_ticks(max((bar.value for bar in bars), default=0.0))
     top = ticks[-1]
     inner_width, inner_height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
@@ -101,7 +101,7 @@ def round_ticks(top: float) -> list[float]:
 
 Figures = Sequence[PartitionFigures]
 
-# Of one topic in a chart; before that, days are added up into months' worth.
+# Maximum bars of a topic in a chart. For a longer history, each bar is the sum of several days.
 BARS_MAX = 60
 
 _STYLE = """
@@ -119,7 +119,7 @@ summary{cursor:pointer}.note{color:#5a6775}
 
 
 def page(figures: Figures, now_ms: int) -> str:
-    """A whole document. Topics by name; two of one name (created again) are apart."""
+    """The HTML page, topics by name. Topics with the same name (created again) are kept apart."""
     body = [
         f"<h1>Archive report</h1><p class=note>{_moment(now_ms)} · {_total(figures)}</p>",
         _topics_table(figures),
@@ -189,7 +189,7 @@ def _topic(figures: Figures) -> str:
 
 
 def _stands_on(figures: Figures) -> str:
-    """How much history the forecast has; none is made of hours."""
+    """A sentence about the forecast's history. There is no forecast from hours of history."""
     known = [f.ahead.history_days for f in figures if f.ahead.size_bytes is not None]
     if not known:
         days = max((f.ahead.history_days for f in figures), default=0.0)
@@ -210,7 +210,7 @@ def _stands_on(figures: Figures) -> str:
 
 
 def _sizes_ahead(figures: Figures) -> list[int]:
-    """None at all where no partition has a forecast."""
+    """The total size after each of HORIZON_DAYS. Empty if no partition has a forecast."""
     if all(f.ahead.size_bytes is None for f in figures):
         return []
     sizes = [f.ahead.size_bytes or (f.size_bytes,) * len(HORIZON_DAYS) for f in figures]
@@ -257,7 +257,7 @@ def _size_chart(topic: str, now: int, ahead: Sequence[int]) -> str:
 
 
 def fewer(days: Sequence[Day]) -> list[Day]:
-    """BARS_MAX at most, each then of so many days that all have their place; empty ones too."""
+    """At most BARS_MAX entries, including empty ones. Each sums up as many days as necessary."""
     if not days:
         return []
     first, last = days[0].day, days[-1].day
@@ -313,7 +313,7 @@ SCHEMAS = {
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """`frames`: by the names of SCHEMAS. `html`: the page."""
+    """`frames`: tables by the names of SCHEMAS. `html`: the page."""
 
     figures: tuple[PartitionFigures, ...]
     frames: dict[str, Any]
@@ -321,8 +321,8 @@ class Reported:
     failures: tuple[Failure, ...]
 
     def write(self, folder: Path, parquet: str | None = None) -> None:
-        """The page into `folder`, the tables below `parquet` (a URI; None: `folder`). A second run
-        replaces what the first one wrote. Raises OSError.
+        """Write the page to `folder` and the tables below `parquet` (a URI; None: `folder`). A
+        second run replaces the files of the first. Raises OSError.
         """
         folder.mkdir(parents=True, exist_ok=True)
         below = folder.resolve().as_uri() if parquet is None else parquet.rstrip("/")
@@ -337,7 +337,7 @@ class Reported:
 
 
 def report(runner: Runner, config: Config, *, topic: str | None = None) -> Reported:
-    """Of `topic` (None: of all). Raises as `verify`."""
+    """The report on `topic` (None: on all topics). Raises as `verify`."""
     tips = in_loop(stored_partitions(config, topic))
     now_ms = wall_clock_ms()
     done = runner.each(tips, report_work(config, now_ms))
@@ -360,13 +360,13 @@ def report_work(
 async def _measure(
     config: Config, now_ms: int, archive: StoredArchive, tip: TopicIdPartition, tell: Tell
 ) -> PartitionFigures:
-    """With retention by `archive.*`; a topic's own settings are the brokers', who are not asked."""
+    """Uses the retention of `archive.*`. Only brokers know a topic's own, and none is asked."""
     retention = effective_retention(config.archive, tip.topic, None)
     return await measure_partition(archive.rsm, archive.rlmm, tip, retention, now_ms)
 
 
 def _write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:
-    """As Spark does. Raises OSError, ConfigError."""
+    """Write a table as Parquet, like Spark. Raises OSError, ConfigError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -386,7 +386,7 @@ def _write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> No
 
 
 def table_rows(figures: Iterable[PartitionFigures]) -> dict[str, list[tuple[Any, ...]]]:
-    """By the names of SCHEMAS."""
+    """The rows by the names of SCHEMAS."""
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in SCHEMAS}
     no_sizes = (None,) * len(HORIZON_DAYS)
     for one in figures:
@@ -412,7 +412,7 @@ def table_rows(figures: Iterable[PartitionFigures]) -> dict[str, list[tuple[Any,
 
 
 def _date(day: int) -> date | None:
-    """None: no calendar has it, as timestamps are what producers say."""
+    """None: out of range, as producers may set any timestamp."""
     try:
         return date(1970, 1, 1) + timedelta(days=day)
     except OverflowError:

@@ -1,8 +1,8 @@
-"""The job `restore`: the metadata topic, caches and local indexes anew, from the store alone.
+"""The job `restore`: rebuilds the metadata topic, caches and local indexes from the store alone.
 
-Lost metadata objects are derived from their logs; then the metadata topic gets what it does not
-know. Partitions whose events lie in the same partition of that topic share a task: each part of it
-is read once. On Spark, local indexes are left to the archivers.
+First, lost metadata objects are derived from their logs. Then the job writes the events that the
+metadata topic lacks. Partitions with events in the same partition of that topic share a task, so
+each of its partitions is read once. On Spark, the archivers rebuild local indexes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def restore(
     dry_run: bool = False,
     on_result: Callable[[RestoredGroup], None] = lambda restored: None,
 ) -> Done[RestoredPartition]:
-    """Of `topic` (None: of all). Writes only what is missing, so it can be repeated. Raises as
-    `verify`, and ClusterError or RemoteStorageError where the metadata topic is away.
+    """Restore `topic` (None: all topics). Writes only missing events, so it can be repeated. Raises
+    as `verify`, and ClusterError or RemoteStorageError if the metadata topic is unavailable.
     """
     config = config if isinstance(runner, Here) else for_executors(config)
     tips = in_loop(stored_partitions(config, topic))
@@ -76,7 +76,7 @@ def restore(
 
 
 def grouped(tips: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tips]:
-    """By the partition of the metadata topic that has their events."""
+    """Groups `tips` by the partition of the metadata topic that has their events."""
     groups: dict[int, list[TopicIdPartition]] = {}
     for tip in tips:
         groups.setdefault(metadata_partition(tip, topic_partitions), []).append(tip)
@@ -152,8 +152,8 @@ async def _state_metadata_topic(config: Config) -> None:
 
 
 async def _metadata_topic(config: Config, *, create: bool) -> bool:
-    """Whether it is there; made here, as executors that do it at once would be in each other's way.
-    Raises ConfigError for one with settings that lose events.
+    """True: the metadata topic exists. `create`: create it here, as executors that create it at
+    once would conflict. Raises ConfigError if the topic's settings would lose events.
     """
     async with open_cluster(config) as cluster:
         metadata_log = _metadata_log(config, cluster)

@@ -1,8 +1,8 @@
-"""Where a job's work is done: here, or by Spark's executors. The work is the same function.
+"""Runs a job's work in this process or on Spark's executors, with the same function.
 
-What fails for a reason of the domain (a store that does not answer, corrupt bytes) fails for its
-item alone: the others go on, and the result names it. Spark does again what a task loses with its
-worker process; so work must bear being done twice, also at the same time.
+An error of the domain (a store that does not answer, corrupt bytes) fails only its item: the other
+items continue, and the result names the failed one. Spark repeats a task that was lost with its
+worker process. So the work must allow being done twice, even at the same time.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ R = TypeVar("R")
 
 # Spark's driver keeps about 10 KB for each task; above this, several items share one.
 TASKS_MAX = 10_000
-# Items in work at once where they share this process: each waits for the store most of its time.
+# Items that one process works on at once. Each waits for the store most of its time.
 AT_ONCE_HERE = 4
-_LOOK_S = 0.2  # between two looks at what is done
+_LOOK_S = 0.2  # between two progress reports
 _NAMED_MAX = 5
-# How Spark says that the process died in which a task ran, and not that the task raised.
+# Spark's messages if a task's process died, rather than the task raising an error.
 _SIGNS_OF_LOSS = (
     "Python worker exited unexpectedly",
     "ExecutorLostFailure",
@@ -49,7 +49,7 @@ _SIGNS_OF_LOSS = (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`what` names the item; `retriable`: the same run may succeed later."""
+    """`what`: the item's name. `retriable`: the same run may succeed later."""
 
     what: str
     error: str
@@ -61,8 +61,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`size_done` is in whatever unit the job counts in, mostly bytes. `begun`: how much is done,
-    in items, of those that are not done as a whole.
+    """`size_done`: in the job's unit, mostly bytes. `begun`: the finished share of items in
+    progress, in items.
     """
 
     items_done: int
@@ -73,8 +73,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[R]):
-    """`results` of the items that were done, in their order; `frame`: the same as a frame, in the
-    columns of the job's schema, where it has one.
+    """`results`: of the items that succeeded, in their order. `frame`: the same results as a
+    DataFrame with the job's schema, if it has one.
     """
 
     results: tuple[R, ...]
@@ -83,13 +83,13 @@ class Done(Generic[R]):
 
 
 OnProgress = Callable[[Progress], None]
-# From within the work on an item: how much of its size is done, and how much there is.
+# Called by the work on an item: the size done and the total size.
 Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Work(Generic[T, R]):
-    """What is done with an item: takes a core for itself. All of it must be picklable."""
+    """The work on an item, if it uses a core by itself. It must be picklable."""
 
     label: str
     do: Callable[[T], R]
@@ -102,8 +102,9 @@ class Work(Generic[T, R]):
 
 @dataclass(frozen=True, slots=True)
 class StoreWork(Generic[Opened, T, R]):
-    """What is done with an item: waits for the store most of its time. It must be picklable.
-    `opened`: what the work needs; entered once here, and for each item on an executor.
+    """The work on an item, if it waits for the store most of its time. It must be picklable.
+    `opened`: opens the resources of the work; entered once in this process, and for each item on an
+    executor.
     """
 
     label: str
@@ -113,7 +114,7 @@ class StoreWork(Generic[Opened, T, R]):
     size: Callable[[R], int] = lambda result: 0
 
     def __call__(self, item: T) -> R:
-        """Of one item alone."""
+        """Do the work on one item alone."""
 
         async def done() -> R:
             async with self.opened() as opened:
@@ -126,7 +127,7 @@ AnyWork = Work[T, R] | StoreWork[Any, T, R]
 
 
 class Runner(ABC):
-    """`log`: for the processes that do the work."""
+    """`log`: the log settings of the worker processes."""
 
     def __init__(
         self, on_progress: OnProgress = lambda progress: None, log: LogConfig | None = None
@@ -140,11 +141,11 @@ class Runner(ABC):
         work: AnyWork[T, R],
         on_result: Callable[[R], None] = lambda result: None,
     ) -> Done[R]:
-        """`on_result` gets the results in the order of the items, as early as that allows; on Spark
-        that is at the end.
+        """`on_result` gets the results in the order of the items, as early as possible; on Spark,
+        at the end.
 
-        Raises PipelineFailed where a worker process is lost (on Spark: too often,
-        spark.task.maxFailures): what was finished until then stays, and a next run goes on.
+        Raises PipelineFailed if a worker process is lost (on Spark: more often than
+        spark.task.maxFailures allows). Finished work stays, and the next run does the rest.
         """
         doing = _Doing(items, work.name, work.size, on_result)
         if items:
@@ -158,11 +159,11 @@ class Runner(ABC):
 
     @abstractmethod
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
-        """A DataFrame of Spark's; here the rows themselves."""
+        """A Spark DataFrame, or without Spark the rows themselves."""
 
 
 class Here(Runner):
-    """In this process, or for `Work` in worker processes, one for each core."""
+    """Runs StoreWork in this process, and Work in worker processes, one for each core."""
 
     def _do(self, work: AnyWork[T, R], doing: _Doing[T, R]) -> None:
         if isinstance(work, StoreWork):
@@ -185,7 +186,7 @@ class Here(Runner):
 
 
 class OnSpark(Runner):
-    """By the executors of `spark`, a task for each item."""
+    """Runs on the executors of `spark`, with a task for each item up to TASKS_MAX."""
 
     def __init__(
         self,
@@ -229,7 +230,7 @@ async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
     async with AsyncExitStack() as stack:
         with _domain_errors("") as failures:
             opened = await stack.enter_async_context(work.opened())
-        for failure in failures:  # as an executor would have it, for each item
+        for failure in failures:  # as on executors: a failure for each item
             for number, item in left:
                 doing.add(number, replace(failure, what=work.name(item)))
             return
@@ -240,7 +241,7 @@ async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Doing(Generic[T, R]):
-    """What has become of every item, by its number."""
+    """The outcome of every item, by its number."""
 
     items: Sequence[T]
     name: Callable[[T], str]
@@ -274,7 +275,7 @@ class _Doing(Generic[T, R]):
         )
 
     def left(self) -> str:
-        """The names of what is not finished."""
+        """The names of unfinished items."""
         return named([self.name(item) for i, item in enumerate(self.items) if i not in self.sizes])
 
     def done(self) -> Done[R]:
@@ -286,7 +287,7 @@ class _Doing(Generic[T, R]):
 
 
 class _Sizes:
-    """Spark's AccumulatorParam: item numbers and sizes. A task that ran twice counts once."""
+    """Spark's AccumulatorParam for sizes by item number. A task that ran twice counts once."""
 
     def zero(self, value: dict[int, int]) -> dict[int, int]:
         return {}
@@ -299,7 +300,7 @@ class _Sizes:
 def _on_executor(
     work: AnyWork[T, R], done: Any, log: LogConfig, numbered: Iterable[tuple[int, T]]
 ) -> Iterator[tuple[int, R | Failure]]:
-    configure_logging(log, sys.stderr)  # a worker's own, which Spark keeps
+    configure_logging(log, sys.stderr)  # in the worker, which Spark reuses
     for number, item in numbered:
         outcome = attempt(work, item, work.name(item))
         done.add({number: 0 if isinstance(outcome, Failure) else work.size(outcome)})
@@ -308,7 +309,7 @@ def _on_executor(
 
 
 def attempt(work: Callable[[T], R], item: T, name: str) -> R | Failure:
-    """Defects of the program are raised."""
+    """The result or a Failure. Raises errors outside the domain, which are bugs."""
     with _domain_errors(name) as failures:
         return work(item)
     return failures[0]
@@ -322,7 +323,7 @@ async def _attempted(work: Coroutine[Any, Any, R], name: str) -> R | Failure:
 
 @contextmanager
 def _domain_errors(name: str) -> Iterator[list[Failure]]:
-    """What they make of the item `name`. An OSError is of the own disk of whoever does the work."""
+    """Turns domain errors into a Failure of the item `name`. An OSError is of the worker's disk."""
     failures: list[Failure] = []
     try:
         yield failures
@@ -334,13 +335,13 @@ def _domain_errors(name: str) -> Iterator[list[Failure]]:
 
 
 def named(names: Sequence[str]) -> str:
-    """The first few of them, and how many more there are."""
+    """The first few names and the number of the others."""
     more = len(names) - _NAMED_MAX
     return ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _loss(error: Exception) -> str | None:
-    """In words, where `error` is Spark's that a task's process died each time; None: it is not."""
+    """A message if `error` says that a task's process died at each attempt. None: another error."""
     text = str(error)
     if "Traceback (most recent call last)" in text or not any(s in text for s in _SIGNS_OF_LOSS):
         return None
@@ -351,26 +352,26 @@ def _loss(error: Exception) -> str | None:
 
 @contextmanager
 def _workers(count: int, log: LogConfig) -> Iterator[ProcessPoolExecutor]:
-    """Processes that are gone at the end, also in the middle of their work: what they write is
-    whole, or as if it had not been written.
+    """Worker processes, which are killed at the end, even during their work. Their writes are
+    atomic.
     """
     with ProcessPoolExecutor(count, get_context("spawn"), _begin_worker, (log,)) as pool:
         try:
             yield pool
         finally:
-            # Its own `kill_workers` comes with Python 3.14.
+            # ProcessPoolExecutor.kill_workers needs Python 3.14.
             for process in list((pool._processes or {}).values()):
                 process.kill()
 
 
 def _begin_worker(log: LogConfig) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals all; the parent decides
     configure_logging(log, sys.stderr)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Also where the parent was killed: nobody would take the results."""
+    """Ends this worker when its parent ends, even if killed: no process would take the results."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -379,7 +380,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _watched(look: Callable[[], Progress], on_progress: OnProgress) -> Iterator[None]:
-    """Calls `on_progress` from a thread of its own while its body runs, and once at its end."""
+    """Calls `on_progress` from its own thread while the body runs, and once at the end."""
     ended = threading.Event()
 
     def watch() -> None:

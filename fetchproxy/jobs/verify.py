@@ -1,5 +1,6 @@
-"""The jobs over every byte of an archive: `verify`, the repair of what it finds, and `reindex`.
-What is checked, and what is derived from what, is decided in `auditing`.
+"""The jobs over every byte of an archive: `verify`, the repair of its faults, and `reindex`.
+
+`auditing` decides what is checked and how repairs are derived.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ FAULT_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """`faults`: a frame of FAULT_SCHEMA; `failures`: partitions of which nothing is known.
-    `not_asked`: what rules the archive's metadata, where it is not what `metadata.manager` says.
+    """`faults`: a frame of FAULT_SCHEMA. `failures`: partitions that could not be checked.
+    `not_asked`: the archive's metadata manager if it differs from `metadata.manager`.
     """
 
     report: VerifyReport
@@ -58,8 +59,8 @@ def verify(
     topic: str | None = None,
     on_fault: Callable[[Fault], None] = lambda fault: None,
 ) -> Verified:
-    """Check every segment of `topic` (None: of all): reads the whole archive, writes nothing.
-    Raises ConfigError, RemoteStorageError where the archive cannot be listed, PipelineFailed.
+    """Check every segment of `topic` (None: of all topics). Reads all data and writes nothing.
+    Raises ConfigError, RemoteStorageError if the archive cannot be listed, PipelineFailed.
     """
 
     def on_result(report: VerifyReport) -> None:
@@ -77,15 +78,15 @@ ToVerify = tuple[StoredArchive, RemoteLogMetadataManager | None]
 
 
 def verify_work(config: Config) -> StoreWork[ToVerify, TopicIdPartition, VerifyReport]:
-    """Fails with RemoteStorageError, ClusterError: then nothing is known of the partition."""
+    """Fails with RemoteStorageError, ClusterError; the partition is then not checked."""
     opened = partial(_to_verify, for_executors(config))
     return StoreWork("verify", opened, _verify_partition, size=lambda report: report.size_bytes)
 
 
 @asynccontextmanager
 async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
-    """Creates no metadata topic: here is only read. Raises RemoteStorageError, also where there is
-    no such topic; ConfigError, ClusterError.
+    """Only reads, so it creates no metadata topic. Raises RemoteStorageError, also if there is no
+    such topic; ConfigError, ClusterError.
     """
     async with AsyncExitStack() as opened:
         archive = await opened.enter_async_context(stored_archive(config))
@@ -107,13 +108,13 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
 
 
 async def _verify_partition(opened: ToVerify, tip: TopicIdPartition, tell: Tell) -> VerifyReport:
-    """What is in the store against what is on record there, and in the metadata topic if any."""
+    """Checks the store against its records, and against the metadata topic if there is one."""
     (rsm, rlmm), metadata_topic = opened
     return await verify_partition(rsm, rlmm, tip, metadata_topic=metadata_topic, on_progress=tell)
 
 
 async def _partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:
-    """Also those of which the store has nothing any more, but the metadata topic has."""
+    """The partitions in the store or in the metadata topic."""
     found = set(await stored_partitions(config, topic))
     async with _to_verify(for_executors(config)) as (_, metadata_topic):
         if metadata_topic is not None:
@@ -125,7 +126,7 @@ async def _partitions(config: Config, topic: str | None) -> list[TopicIdPartitio
 async def _with_stored(
     config: Config, topic: str | None, report: VerifyReport
 ) -> tuple[VerifyReport, str | None]:
-    """The report with what archivers keep on record in the store; and `Verified.not_asked`."""
+    """The report with the archivers' recorded concerns added, and `Verified.not_asked`."""
     async with stored_archive(config) as archive:
         stored = await read_concerns(archive.rsm.objects)
         said = await archive.rsm.identity.look()
@@ -135,7 +136,7 @@ async def _with_stored(
 
 
 def together(reports: Iterable[VerifyReport]) -> VerifyReport:
-    """One report of several that have no partition in common."""
+    """One report from reports of different partitions."""
     whole = VerifyReport()
     for report in reports:
         whole.add(report)
@@ -155,8 +156,8 @@ def repair(
     dry_run: bool = False,
     on_result: Callable[[RepairReport], None] = lambda repaired: None,
 ) -> tuple[Done[RepairReport], int]:
-    """(what was done, unfinished uploads that were removed, of nobody who still writes). `faults`
-    are those that `verify` has just reported. Raises as it, and ArchiveMismatch.
+    """Returns the repairs and the number of abandoned uploads that were removed. `faults`: those
+    that `verify` has just reported. Raises as `verify`, and ArchiveMismatch.
     """
     partitions = [
         tuple(found) for _, found in groupby(faults, lambda fault: (fault.topic, fault.partition))
@@ -180,7 +181,7 @@ async def _repair_partition(
 
 async def _uploads_removed(config: Config) -> int:
     async with stored_archive(config, writes=True) as archive:
-        # As old as an archiver lets them become.
+        # The age at which an archiver aborts uploads.
         stale_ms = wall_clock_ms() - 2 * config.archive.copy_max_ms
         return await archive.rsm.abort_stale_uploads(stale_ms)
 
@@ -198,8 +199,8 @@ class ReindexedPartition:
 def reindex(
     runner: Runner, config: Config, *, topic: str | None = None, dry_run: bool = False
 ) -> Done[ReindexedPartition]:
-    """Verify each partition of `topic` (None: of all) and repair it, one after another. The frame
-    is of the faults that are left (FAULT_SCHEMA). Raises as `verify`.
+    """Verify and repair each partition of `topic` (None: of all topics). The frame has the faults
+    that remain (FAULT_SCHEMA). Raises as `verify`.
     """
     tips = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, reindex_work(config, dry_run))
@@ -210,7 +211,7 @@ def reindex(
 def reindex_work(
     config: Config, dry_run: bool
 ) -> StoreWork[StoredArchive, TopicIdPartition, ReindexedPartition]:
-    """What is sound is not written. Fails with RemoteStorageError."""
+    """Writes only faulty objects. Fails with RemoteStorageError."""
     config = for_executors(config)
     work = partial(_reindex_partition, config, dry_run)
     opened = partial(stored_archive, config)
@@ -227,7 +228,7 @@ async def _reindex_partition(
     done = await _repair_partition(dry_run, archive, tuple(found.faults), tell)
     left = found.faults
     if done.repairs and not dry_run:
-        # The same checks say whether a repair was one, by a manager that has not read it before.
+        # The same checks, with a new manager that has read nothing yet, show if the repair worked.
         async with stored_archive(config) as anew:
             left = (await verify_partition(anew.rsm, anew.rlmm, tip)).faults
     return ReindexedPartition(tip, found.size_bytes, done, tuple(left))
