@@ -1,5 +1,4 @@
-"""Configuration from defaults, TOML file, environment and command line. For each key, the last
-wins.
+"""Configuration from defaults, TOML file, environment and command line. The last value wins.
 
 Pure except that it reads the given file; the environment is an argument. Every ConfigError names
 the key, the value, its origin and what was expected. An unknown key is an error: it is most likely
@@ -198,7 +197,7 @@ def parse_assignment(text: str, place: str = "--set") -> Setting:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration and the origin of its values. `chosen`: the settings that were made, by key."""
+    """A configuration and the origin of its values. `chosen`: the settings of the user, by key."""
 
     config: Config
     chosen: Mapping[str, Setting]
@@ -309,7 +308,7 @@ def _environment_settings(environ: Mapping[str, str], keys: Mapping[str, Key]) -
 
 
 def _by_variable(keys: Mapping[str, Key]) -> dict[str, str]:
-    """The key that each variable sets. A secret also has a variable for its file, for containers."""
+    """The key that each variable sets. Containers expect a variable for the file of a secret, too."""
     found = {key.variable: key.dotted for key in keys.values()}
     files = {f"{k.variable}_FILE": f"{k.dotted}.file" for k in keys.values() if k.is_secret}
     return found | files

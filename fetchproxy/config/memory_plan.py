@@ -1,5 +1,4 @@
-"""`process.memory_bytes_max`: the memory limits of all parts, so that their sum stays below it.
-Pure.
+"""The memory limits of all parts: their sum stays below `process.memory_bytes_max`. Pure.
 
 Each part enforces its own limit while it runs; this module only decides the sizes. Limits that the
 user has not set shrink together until the sum fits; limits that the user has set stay. The metadata
