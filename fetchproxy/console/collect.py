@@ -238,7 +238,7 @@ class StatusCollector:
             self._note_archive(None)
 
     async def _refresh(self, tips: Sequence[TopicIdPartition], not_older_than: float) -> None:
-        """All `tips` of one topic. For many partitions, one listing is cheaper than one for each."""
+        """`tips`: of one topic. For many partitions, one listing is cheaper than one for each."""
         if len(tips) > PARTITIONS_ALONE_MAX:
             await self.rlmm.refresh_topic(tips[0].topic_id, not_older_than)
         async for tip in each_of(tips):
@@ -312,9 +312,7 @@ class StatusCollector:
             self._health.report(Condition(Kind.ARCHIVE_LISTING_FAILING, what))
 
     def _store_status(self) -> StoreStatus:
-        """The store's status. Also false if the archive cannot be listed although the store
-        answers.
-        """
+        """`up` is False also if the archive is missing or another cluster's."""
         now = asyncio.get_running_loop().time()
         operations = {
             operation.value: OperationStatus(
