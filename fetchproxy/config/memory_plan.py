@@ -75,7 +75,7 @@ def memory_budgets(config: Config) -> dict[str, Budget]:
 
 
 def memory_parts(config: Config) -> dict[str, int]:
-    """All parts in bytes: first those that cannot shrink, by their cause."""
+    """The size of each part (bytes) by key. Parts that cannot shrink come first, by their cause."""
     parts = {
         "the process": PROCESS_BYTES,
         "a search by time": SEARCHED_BYTES_MAX,

@@ -83,7 +83,7 @@ class ArchiveConfig(Section):
     """Folder in which this process keeps the indexes of the archive. They save one request to the
     store when a reader first reads a segment. They take 0.2% of the archive's size, cost one
     request for each segment, and are rebuilt from the store if they are lost. Use a persistent
-    folder, and one of its own for each process. Not set: no local indexes.
+    folder, and a different one for each process. Not set: no local indexes.
     """
 
     # --- leadership ---
@@ -168,10 +168,9 @@ class ArchiveOnlyConfig(Section):
     lists the archive's partitions, and an S3 store charges for listings.
     """
     offsets_file: Path | None = None
-    """File for committed offsets. Not set: they are in memory and lost when the process ends.
-    """
+    """File for committed offsets. Not set: they are in memory and lost when the process ends."""
     groups_bytes_max: Size = Field(256 * MiB, ge=KiB)
-    """Memory for consumer groups: what members have sent and received, names, and committed
+    """Memory for consumer groups: the data that members send and receive, names, and committed
     offsets. Above it, the proxy refuses new members and commits.
     """
 
@@ -189,9 +188,9 @@ class MetadataConfig(Section):
     """Metadata of the archive's segments."""
 
     manager: Literal["store", "topic"] = "store"
-    """Where the states of segments are read from: the store itself, or the topic
-    `__remote_log_metadata`, which needs no listings and keeps 100 bytes per segment in memory.
-    Every process of one archive needs the same value. Archive-only mode always reads the store.
+    """Source of the segments' states: the store itself, or the topic `__remote_log_metadata`, which
+    needs no listings and keeps 100 bytes per segment in memory. Every process of one archive needs
+    the same value. Archive-only mode always reads the store.
     """
     topic_name: str = "__remote_log_metadata"
     """Name of the metadata topic. Choose another one for a second archive of the same cluster, or
@@ -247,7 +246,7 @@ class StoreConfig(Section):
     """The object store that holds the archive."""
 
     url: OptionalUrl = None
-    """Where the archive is: file:///path, s3://bucket/prefix?endpoint_url=…, gs://bucket/prefix,
+    """Location of the archive: file:///path, s3://bucket/prefix?endpoint_url=…, gs://bucket/prefix,
     az://container/prefix or webhdfs://host:port/path.
     """
     hdfs_token_file: Path | None = None
@@ -320,10 +319,10 @@ class GatewayConfig(Section):
     """
     node_map: OptionalNodeMap = None
     """Fixed addresses of brokers, for firewalls and load balancers, such as
-    `1=9301,2=kafka.example:9302,3=9303/kafka.example:443`. The proxy listens on the port, or
-    on the port before `/`, from the start. It tells clients the host, or the address after `/`, in
-    place of `gateway.advertise_host` and that port. Brokers that are not in the map get ports as
-    without a map.
+    `1=9301,2=kafka.example:9302,3=9303/kafka.example:443`. The proxy listens on the port, or on the
+    port before `/`, from the start. It tells clients the host, or the address after `/`, in place
+    of `gateway.advertise_host` and that port. Brokers that are not in the map get ports as without
+    a map.
     """
     frame_bytes_max: Size = Field(100 * MiB, ge=KiB)
     """Largest request of a client, and largest relayed answer of a broker

@@ -93,11 +93,11 @@ def host_guard(names: frozenset[str]) -> Middleware:
         if not host_allowed(request.headers.get("Host", ""), names):
             return web.Response(
                 status=421,
-                text="This console is not known by that name; "
-                "set console.allowed_hosts to let browsers use it.\n",
+                text="The console is not known by this host name; "
+                "add the name to console.allowed_hosts to let browsers use it.\n",
             )
         if is_cross_site(request):
-            return web.Response(status=403, text="This console answers no other site's pages.\n")
+            return web.Response(status=403, text="The console answers only its own pages.\n")
         return await handler(request)
 
     return guard
@@ -326,7 +326,7 @@ class ConsoleServer:
         """`?rows_max=200&name_part=orders`: at most 200 partitions with `orders` in their name."""
         rows = request.query.get("rows_max", "")
         if rows and not (rows.isascii() and rows.isdigit() and len(rows) <= ROWS_DIGITS_MAX):
-            return web.Response(status=400, text=f"rows_max is no number of rows: {rows[:20]!r}\n")
+            return web.Response(status=400, text=f"rows_max is not a row count: {rows[:20]!r}\n")
         asked = Asked(int(rows) if rows else None, request.query.get("name_part", ""))
         text = await _as_json(await self._source(asked))
         return web.Response(body=text, content_type="application/json", charset="utf-8")

@@ -254,7 +254,7 @@ class Kind(StrEnum):
     ARCHIVED_OFFSETS_MISSING = _error(
         "archived_offsets_missing",
         "offsets were archived, and no segment has them any more",
-        "find out what deletes objects in the store, and put them back",
+        "find out what deletes objects in the store; put the objects back",
     )
     SEGMENT_METADATA_UNREADABLE = _error(
         "segment_metadata_unreadable",
@@ -268,7 +268,7 @@ class Kind(StrEnum):
     )
     ARCHIVED_OFFSETS_NOT_KNOWN = _on_record(
         "archived_offsets_not_known",
-        "offsets are in no segment, and the archive, an older one, has no record of them",
+        "offsets are in no segment, and the archive is too old to have a record of them",
         "nothing",
     )
     SEGMENTS_PUT_ASIDE = _on_record(
@@ -280,14 +280,14 @@ class Kind(StrEnum):
 
 MEANINGS: Mapping[str, Meaning] = {kind: kind.meaning for kind in Kind}
 # For kinds that a newer version has written to the store.
-_NEWER = Meaning(Level.ERROR, "partition", "", "a newer fetchproxy knows it: update this one")
+_NEWER = Meaning(Level.ERROR, "partition", "", "a newer fetchproxy wrote it: update this one")
 _SEVERITY = {kind: place for place, kind in enumerate(MEANINGS)}
 _LEVELS = list(Level)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A fault or fact of which somebody should know; its fields are the JSON names in all places.
+    """A fault, or a fact on record. Its fields are the JSON names in all places.
 
     `kind` is one of Kind, or a newer version's. `what` is a plain sentence. `topic` and `partition`
     are None if the condition is not about one. Both offsets are inclusive. `missing` names what the
@@ -506,7 +506,7 @@ def headlines(conditions: Sequence[Condition]) -> tuple[str, ...]:
     waiting = [one for one in conditions if one.meaning.waits]
     number = counts(waiting)
     return tuple(
-        one.what + (f" ({number[one.kind] - 1} more such)" if number[one.kind] > 1 else "")
+        one.what + (f" (and {number[one.kind] - 1} more)" if number[one.kind] > 1 else "")
         for one in first_of_each_kind(waiting)
     )
 

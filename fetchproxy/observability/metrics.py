@@ -1,4 +1,4 @@
-"""Every metric of fetchproxy, declared once, on one registry. `docs/metrics.md` is generated."""
+"""Every metric of fetchproxy, declared once, on one registry. The source of `docs/metrics.md`."""
 
 from __future__ import annotations
 
@@ -467,7 +467,7 @@ TLS_CERTIFICATE_EXPIRY = gauge(
 )
 TLS_FILES_UNUSABLE = gauge(
     "fetchproxy_tls_files_unusable",
-    "1 if changed files could not be loaded and the old ones are still in use, which is an alarm",
+    "1 if changed files could not be loaded and the old ones are still in use; 1 is an alarm",
     "place",
 )
 TLS_RELOADS = counter(

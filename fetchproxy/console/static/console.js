@@ -79,7 +79,7 @@ function drawConditions({ conditions, condition_counts: numbers }) {
   conditions.filter((c) => c.waits).forEach((c) => { if (!first.has(c.kind)) first.set(c.kind, c); });
   const lines = [...first.values()].map((c) => ({
     className: `banner ${c.level === "error" ? "bad" : "warn"}`,
-    what: c.what + (numbers[c.kind] > 1 ? ` (${count(numbers[c.kind] - 1)} more such)` : ""),
+    what: c.what + (numbers[c.kind] > 1 ? ` (and ${count(numbers[c.kind] - 1)} more)` : ""),
     rest: [c.kind, c.since_s === null ? "" : `for ${past(c.since_s)}`, c.until_s === null ? "" : left(c.until_s),
       `to do: ${c.remedy}`].filter(Boolean).join(" · "),
   }));
