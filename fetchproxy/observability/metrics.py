@@ -428,7 +428,7 @@ RELAYED_BYTES = TalliedCounter(
 RELAYED_BYTES_TO_BROKER = RELAYED_BYTES.tally(direction="to_broker")
 RELAYED_BYTES_TO_CLIENT = RELAYED_BYTES.tally(direction="to_client")
 SPLICED_BYTES = counter(
-    "fetchproxy_spliced_bytes", "Bytes relayed to clients that this process never copied"
+    "fetchproxy_spliced_bytes", "Bytes relayed to clients without a copy in this process"
 )
 WIRE_ERRORS = counter(
     "fetchproxy_wire_errors",
@@ -467,7 +467,7 @@ TLS_CERTIFICATE_EXPIRY = gauge(
 )
 TLS_FILES_UNUSABLE = gauge(
     "fetchproxy_tls_files_unusable",
-    "1 if changed files could not be loaded and the old ones are still in use; 1 is an alarm",
+    "1 (an alarm) if changed files could not be loaded and the old ones are still in use",
     "place",
 )
 TLS_RELOADS = counter(

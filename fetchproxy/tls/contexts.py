@@ -364,7 +364,7 @@ class ReloadingContext:
             if str(error) != self._fault:  # another error: report it again
                 self.health.forget(Kind.TLS_FILES_UNUSABLE, self.place)
             self._fault = str(error)
-            what = f"The {self.place}'s new TLS files cannot be used; old ones stay: {error}"
+            what = f"The {self.place}'s new TLS files cannot be used; the old ones stay: {error}"
             self.health.report(
                 Condition(Kind.TLS_FILES_UNUSABLE, what, self.place), error=self._fault
             )
