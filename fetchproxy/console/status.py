@@ -88,8 +88,8 @@ class TopicStatus:
 
 @dataclass(frozen=True, slots=True)
 class ArchiverStatus:
-    """`leadership`: sole, group or log-dirs. `members`: of the group; None: not known. `refused`:
-    topics that match the pattern and are not archived, with the reason.
+    """The archiver of this process. `leadership`: sole, group or log-dirs. `members`: of its group;
+    None: not known. `refused`: topics that match the pattern and are not archived, with the reason.
     """
 
     leadership: str
