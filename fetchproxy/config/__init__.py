@@ -1,1 +1,1 @@
-"""Every setting: declared once, loaded from four places, refused where it is unknown."""
+"""The settings: each is declared once, loaded from four places, and refused if unknown."""

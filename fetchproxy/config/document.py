@@ -1,4 +1,4 @@
-"""All keys as a page, as a commented TOML file, and as a list with the place of each value.
+"""All keys as a page, as a commented TOML file, and as a list with the origin of each value.
 
 `python -m fetchproxy.config.document [file]` writes the page, docs/configuration.md. A test
 compares the file on disk with `document()`.
@@ -32,14 +32,14 @@ Each key can be set in four places; the later one wins:
 1. its default below,
 2. a TOML file (`--config FILE` or `FETCHPROXY_CONFIG`): table = section, so `[gateway]` and
    `listen = "0.0.0.0:9192"`,
-3. the environment: `FETCHPROXY_<SECTION>_<KEY>`; an empty variable counts as absent, and the one
-   for the file of a secret ends in `_FILE`,
+3. the environment: `FETCHPROXY_<SECTION>_<KEY>`; an empty variable counts as absent, and the
+   variable for the file of a secret ends in `_FILE`,
 4. the command line: `--set section.key=value`, or the named option where there is one.
 
 An unknown key or variable stops the start; the error names the nearest known one. A size is written
 with a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, as in `64MiB`) or as a number of bytes; a duration
 with `ms`, `s`, `m`, `h` or `d` (as in `10m`) or as a number of milliseconds. In TOML, a value with
-a unit is a text: `segment_bytes_max = "64MiB"`.
+a unit is a string: `segment_bytes_max = "64MiB"`.
 
 `fetchproxy config > fetchproxy.toml` writes a file with every key to begin with,
 `fetchproxy config --check FILE` names every error in a file, and `fetchproxy config --show` shows
@@ -75,7 +75,7 @@ def meaning_of(key: Key) -> str:
 
 @cache
 def _meanings() -> dict[tuple[str, str], str]:
-    """The text below each key's declaration, by the names of class and key."""
+    """The string below each key's declaration, by class name and key name."""
     found = {}
     for section in ast.parse(getsource(schema)).body:
         if not isinstance(section, ast.ClassDef):
@@ -98,9 +98,9 @@ m, h, d) or is a number of milliseconds.
 
 
 def commented_toml(loaded: Loaded) -> str:
-    """Every key with its meaning. Those that have their default are commented out.
+    """Every key with its meaning. Keys that have their default are commented out.
 
-    A secret is left out: the output is a file that others may read.
+    Secrets are left out, because others may read the file.
     """
     lines = list(_wrapped(_TOML_INTRODUCTION))
     for section, summary in section_docstrings().items():
@@ -142,15 +142,15 @@ def _toml_value(key: Key, value: object) -> str:
     shown = "" if value is None else key.shown(value)
     if isinstance(value, int) and shown == str(value):
         return shown
-    # A TOML text is JSON's, except that DEL has to be escaped.
+    # A TOML string is a JSON string, except that DEL has to be escaped.
     return json.dumps(shown, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-# The list of values and their places.
+# The list of values and their origins.
 
 
 def shown_values(loaded: Loaded) -> str:
-    """A line for each key: the value in effect, and where it comes from. Secrets are covered."""
+    """A line for each key: the value in effect, and where it comes from. Secrets are masked."""
     rows = []
     for key in all_keys().values():
         value = loaded.value_of(key)

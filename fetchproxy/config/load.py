@@ -1,8 +1,8 @@
-"""Configuration from defaults < TOML file < environment < command line; later ones win, key by key.
+"""Configuration from defaults, TOML file, environment and command line. The last value wins.
 
-Pure apart from reading the one file it is given: the environment is an argument. Every ConfigError
-names the key, the value, what was expected and the place it came from. An unknown key is an error,
-as it is most likely a typing mistake that would otherwise silently leave a default in force.
+Pure except that it reads the given file; the environment is an argument. Every ConfigError names
+the key, the value, its origin and what was expected. An unknown key is an error: it is most likely
+a typing mistake, which would silently leave the default in force.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from fetchproxy.config.values import (
 )
 from fetchproxy.errors import ConfigError
 
-# The list of configuration keys as values: name, variable, default, what is expected. Pure.
+# The configuration keys as values: name, variable, default, expected form. Pure.
 #
-# Derived from `fetchproxy.config.schema`, where each key is declared once; loading,
-# documentation and error messages all read this list, so they cannot disagree.
+# Derived from `fetchproxy.config.schema`, which declares each key once. Loading, documentation and
+# error messages all read this list, so they cannot disagree.
 
 VARIABLE_PREFIX = "FETCHPROXY_"
 
@@ -73,14 +73,14 @@ class Key:
         return self.field.default
 
     def shown(self, value: object) -> str:
-        """With its unit where the key has one; text as it is."""
+        """`value` as text, with its unit if the key has one."""
         for form in self._forms:
             if isinstance(form, UnitForm) and isinstance(value, int):
                 return form.show(value)
         return str(value)
 
     def takes(self, kind: type) -> bool:
-        """Whether a value may be of it."""
+        """Whether a value may have this type."""
         return kind in _alternatives(self.field.annotation)
 
     @property
@@ -94,7 +94,7 @@ class Key:
 
     @property
     def expected_shortly(self) -> str:
-        """As `expected`, for a reader who knows how sizes and durations are written."""
+        """As `expected`, without examples of sizes and durations."""
         return self._in_words(
             [m.name if isinstance(m, UnitForm) else m.expected for m in self._forms]
         )
@@ -157,7 +157,7 @@ def _bound_words(bound: object, shown: Callable[[object], str]) -> str:
     return ""
 
 
-# Options of the command line that are no configuration key, but do have a variable.
+# Variables of command line options that are not configuration keys.
 OPTION_VARIABLES = frozenset(
     f"{VARIABLE_PREFIX}{name}"
     for name in (
@@ -169,10 +169,10 @@ OPTION_VARIABLES = frozenset(
     )
 )
 
-# What the project's tests and lab are steered by; they start this program with it set.
+# Variables for the project's tests and lab, which are also set for the programs they start.
 _LAB_VARIABLE = re.compile(rf"{VARIABLE_PREFIX}(LAB_.*|REQUIRE_PARTS)")
 
-# Kubernetes and Docker links put these into every container beside a service of that name.
+# Kubernetes and Docker links set these in every container next to a service of that name.
 _SERVICE_VARIABLE = re.compile(
     rf"{VARIABLE_PREFIX}(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)"
 )
@@ -180,7 +180,7 @@ _SERVICE_VARIABLE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value and where the user wrote it (`place` is shown to him)."""
+    """One value and where the user set it. `place` is text for the user."""
 
     key: str
     value: object
@@ -188,7 +188,7 @@ class Setting:
 
 
 def parse_assignment(text: str, place: str = "--set") -> Setting:
-    """`section.key=value` of the command line. Raises ConfigError."""
+    """Parses `section.key=value` from the command line. Raises ConfigError."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"{place} {mask_text(text)!r}: expected section.key=value")
@@ -197,7 +197,7 @@ def parse_assignment(text: str, place: str = "--set") -> Setting:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration and where its values are from. `chosen`: what somebody has set, by key."""
+    """A configuration and the origin of its values. `chosen`: the settings of the user, by key."""
 
     config: Config
     chosen: Mapping[str, Setting]
@@ -215,14 +215,14 @@ class Loaded:
 def load_config(
     file: Path | None, environ: Mapping[str, str], overrides: Iterable[Setting] = ()
 ) -> Config:
-    """The whole configuration. Raises ConfigError, also for a file that cannot be read."""
+    """The whole configuration. Raises ConfigError, also if the file cannot be read."""
     return load(file, environ, overrides).config
 
 
 def load(
     file: Path | None, environ: Mapping[str, str], overrides: Iterable[Setting] = ()
 ) -> Loaded:
-    """As `load_config`, with the places. The ConfigError names every fault that can be seen."""
+    """As `load_config`, with the origins. The ConfigError names every fault that was found."""
     keys = all_keys()
     faults = _variable_faults(environ, keys)
     chosen: dict[str, Setting] = {}
@@ -238,7 +238,7 @@ def load(
     config = None
     with _faults_to(faults):
         config = _build(chosen, keys)
-    # What keys demand of each other is told where all of them are right, as it would mislead.
+    # Relations between keys are checked only if each key is valid: otherwise they would mislead.
     if config is not None and not faults:
         faults += relation_faults(config, {key: one.place for key, one in chosen.items()})
         with _faults_to(faults):
@@ -284,9 +284,9 @@ _ENTRY = re.compile(r"\s*(?P<name>[\w.-]+)\s*=")
 
 
 def _lines_of_keys(text: str) -> dict[str, int]:
-    """Line numbers by key and by section, as far as a look at each line tells.
+    """Line numbers by key and by section, as tomllib gives none.
 
-    tomllib has none. A key within an inline table or in quotes has no line here.
+    Each line is matched by itself. A key in quotes or in an inline table has no line number.
     """
     lines: dict[str, int] = {}
     section = ""
@@ -300,7 +300,7 @@ def _lines_of_keys(text: str) -> dict[str, int]:
 
 
 def _environment_settings(environ: Mapping[str, str], keys: Mapping[str, Key]) -> Iterator[Setting]:
-    """An empty variable counts as absent, as compose files cannot leave one out."""
+    """An empty variable counts as absent, because compose files cannot leave a variable out."""
     by_variable = _by_variable(keys)
     for variable, value in sorted(environ.items()):
         if variable in by_variable and value != "":
@@ -308,7 +308,7 @@ def _environment_settings(environ: Mapping[str, str], keys: Mapping[str, Key]) -
 
 
 def _by_variable(keys: Mapping[str, Key]) -> dict[str, str]:
-    """What each variable sets. The file of a secret has one of its own, as containers expect."""
+    """The key that each variable sets. Containers expect a variable for a secret's file, too."""
     found = {key.variable: key.dotted for key in keys.values()}
     files = {f"{k.variable}_FILE": f"{k.dotted}.file" for k in keys.values() if k.is_secret}
     return found | files
@@ -332,7 +332,7 @@ def _variable_faults(environ: Mapping[str, str], keys: Mapping[str, Key]) -> lis
 
 
 def _checked(setting: Setting, keys: Mapping[str, Key]) -> Setting:
-    """The setting with an empty text as None where the key may be unset. Raises ConfigError."""
+    """The setting, with "" as None if the key may be unset. Raises ConfigError."""
     owner, _, last = setting.key.rpartition(".")
     if last == "file" and owner in keys and keys[owner].is_secret:
         return Setting(owner, {"file": setting.value} if setting.value else None, setting.place)
@@ -372,7 +372,7 @@ def _invalid(setting: Setting, key: Key) -> str:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    """The nearest known name as a clause; the last part counts if the whole is unlike all."""
+    """The nearest known name as a clause; compares last parts if no whole name is near."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if not close:
         tails = {full.rpartition(".")[2]: full for full in known}

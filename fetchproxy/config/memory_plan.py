@@ -1,9 +1,9 @@
-"""`process.memory_bytes_max`: what each part may take, so that all of them stay below it. Pure.
+"""The memory limits of all parts: their sum stays below `process.memory_bytes_max`. Pure.
 
-Every part has a limit of its own that is kept while it runs; here is only how large these are. The
-keys that nobody has set shrink together until the whole fits; those that somebody has set count as
-they are. Metadata of segments are outside: they are as many as the archive has, and leaving some
-out would be to forget a part of the archive.
+Each part enforces its own limit while it runs; this module only decides the sizes. Limits that the
+user has not set shrink together until the sum fits; limits that the user has set stay. The metadata
+of segments are not included: their size depends on the archive, and dropping some would lose a part
+of the archive.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from fetchproxy_protocol.record_batch import SEARCHED_BYTES_MAX
 from fetchproxy.config.schema import Config, KiB, MiB
 from fetchproxy.errors import ConfigError
 
-# The interpreter, its libraries and what is too small to count: a proxy without clients has 70 MiB.
+# The interpreter, its libraries and small parts. A proxy without clients takes 70 MiB.
 PROCESS_BYTES = 96 * MiB
-# Unit of a range read and of the cache.
+# Unit of range reads and of the chunk cache.
 CHUNK_BYTES = 4 * MiB
 # Chunks that wait to be written to the disk cache.
 DISK_CACHE_WRITES_MAX = 8
-# What an archiver asks of a broker at once.
+# Largest Fetch of an archiver from a broker.
 FETCH_BYTES_MAX = 8 * MiB
-# The unit of a multipart upload, and how many of them one upload has in memory: S3 wants at least 5
-# MiB, and four at once use a link whose round trip is long.
+# The part size of a multipart upload (S3 requires at least 5 MiB), and how many parts one upload
+# sends at once: four make use of a link with a long round trip.
 PART_BYTES = 8 * MiB
 PARTS_IN_FLIGHT_MAX = 4
-# Freed memory that the C library may keep for later; what is above goes back to the system within
-# 5 s. Small bursts come and go untouched.
+# Freed memory that the C library may keep for reuse, so that small bursts cost nothing. Memory
+# above it goes back to the system within 5 s.
 FREED_BYTES_MAX = 16 * MiB
-# A connection that waits, with the one to its broker; what it buffers is another part.
+# An idle client connection with its connection to a broker. Its buffers are another part.
 CONNECTION_BYTES = 32 * KiB
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """`units` (a key's value) of `unit_bytes` each; no fewer than `units_min` where it shrinks."""
+    """`units` (a key's value) of `unit_bytes` each; never shrinks below `units_min`."""
 
     units: int
     unit_bytes: int
@@ -49,7 +49,7 @@ class Budget:
 
 
 def memory_budgets(config: Config) -> dict[str, Budget]:
-    """By key, those that can shrink."""
+    """The budgets that can shrink, by key."""
     gateway, remote = config.gateway, config.remote_fetch
     budgets = {
         "gateway.connections_max": Budget(gateway.connections_max, CONNECTION_BYTES, 100),
@@ -64,7 +64,7 @@ def memory_budgets(config: Config) -> dict[str, Budget]:
         "remote_fetch.chunk_cache_bytes_max": Budget(
             remote.chunk_cache_bytes_max, 1, min(2 * CHUNK_BYTES, remote.chunk_cache_bytes_max)
         ),
-        # What comes in pieces is joined: for a moment it is there twice.
+        # The pieces of an answer are joined, so for a moment they are in memory twice.
         "remote_fetch.inflight_bytes_max": Budget(remote.inflight_bytes_max, 2, CHUNK_BYTES),
         "remote_fetch.index_cache_bytes_max": Budget(remote.index_cache_bytes_max, 1, MiB),
     }
@@ -75,7 +75,7 @@ def memory_budgets(config: Config) -> dict[str, Budget]:
 
 
 def memory_parts(config: Config) -> dict[str, int]:
-    """All of them in bytes: first those that do not shrink, by what they follow from."""
+    """The size of each part (bytes) by key. Parts that cannot shrink come first, by their cause."""
     parts = {
         "the process": PROCESS_BYTES,
         "a search by time": SEARCHED_BYTES_MAX,
@@ -85,7 +85,7 @@ def memory_parts(config: Config) -> dict[str, int]:
     if remote.disk_cache_dir is not None:
         parts["remote_fetch.disk_cache_dir"] = DISK_CACHE_WRITES_MAX * CHUNK_BYTES
     if archive.topics is not None:
-        # The client of uploads has one part more than are in flight, and gathers the next.
+        # The upload client holds one more part than are in flight, and gathers the next one.
         a_worker = 2 * FETCH_BYTES_MAX + (PARTS_IN_FLIGHT_MAX + 2) * PART_BYTES
         parts["archive.workers_max"] = archive.workers_max * a_worker
     return parts | {key: budget.size_bytes for key, budget in memory_budgets(config).items()}
@@ -94,7 +94,7 @@ def memory_parts(config: Config) -> dict[str, int]:
 def within_ceiling(config: Config, chosen: Collection[str]) -> Config:
     """`config` with its budgets below `process.memory_bytes_max`; `chosen` keys stay as they are.
 
-    Raises ConfigError, with every part and its size, where that is not possible.
+    Raises ConfigError, with the size of every part, if that is not possible.
     """
     ceiling = config.process.memory_bytes_max
     if not ceiling:
@@ -110,11 +110,11 @@ def within_ceiling(config: Config, chosen: Collection[str]) -> Config:
 
 
 def _shrunk(budgets: Mapping[str, Budget], room: int) -> dict[str, int] | None:
-    """Units by key, all in the same proportion but none below its least; None: they do not fit."""
+    """Units by key, all in the same proportion but at least `units_min`; None: they do not fit."""
     if sum(budget.units_min * budget.unit_bytes for budget in budgets.values()) > room:
         return None
     units: dict[str, int] = {}
-    # Largest least first: what one must have beyond its proportion the others go without.
+    # Budgets below their minimum get the minimum first. The others share the rest.
     left = dict(budgets)
     while left:
         share = min(room / sum(budget.size_bytes for budget in left.values()), 1.0)

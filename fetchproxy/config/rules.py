@@ -1,6 +1,6 @@
-"""What keys of the configuration demand of each other, as where one bounds the other. Pure.
+"""Rules between keys of the configuration, for example that one key needs another. Pure.
 
-A sentence names the keys, and no value that is a secret.
+Messages name the keys, and never a secret value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fetchproxy.config.values import is_loopback, parse_host_port, parse_node_ma
 
 
 def relation_faults(config: Config, places: Mapping[str, str]) -> list[str]:
-    """`places`: where each key that somebody has set was set."""
+    """A message for each broken rule. `places`: where the user set each key, by key."""
     gateway, cluster = config.gateway, config.cluster
     faults = [
         _gateway_fault(gateway),
@@ -33,7 +33,7 @@ def relation_faults(config: Config, places: Mapping[str, str]) -> list[str]:
     return [fault for fault in faults if fault is not None]
 
 
-# By key: why it can have no effect in archive-only mode.
+# The reason why a key has no effect in archive-only mode, by key.
 _CONTRADICTIONS = {
     "cluster.bootstrap": "no broker is asked in archive-only mode",
     "archive.topics": "there is no broker to archive from in archive-only mode",
@@ -60,7 +60,7 @@ def _archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None
         section, _, name = key.partition(".")
         if key in places and getattr(getattr(config, section), name) is not None:
             return f"{key} ({places[key]}) contradicts {places['archive_only.enabled']}: {reason}"
-    # There is no broker whose ACLs count: who gets through the listener reads everything.
+    # No broker checks ACLs here, so any client that passes the listener reads everything.
     listen, is_closed = config.gateway.listen, config.gateway.tls_client_auth == "required"
     if is_closed or own.users_file or own.open_to_anybody or is_loopback(_host(listen)):
         return None
@@ -75,7 +75,7 @@ def _archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None
 def _archive_faults(config: Config) -> Iterator[str]:
     archive, metadata = config.archive, config.metadata
     if config.store.encryption_keys is not None and config.remote_fetch.disk_cache_dir is not None:
-        # It keeps records as clients get them, for longer than the process lives.
+        # The disk cache keeps unencrypted records, also after the process has ended.
         yield (
             "remote_fetch.disk_cache_dir is set and store.encryption_keys too: the disk cache "
             "would hold records in the clear"
@@ -83,7 +83,7 @@ def _archive_faults(config: Config) -> Iterator[str]:
     spool = archive.spool_dir
     for path in parse_paths(archive.log_dirs) if archive.log_dirs is not None else ():
         if spool is not None and spool.absolute().is_relative_to(path):
-            # A broker takes every folder there for a partition, and fails when it is none.
+            # A broker takes every folder in log.dirs for a partition, and fails on any other.
             yield f"archive.spool_dir = {spool}: expected a folder outside of {path}"
             break
     if archive.group_id is None and archive.group_instance_id is not None:
@@ -94,7 +94,7 @@ def _archive_faults(config: Config) -> Iterator[str]:
             "beside the broker that leads the partition"
         )
     name = metadata.topic_name
-    # Internal topics, which begin so, are never archived by a pattern.
+    # Internal topics begin with `__`, and a pattern never archives them.
     if metadata.manager == "topic" and archive.topics is not None and not name.startswith("__"):
         matches = re.fullmatch(archive.topics, name)
         if matches is not None:
@@ -125,9 +125,9 @@ _BY_TOKEN = (*_TOKEN, *_ENDPOINT_ONLY)
 
 
 def _sasl_fault(cluster: ClusterConfig) -> str | None:
-    """What is wrong, by key and without any value but the mechanism's; None: nothing.
+    """The fault, by key, with no value except the mechanism; None: no fault.
 
-    No colon follows a key: what stands behind `password:` is masked wherever it is shown.
+    No colon follows a key, as all output masks the text after `password:`.
     """
     protocol, mechanism = cluster.security_protocol, cluster.sasl_mechanism
     if not protocol.startswith("SASL_"):
@@ -166,7 +166,7 @@ def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str
     return None if found else f"{wanted} has to be set for {because}"
 
 
-# Which `tls_*` and `sni_*` keys belong together, and who may use the proxy's own certificate.
+# Which `tls_*` and `sni_*` keys belong together, and which clients may use the proxy's certificate.
 
 _KEY = ("tls_key_file", "tls_key_password")
 _CLIENTS = ("tls_client_ca_file", "sni_bootstrap_host", "sni_node_pattern")
@@ -208,8 +208,8 @@ def _cluster_fault(cluster: ClusterConfig) -> str | None:
 
 
 def _principal_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | None:
-    """The relay shows the proxy's certificate for each client, so that the brokers take each for
-    the proxy. With SASL_SSL each client says itself who it is.
+    """The relay shows the proxy's certificate for every client, so brokers take every client for
+    the proxy. With SASL_SSL, each client authenticates itself.
     """
     if cluster.tls_certificate_file is None or cluster.security_protocol != "SSL":
         return None

@@ -1,7 +1,7 @@
-"""Every configuration key, once: type, default, unit (last in the name); below it, what it means.
+"""Every configuration key, declared once. Its name ends in its unit; the string below describes it.
 
-`fetchproxy.config.load` fills these from TOML, environment and command line, and refuses unknown
-keys; `fetchproxy.config.document` reads the meanings.
+`fetchproxy.config.load` fills the keys from TOML, environment and command line, and refuses unknown
+keys. `fetchproxy.config.document` reads the descriptions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GiB = 1024 * MiB
 
 
 class Section(BaseModel):
-    # An error that quotes its input would show a secret.
+    # An error that quotes its input could show a secret.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
@@ -51,37 +51,39 @@ class ArchiveConfig(Section):
     partitions that this broker leads. Not set: it fetches segments from the brokers over the
     network.
     """
-    # A batch more must stay below the largest segment that anybody reads (`SEGMENT_BYTES_MAX`).
+    # A segment may exceed this by one batch, and has to stay below the largest size that readers
+    # accept (`SEGMENT_BYTES_MAX`).
     segment_bytes_max: Size = Field(64 * MiB, ge=KiB, le=8 * GiB)
-    """A segment is cut at this size."""
+    """The archiver closes a segment at this size."""
     segment_age_max_ms: Duration = Field(600_000, ge=1)
-    """A segment is also cut this long after its first batch was read. If you set more than 10
-    minutes, set it for the serving proxies too: their readers wait three times this long for an
-    offset that an archiver is gathering, and then skip it.
+    """The archiver also closes a segment this long after it read the first batch. If you set more
+    than 10 minutes, set it for the serving proxies too: their readers wait three times this long
+    for an offset that an archiver is gathering, and then skip it.
     """
     workers_max: int = Field(4, ge=1)
     """How many partitions are archived at once."""
-    # No longer than objects without metadata are left alone (`WritingLimits.orphan_age_min_ms`): an
-    # upload whose answer was lost may take this, and what it brings must not go meanwhile.
+    # At most the age at which objects without metadata are deleted
+    # (`WritingLimits.orphan_age_min_ms`): an upload whose answer was lost may go on for this long,
+    # and its object must not be deleted meanwhile.
     copy_max_ms: Duration = Field(300_000, ge=1, le=3_600_000)
-    """A copy that takes longer is given up and tried again."""
+    """The archiver gives up a copy that takes longer, and tries again."""
     copy_bytes_per_s_max: Size = Field(0, ge=0)
-    """How many bytes a second the archiver takes from the brokers, over all partitions, so that
-    consumers keep their share while it catches up (remote.log.manager.copy.max.bytes.per.second).
-    0: no limit.
+    """Most bytes per second that the archiver reads from the brokers, over all partitions. This
+    leaves bandwidth to consumers while the archiver catches up
+    (remote.log.manager.copy.max.bytes.per.second). 0: no limit.
     """
     spool_dir: Path | None = None
-    """Folder in which segments are gathered before they are copied. Not set: a temporary folder.
-    With `log_dirs`, choose a folder on their file system but outside of them: segments are then
-    hard links and take no space.
+    """Folder in which the archiver gathers segments before it copies them. Not set: a temporary
+    folder. With `log_dirs`, choose a folder on their file system but outside of them: segments are
+    then hard links and take no space.
     """
     spool_bytes_max: Size = Field(8 * GiB, ge=MiB)
-    """Size of the spool. Above it, segments are cut before they are full."""
+    """Size of the spool. Above it, the archiver closes segments before they are full."""
     local_index_dir: Path | None = None
-    """Folder in which this process keeps the indexes of the archive. It saves a reader one request
-    at its first look into a segment. It takes 0.2% of the archive's size, costs one request for
-    each segment, and is rebuilt from the store if it is lost. Use a lasting folder, one for each
-    process. Not set: no local indexes.
+    """Folder in which this process keeps the indexes of the archive. They save one request to the
+    store when a reader first reads a segment. They take 0.2% of the archive's size, cost one
+    request for each segment, and are rebuilt from the store if they are lost. Use a persistent
+    folder, and a different one for each process. Not set: no local indexes.
     """
 
     # --- leadership ---
@@ -95,16 +97,18 @@ class ArchiveConfig(Section):
     it keeps its partitions.
     """
     group_session_timeout_ms: Duration = Field(45_000, ge=100)
-    """The other archivers take over from one that has been silent for this long
+    """If an archiver is silent for this long, the others take over its partitions
     (session.timeout.ms).
     """
     # --- retention ---
     remote_log_retention_ms: Duration = Field(-1, ge=-1)
-    """The archive deletes segments whose newest record is older than this, oldest first. -1: never.
-    The topic's own `retention.ms` has no effect here: it is short where there is an archive.
+    """The archiver deletes archived segments whose newest record is older than this, oldest first.
+    -1: never. The topic's own `retention.ms` has no effect here: it is short for an archived topic.
     """
     remote_log_retention_bytes: Size = Field(-1, ge=-1)
-    """The archive deletes what a partition holds beyond this size, oldest first. -1: no limit."""
+    """If the archive of a partition exceeds this size, the archiver deletes its oldest segments.
+    -1: no limit.
+    """
     local_retention_ms: Duration = Field(-1, ge=-1)
     """The archiver deletes records older than this from the brokers (DeleteRecords) once they are
     archived. Give the topic unlimited retention of its own (retention.ms=-1, retention.bytes=-1),
@@ -113,35 +117,35 @@ class ArchiveConfig(Section):
     local_retention_bytes: Size = Field(-1, ge=-1)
     """Like `local_retention_ms`, for archived records beyond this size in a partition."""
     retention_overrides: OptionalRetentionOverrides = None
-    """The four keys above for some topics: a table from a pattern of whole topic names to keys, as
-    in `"orders[.].*" = { remote_log_retention_ms = 86400000 }`. The first pattern that matches
-    counts. Outside of a TOML file, write the same as JSON.
+    """The four keys above for some topics: a table with a pattern for whole topic names and its
+    keys, as in `"orders[.].*" = { remote_log_retention_ms = 86400000 }`. The first pattern that
+    matches applies. Outside of a TOML file, write the table as JSON.
     """
     follow_topic_retention: bool = False
-    """A topic's own settings then count before `archive.*`, but not before an override. With
-    remote.storage.enable=true these are its retention.ms and retention.bytes, for archive and
-    brokers together; without it, its local.retention.ms and local.retention.bytes.
+    """If true, a topic's own settings take precedence over `archive.*`, but not over an override.
+    With remote.storage.enable=true these are its retention.ms and retention.bytes, for archive and
+    brokers together. Without it, they are its local.retention.ms and local.retention.bytes.
     """
     retention_grace_ms: Duration = Field(300_000, ge=0)
-    """A segment's objects are deleted this long after the segment was hidden
+    """The archiver deletes a segment's objects this long after it hid the segment
     (file.delete.delay.ms). Until then, readers in flight and proxies with a view as old as
     metadata.view_age_max_ms still find them.
     """
     retention_step_grace_ms: Duration = Field(86_400_000, ge=0)
     """If retention would hide more than half of a partition at once, the archiver announces it
     (log, metrics, console) and waits this long. A day is enough to notice a mistyped retention or a
-    wrong clock. 0: it neither waits nor compares its clock with those of the store and of
-    producers.
+    wrong clock. 0: the archiver does not wait, and does not compare its clock with the clocks of
+    the store and of producers.
     """
     topic_deletion: Literal["delete", "keep", "delete-all"] = "delete"
-    """What happens to the archive of a topic that the cluster has deleted. `delete`: it is deleted,
-    too, unless most topics are gone at once or none is left, since that may be another cluster with
-    the same id. `delete-all`: it is deleted in that case as well; set this only while you need it.
-    `keep`: topics that are deleted while this is set keep their archive for good.
+    """Whether the archiver deletes the archive of a topic that the cluster has deleted. `delete`:
+    yes, unless most topics are gone at once or none is left, since that may be another cluster with
+    the same id. `delete-all`: yes, in that case too; set this only while you need it. `keep`: no;
+    topics that are deleted while this is set keep their archive permanently.
     """
     topic_deletion_grace_ms: Duration = Field(86_400_000, ge=0)
-    """The archive of a topic is deleted after every look at the cluster for this long has found no
-    such topic. A day leaves time to notice a mistake, and lets a cluster recover that shows only
+    """The archiver deletes a topic's archive if each look at the cluster for this long has not
+    found the topic. A day leaves time to notice a mistake, and to repair a cluster that shows only
     some of its topics.
     """
 
@@ -150,25 +154,24 @@ class ArchiveOnlyConfig(Section):
     """Serving an archive without its cluster (`fetchproxy serve --archive-only`)."""
 
     enabled: bool = False
-    """Answer every client from the archive alone. No broker is asked."""
+    """The proxy answers every client from the archive alone, and asks no broker."""
     open_to_anybody: bool = False
-    """Everybody who reaches the listener may read the whole archive. Beyond loopback, archive-only
-    mode starts only with this, with `users_file`, or with `gateway.tls_client_auth = required`.
+    """Any client that can connect may read the whole archive. If the listener is not on loopback,
+    archive-only mode needs this, `users_file`, or `gateway.tls_client_auth = required` to start.
     """
     users_file: Path | None = None
     """Clients log in by SASL (PLAIN, SCRAM) as users of this file. The file says what each user may
     read; `fetchproxy user` makes its lines. Changes take effect within seconds.
     """
     refresh_interval_ms: Duration = Field(5_000, ge=50)
-    """Topics and segments that another process archives are seen within this time. Each look lists
-    the archive's partitions, and an S3 store charges for listings.
+    """Time between two looks for topics and segments that another process has archived. Each look
+    lists the archive's partitions, and an S3 store charges for listings.
     """
     offsets_file: Path | None = None
-    """File for committed offsets. Not set: they are in memory and are lost when the process ends.
-    """
+    """File for committed offsets. Not set: they are in memory and lost when the process ends."""
     groups_bytes_max: Size = Field(256 * MiB, ge=KiB)
-    """Memory for consumer groups: what members have sent and received, names, and committed
-    offsets. Above it, new members and commits are refused.
+    """Memory for consumer groups: the data that members send and receive, names, and committed
+    offsets. Above it, the proxy refuses new members and commits.
     """
 
 
@@ -176,8 +179,8 @@ class AttachConfig(Section):
     """Topics of other archives, served read-only under names that you choose."""
 
     archives: OptionalAttachments = None
-    """Items NAME=STORE_URL#TOPIC, separated by spaces. With --archive-only, TOPIC of the archive at
-    STORE_URL is served as NAME. Credentials and time-outs are those of `store`.
+    """Items NAME=STORE_URL#TOPIC, separated by spaces. With --archive-only, the proxy serves TOPIC
+    of the archive at STORE_URL as NAME. Credentials and time-outs are those of `store`.
     """
 
 
@@ -185,9 +188,9 @@ class MetadataConfig(Section):
     """Metadata of the archive's segments."""
 
     manager: Literal["store", "topic"] = "store"
-    """Where the states of segments are read from: the store itself, or the topic
-    `__remote_log_metadata`, which needs no listings and keeps 100 bytes per segment in memory.
-    Every process of one archive needs the same value. Archive-only mode always reads the store.
+    """Source of the segments' states: the store itself, or the topic `__remote_log_metadata`, which
+    needs no listings and keeps 100 bytes per segment in memory. Every process of one archive needs
+    the same value. Archive-only mode always reads the store.
     """
     topic_name: str = "__remote_log_metadata"
     """Name of the metadata topic. Choose another one for a second archive of the same cluster, or
@@ -204,13 +207,13 @@ class MetadataConfig(Section):
     set: each start reads the whole topic.
     """
     view_age_max_ms: Duration = Field(30_000, ge=1)
-    """If the view of a partition is older than this, it is read again in the background. Until
-    then, records that another process has deleted may still be served.
+    """If the view of a partition's archive is older than this, the proxy reads it again in the
+    background. Until then, it may still serve records that another process has deleted.
     """
 
     @property
     def ruling(self) -> str:
-        """Which metadata manager it is, as the archive states it."""
+        """The metadata manager, as recorded in the archive."""
         return self.manager if self.manager == "store" else f"{self.manager} {self.topic_name}"
 
 
@@ -220,30 +223,30 @@ class RemoteFetchConfig(Section):
     remote_error_after_ms: Duration = Field(60_000, ge=0)
     """If the store fails for longer than this, clients get KAFKA_STORAGE_ERROR."""
     inflight_bytes_max: Size = Field(256 * MiB, ge=MiB)
-    """Bytes that are being read from the store at once. Further reads wait."""
+    """Most bytes that are read from the store at once. Further reads wait."""
     chunk_cache_bytes_max: Size = Field(256 * MiB, ge=0)
     """Memory of the chunk cache."""
     client_bytes_per_s_max: Size = Field(0, ge=0)
-    """Archived bytes a second for one client, over all its connections. Above it, the client is
-    throttled as by a broker's quota (consumer_byte_rate). A client is a certificate, or else an
-    IPv4 address or an IPv6 /64, whatever client ids it sends. Relayed bytes do not count. 0: no
-    limit.
+    """Archived bytes per second for one client, over all its connections. Above it, the proxy
+    throttles the client like a broker's quota (consumer_byte_rate). A client is identified by its
+    certificate, or without one by its IPv4 address or IPv6 /64; client ids do not matter. Relayed
+    bytes do not count. 0: no limit.
     """
     index_cache_bytes_max: Size = Field(64 * MiB, ge=MiB)
     """Memory of segments' indexes (remote.log.index.file.cache.total.size.bytes)."""
     disk_cache_dir: Path | None = None
-    """Folder of a second cache of checked chunks, which survives a restart. Give each process a
-    folder of its own. Not set: no disk cache.
+    """Folder of a second cache of checked chunks, on disk, which survives a restart. Give each
+    process a folder of its own. Not set: no disk cache.
     """
     disk_cache_bytes_max: Size = Field(10 * GiB, ge=MiB)
-    """Size of the disk cache. Chunks that were unused for longest are removed first."""
+    """Size of the disk cache. The least recently used chunks are removed first."""
 
 
 class StoreConfig(Section):
     """The object store that holds the archive."""
 
     url: OptionalUrl = None
-    """Where the archive is: file:///path, s3://bucket/prefix?endpoint_url=…, gs://bucket/prefix,
+    """Location of the archive: file:///path, s3://bucket/prefix?endpoint_url=…, gs://bucket/prefix,
     az://container/prefix or webhdfs://host:port/path.
     """
     hdfs_token_file: Path | None = None
@@ -253,28 +256,28 @@ class StoreConfig(Section):
     """
     connections_max: int = Field(32, ge=1)
     """Connections to the store, and range reads in flight (remote.log.reader.threads). On S3, range
-    reads and uploads have as many connections again, each.
+    reads and uploads each have this many connections of their own in addition.
     """
     timeout_ms: Duration = Field(20_000, ge=100)
-    """How long the store may be silent within an answer before the request is tried again. Raise it
-    for a slow store or link. A part of 8 MiB may take three times this to send (140 KiB/s by
-    default), and connecting takes at most 3 s of it. Listings and reads of metadata are given up
-    after half of it.
+    """How long the store may send nothing during an answer before the proxy repeats the request.
+    Raise it for a slow store or link. Sending a part of 8 MiB may take three times this long (140
+    KiB/s by default), and connecting takes at most 3 s of it. The proxy gives up listings and reads
+    of metadata after half of it.
     """
 
     compression: Literal["none", "zstd"] = "none"
-    """How new segments are compressed, if their batches are not compressed already. zstd leaves a
-    third to a half of the size and costs some CPU. Archived segments of either kind can be read
-    with either value.
+    """How the archiver compresses new segments whose batches are not compressed already. zstd
+    reduces them to between a third and a half of their size and costs some CPU. Segments of both
+    kinds can be read with either value.
     """
 
     encryption_keys: OptionalKeyRing = None
-    """Key ring that encrypts new segments and opens encrypted ones: the path of a file made by
+    """Key ring that encrypts new segments and decrypts archived ones: the path of a file made by
     `fetchproxy keys`, or aws-kms://REGION/KEY. If there are several, the first one encrypts and all
-    of them open. With ?required=true, segments that are not encrypted are refused.
+    of them decrypt. With ?required=true, the proxy refuses segments that are not encrypted.
     """
 
-    # A store that takes a connection at all does so in a round trip or two.
+    # A store that is up accepts a connection within a round trip or two.
     @property
     def connect_max_ms(self) -> int:
         return min(3_000, self.timeout_ms)
@@ -283,7 +286,7 @@ class StoreConfig(Section):
     def read_max_ms(self) -> int:
         return self.timeout_ms
 
-    # It takes the bandwidth of the link, too, and is answered when all has come.
+    # An upload also needs the link's bandwidth, and the store answers after its last byte.
     @property
     def write_max_ms(self) -> int:
         return 3 * self.timeout_ms
@@ -298,7 +301,7 @@ class TlsConfig(Section):
     """TLS, towards clients and towards brokers."""
 
     protocol_min: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
-    """Oldest version of TLS. Versions before these are broken (RFC 8996)."""
+    """Oldest version of TLS. Versions before 1.2 are insecure (RFC 8996)."""
 
 
 class GatewayConfig(Section):
@@ -307,54 +310,55 @@ class GatewayConfig(Section):
     listen: HostPortText = "127.0.0.1:9192"
     """host:port of the bootstrap listener. The default is reachable from this host alone."""
     advertise_host: OptionalAdvertisedHost = None
-    """Host that clients are told to connect to. Not set: the listener's host; if that means all
-    addresses (0.0.0.0, ::), the address at which the client has reached the proxy.
+    """Host that the proxy tells clients to connect to. Not set: the listener's host or, if that
+    means all addresses (0.0.0.0, ::), the address to which the client has connected.
     """
     node_port_base: int = Field(0, ge=0, le=65000)
-    """The broker with node id N gets the port of this number + N. 0: it gets the bootstrap
-    listener's port + 1 + N, so that clients find it after a restart, or a free port if that one is
-    taken.
+    """The port for the broker with node id N is this number + N. 0: it is the bootstrap listener's
+    port + 1 + N, so that clients find it after a restart, or any free port if that one is taken.
     """
     node_map: OptionalNodeMap = None
     """Fixed addresses of brokers, for firewalls and load balancers, such as
-    `1=9301,2=kafka.example:9302,3=9303/kafka.example:443`. The port alone, or before `/`, is the
-    one that the proxy listens on, from the start. A host, or what follows `/`, is what clients are
-    told in place of `gateway.advertise_host` and that port. Other brokers get ports as without a
-    map.
+    `1=9301,2=kafka.example:9302,3=9303/kafka.example:443`. The proxy listens on the port, or on the
+    port before `/`, from the start. It tells clients the host, or the address after `/`, in place
+    of `gateway.advertise_host` and that port. Brokers that are not in the map get ports as without
+    a map.
     """
     frame_bytes_max: Size = Field(100 * MiB, ge=KiB)
     """Largest request of a client, and largest relayed answer of a broker
     (socket.request.max.bytes).
     """
     connections_max: int = Field(20_000, ge=1)
-    """Connections of clients at once. One more is closed."""
+    """Most client connections at once. The proxy closes further ones."""
     connections_per_ip_max: int = Field(20_000, ge=1)
-    """Connections from one address at once (max.connections.per.ip). The default is as many as from
-    all addresses, since many clients may share one NAT.
+    """Most connections from one address at once (max.connections.per.ip). The default equals that
+    for all addresses, since many clients may share one NAT.
     """
     idle_max_ms: Duration = Field(600_000, ge=100)
-    """A connection that is silent for this long is closed (connections.max.idle.ms)."""
+    """The proxy closes a connection that is silent for this long (connections.max.idle.ms)."""
     connection_buffers_bytes_max: Size = Field(256 * MiB, ge=MiB)
     """Memory of all connections together: bytes that wait for slow clients and brokers, incomplete
-    requests and answers, and fetch sessions (300 bytes a partition). Above it, the connections that
-    hold most are closed.
+    requests and answers, and fetch sessions (300 bytes a partition). Above it, the proxy closes the
+    connections that hold the most.
     """
     remote_answers_bytes_max: Size = Field(256 * MiB, ge=KiB)
-    """Memory of archived records on their way to clients, besides the chunk cache. Above it,
-    answers are cut, down to one batch each.
+    """Memory of archived records that are being sent to clients, besides the chunk cache. Above it,
+    the proxy shortens answers, down to one batch each.
     """
     pace_by_appetite: bool = True
-    """A librdkafka client stops for a second each time 100,000 records wait for its application. If
-    this is true, a client that catches up and was seen to stop gets its answers no faster than its
-    application takes records.
+    """A librdkafka client stops fetching for a second each time 100,000 records wait for its
+    application. If this is true and a client stops like this while it catches up, the proxy sends
+    it records no faster than its application takes them.
     """
     gap_policy: Literal["skip", "error"] = "skip"
-    """What a reader gets at offsets that were lost before they could be archived. `skip`: the next
-    records, as after compaction. `error`: INVALID_RECORD, which stops consumers (aiokafka waits).
+    """The answer to a reader at offsets that were lost before they could be archived. `skip`: the
+    next records, as after compaction. `error`: INVALID_RECORD, which stops consumers (aiokafka
+    waits).
     """
     permit_ttl_ms: Duration = Field(60_000, ge=1)
-    """After a broker has answered OffsetOutOfRange, its connection may read the topic's archive for
-    this long. Then the broker is asked again, so a revoked ACL takes effect within this time.
+    """After a broker has answered OffsetOutOfRange to a client, that connection may read the
+    topic's archive for this long. Then the proxy asks the broker again, so a revoked ACL takes
+    effect within this time.
     """
     tls_certificate_file: Path | None = None
     """PEM file with the certificate first, then its chain (ssl.keystore.certificate.chain). If it
@@ -365,20 +369,20 @@ class GatewayConfig(Section):
     tls_key_password: OptionalSecret = None
     """Password of the private key (ssl.key.password)."""
     tls_client_auth: Literal["none", "requested", "required"] = "none"
-    """Whether clients have to show a certificate (ssl.client.auth). It admits them to this
-    listener; the broker does not see it.
+    """Whether clients have to show a certificate (ssl.client.auth). The certificate admits them to
+    this listener; the broker does not see it.
     """
     tls_client_ca_file: Path | None = None
     """PEM file with the authorities that sign clients' certificates (ssl.truststore.certificates).
     """
     sni_bootstrap_host: OptionalHostName = None
-    """Gives all brokers one port, told apart by the host name in TLS (SNI). This is the name that
-    clients use as bootstrap server. It needs TLS.
+    """Host name that clients use as bootstrap server. If it is set, all brokers have one port, and
+    the host name in TLS (SNI) tells them apart. It needs TLS.
     """
     sni_node_pattern: OptionalNodeNames = None
     """Host name of each broker for `sni_bootstrap_host`, such as
     broker-{node_id}.kafka.example.com. Add :PORT if clients connect to another port than the
-    listener's, such as that of a load balancer.
+    listener's, such as a load balancer's.
     """
 
 
@@ -389,8 +393,8 @@ class ConsoleConfig(Section):
     """host:port of the web console. Not set: no console."""
     allowed_hosts: str = ""
     """Further host names, separated by commas, under which browsers may call the console. The
-    listener's own name and loopback are always allowed; others are refused, because of DNS
-    rebinding.
+    listener's own name and loopback are always allowed. The console refuses other names, because of
+    DNS rebinding.
     """
 
 
@@ -398,9 +402,9 @@ class ProcessConfig(Section):
     """The whole process."""
 
     memory_bytes_max: Size = Field(0, ge=0)
-    """Ceiling for all memory that has a limit: everything but the metadata of segments, 80 bytes
-    each. Limits that you have not set shrink until they fit; if they cannot, the process does not
-    start. 0: each limit counts by itself.
+    """Ceiling for the memory of the process without the metadata of segments (80 bytes each).
+    Limits that you have not set shrink until all limits together fit; if they cannot, the process
+    does not start. 0: no ceiling, each limit applies by itself.
     """
 
 
@@ -408,9 +412,11 @@ class LogConfig(Section):
     """The log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level that is logged. Requests are logged at debug only."""
+    """Lowest level that is logged. Requests are logged at debug only."""
     format: Literal["auto", "console", "json"] = "auto"
-    """`auto`: for people on a terminal, JSON lines otherwise."""
+    """`console`: lines for people. `json`: one JSON object a line. `auto`: `console` on a terminal,
+    otherwise `json`.
+    """
 
 
 class ClusterConfig(Section):
@@ -419,18 +425,18 @@ class ClusterConfig(Section):
     bootstrap: BootstrapText = "127.0.0.1:9092"
     """host:port[,host:port…] of the brokers."""
     request_max_ms: Duration = Field(10_000, ge=1)
-    """How long a broker may take to answer. Connecting to a broker may take three tenths of it,
-    also on behalf of clients.
+    """How long a broker may take to answer. Connecting to a broker, also for a client, may take
+    three tenths of it.
     """
     frame_bytes_max: Size = Field(128 * MiB, ge=KiB)
     """Largest answer of a broker to the proxy's own requests. It must exceed 8 MiB plus one batch
-    (max.message.bytes), since a Fetch answer has its first batch whole.
+    (max.message.bytes), since a Fetch answer contains its first batch whole.
     """
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    """What the brokers' listener speaks (security.protocol)."""
+    """Protocol of the brokers' listener (security.protocol)."""
     tls_ca_file: Path | None = None
     """PEM file with the authorities that sign the brokers' certificates
-    (ssl.truststore.certificates). Not set: those of the system.
+    (ssl.truststore.certificates). Not set: the system's authorities.
     """
     tls_certificate_file: Path | None = None
     """PEM file with the certificate, and its chain, that the proxy shows to brokers that ask for
@@ -441,12 +447,13 @@ class ClusterConfig(Section):
     tls_key_password: OptionalSecret = None
     """Password of the private key (ssl.key.password)."""
     tls_verify_hostname: bool = True
-    """A broker's certificate must be for the host name that was dialed
-    (ssl.endpoint.identification.algorithm). Without this, every certificate of the authorities may
-    pose as every broker.
+    """A broker's certificate must be for the host name to which the proxy connects
+    (ssl.endpoint.identification.algorithm). If false, the owner of any certificate from these
+    authorities can pose as any broker.
     """
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
-    """How the proxy's own requests authenticate. SASL of clients is relayed and needs no key here.
+    """How the proxy authenticates its own requests. The proxy relays clients' SASL, which needs no
+    key here.
     """
     sasl_username: str | None = None
     """User of PLAIN and SCRAM."""
@@ -457,15 +464,15 @@ class ClusterConfig(Section):
     sasl_oauthbearer_token_file: Path | None = None
     """File with a token (JWT) that another program renews. It is read at each authentication."""
     sasl_oauthbearer_token_endpoint_url: OptionalHttpUrl = None
-    """Where the proxy fetches tokens by client credentials (RFC 6749, 4.4)."""
+    """URL from which the proxy gets tokens by client credentials (RFC 6749, 4.4)."""
     sasl_oauthbearer_client_id: str | None = None
     """Client id for the token endpoint."""
     sasl_oauthbearer_client_secret: OptionalSecret = None
     """Client secret for the token endpoint. A file is read for each token."""
     sasl_oauthbearer_scope: str | None = None
-    """Scope that is asked of the token endpoint."""
+    """Scope that the proxy requests from the token endpoint."""
 
-    # Far below the time for an answer, or a dead broker would use that up.
+    # Far below the time for an answer, so that a dead broker does not use up all of it.
     @property
     def connect_max_ms(self) -> int:
         return 3 * self.request_max_ms // 10

@@ -1,6 +1,4 @@
-"""Values of the configuration that have a form of their own: how they are read, and what is
-wrong with them.
-"""
+"""Values of the configuration with a special form: parsing and error messages."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Sec
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import is_topic_name
 
-# host:port texts of the configuration, read once and the same way everywhere. Resolves nothing.
+# host:port texts of the configuration, parsed in the same way everywhere. Resolves no names.
 
-# One part of a name between its dots, as resolvers take it; `_` is in the names of containers.
+# A label of a host name, as resolvers accept it. Names of containers may contain `_`.
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _NAME_CHARS_MAX = 253
 
@@ -52,9 +50,9 @@ def parse_host_port(text: str) -> HostPort:
 
 
 def parse_host(text: str) -> str:
-    """A host that clients can be told: a name or an address, an IPv6 one with or without brackets.
+    """A host that clients can dial: a name or an address; IPv6 with or without brackets.
 
-    Raises ValueError, also for an address that stands for all of a machine's.
+    Raises ValueError, also for an address that means all addresses (0.0.0.0, ::).
     """
     host, bracketed = _without_brackets(text.strip())
     if not host or any(c.isspace() or c in "[]/@," for c in host):
@@ -72,15 +70,15 @@ def parse_host(text: str) -> str:
 
 
 def _without_brackets(host: str) -> tuple[str, bool]:
-    """(host, whether there were any)."""
+    """(host, whether it had brackets)."""
     bracketed = host.startswith("[") and host.endswith("]")
     return (host[1:-1] if bracketed else host), bracketed
 
 
 def _is_name(host: str) -> bool:
-    """Whether a resolver can know it. Clients give no reason when they cannot resolve a name.
+    """Whether a resolver accepts the host. Clients give no reason if they cannot resolve a name.
 
-    A name that ends in a number is an IPv4 address.
+    A name that ends in a number has to be an IPv4 address.
     """
     labels = host.removesuffix(".").split(".")
     if len(host) > _NAME_CHARS_MAX or not all(_LABEL.fullmatch(label) for label in labels):
@@ -107,8 +105,8 @@ def parse_bootstrap(text: str) -> list[HostPort]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can dial it. A name but `localhost` counts as one that others can,
-    as does an empty one.
+    """Whether only this machine can dial the host. Names other than `localhost`, and the empty
+    host, count as reachable by others.
     """
     try:
         return ip_address(host).is_loopback
@@ -117,8 +115,8 @@ def is_loopback(host: str) -> bool:
 
 
 def is_any_address(host: str) -> bool:
-    """Whether it stands for all addresses of a machine: it can be listened on, and not be dialled
-    from elsewhere.
+    """Whether the host means all addresses of a machine. A server can listen on it, but no client
+    on another machine can dial it.
     """
     try:
         return ip_address(host).is_unspecified
@@ -127,12 +125,12 @@ def is_any_address(host: str) -> bool:
     return _is_ipv4(host) and inet_aton(host) == bytes(4)  # as the resolver reads `0`
 
 
-# `attach.archives`: which topic of which archive is served under which name. Text only.
+# `attach.archives`: the topic and the archive for each served name. Text only.
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """`topic` of the archive at `store_url` is served as `name`."""
+    """The proxy serves `topic` of the archive at `store_url` as `name`."""
 
     name: str
     store_url: str
@@ -140,9 +138,10 @@ class Attachment:
 
 
 def parse_attachments(text: str) -> list[Attachment]:
-    """`NAME=STORE_URL#TOPIC`, separated by white space. Raises ValueError, also for a name twice.
+    """`NAME=STORE_URL#TOPIC`, separated by white space. Raises ValueError, also for a repeated
+    name.
 
-    A store URL has neither a `#` nor a space in it.
+    A store URL contains neither `#` nor a space.
     """
     found: dict[str, Attachment] = {}
     for part in text.split():
@@ -165,7 +164,7 @@ def parse_attachments(text: str) -> list[Attachment]:
 class KeyRingPlace:
     """`path` of a file, or `region`, `key` and `endpoint_url` of a key service.
 
-    `key` "": segments are only read. `required`: those that are not encrypted are refused.
+    `key` "": the ring only decrypts. `required`: segments that are not encrypted are refused.
     """
 
     path: Path | None = None
@@ -208,13 +207,14 @@ def parse_key_rings(text: str) -> tuple[KeyRingPlace, ...]:
     return places
 
 
-# `gateway.node_map`: which port stands for which broker, and what clients are told. Text only.
+# `gateway.node_map`: the port for each broker, and the address that clients are told. Text only.
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Where the proxy listens for a node, and what clients are told instead: `host` None means
-    the gateway's advertised host.
+    """The port on which the proxy listens for a node, and the host and port that clients are told.
+
+    `host` None: the gateway's advertised host.
     """
 
     listen_port: int
@@ -225,7 +225,7 @@ class NodePlace:
 def parse_node_map(text: str) -> dict[int, NodePlace]:
     """`NODE=PORT`, `NODE=HOST:PORT` or `NODE=PORT/HOST:PORT`, separated by commas.
 
-    Raises ValueError, also where a node, a listened port or a told address comes twice.
+    Raises ValueError, also if a node, a listening port or an advertised address comes twice.
     """
     places: dict[int, NodePlace] = {}
     for part in text.split(",") if text.strip() else ():
@@ -266,21 +266,21 @@ def _port(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """Says in messages and documentation what a text must look like."""
+    """The form of a text, in words for messages and documentation."""
 
     expected: str
 
 
 @dataclass(frozen=True, slots=True)
 class UnitForm(TextForm):
-    """A number with a unit. `units` are in descending order; the last is what the key counts in."""
+    """A number with a unit. `units` are in descending order; the last one is the key's own."""
 
     units: tuple[tuple[str, int], ...]
     name: str
 
     def show(self, value: int) -> str:
-        """In the largest unit that needs no fraction. 0 and -1 are words of their own (no limit,
-        never), so they have no unit.
+        """In the largest unit that needs no fraction. 0 and -1 have no unit, as they have special
+        meanings (no limit, never).
         """
         for unit, size in self.units:
             if value > 0 and value % size == 0:
@@ -288,7 +288,7 @@ class UnitForm(TextForm):
         return str(value)
 
     def read(self, value: object) -> object:
-        """A text with a unit as a number; anything else is for the next to judge. Raises
+        """A text with a unit as a number; anything else unchanged, for the next validator. Raises
         ValueError.
         """
         match = _WITH_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -303,7 +303,7 @@ _WITH_UNIT = re.compile(r"(?P<number>[0-9]{1,18}) ?(?P<unit>[A-Za-z]+)")
 
 SIZE = UnitForm(
     "a size: 8GiB, 64MiB, 512KiB or a number of bytes",
-    # No MB: to some it is 1,000,000 bytes and to others 1,048,576.
+    # No MB: it may mean 1,000,000 or 1,048,576 bytes.
     (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)),
     "a size",
 )
@@ -322,7 +322,7 @@ Duration = Annotated[int, BeforeValidator(DURATION.read), DURATION]
 
 @dataclass(frozen=True, slots=True)
 class RetentionOverride:
-    """For topics whose whole name matches; None: this one does not say."""
+    """Retention of topics whose whole name matches `pattern`; None: not set by this override."""
 
     pattern: str
     remote_log_retention_ms: int | None = None
@@ -338,11 +338,11 @@ _KEYS = [field.name for field in fields(RetentionOverride)][1:]
 
 
 def overrides_text(value: object) -> object:
-    """A TOML table as the text that the other places write; anything else as it is."""
+    """A TOML table as JSON, as in the environment; anything else unchanged."""
     return json.dumps(value) if isinstance(value, dict) else value
 
 
-@lru_cache(maxsize=4)  # one configuration, asked for every partition
+@lru_cache(maxsize=4)  # one configuration, parsed for every partition
 def parse_retention_overrides(text: str) -> tuple[RetentionOverride, ...]:
     """In the order written. Raises ValueError, naming pattern and key."""
     table = json.loads(text) if text.strip() else {}
@@ -369,11 +369,11 @@ def _override(pattern: str, settings: object) -> RetentionOverride:
     return RetentionOverride(pattern, **limits)
 
 
-# Texts with a form of their own (addresses, patterns): what is checked, and how it is said.
+# Texts with a special form (addresses, patterns): their checks and descriptions.
 
 
 def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
-    """Keeps the text as it is, if `parse` takes it; None (not set) passes."""
+    """Keeps the text if `parse` accepts it; None (not set) passes."""
 
     def check(text: str | None) -> str | None:
         if text is not None:
@@ -391,7 +391,7 @@ def _parse_pattern(text: str) -> object:
 
 
 def parse_paths(text: str) -> tuple[Path, ...]:
-    """Raises ValueError where one is not absolute."""
+    """Comma-separated paths. Raises ValueError if a path is not absolute."""
     paths = tuple(Path(part.strip()) for part in text.split(","))
     if not all(path.is_absolute() for path in paths):
         raise ValueError("expected absolute paths")
@@ -411,22 +411,22 @@ def _parse_http_url(text: str) -> object:
         raise ValueError("expected an http or https URL")
     if parts.username is not None or parts.password is not None:
         raise ValueError("expected a URL without credentials")
-    return parts.port  # raises ValueError for one that is none
+    return parts.port  # raises ValueError for an invalid port
 
 
 _HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*", re.IGNORECASE)
 
 
 def _parse_host_name(text: str) -> object:
-    # An address of digits would never be sent as a server name (RFC 6066, 3).
+    # TLS never sends an IPv4 address as server name (RFC 6066, 3).
     if len(text) > 253 or not _HOST_NAME.fullmatch(text) or text.replace(".", "").isdigit():
         raise ValueError("expected a host name")
     return text
 
 
 def parse_node_names(text: str) -> tuple[str, int]:
-    """`gateway.sni_node_pattern`: the names, and the port that clients are told with them; 0: the
-    listener's own. Raises ValueError.
+    """`gateway.sni_node_pattern`: the pattern of names, and the port that clients are told; 0: the
+    listener's port. Raises ValueError.
     """
     names, colon, port = text.partition(":")
     before, separator, after = names.partition("{node_id}")
@@ -513,11 +513,11 @@ OptionalRetentionOverrides = Annotated[
 ]
 
 
-# A secret of the configuration: given as a value, or as a file that holds it.
+# A secret of the configuration: a value, or a file that contains it.
 
 
 class SecretFile(BaseModel):
-    """`{ file = PATH }` in place of a secret: its first line."""
+    """`{ file = PATH }` in place of a secret. The first line of the file is the secret."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
     file: Path
@@ -537,10 +537,10 @@ def secret_file(secret: SecretStr | SecretFile | None) -> Path | None:
 
 
 def secret_from(secret: SecretStr | SecretFile | Path | None, key: str) -> str | None:
-    """The value, or the file's first line; None where neither is set. Blocks for the file.
+    """The value, or the file's first line; None if neither is set. Blocks while it reads the file.
 
-    Raises ConfigError. It names the key and not the path, as somebody may have put the secret
-    itself there.
+    Raises ConfigError. The error names the key and not the path, as the user may have put the
+    secret itself in its place.
     """
     if secret is None or isinstance(secret, SecretStr):
         return None if secret is None else secret.get_secret_value()
@@ -556,17 +556,18 @@ def secret_from(secret: SecretStr | SecretFile | Path | None, key: str) -> str |
     return lines[0].strip()
 
 
-# What counts as a secret, by name, and how text is shown without it. Logs and errors use it.
+# Which names are secrets, and how secrets in texts are masked. Logs and errors use this.
 
 MASK = "•••"
 
-# Kafka's `api_key` is a number on the wire and no secret, so plain "key" is not in the list.
+# Plain "key" is not in the list: Kafka's `api_key` is a number on the wire and no secret.
 _SECRET_WORDS = (
     "password|passwd|passphrase|secret|token|authorization|credential|cookie"
     "|access_?key|private_?key|sasl_?auth_?bytes|jaas"
 )
 _SECRET_NAME = re.compile(_SECRET_WORDS, re.IGNORECASE)
-# The repeats are bounded, as these run over whatever is logged: unbounded ones take quadratic time.
+# The repeats are bounded: these run over everything that is logged, and unbounded repeats would
+# take quadratic time.
 _ASSIGNED = re.compile(
     rf"(?P<name>(?:{_SECRET_WORDS})[\w.-]{{0,40}})(?P<sign>\"?'?\s{{0,4}}[=:]\s{{0,4}})"
     r"(?P<value>(?:(?:Bearer|Basic)\s+)?(?:\"[^\"]*\"|'[^']*'|[^\s&,;\"']+))",
@@ -582,6 +583,6 @@ def is_secret_name(name: str) -> bool:
 
 
 def mask_text(text: str) -> str:
-    """`text` with the user part of URLs and the values of `secret-like-name=value` covered."""
+    """`text` with the user part of URLs and the values of `secret-like-name=value` masked."""
     text = _USERINFO.sub(rf"\g<scheme>{MASK}@", text)
     return _ASSIGNED.sub(rf"\g<name>\g<sign>{MASK}", text)

@@ -1,9 +1,9 @@
-"""Gathers the console's Status from the parts of the process, all below the console in layers.
+"""Gathers the console's Status from the parts of the process, all in lower layers.
 
-`run()` asks archive and brokers at an interval and leaves the answers in their own caches; a status
-reads only these, so it is never older than what the process itself acts on. Nothing is decided or
-repaired here; where store or brokers are out of reach the last known figures stand. The gauges of
-the archived ranges are kept here too, for whoever scrapes them.
+`run()` asks archive and brokers at an interval; their own caches keep the answers. A status reads
+only these caches, so it is never older than what the process itself acts on. This module decides
+and repairs nothing. If store or brokers are out of reach, it shows the last known figures. It also
+updates the gauges of the archived ranges.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ from fetchproxy.writing.concerns import ArchiverConcerns, StoredConcerns, read_c
 from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.status import PartitionArchiveStatus
 
-# Making one anew takes some 50 µs.
+# Making a line takes about 50 µs.
 LINES_AT_ONCE = 20
-# In an outage there may be one for each of very many partitions; sorting these takes long.
+# An outage may cause a condition for each of very many partitions. Sorting these takes long.
 CONDITIONS_ON_THE_LOOP_MAX = 50
 
 ALL_PARTITIONS = Asked()
@@ -73,13 +73,13 @@ Archiver = tuple[LeadershipState, tuple[int, int], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What only the process as a whole knows; called at each status, so none may block.
+    """Facts that only the whole process knows. Each status calls these, so none may block.
 
-    `health`: all that is wrong, but what the store says of the archive, which the collector adds.
-    `work`: what this process' own archiver does with a partition, None: it has not got it.
-    `archiver`: how it stands to others, how many partitions it leads and follows, and the topics
-    that it refuses, with the reason; None where there is none. `concerns`: what it has decided.
-    `appetites`: of the clients; None where none are served.
+    `health`: all conditions except those from the archive, which the collector adds. `work`: what
+    this process's archiver does with a partition; None: the archiver does not have it. `archiver`:
+    its leadership, how many partitions it leads and follows, and the topics that it refuses, with
+    the reason; None: the process has no archiver. `concerns`: what the archiver has found.
+    `appetites`: the rates of the clients; None: the process serves no clients.
     """
 
     mode: str
@@ -94,14 +94,14 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A partition's line and what it was made from; it is made anew when these change."""
+    """A partition's line and its sources. The line is made again when these change."""
 
     view: PartitionView | None
     edges: LogEdges | None
     status: PartitionStatus
 
     def is_of(self, view: PartitionView | None, edges: LogEdges | None) -> bool:
-        """Also where the view was read again, and nothing had changed."""
+        """True also if the view was read again and has not changed."""
         same = view is self.view or (
             view is not None and self.view is not None and is_same_archive(view, self.view)
         )
@@ -109,7 +109,7 @@ class _Shown:
 
 
 class _Found(NamedTuple):
-    """All conditions, the worst first, and what is made of them."""
+    """All conditions, the worst first, and values derived from them."""
 
     conditions: tuple[Condition, ...]
     headlines: tuple[str, ...]
@@ -119,18 +119,18 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleLimits:
-    # Between two looks at brokers and at what is shown, which is as fresh as people look at it.
+    # Time between two looks at brokers and shown partitions: fresh enough for people.
     refresh_interval_ms: int = 5_000
-    # Between two looks at the whole archive, for page and metrics. Each lists every partition,
-    # which an S3 store charges for.
+    # Time between two looks at the whole archive, for page and metrics. Each look lists every
+    # partition, and an S3 store charges for listings.
     archive_refresh_interval_ms: int = 30_000
 
 
 @dataclass(eq=False, repr=False)
 class StatusCollector:
-    """A StatusSource; `cluster` is None where there is no broker to ask.
+    """A StatusSource. `cluster` None: there is no broker to ask.
 
-    While `run()` is not running, what it shows does not follow.
+    The status is only up to date while `run()` runs.
     """
 
     config: Config
@@ -146,7 +146,7 @@ class StatusCollector:
         self._tips: list[TopicIdPartition] = []
         self._archived: tuple[TopicIdPartition, ...] = ()
         self._archive_looked_at = float("-inf")
-        self._probed: TopicIdPartition | None = None  # the smallest: listed soonest
+        self._probed: TopicIdPartition | None = None  # has the fewest segments: listed fastest
         self._shown: dict[TopicIdPartition, _Shown] = {}
         self._stored: StoredConcerns = {}
         self._partitions = PartitionsHealth(self.rsm.objects, self.rlmm)
@@ -192,15 +192,15 @@ class StatusCollector:
         )
 
     async def run(self) -> None:
-        """For ever: one look after the other."""
+        """Looks at intervals, for ever."""
         while True:
             await self.look()
             await asyncio.sleep(self.limits.refresh_interval_ms / 1000)
 
     async def look(self) -> None:
-        """Bring the caches up to date, as far as store and brokers answer."""
-        # Listing all costs money on S3, so that has an interval of its own while the store is well;
-        # between, one small listing tells whether it still answers.
+        """Updates the caches, as far as store and brokers answer."""
+        # S3 charges for listing the whole archive, so this has a longer interval while the store is
+        # up. In between, one small listing tells whether the store still answers.
         now = asyncio.get_running_loop().time()
         interval_s = self.limits.archive_refresh_interval_ms / 1000
         all_of_it = not self._archive_up or now >= self._archive_looked_at + interval_s
@@ -210,7 +210,7 @@ class StatusCollector:
         else:
             await self._probe_archive(now)
         wanted = await self._wanted()
-        # Hashing and sorting thousands holds the loop.
+        # Hashing and sorting thousands would hold the event loop.
         tips = await asyncio.to_thread(_by_name_if_new, (*self._archived, *wanted), self._shown)
         if tips is not None:
             self._tips = tips
@@ -237,7 +237,7 @@ class StatusCollector:
             self._note_archive(None)
 
     async def _refresh(self, tips: Sequence[TopicIdPartition], not_older_than: float) -> None:
-        """All of one topic: of many partitions one listing is cheaper than one for each."""
+        """`tips`: of one topic. For many partitions, one listing is cheaper than one for each."""
         if len(tips) > PARTITIONS_ALONE_MAX:
             await self.rlmm.refresh_topic(tips[0].topic_id, not_older_than)
         async for tip in each_of(tips):
@@ -250,7 +250,7 @@ class StatusCollector:
             self._note_archive(error)
 
     def _has_holes(self, tip: TopicIdPartition) -> bool:
-        """As its line on the page says."""
+        """Whether the partition's line on the page shows gaps."""
         return tip in self._shown and bool(self._shown[tip].status.gaps)
 
     def _of_the_archive(self, now: float) -> Iterator[Condition]:
@@ -284,7 +284,7 @@ class StatusCollector:
         return 0 if view is None else len(view.segments)
 
     async def _wanted(self) -> Iterable[TopicIdPartition]:
-        """Partitions of the topics to be archived, also while nothing of them is."""
+        """Partitions of the topics to be archived, also if nothing of them is archived yet."""
         if self.config.archive.topics is None or self.cluster is None:
             return []
         pattern = re.compile(self.config.archive.topics)
@@ -300,7 +300,7 @@ class StatusCollector:
         ]
 
     def _note_archive(self, error: RemoteStorageError | None) -> None:
-        """Where the store itself fails, that says it all."""
+        """Reports the error, unless the store itself fails, which has a condition of its own."""
         self._archive_up = error is None
         now = asyncio.get_running_loop().time()
         store_fails = any(one.up is False for one in self.rsm.health.status(now).values())
@@ -311,7 +311,7 @@ class StatusCollector:
             self._health.report(Condition(Kind.ARCHIVE_LISTING_FAILING, what))
 
     def _store_status(self) -> StoreStatus:
-        """The archive may be out of reach for other reasons too: it is not there, or another's."""
+        """`up` is False also if the archive is missing or another cluster's."""
         now = asyncio.get_running_loop().time()
         operations = {
             operation.value: OperationStatus(
@@ -338,7 +338,7 @@ class StatusCollector:
             table.add(with_work(self._partition_line(tip), self.around.work(tip), now))
 
     async def _clients(self) -> tuple[tuple[ClientStatus, ...], int]:
-        """Those that are shown, and how many there are."""
+        """The clients that are shown, and the number of all clients."""
         appetites = self.around.appetites()
         if appetites is None:
             return (), 0
@@ -377,16 +377,16 @@ def _by_name(tip: TopicIdPartition) -> tuple[str, int, int]:
 def _by_name_if_new(
     tips: Iterable[TopicIdPartition], known: Mapping[TopicIdPartition, object]
 ) -> list[TopicIdPartition] | None:
-    """None: they are those that are known. Ids are random, and whoever reads it looks for a name.
+    """`tips` by name, as readers look for names and ids are random; None: they equal `known`.
 
-    For a thread; the loop changes `known` at no other place than where this is awaited.
+    For a thread. While this runs, the event loop does not change `known`.
     """
     found = set(tips)
     return None if found == known.keys() else sorted(found, key=_by_name)
 
 
 def _in_words(conditions: Iterable[Condition]) -> _Found:
-    """With no secret of a URL in it."""
+    """All conditions, with secrets in URLs masked."""
     found = worst_first(replace(one, what=mask_text(one.what)) for one in conditions)
     return _Found(found, headlines(found), missing(found), dict(counts(found)))
 

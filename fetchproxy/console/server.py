@@ -28,12 +28,12 @@ from fetchproxy.observability.health import Kind
 from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.runtime.loop import each_of
 
-# Who may talk to the console from a browser, and what its pages may do there.
+# Which requests of browsers the console answers, and what its page may do in a browser.
 #
-# Against DNS rebinding (a foreign page whose name is made to point at this machine) the Host
+# DNS rebinding makes the name of a foreign page point at this machine. To prevent it, the Host
 # header must be an IP address, a loopback name, the listener's own host or one of
-# `console.allowed_hosts`. Requests that a browser makes for another site's page are refused, but
-# for a link that somebody follows to the page.
+# `console.allowed_hosts`. The console refuses requests that a browser makes for another site's
+# page, except for a link that the user follows to the console's page.
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -64,18 +64,18 @@ def host_allowed(host_header: str, names: frozenset[str]) -> bool:
         ip_address(host)
     except ValueError:
         return False
-    return True  # no name was resolved, so none can have been rebound
+    return True  # an address needs no DNS, so nothing was rebound
 
 
 def allowed_names(listen: str, further: str) -> frozenset[str]:
-    """From `console.listen` and the comma-separated `console.allowed_hosts`."""
+    """Host names from `console.listen` and the comma-separated `console.allowed_hosts`."""
     names = {"localhost", parse_host_port(listen).host.lower()}
     names.update(name.strip().lower() for name in further.split(",") if name.strip())
     return frozenset(names)
 
 
 def is_cross_site(request: web.Request) -> bool:
-    """By what browsers add to a request (Fetch Metadata, Origin); others send neither."""
+    """Judges by headers that only browsers send (Fetch Metadata, Origin)."""
     headers = request.headers
     origin = headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != headers.get("Host"):
@@ -86,56 +86,57 @@ def is_cross_site(request: web.Request) -> bool:
 
 
 def host_guard(names: frozenset[str]) -> Middleware:
-    """Answers 421 to a Host header that `host_allowed` refuses, 403 to another site's page."""
+    """Answers 421 to a Host header that `host_allowed` refuses, and 403 to another site's page."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not host_allowed(request.headers.get("Host", ""), names):
             return web.Response(
                 status=421,
-                text="This console is not known by that name; "
-                "set console.allowed_hosts to let browsers use it.\n",
+                text="The console is not known by this host name; "
+                "add the name to console.allowed_hosts to let browsers use it.\n",
             )
         if is_cross_site(request):
-            return web.Response(status=403, text="This console answers no other site's pages.\n")
+            return web.Response(status=403, text="The console answers only its own pages.\n")
         return await handler(request)
 
     return guard
 
 
 async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    """For aiohttp's `on_response_prepare`, so errors and refusals carry them too."""
+    """For aiohttp's `on_response_prepare`, so that errors and refusals also get the headers."""
     response.headers.update(SECURITY_HEADERS)
 
 
 # Connections of the console: few, each for one request, and none for long.
 #
-# Whoever opens many and sends nothing, or never reads, must not take the descriptors and the
-# memory of the gateway beside it. It stands between a socket and aiohttp's own protocol, which
+# A client that opens many connections and sends or reads nothing must not use up the gateway's file
+# descriptors and memory. `LimitedConnection` is between the socket and aiohttp's protocol, which
 # has no such limits.
 
 log = structlog.get_logger(__name__)
 
-# A few browsers, with a handful each, and a scraper; its own share of the descriptors.
+# For a few browsers with several connections each, and a scraper; the console's own share of the
+# descriptors.
 CONSOLE_CONNECTIONS_MAX = 64
 CONSOLE_HEADERS_MAX_S = 5.0
-# From the first byte to the last one of the answer, however slowly it is read.
+# From the end of the headers to the last byte of the answer, however slowly the client reads.
 CONSOLE_REQUEST_MAX_S = 30.0
 _HEADERS_END = b"\r\n\r\n"
 
 
 class LimitedConnection(asyncio.Protocol):
-    """Around a protocol of `make_inner`; `connections` are all that are open."""
+    """Wraps a protocol from `make_inner`. `connections`: all open connections."""
 
     def __init__(
         self, make_inner: Callable[[], asyncio.Protocol], connections: set[LimitedConnection]
     ) -> None:
         self._make_inner = make_inner
-        self._inner = asyncio.Protocol()  # which does nothing: for those that are refused
+        self._inner = asyncio.Protocol()  # does nothing, for refused connections
         self._open = connections
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._last_bytes: bytes | None = b""  # of unfinished headers; None: they are here
+        self._last_bytes: bytes | None = b""  # of the headers so far; None: they are complete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -184,12 +185,12 @@ class LimitedConnection(asyncio.Protocol):
             self._transport.abort()
 
 
-# Read-only: no request changes anything. It must never slow the relay, so every answer is made
-# from what the process already knows.
+# Read-only: no request changes anything. The console must never slow the relay, so it makes every
+# answer from what the process already knows.
 
 
 METRICS_A_STEP = 8
-# One takes some 40 µs.
+# An item takes about 40 µs.
 ITEMS_A_STEP = 50
 ROWS_DIGITS_MAX = 6
 
@@ -202,7 +203,7 @@ _PAGE_FILES = {
 
 
 async def _as_json(status: Status) -> bytes:
-    """In pieces, as there may be very many partitions, and a concern of each."""
+    """Encodes in steps, as there may be very many partitions and a condition for each."""
     parts: list[str] = []
     for field in fields(status):
         value = getattr(status, field.name)
@@ -222,12 +223,12 @@ def _json(value: Any) -> str:
 
 
 async def _in_steps(registry: CollectorRegistry, encode: Callable[[Any], bytes]) -> bytes:
-    """As `encode(registry)`: all metrics at once take 6 ms, for which the tail would wait."""
+    """As `encode(registry)`, in steps: all metrics at once would delay the relay by 6 ms."""
 
     def encoded(some: list[Metric]) -> bytes:
         return encode(SimpleNamespace(collect=lambda: some))
 
-    end = encoded([])  # of the whole text, in some formats
+    end = encoded([])  # the end of the whole text, in some formats
     metrics = iter(registry.collect())
     texts = []
     while some := list(islice(metrics, METRICS_A_STEP)):
@@ -237,7 +238,7 @@ async def _in_steps(registry: CollectorRegistry, encode: Callable[[Any], bytes])
 
 
 class ConsoleServer:
-    """`async with ConsoleServer(...)`: listens inside, `address` is where. Raises ConfigError."""
+    """`async with ConsoleServer(...)` listens at `address`. Raises ConfigError."""
 
     def __init__(
         self, config: ConsoleConfig, source: StatusSource, registry: CollectorRegistry
@@ -263,7 +264,7 @@ class ConsoleServer:
             app,
             access_log=None,
             shutdown_timeout=_SHUTDOWN_SECONDS_MAX,
-            keepalive_timeout=0,  # one request a connection, so that time limits are of that one
+            keepalive_timeout=0,  # one request a connection, so that time limits apply to it
         )
 
     @property
@@ -296,17 +297,17 @@ class ConsoleServer:
         await self._runner.cleanup()
 
     async def _healthz(self, _request: web.Request) -> web.Response:
-        """The loop turns, so the process lives.
+        """200 if the event loop runs.
 
-        Says nothing of store or brokers on purpose: a restart would mend neither.
+        It ignores store and brokers on purpose, as a restart would repair neither.
         """
         return web.Response(text="ok\n")
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        """The listeners are open, and a broker answers.
+        """200 if the listeners are open and a broker answers.
 
-        An outage of the store does not count, nor that the brokers refuse the proxy's own
-        credentials (said here all the same): the tail works without.
+        The relay works even if the store is away or the brokers refuse the proxy's own credentials,
+        so both leave the process ready. The answer still names refused credentials.
         """
         status = await self._source(NO_PARTITIONS)
         missing = status.missing
@@ -322,10 +323,10 @@ class ConsoleServer:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _status(self, request: web.Request) -> web.Response:
-        """`?rows_max=200&name_part=orders`: so many partitions at most, with that in their name."""
+        """`?rows_max=200&name_part=orders`: at most 200 partitions with `orders` in their name."""
         rows = request.query.get("rows_max", "")
         if rows and not (rows.isascii() and rows.isdigit() and len(rows) <= ROWS_DIGITS_MAX):
-            return web.Response(status=400, text=f"rows_max is no number of rows: {rows[:20]!r}\n")
+            return web.Response(status=400, text=f"rows_max is not a row count: {rows[:20]!r}\n")
         asked = Asked(int(rows) if rows else None, request.query.get("name_part", ""))
         text = await _as_json(await self._source(asked))
         return web.Response(body=text, content_type="application/json", charset="utf-8")

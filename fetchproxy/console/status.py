@@ -1,4 +1,4 @@
-"""What the console shows, as plain values made of what archive and broker last said. Pure."""
+"""The console's status as plain values, from the last answers of archive and brokers. Pure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from fetchproxy.writing.archive_health import partition_health
 from fetchproxy.writing.published import read_finished_offsets
 from fetchproxy.writing.status import PartitionArchiveStatus
 
-# The console renders a `Status`; who gathers it (`fetchproxy.console.collect` in the product, a
-# function in a test) is none of its business. Field names are the JSON names of `/api/status`.
+# The console shows a `Status`, whatever gathers it (`fetchproxy.console.collect` in the product, a
+# function in a test). Field names are the JSON names of `/api/status`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,16 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """`archived` are ranges without a hole, `gaps` the holes: what each is `Status.conditions` say.
+    """`archived` are ranges without holes, `gaps` the holes. `Status.conditions` explain each hole.
 
-    What is not known is None, never 0.
+    Unknown values are None, never 0.
 
-    `lag_offsets`: on the brokers below the last stable offset, and not archived yet.
-    `margin_offsets`: archive end minus the broker's log start; below 0, the brokers have deleted
-    what is not archived. `role` in this process: leader or follower, None where it archives nothing
-    of it. `copy_seconds`: since when a copy is under way. `retention_used`: the share of the
-    brokers' retention that the oldest record that is not archived has used up.
-    `deleted_in_seconds`: when the brokers begin to delete what is not archived, as things go.
+    `lag_offsets`: offsets on the brokers, below the last stable offset, that are not archived yet.
+    `margin_offsets`: archive end minus the broker's log start offset; below 0, the brokers have
+    deleted records that are not archived. `role` in this process: leader or follower; None: this
+    process does not archive the partition. `copy_seconds`: how long a copy has been under way.
+    `retention_used`: the share of the brokers' retention that the oldest unarchived record has used
+    up. `deleted_in_seconds`: time until the brokers delete unarchived records, at the present pace.
     """
 
     topic: str
@@ -74,8 +74,8 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """All partitions of a topic. `faulty`: with a condition that is not on record. `lag_offsets`
-    and `size_bytes` are sums, `deleted_in_seconds` is the least.
+    """All partitions of a topic. `faulty`: those with a condition other than on record.
+    `lag_offsets` and `size_bytes` are sums, `deleted_in_seconds` is the minimum.
     """
 
     topic: str
@@ -88,8 +88,8 @@ class TopicStatus:
 
 @dataclass(frozen=True, slots=True)
 class ArchiverStatus:
-    """How this archiver stands to others (`leadership`: sole, group or log-dirs), and topics that
-    match and are not archived, with the reason. `members` is None where nobody has said.
+    """The archiver of this process. `leadership`: sole, group or log-dirs. `members`: of its group;
+    None: not known. `refused`: topics that match the pattern and are not archived, with the reason.
     """
 
     leadership: str
@@ -103,7 +103,7 @@ class ArchiverStatus:
 
 @dataclass(frozen=True, slots=True)
 class OperationStatus:
-    """`up` is None before the first answer."""
+    """`up`: None before the first answer."""
 
     up: bool | None
     failing_seconds: float = 0.0
@@ -112,8 +112,8 @@ class OperationStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """`up` is None before the first answer, and False while any of `operations` fails: list, read,
-    write, delete. `failing_seconds` and `last_error` are of the one that fails for longest.
+    """`up` is None before the first answer, and False while any of `operations` (list, read, write,
+    delete) fails. `failing_seconds` and `last_error` are from the one that has failed for longest.
     """
 
     url: str
@@ -125,15 +125,15 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`conditions`, as JSON objects, the worst first: those of the process, of the partitions that
-    are shown, and the first of each kind. `condition_counts` are of all, by kind. `relay`,
-    `remote_reads` and `cache` are figures by name, see below.
+    """`conditions`: JSON objects, the worst first, for the process, for the shown partitions, and
+    the first of each kind. `condition_counts`: the number of all conditions, by kind. `relay`,
+    `remote_reads` and `cache`: figures by name, see below.
 
-    `missing` names what stands between this process and readiness (empty: ready), `headlines` has
-    one sentence for each kind that waits for a person: both are made of the conditions. `archiver`
-    is None where this process does not archive. `partitions`: as asked for, those with a fault
-    first, then by topic and partition; `topics` and the totals are of all that there are.
-    `clients`: those that read most bytes, CLIENTS_MAX of `clients_total`.
+    `missing` names what this process lacks to be ready (empty: it is ready). `headlines` has one
+    sentence for each kind on which a person has to act. Both are derived from the conditions.
+    `archiver`: None if this process does not archive. `partitions`: those asked for, faulty ones
+    first, then by topic and partition. `topics` and the totals cover all partitions. `clients`: up
+    to CLIENTS_MAX clients, those that read most bytes.
     """
 
     version: str
@@ -162,7 +162,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Of the partitions with `name_part` in their name, `rows_max` at most, None: all of them."""
+    """At most `rows_max` (None: all) of the partitions with `name_part` in their name."""
 
     rows_max: int | None = None
     name_part: str = ""
@@ -170,11 +170,11 @@ class Asked:
 
 NO_PARTITIONS = Asked(rows_max=0)
 
-# Called on the loop for every request, so it must wait for nobody, and take short turns alone.
+# Called on the event loop for every request, so it must not wait, and must take only short turns.
 StatusSource = Callable[[Asked], Awaitable[Status]]
 
 
-# Figures of a status, read off the metrics: what is counted once is not counted twice.
+# Figures of a status, read from the metrics, so that nothing is counted twice.
 
 
 def relay(connections_max: int) -> dict[str, int]:
@@ -187,10 +187,10 @@ def relay(connections_max: int) -> dict[str, int]:
 
 
 def remote_reads() -> dict[str, int]:
-    """`waiting` are fetches in the RemoteFetchPurgatory; counts are since the start.
+    """`waiting`: fetches in the RemoteFetchPurgatory. Counts begin at the start of the process.
 
-    `held_partitions` have a reader now that waits for the archiver. `led_on` are answers that led a
-    reader behind lost offsets, `offsets_skipped` those offsets.
+    `held_partitions`: partitions with a reader that now waits for the archiver. `led_on`: answers
+    that let a reader skip lost offsets; `offsets_skipped`: those offsets.
     """
     return {
         "in_flight": _total(metrics.REMOTE_READS_IN_FLIGHT),
@@ -219,14 +219,14 @@ def cache(bytes_max: int) -> dict[str, int]:
 
 
 def _total(metric: MetricWrapperBase, **labels: str) -> int:
-    """Of a counter or a gauge, over all children that have these labels."""
+    """The sum of a counter or a gauge over all children with these labels."""
     samples = (sample for family in metric.collect() for sample in family.samples)
     return int(sum(one.value for one in samples if labels.items() <= one.labels.items()))
 
 
-# The partitions of a status: which of them are shown, in which order, and all of them by topic.
+# The partitions of a status: the shown ones in order, and sums of all by topic. Pure.
 #
-# Pure. Lines come one by one, by topic and partition, so that whoever makes them can breathe.
+# Lines come one by one, by topic and partition, so that the caller can yield to the event loop.
 
 
 class PartitionTable:
@@ -236,7 +236,7 @@ class PartitionTable:
         self._told = {
             (one.topic, one.partition) for one in conditions if one.level != Level.ON_RECORD
         }
-        self._faulty: list[PartitionStatus] = []  # each at most `rows_max`
+        self._faulty: list[PartitionStatus] = []  # both lists have at most `rows_max`
         self._others: list[PartitionStatus] = []
         self._topics: dict[str, TopicStatus] = {}
         self.total = 0
@@ -253,11 +253,11 @@ class PartitionTable:
                 rows.append(line)
 
     def rows(self) -> tuple[PartitionStatus, ...]:
-        """Those with a fault first."""
+        """The shown lines, faulty partitions first."""
         return tuple([*self._faulty, *self._others][: self._rows_max])
 
     def conditions_shown(self, conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
-        """Of the partitions that are shown and of all else, and the first of each kind."""
+        """Conditions of shown partitions, those about no partition, and the first of each kind."""
         if self._rows_max is None and not self._name_part:
             return conditions
         shown = {(row.topic, row.partition) for row in self.rows()}
@@ -269,7 +269,7 @@ class PartitionTable:
         )
 
     def topics(self) -> tuple[TopicStatus, ...]:
-        """Those with a fault first, then by name."""
+        """Topics with faulty partitions first, then by name."""
         every = self._topics.values()
         return tuple(sorted(every, key=lambda topic: (not topic.faulty, topic.topic)))
 
@@ -293,12 +293,12 @@ class PartitionTable:
 # The clients of a status.
 
 CLIENTS_MAX = 50
-# There may be as many as connections; one takes some 3 µs.
+# There may be as many clients as connections; each takes about 3 µs.
 _CLIENTS_AT_ONCE = 100
 
 
 async def largest_clients(consumers: Sequence[Consumer], now: float) -> tuple[ClientStatus, ...]:
-    """In one pass, those that read most bytes first. Some may leave meanwhile."""
+    """The clients that read most bytes, largest first, in one pass. Some may leave meanwhile."""
     rows: list[ClientStatus] = []
     for first in range(0, len(consumers), _CLIENTS_AT_ONCE):
         some = consumers[first : first + _CLIENTS_AT_ONCE]
@@ -308,13 +308,13 @@ async def largest_clients(consumers: Sequence[Consumer], now: float) -> tuple[Cl
     return tuple(rows)
 
 
-# One partition's line of the console, from what archive and broker last said. Pure.
+# One partition's line, from the last answers of archive and broker. Pure.
 
 
 def partition_status(
     tip: TopicIdPartition, view: PartitionView | None, edges: LogEdges | None
 ) -> PartitionStatus:
-    """`view` or `edges` is None where nothing is known; then nothing is said of it either."""
+    """`view` or `edges` None: not known; the fields that depend on it then stay unknown."""
     gaps = () if view is None else tuple(OffsetRange(first, last) for first, last in view.gaps())
     archive_end = None if view is None else view.log_end_offset
     return PartitionStatus(
@@ -336,9 +336,9 @@ def partition_status(
 def with_work(
     shown: PartitionStatus, work: PartitionArchiveStatus | None, now: float
 ) -> PartitionStatus:
-    """The line with what this process' archiver is doing; `now` is loop time (s).
+    """The line with the work of this process's archiver; `now` is loop time (s).
 
-    Its figures are those of its gauges and of its log, so that all places say the same.
+    The archiver's gauges and log have the same figures, so that all places agree.
     """
     if work is None:
         return shown
@@ -369,18 +369,18 @@ def archived_ranges(view: PartitionView) -> tuple[OffsetRange, ...]:
 
 
 def lag_offsets(archive_end: int | None, edges: LogEdges) -> int:
-    """Offsets below the last stable offset, still on the broker, that the archive has not got."""
+    """Offsets below the last stable offset that the broker has and the archive does not."""
     copied_to = edges.log_start_offset if archive_end is None else archive_end
     return max(0, edges.last_stable_offset - max(copied_to, edges.log_start_offset))
 
 
-# What the store tells of partitions that have something to tell, for page and gauges.
+# The conditions of partitions that are found in the store, for page and gauges.
 #
-# Most have nothing, and are known by memory alone: no hole, no unreadable metadata, and an end
-# that has not fallen. Where the archive has to end is a small object; it is read once for each
-# partition after the start, and when an end has fallen, as when the newest segments are gone.
+# Memory shows that most partitions have none: no hole, no unreadable metadata, and an archive end
+# that has not fallen. A small object states the expected end. It is read once for each partition
+# after the start, and again when the end has fallen, for example when the newest segments are gone.
 
-# Of very many partitions the others follow at the next looks.
+# If there are more partitions, the next looks read the rest.
 STATED_ENDS_READ_MAX = 200
 _PARTITIONS_AT_ONCE = 20
 
@@ -402,8 +402,8 @@ class PartitionsHealth:
     async def look(
         self, tips: Sequence[TopicIdPartition], has_holes: Callable[[TopicIdPartition], bool]
     ) -> None:
-        """At each once, while its archive stays the same. Raises RemoteStorageError: what was found
-        before stands.
+        """Looks at each partition whose archive has changed. Raises RemoteStorageError; the earlier
+        findings then stay.
         """
         looked: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
         self._reads_left = STATED_ENDS_READ_MAX
@@ -427,7 +427,7 @@ class PartitionsHealth:
             self._sound_ends = {t: end for t, end in self._sound_ends.items() if t in kept}
 
     def _note(self, found: set[Condition]) -> None:
-        """Nobody has logged offsets that are missing; the rest did whoever copied or read."""
+        """Logs missing offsets only. The code that copied or read has logged the other kinds."""
         to_log = Kind.ARCHIVED_OFFSETS_MISSING
         for gone in set(self.conditions()) - found:
             over = self._health.clear if gone.kind == to_log else self._health.forget
@@ -456,5 +456,5 @@ class PartitionsHealth:
 
 
 def is_same_archive(view: PartitionView, before: PartitionView) -> bool:
-    """Nothing has changed, though it may have been read again."""
+    """True if the archive is the same, although it may have been read again."""
     return view.segments is before.segments and replace(view, read_at=before.read_at) == before

@@ -1,9 +1,9 @@
-"""The one truth of health: what is wrong, since when, until when, and what to do about it.
+"""The single source of health: faults, their times, and what to do about them.
 
-A part reports a `Condition` when something begins to be wrong and clears it when that is over;
-each of the two is logged once, here. Page, `/api/status`, `/readyz`, `/metrics` and the commands
-read conditions and have no words of their own. A kind has one name, one level and one remedy in all
-these places (`Kind`), and the table of docs/operations.md is made of these.
+A part reports a `Condition` when a fault begins and clears it when the fault is over. This module
+logs both, once. The page, `/api/status`, `/readyz`, `/metrics` and the commands show these
+conditions in these words. A kind (`Kind`) has one name, one level and one remedy in all places. The
+table in docs/operations.md is generated from the kinds.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Offsets = tuple[int, int]  # first and last, both inclusive
 class Level(StrEnum):
     ERROR = "error"
     WARNING = "warning"
-    ON_RECORD = "on record"  # nobody has to act: it stays as it is
+    ON_RECORD = "on record"  # nobody has to act: the condition stays
 
 
 class Meaning(NamedTuple):
-    """`subject`: what a condition of the kind is about, and that field's name in the log; "" for
-    the process. `waits`: somebody has to act, so it stands at the top of the page; else it stands
-    where it belongs.
+    """`subject`: what a condition of the kind is about, and the field's name in the log; "" for the
+    process. `waits`: somebody has to act, so the condition is at the top of the page; otherwise it
+    is next to its subject.
     """
 
     level: Level
@@ -60,7 +60,7 @@ _on_record = partial(_kind, Level.ON_RECORD, waits=False)
 
 
 class Kind(StrEnum):
-    """The value is the name everywhere: event, label of the metric, object, line, JSON. Of one
+    """The value is the name in all places: log event, metric label, object, line, JSON. Within a
     level, the worst kind comes first.
     """
 
@@ -72,7 +72,7 @@ class Kind(StrEnum):
         kind.meaning = meaning
         return kind
 
-    # This process, and what it depends on.
+    # About this process and its dependencies.
     BROKERS_AWAY = _error(
         "brokers_away",
         "no broker answers: clients are not served and nothing is archived; `/readyz` is 503",
@@ -81,27 +81,27 @@ class Kind(StrEnum):
     )
     STORE_FAILING = _error(
         "store_failing",
-        "the store's listings, reads, writes or deletions fail, or are not answered for 8 s",
-        "mend the store or the way to it; fetchproxy goes on by itself",
+        "the store's listings, reads, writes or deletions fail, or get no answer for 8 s",
+        "repair the store or the network to it; fetchproxy then continues by itself",
         about="operation",
     )
     STORE_THROTTLES = _warning(
         "store_throttles",
-        "the store refuses requests as too many (503 SlowDown); fetchproxy asks less for a minute",
-        "nothing if it ends; else ask the store's owner for more requests a second",
+        "the store refuses requests as too many (503 SlowDown); fetchproxy sends less for a minute",
+        "nothing if it ends; otherwise ask the store's owner for more requests per second",
         about="operation",
         waits=False,
     )
     SEGMENTS_LOCKED = _error(
         "segments_locked",
-        "segments are encrypted with a key that is not at hand: their reads fail",
+        "the key of encrypted segments is not available: their reads fail",
         "put the key back into the key ring that `store.encryption_keys` names",
         about="key",
     )
     SEGMENT_METADATA_CHANGED = _error(
         "segment_metadata_changed",
         "somebody has changed the metadata of an encrypted segment: its reads fail",
-        "see who else can write to the store; `fetchproxy verify --repair`",
+        "find out who else can write to the store, then run `fetchproxy verify --repair`",
     )
     ARCHIVE_MISSING = _error(
         "archive_missing",
@@ -111,20 +111,20 @@ class Kind(StrEnum):
     )
     ARCHIVE_MISMATCH = _error(
         "archive_mismatch",
-        "the archive belongs to another cluster, or is set up in another way",
+        "the archive belongs to another cluster, or does not match this process's settings",
         "correct `store.url`, `cluster.bootstrap` or the `metadata` keys, then restart",
         about="",
     )
     ARCHIVE_LISTING_FAILING = _error(
         "archive_listing_failing",
-        "the page cannot learn what the archive holds: it shows what was known before",
-        "see the error; with `metadata.manager = topic` look at the metadata topic too",
+        "the archive cannot be listed: the page shows what was known before",
+        "read the error; with `metadata.manager = topic`, check the metadata topic too",
         about="",
     )
     PARTITIONS_UNKNOWN = _error(
         "partitions_unknown_to_metadata_topic",
         "the store has partitions that the metadata topic does not know: their reads fail",
-        "`fetchproxy restore`",
+        "run `fetchproxy restore`",
         about="",
     )
     CLUSTER_AUTHENTICATION_REFUSED = _error(
@@ -136,163 +136,164 @@ class Kind(StrEnum):
     ARCHIVER_DISK_FAILING = _error(
         "archiver_disk_failing",
         "an archiver's disk is full or fails: its partitions are not archived",
-        "free space on the disk of the spool folder, or replace it",
+        "free space on the disk of the spool folder, or replace the disk",
         about="archiver",
     )
     ARCHIVER_SILENT = _error(
         "archiver_silent",
         "an archiver was killed, or cannot write to the store: its partitions are not archived",
-        "start it again",
+        "start the archiver again",
         about="archiver",
     )
     TLS_FILES_UNUSABLE = _error(
         "tls_files_unusable",
-        "changed certificates or keys cannot be used; connections get the former ones",
-        "correct the files that it names; they are read again by themselves",
+        "changed certificates or keys cannot be used; new connections get the old ones",
+        "correct the files that the error names; fetchproxy reads them again by itself",
         about="place",
     )
     TLS_CERTIFICATE_EXPIRES = _warning(
         "tls_certificate_expires",
-        "our own certificate ends soon, or has ended",
-        "put a new certificate in its place; it is read by itself",
+        "the proxy's own certificate ends soon, or has ended",
+        "replace the certificate's file; fetchproxy reads it by itself",
         about="place",
     )
     BROKER_AWAY = _warning(
         "broker_away",
         "a broker does not answer; others do",
-        "start it; one that was taken out of the cluster is forgotten after an hour",
+        "start the broker; fetchproxy forgets a removed broker after an hour",
         about="address",
     )
     READERS_HELD = _warning(
         "readers_held",
         "readers wait for records that the brokers have deleted and that are not archived yet",
-        "see what keeps the archiver",
+        "find out what delays the archiver",
         about="",
     )
     GATEWAY_NOT_LISTENING = _warning(
         "gateway_not_listening",
         "clients cannot connect yet; `/readyz` is 503",
-        "wait: it reads the archive first; with `--archive-only` the store has to answer",
+        "wait until it has read the archive; with `--archive-only`, the store has to answer",
         about="",
         waits=False,
     )
-    # An archiver alone knows these. It also keeps them in the store, for other processes.
+    # Only an archiver knows these. It also writes them to the store, for other processes.
     UNARCHIVED_RECORDS_DELETED = _error(
         "unarchived_records_deleted",
         "the brokers have deleted records that are not archived, and may delete more",
-        "raise the brokers' retention, and see what keeps the archiver",
+        "raise the brokers' retention, and find out what delays the archiver",
     )
     ARCHIVE_MARGIN_SMALL = _error(
         "archive_margin_small",
-        "the brokers may soon delete what is not archived",
-        "raise the brokers' retention, or see what keeps the archiver",
+        "the brokers may soon delete records that are not archived",
+        "raise the brokers' retention, or find out what delays the archiver",
     )
     PARTITION_STOPPED = _error(
         "partition_stopped",
-        "nothing is archived or deleted: the log begins again, was cut, or was compacted",
-        "`fetchproxy resolve`",
+        "nothing is archived or deleted: the log begins again, was truncated or was compacted",
+        "run `fetchproxy resolve`",
     )
     LOCAL_TRIMMING_STOPPED = _error(
         "local_trimming_stopped",
-        "the brokers keep what local retention would delete, as the archive lacks some of it",
-        "`fetchproxy verify`; put back what is missing",
+        "the brokers keep records past local retention, as the archive lacks some of them",
+        "run `fetchproxy verify`, then put back the missing objects",
     )
     TOPIC_DELETION_STOPPED = _error(
         "topic_deletion_stopped",
-        "deleted topics keep their archive, as this may be another cluster with the same id",
-        "check `cluster.bootstrap`; if they were deleted, do as the sentence says",
+        "the archive of deleted topics is kept, as this may be another cluster with the same id",
+        "check `cluster.bootstrap`; if the topics were deleted, do as the message says",
         about="",
     )
     REPLACED_SEGMENT_KEPT = _warning(
         "replaced_segment_kept",
-        "a replaced segment is not deleted, as what replaces it is damaged or incomplete",
-        "`fetchproxy verify`",
+        "a replaced segment is not deleted, as its replacement is damaged or incomplete",
+        "run `fetchproxy verify`",
     )
     RETENTION_STEP_ANNOUNCED = _warning(
         "retention_step_announced",
         "retention is about to delete a large part of the archive",
-        "correct retention or clock before the time that it names; nothing if it is intended",
+        "nothing if this is intended; otherwise correct retention or clock before the time given",
     )
     RETENTION_CLOCK_DOUBTED = _warning(
         "retention_clock_doubted",
         "retention by time waits, as this machine's clock is ahead of records or of the store",
-        "set the clock right",
+        "correct the clock",
     )
-    # Of its own archiver's work alone.
+    # About this process's own archiver only.
     LOCAL_RETENTION_REFUSED = _error(
         "local_retention_refused",
         "local retention deletes nothing of the topic, because of the topic's own settings",
-        "mostly: set `retention.ms=-1` and `retention.bytes=-1` on the topic",
+        "usually: set `retention.ms=-1` and `retention.bytes=-1` on the topic",
         about="topic",
     )
     LOG_BEGINS_AGAIN = _error(
         "log_begins_again",
-        "the leader's log has nothing of the archive",
-        "`fetchproxy resolve`",
+        "the log begins again: the leader's log has no archived record",
+        "run `fetchproxy resolve`",
         waits=False,
     )
     PARTITION_FAILING = _warning(
         "partition_process_failed",
         "the archiver's last turn at the partition failed",
-        "see the error; it tries again by itself",
+        "read the error; the archiver tries again by itself",
         waits=False,
     )
     SEGMENT_COPY_STALLED = _warning(
         "segment_copy_stalled",
         "a copy has used up half of the time that it may take",
-        "see whether the store takes writes",
+        "check whether the store accepts writes",
         waits=False,
     )
     TOPIC_REFUSED = _error(
         "topic_refused",
-        "the topic matches those to be archived, and cannot be",
-        "leave it out of the pattern, or change the topic as the reason says",
+        "the topic matches `archive.topics` and cannot be archived",
+        "exclude it from the pattern, or change the topic as the reason says",
         about="topic",
         waits=False,
     )
-    # The archive itself tells these, to whoever looks.
+    # Every process finds these in the archive itself.
     ARCHIVED_OFFSETS_MISSING = _error(
         "archived_offsets_missing",
         "offsets were archived, and no segment has them any more",
-        "find out what deletes in the store; put the objects back",
+        "find out what deletes objects in the store; put the objects back",
     )
     SEGMENT_METADATA_UNREADABLE = _error(
         "segment_metadata_unreadable",
         "metadata of a segment cannot be read: its offsets are not served",
-        "`fetchproxy verify --repair`",
+        "run `fetchproxy verify --repair`",
     )
     ARCHIVE_GAP = _on_record(
         "archive_gap",
         "offsets were lost before they could be copied",
-        "nothing brings them back; see why the archiver was late",
+        "they cannot be recovered; find out why the archiver was late",
     )
     ARCHIVED_OFFSETS_NOT_KNOWN = _on_record(
         "archived_offsets_not_known",
-        "offsets are in no segment, and nothing is on record of them: an older archive",
+        "offsets are in no segment, and the archive is too old to have a record of them",
         "nothing",
     )
     SEGMENTS_PUT_ASIDE = _on_record(
         "segments_put_aside",
-        "segments are of another history of the log, by `resolve --new-history`",
+        "segments belong to another history of the log, after `resolve --new-history`",
         "nothing; `fetchproxy resolve --keep` shows them again",
     )
 
 
 MEANINGS: Mapping[str, Meaning] = {kind: kind.meaning for kind in Kind}
-# What a newer program has left in the store.
-_NEWER = Meaning(Level.ERROR, "partition", "", "a newer fetchproxy knows it: update this one")
+# For kinds that a newer version has written to the store.
+_NEWER = Meaning(Level.ERROR, "partition", "", "a newer fetchproxy wrote it: update this one")
 _SEVERITY = {kind: place for place, kind in enumerate(MEANINGS)}
 _LEVELS = list(Level)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing to know; its fields are the JSON names in all places.
+    """A fault, or a fact on record. Its fields are the JSON names in all places.
 
-    `kind` is one of Kind, or a newer program's. `what` is a plain sentence. `topic` and `partition`
-    are None where it is of none; offsets are both inclusive. `missing` names what the process lacks
-    to be ready; "" where it is ready all the same. `since` and `until` are loop times (s): when it
-    began, and when harm is done if nobody acts; None: not known.
+    `kind` is one of Kind, or a newer version's. `what` is a plain sentence. `topic` and `partition`
+    are None if the condition is not about one. Both offsets are inclusive. `missing` names what the
+    process lacks to be ready; "" if the process is ready despite the condition. `since` and `until`
+    are loop times (s): when the condition began, and when harm is done if nobody acts; None: not
+    known.
     """
 
     kind: str
@@ -329,7 +330,7 @@ class Condition:
         return self.last_offset - self.first_offset + 1
 
     def as_json(self) -> dict[str, str | int | float | bool | None]:
-        """The fields that do not change with time, for commands."""
+        """The fields that do not depend on the time, for commands."""
         return {
             "kind": self.kind,
             "level": self.level.value,
@@ -376,10 +377,10 @@ Source = Callable[[float], Iterable[Condition]]
 
 
 class Health:
-    """What is wrong now. Nothing here blocks, and nothing is decided by it.
+    """The conditions now. Nothing here blocks, and no decision depends on it.
 
-    `about` says what a condition is about where its `subject` is not exact enough: two topics may
-    have had one name.
+    `about` says what a condition is about if its `subject` is not exact enough: two topics may
+    have had the same name.
     """
 
     def __init__(self) -> None:
@@ -388,12 +389,12 @@ class Health:
 
     # --- for the parts ---
     def report(self, condition: Condition, about: Hashable = None, **fields: object) -> None:
-        """Logged when it begins, with `fields`; `what` may change from call to call."""
+        """Logs the condition with `fields` when it begins; `what` may change from call to call."""
         if self.hold(condition, about):
             _say(condition, fields)
 
     def hold(self, condition: Condition, about: Hashable = None) -> bool:
-        """As `report`, where the part itself logs it. True: it begins."""
+        """As `report`, but the caller logs it. True: the condition begins."""
         of_kind = self._reported.setdefault(condition.kind, {})
         about = condition.subject if about is None else about
         before = of_kind.get(about)
@@ -404,18 +405,18 @@ class Health:
         return before is None
 
     def clear(self, kind: str, about: Hashable = "", now: float | None = None) -> bool:
-        """It is over (`now`: at that loop time), or was not. True: it was reported."""
+        """The condition is over, at loop time `now` (s). True: it had been reported."""
         over = self._reported.get(kind, {}).pop(about, None)
         if over is not None:
             log.info(f"{kind}_no_more", **_place(over), **_lasted(over, now))
         return over is not None
 
     def forget(self, kind: str, about: Hashable = "") -> None:
-        """It is over and nothing is said, as another process sees to it, or the part says it."""
+        """Clears without a log line: another process took over, or the caller logs it."""
         self._reported.get(kind, {}).pop(about, None)
 
     def keep(self, kind: str, conditions: Iterable[Condition]) -> None:
-        """These are all of that kind."""
+        """Replaces all conditions of the kind by these."""
         found = {one.subject: one for one in conditions}
         for gone in self._reported.get(kind, {}).keys() - found.keys():
             self.clear(kind, gone)
@@ -423,15 +424,15 @@ class Health:
             self.report(one)
 
     def watch(self, source: Source) -> None:
-        """Asked at each look for what changes while nothing happens; it logs for itself."""
+        """Adds a source of conditions that is called at each look. It does its own logging."""
         self._sources.append(source)
 
-    # --- for whoever shows it ---
+    # --- for readers ---
     def reported(self, kind: str, about: Hashable = "") -> Condition | None:
         return self._reported.get(kind, {}).get(about)
 
     def all(self, now: float) -> Iterator[Condition]:
-        """In no order, as there may be very many; `now` is loop time (s)."""
+        """Unordered, as there may be very many; `now` is loop time (s)."""
         for of_kind in self._reported.values():
             yield from of_kind.values()
         for source in self._sources:
@@ -442,7 +443,7 @@ class Health:
         return worst_first(self.all(now))
 
     async def run(self) -> None:
-        """Keep the gauges right, for ever."""
+        """Updates the gauges, for ever."""
         while True:
             publish_gauges(self.all(asyncio.get_running_loop().time()))
             await asyncio.sleep(PUBLISH_INTERVAL_S)
@@ -466,14 +467,14 @@ def _lasted(condition: Condition, now: float | None) -> dict[str, object]:
     return {"lasted_s": round(now - condition.since, 1)}
 
 
-# --- what the places that show conditions have in common: pure ---
+# --- shared by the places that show conditions: pure ---
 def in_order(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
-    """By place, then offset, each once; what is of no partition comes first."""
+    """By place, then offset, each once; conditions about no partition come first."""
     return tuple(sorted(set(conditions), key=_by_place))
 
 
 def worst_first(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
-    """Each once: by level, then what keeps the process from being ready, then kind and place."""
+    """Each once: by level, conditions that prevent readiness first, then by kind and place."""
 
     def worst(one: Condition) -> tuple[int, bool, int, tuple[str, int, int, str, str]]:
         severity = _SEVERITY.get(one.kind, len(_SEVERITY))
@@ -501,17 +502,17 @@ def counts(conditions: Iterable[Condition]) -> Counter[str]:
 
 
 def headlines(conditions: Sequence[Condition]) -> tuple[str, ...]:
-    """What waits for somebody: one sentence a kind, and how many more there are of it."""
+    """One sentence for each kind on which somebody has to act, and how many more there are."""
     waiting = [one for one in conditions if one.meaning.waits]
     number = counts(waiting)
     return tuple(
-        one.what + (f" ({number[one.kind] - 1} more such)" if number[one.kind] > 1 else "")
+        one.what + (f" (and {number[one.kind] - 1} more)" if number[one.kind] > 1 else "")
         for one in first_of_each_kind(waiting)
     )
 
 
 def missing(conditions: Iterable[Condition]) -> tuple[str, ...]:
-    """What stands between the process and readiness; empty: it is ready."""
+    """What the process lacks to be ready; empty: it is ready."""
     return tuple(one.missing for one in conditions if one.missing)
 
 

@@ -1,5 +1,5 @@
-"""The log: structlog for us, the standard library's records of other libraries, and what the
-console keeps of it.
+"""The log: structlog for fetchproxy's events, records of libraries that use the standard logging,
+and the last events for the console.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fetchproxy.config.values import MASK, is_secret_name, mask_text
 
 # The last events of the process, for the console: a bounded ring beside the log.
 #
-# Log lines at INFO and above come here by a structlog processor; what is too frequent for a log
-# (a catch) is noted here only. Alike events in a row are counted, not repeated, so a storm of one
-# kind does not push the others out.
+# A structlog processor adds log lines at INFO and above. Events that are too frequent for a log (a
+# catch) are noted here only. Equal events in a row are counted, not repeated, so that many events
+# of one kind do not push the others out.
 
 RECENT_EVENTS_MAX = 100
 _DETAIL_CHARS_MAX = 300
@@ -36,7 +36,7 @@ def _wall_clock() -> str:
 
 @dataclass(slots=True)
 class RecentEvent:
-    """`at` is ISO 8601 in UTC, of the last of `count` alike ones."""
+    """`at` is the time of the last of `count` equal events, ISO 8601 in UTC."""
 
     at: str
     level: str
@@ -51,7 +51,7 @@ class RecentEvents:
     _ring: deque[RecentEvent] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS_MAX))
 
     def note(self, event: str, level: str = "info", **details: object) -> None:
-        """Cheap enough for once per catch; not for once per frame."""
+        """Notes an event. Cheap enough for each catch, too expensive for each frame."""
         shown = {
             name: MASK if is_secret_name(name) else mask_text(str(value)[:_DETAIL_CHARS_MAX])
             for name, value in details.items()
@@ -67,7 +67,7 @@ class RecentEvents:
         return list(reversed(self._ring))
 
     def processor(self, _logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
-        """A structlog processor that notes what passes and changes nothing."""
+        """A structlog processor that notes each event and changes nothing."""
         level = str(event_dict.get("level", "info"))
         if level in _SHOWN_LEVELS:
             details = {str(k): v for k, v in event_dict.items() if k not in _NOT_DETAILS}
@@ -78,31 +78,31 @@ class RecentEvents:
 RECENT_EVENTS = RecentEvents()
 
 
-# Warnings about a state that is met again and again: one line a minute for each.
+# Warnings about a state that lasts: at most one line a minute for each.
 
 log = structlog.get_logger(__name__)
 
 WARNING_INTERVAL_S = 60.0
-WARNINGS_KNOWN_MAX = 1_000  # beyond it the oldest is forgotten, and may be logged again
+WARNINGS_KNOWN_MAX = 1_000  # above it, the oldest is forgotten and may be logged again
 
 
 class SparingWarnings:
-    """`clock` gives loop seconds."""
+    """`clock` returns loop time (s)."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # (when it was logged, how often it was not since then)
+        # (when it was last logged, how often it was suppressed since)
         self._logged: LRUCache[Hashable, tuple[float, int]] = LRUCache(WARNINGS_KNOWN_MAX)
 
     def warn(self, event: str, about: Hashable, **context: object) -> None:
-        """Log `event`, unless it was logged `about` the same thing a short while ago.
+        """Log `event`, unless it was logged about the same thing within WARNING_INTERVAL_S.
 
-        The next line about it then says how many were `suppressed`.
+        The next line then says how many events were `suppressed`.
         """
         self._say(log.warning, event, about, context)
 
     def info(self, event: str, about: Hashable, **context: object) -> None:
-        """As `warn`, for events that are no fault, such as the end of many faults."""
+        """As `warn`, for events that are not faults, such as the end of many faults."""
         self._say(log.info, event, about, context)
 
     def _say(
@@ -119,9 +119,9 @@ class SparingWarnings:
         say(event, **context)
 
 
-# People get coloured lines on a terminal, machines get one JSON object a line with the same keys
-# (`timestamp`, `level`, `event`, `logger` first). Event names are constants; what varies is in
-# the other keys. Values of keys that are named like secrets never leave, whoever logs them.
+# A terminal gets coloured lines, anything else one JSON object a line with the same keys
+# (`timestamp`, `level`, `event`, `logger` first). Event names are constants; varying values are in
+# the other keys. A value is masked if its key is named like a secret, whichever code logs it.
 
 _FIRST_KEYS = ("timestamp", "level", "event", "logger")
 
@@ -133,10 +133,10 @@ def configure_logging(config: LogConfig, stream: TextIO) -> None:
         processors=list(_processors(for_people, colors=stream.isatty())),
         wrapper_class=structlog.make_filtering_bound_logger(config.level),
         logger_factory=lambda *names: _NamedLogger(stream, names[0] if names else ""),
-        # Off, so that a module's logger follows a later call; nothing is logged per request.
+        # Off, so that a later call also changes existing loggers. There is no log line per request.
         cache_logger_on_first_use=False,
     )
-    # What libraries say below WARNING is theirs; our own events tell what they did for us.
+    # Libraries log at WARNING and above only: fetchproxy's own events say what libraries did.
     logging.basicConfig(handlers=[_LibraryHandler()], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
 
@@ -147,7 +147,7 @@ def _processors(for_people: bool, colors: bool) -> Iterator[Processor]:
     yield _add_logger_name
     yield structlog.processors.TimeStamper(fmt="iso", utc=True)
     yield structlog.processors.format_exc_info
-    yield mask_secrets  # after the traceback has become text
+    yield mask_secrets  # after `format_exc_info` has made the traceback a text
     yield RECENT_EVENTS.processor
     if for_people:
         plain = structlog.dev.plain_traceback
@@ -166,7 +166,7 @@ class _NamedLogger(structlog.WriteLogger):
 
 
 class _LibraryHandler(logging.Handler):
-    """Hands a library's record to structlog as the one event `library_message`."""
+    """Hands a library's record to structlog as the event `library_message`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger: FilteringBoundLogger = structlog.get_logger(record.name)
@@ -182,7 +182,7 @@ def _add_logger_name(logger: WrappedLogger, _method: str, event_dict: EventDict)
 
 
 def mask_secrets(_logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
-    """A structlog processor: covers secrets at any depth, and within texts such as URLs."""
+    """A structlog processor: masks secrets at any depth, and within texts such as URLs."""
     return {key: _masked(key, value) for key, value in event_dict.items()}
 
 
@@ -202,4 +202,4 @@ def _masked(key: str, value: object) -> object:
 
 def _order_keys(_logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
     first = {key: event_dict[key] for key in _FIRST_KEYS if key in event_dict}
-    return {**first, **event_dict}  # a key keeps the place where it first stood
+    return {**first, **event_dict}  # a repeated key keeps its first place

@@ -1,4 +1,4 @@
-"""Every metric of fetchproxy, declared once, on one registry; `docs/metrics.md` is made of it."""
+"""Every metric of fetchproxy, declared once, on one registry. The source of `docs/metrics.md`."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from prometheus_client import (
 )
 from prometheus_client.metrics_core import Metric
 
-# A `_created` series per counter doubles a scrape and nobody reads it.
+# A `_created` series for each counter would double a scrape, and nobody reads it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)  # process_cpu_seconds_total, process_resident_memory_bytes …
 
 
-_TAKING_OVER = Lock()  # two readers at once must not take the same over
+_TAKING_OVER = Lock()  # two scrapes at once must not add the same counts twice
 
 
 class Tally:
-    """Counts by `tally.total += n`, without the calls and the lock of the library's counter.
+    """Counts by `tally.total += n`, without the library counter's calls and lock.
 
-    It counts the pieces that are relayed. One thread counts; any thread may read.
+    It counts relayed bytes. One thread counts; any thread may read.
     """
 
     __slots__ = ("taken", "total")
 
     def __init__(self) -> None:
         self.total = 0
-        self.taken = 0  # of it, what the counter has
+        self.taken = 0  # the part of `total` that the counter has
 
 
 class TalliedCounter(Counter):
-    """A counter that takes over what its tallies have counted whenever it is read."""
+    """A counter that adds the counts of its tallies at each scrape."""
 
     _tallies: tuple[tuple[Counter, Tally], ...] = ()
 
@@ -58,7 +58,7 @@ class TalliedCounter(Counter):
 
 
 def counter(name: str, help_text: str, *labels: str, values: Iterable[str] = ()) -> Counter:
-    """`values` of its one label begin at 0: `increase()` does not see a first count otherwise."""
+    """`values` of its one label start at 0, as `increase()` would miss a first count otherwise."""
     found = Counter(name, help_text, labels, registry=REGISTRY)
     for value in values:
         found.labels(value)
@@ -81,41 +81,43 @@ ARCHIVE_THROTTLE_SECONDS = counter(
 )
 CLIENT_THROTTLES = counter(
     "fetchproxy_client_throttles",
-    "Fetches of the archive that remote_fetch.client_bytes_per_s_max made wait (Kafka's "
+    "Fetches of the archive that remote_fetch.client_bytes_per_s_max delayed (Kafka's "
     "remote-fetch-throttle-time)",
 )
 CLIENT_THROTTLE_SECONDS = counter(
-    "fetchproxy_client_throttle_seconds", "Seconds for which clients were told to wait, in all"
+    "fetchproxy_client_throttle_seconds", "Seconds that clients were told to wait, in all"
 )
 CLIENT_PAUSES = counter(
     "fetchproxy_client_pauses",
     "Pauses of librdkafka clients whose queue was full (fetch.queue.backoff.ms)",
 )
 PACED_ANSWERS = counter(
-    "fetchproxy_paced_answers", "Fetches that waited for their client's appetite (pace_by_appetite)"
+    "fetchproxy_paced_answers",
+    "Fetches delayed to the pace of the client's application (pace_by_appetite)",
 )
 PACED_SECONDS = counter(
-    "fetchproxy_paced_seconds", "Seconds for which fetches waited for their client's appetite"
+    "fetchproxy_paced_seconds",
+    "Seconds that fetches were delayed to the pace of the client's application",
 )
 READERS_WAITING = gauge(
     "fetchproxy_remote_readers_waiting",
-    "Clients whose reads wait for a free fetcher, each served in turn",
+    "Clients with reads that wait for a free fetcher; they are served in turn",
 )
 REMOTE_ANSWER_BYTES = gauge(
-    "fetchproxy_remote_answer_bytes", "Archived records on their way to clients that take them"
+    "fetchproxy_remote_answer_bytes", "Bytes of archived records that are being sent to clients"
 )
 REMOTE_ANSWERS_WAITING = gauge(
     "fetchproxy_remote_answers_waiting",
-    "Fetches that wait for their turn to be given archived records (remote_answer_turns_max)",
+    "Fetches that wait for their turn to get archived records (remote_answer_turns_max)",
 )
 MEMORY_BUDGET_BYTES = gauge(
     "fetchproxy_memory_budget_bytes",
-    "What each part of process.memory_bytes_max may take, by configuration key",
+    "Bytes that each part of process.memory_bytes_max may take, by configuration key",
     "part",
 )
 MEMORY_USED_BYTES = gauge(
     "fetchproxy_memory_used_bytes",
-    "What these parts take now, by configuration key",
+    "Bytes that each of these parts takes now, by configuration key",
     "part",
 )
 CONNECTION_BUFFERS_BYTES = MEMORY_USED_BYTES.labels("gateway.connection_buffers_bytes_max")
@@ -125,7 +127,7 @@ CHUNKS_BYTES = MEMORY_USED_BYTES.labels("remote_fetch.chunk_cache_bytes_max")
 ANSWERS_BYTES = MEMORY_USED_BYTES.labels("gateway.remote_answers_bytes_max")
 EVENT_LOOP_HELD_SECONDS = Histogram(
     "fetchproxy_event_loop_held_seconds",
-    "Seconds of each turn of the event loop that took 1 ms or more: all else waited for it",
+    "Seconds of each turn of the event loop that took 1 ms or more; all other work waited for it",
     registry=REGISTRY,
     buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )
@@ -134,90 +136,91 @@ EVENT_LOOP_LONGEST_SECONDS = gauge(
 )
 EVENT_LOOP_CPU_SECONDS = gauge(
     "fetchproxy_event_loop_cpu_longest_seconds",
-    "The most CPU time that a turn of the event loop took in the last minute, of turns of 1 ms or "
-    "more: its own work, without what other processes and threads had meanwhile",
+    "The most CPU seconds of one turn of the event loop (of 1 ms or more) in the last minute, "
+    "without the CPU time of other threads and processes",
 )
 EVENT_LOOP_BUSY_SECONDS = counter(
     "fetchproxy_event_loop_busy_seconds",
-    "Seconds that the event loop has run something; 1 a second is a core that is full",
+    "Seconds that the event loop has worked; at 1 a second it uses a whole core",
 )
 EVENT_LOOP_TURNS = counter("fetchproxy_event_loop_turns", "Turns of the event loop")
 
 
-# Caught offsets, and readers that wait or are led on.
+# Caught offsets, and readers that wait or skip lost offsets.
 
 CATCHES = counter(
-    "fetchproxy_catches", "OffsetOutOfRange answers of brokers that the scan has seen", "topic"
+    "fetchproxy_catches", "OffsetOutOfRange answers that the proxy has seen from brokers", "topic"
 )
 CATCH_OUTCOMES = counter(
     "fetchproxy_catch_outcomes",
-    "What a caught partition was judged to be: remote (served from the archive), local (the broker "
-    "has it again), passed_on (the error went to the client), held_stale (kept back: the view of "
-    "the archive was not fresh, or the offset is not archived yet), lost (neither tier will have "
-    "it: the reader was led on behind it)",
+    "Caught partitions by outcome: remote (served from the archive), local (the broker has the "
+    "offset again), passed_on (the client got the error), held_stale (the client waits: the view "
+    "of the archive was not fresh, or the offset is not archived yet), lost (neither tier has the "
+    "offset: the reader skips it)",
     "outcome",
 )
 READERS_LED_ON = counter(
     "fetchproxy_readers_led_on",
-    "Answers that led a reader behind offsets that were lost before they could be archived",
+    "Answers that let a reader skip offsets that were lost before they could be archived",
     "topic",
 )
 OFFSETS_SKIPPED = counter(
     "fetchproxy_offsets_skipped",
-    "Lost offsets that readers were led behind, counted for each reader",
+    "Lost offsets that readers have skipped, counted for each reader",
     "topic",
 )
 HELD_PARTITIONS = gauge(
     "fetchproxy_held_partitions",
-    "Partitions with a reader at an offset that the brokers have no more and the archive has not "
-    "yet; it waits where it is",
+    "Partitions with a reader that waits at an offset that the brokers have deleted and the "
+    "archive does not have yet",
 )
 
 
-# Brokers and archivers, as this process finds them.
+# Brokers and archivers, as this process sees them.
 
 BROKERS_KNOWN = gauge(
     "fetchproxy_brokers_known",
-    "Brokers of the cluster, those of the last hour included; the bootstrap addresses before",
+    "Brokers of the cluster in the last hour; before the first answer, the bootstrap addresses",
 )
 BROKERS_REACHABLE = gauge(
     "fetchproxy_brokers_reachable",
-    "Of these, brokers that answer; 0: clients are not served, and nothing is archived",
+    "Known brokers that answer; at 0, clients are not served and nothing is archived",
 )
 CLUSTER_AUTHENTICATION_REFUSALS = counter(
     "fetchproxy_cluster_authentication_refusals",
     "Times that brokers or a token endpoint refused the proxy's own credentials",
 )
 ARCHIVERS_HEARD = gauge(
-    "fetchproxy_archivers_heard", "Archivers at work, in this process or another one"
+    "fetchproxy_archivers_heard", "Archivers that are running, in this process and in others"
 )
 ARCHIVERS_SILENT = gauge(
     "fetchproxy_archivers_silent",
-    "Archivers that were killed, or cannot write to the store, and whose partitions no other one "
-    "has; an alarm",
+    "Archivers that were killed or cannot write to the store, if no other archiver has their "
+    "partitions; above 0 is an alarm",
 )
 ARCHIVER_DISK_FAILING = gauge(
     "fetchproxy_archiver_disk_failing",
-    "Partitions that are not archived as this archiver's own disk fails, or has no room; an alarm",
+    "Partitions that are not archived because this archiver's disk fails or is full; above 0 is an "
+    "alarm",
 )
 
 
-# The local remote log indexes.
+# Local copies of the archive's indexes.
 
 LOCAL_INDEX_BYTES = gauge(
-    "fetchproxy_local_index_bytes", "Bytes of local index files, of partitions opened so far"
+    "fetchproxy_local_index_bytes", "Bytes of local index files, for partitions opened so far"
 )
 LOCAL_INDEX_FILES = gauge(
-    "fetchproxy_local_index_files", "Local index files, of partitions opened so far"
+    "fetchproxy_local_index_files", "Local index files, for partitions opened so far"
 )
 LOCAL_INDEX_REBUILDS = counter(
     "fetchproxy_local_index_rebuilds",
-    "Times that local index files were torn or damaged, and were removed and fetched again",
+    "Times that damaged local index files were removed and fetched again",
 )
 LOCAL_INDEX_READS = counter(
     "fetchproxy_local_index_reads",
-    "Segments looked up in a local index: hit (no request to the store), or a fallback to the "
-    "store: absent, damaged or failed (the disk)",
+    "Lookups of a segment in a local index: hit (no request to the store); absent, damaged or "
+    "failed (the disk): the index was read from the store",
     "outcome",
 )
 
@@ -225,40 +228,40 @@ LOCAL_INDEX_READS = counter(
 # Reading ahead, disk cache and hedged reads.
 
 READ_AHEAD_CHUNKS = counter(
-    "fetchproxy_read_ahead_chunks", "Chunks whose read was begun before anybody asked for them"
+    "fetchproxy_read_ahead_chunks", "Chunks that were read before a client asked for them"
 )
 READ_AHEAD_UNUSED = counter(
-    "fetchproxy_read_ahead_chunks_unused", "Chunks read ahead that left the cache unused"
+    "fetchproxy_read_ahead_chunks_unused", "Chunks that were read ahead and left the cache unused"
 )
 DISK_CACHE_BYTES = gauge("fetchproxy_disk_cache_bytes", "Bytes of files in the disk cache")
 DISK_CACHE_HITS = counter("fetchproxy_disk_cache_hits", "Chunks read from the disk cache")
 DISK_CACHE_MISSES = counter(
-    "fetchproxy_disk_cache_misses", "Chunks that were not in the disk cache, or not sound"
+    "fetchproxy_disk_cache_misses", "Chunks that were missing or damaged in the disk cache"
 )
 DISK_CACHE_EVICTIONS = counter(
     "fetchproxy_disk_cache_evictions", "Chunks removed from the disk cache to make room"
 )
 DISK_CACHE_NOT_WRITTEN = counter(
     "fetchproxy_disk_cache_not_written",
-    "Chunks that did not enter the disk cache: busy (8 wait already), full (the file system "
-    "or the chunk is too large), failed (the disk)",
+    "Chunks that were not written to the disk cache: busy (8 wait already), full (the file system "
+    "is full, or the chunk is too large), failed (the disk)",
     "reason",
 )
 DISK_CACHE_ERRORS = counter(
     "fetchproxy_disk_cache_errors",
-    "Files of the disk cache that were given up: damaged (read again from the store), failed (the "
-    "disk)",
+    "Files of the disk cache that could not be used: damaged (read again from the store), failed "
+    "(the disk)",
     "kind",
 )
 HEDGED_READS = counter(
     "fetchproxy_hedged_reads",
-    "Slow range reads by what became of the second request: won (it was faster), lost, refused (no "
-    "place in the budget), limited (hedged_reads_share_max)",
+    "Slow range reads by the outcome of their second request: won (it was faster), lost, refused "
+    "(no room in the budget), limited (hedged_reads_share_max)",
     "outcome",
 )
 
 
-# Deletions, in either tier.
+# Deletions, in both tiers.
 
 _BTM = "kafka_server_brokertopicmetrics"
 
@@ -272,35 +275,35 @@ REMOTE_DELETE_ERRORS = counter(
 )
 REMOTE_DELETE_LAG_BYTES = gauge(
     f"{_BTM}_remotedeletelagbytes",
-    "Bytes of segments that are to go and are still stored (RemoteDeleteLagBytes)",
+    "Bytes of segments that are to be deleted and are still stored (RemoteDeleteLagBytes)",
     *_PARTITION,
 )
 REMOTE_DELETE_LAG_SEGMENTS = gauge(
     f"{_BTM}_remotedeletelagsegments",
-    "Segments that are to go and are still stored (RemoteDeleteLagSegments)",
+    "Segments that are to be deleted and are still stored (RemoteDeleteLagSegments)",
     *_PARTITION,
 )
 REMOTE_LOG_SIZE_BYTES = gauge(
     f"{_BTM}_remotelogsizebytes",
-    "Bytes of the finished segments from the log start on (RemoteLogSizeBytes)",
+    "Bytes of finished segments from the archive's log start offset on (RemoteLogSizeBytes)",
     *_PARTITION,
 )
 REMOTE_LOG_METADATA_COUNT = gauge(
     f"{_BTM}_remotelogmetadatacount",
-    "Segments that metadata name, in any state (RemoteLogMetadataCount)",
+    "Segments that have metadata, in any state (RemoteLogMetadataCount)",
     *_PARTITION,
 )
 ORPHAN_OBJECTS_DELETED = counter(
-    "fetchproxy_orphan_objects_deleted", "Objects deleted that no metadata named", "topic"
+    "fetchproxy_orphan_objects_deleted", "Objects deleted because no metadata named them", "topic"
 )
 LOCAL_LOG_TRIMMED = counter(
     "fetchproxy_local_log_trimmed",
-    "Times that archived records were deleted from the brokers by local retention",
+    "Times that local retention deleted archived records from the brokers",
     "topic",
 )
 LOCAL_TRIMMING_REFUSED = gauge(
     "fetchproxy_local_trimming_refused",
-    "Topics that local retention leaves alone because of their own settings; the log says why",
+    "Topics that local retention skips because of their own settings; the log says why",
 )
 DELETED_PARTITIONS = counter(
     "fetchproxy_deleted_partitions", "Partitions deleted with their topic", "topic"
@@ -309,22 +312,22 @@ DELETED_PARTITIONS = counter(
 
 # How the store answers.
 
-# Seconds; from a page-cache read of a local file to a store in trouble.
+# Seconds, from a read of a local file in the page cache to a failing store.
 STORE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 STORE_UP = gauge(
     "fetchproxy_store_up",
-    "1: the last request of its kind succeeded; 0: it failed. operation: list, read, write, delete",
+    "1 if the last request of the operation (list, read, write, delete) succeeded, 0 if it failed",
     "operation",
 )
 STORE_FAILING_SECONDS = gauge(
     "fetchproxy_store_failing_seconds",
-    "Seconds since requests of that kind began to fail; 0 while they succeed",
+    "Seconds since requests of the operation began to fail; 0 while they succeed",
     "operation",
 )
 STORE_REQUESTS_PER_S_MAX = gauge(
     "fetchproxy_store_requests_per_s_max",
-    "Requests of that kind a second, after the store has refused some as too many; 0: no limit",
+    "Limit of requests per second, after the store has refused some as too many; 0: no limit",
     "operation",
 )
 for _operation in ("list", "read", "write", "delete"):
@@ -333,30 +336,29 @@ for _operation in ("list", "read", "write", "delete"):
     STORE_FAILING_SECONDS.labels(_operation).set(0)
 STORE_REQUEST_SECONDS = Histogram(
     "fetchproxy_store_request_seconds",
-    "Seconds per operation of the RemoteStorageManager, by its name",
+    "Seconds for each operation of the RemoteStorageManager, by name",
     ("operation",),
     registry=REGISTRY,
     buckets=STORE_SECONDS,
 )
 STORE_REQUEST_ERRORS = counter(
     "fetchproxy_store_request_errors",
-    "Operations on the store that failed, by name and error",
+    "Operations of the RemoteStorageManager that failed, by name and error",
     "operation",
     "error",
 )
 
 
-# Names are Kafka's own where Kafka has the metric (KIP-405 and KIP-963, as a JMX exporter spells
-# them: domain, type, name, without the rate suffix), so that existing alerts go on working; the
-# rest begin with `fetchproxy_`. Modules count here and read nothing back: no decision may hang on
-# a metric. Labels are bounded sets, or topic and partition as in Kafka; never a client or an
-# offset. On hot paths use the bound children at the end of each block, as `labels()` costs a
-# lookup.
+# If Kafka has a metric, the name is Kafka's (KIP-405 and KIP-963, as a JMX exporter spells it:
+# domain, type, name, without the rate suffix), so that existing alerts go on working. Other names
+# begin with `fetchproxy_`. Modules only count here and never read a metric: no decision may depend
+# on one. Labels have bounded sets of values, or are topic and partition as in Kafka; never a client
+# or an offset. Hot paths use bound children, as `labels()` costs a lookup.
 
 
 _RSM = "kafka_log_remote_remotestoragemanager"
 
-# Milliseconds, as Kafka's RemoteLogReaderFetchRateAndTimeMs counts them.
+# Milliseconds, as in Kafka's RemoteLogReaderFetchRateAndTimeMs.
 _READ_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 
 
@@ -379,7 +381,7 @@ REMOTE_READS_IN_FLIGHT = gauge(
 )
 REMOTE_LOG_READER_FETCH_TIME_MS = Histogram(
     f"{_RSM}_remotelogreaderfetchrateandtimems",
-    "Milliseconds per remote read, with its retries (RemoteLogReaderFetchRateAndTimeMs)",
+    "Milliseconds of each remote read, with its retries (RemoteLogReaderFetchRateAndTimeMs)",
     registry=REGISTRY,
     buckets=_READ_MS,
 )
@@ -400,12 +402,12 @@ REMOTE_COPY_ERRORS = counter(
 )
 REMOTE_COPY_LAG_BYTES = gauge(
     f"{_BTM}_remotecopylagbytes",
-    "Bytes gathered and not copied yet (RemoteCopyLagBytes)",
+    "Bytes that were gathered and are not copied yet (RemoteCopyLagBytes)",
     *_PARTITION,
 )
 REMOTE_COPY_LAG_SEGMENTS = gauge(
     f"{_BTM}_remotecopylagsegments",
-    "Closed segments not copied yet (RemoteCopyLagSegments)",
+    "Closed segments that are not copied yet (RemoteCopyLagSegments)",
     *_PARTITION,
 )
 
@@ -413,7 +415,7 @@ REMOTE_COPY_LAG_SEGMENTS = gauge(
 CONNECTIONS = gauge("fetchproxy_connections", "Client connections that are open")
 CONNECTIONS_REFUSED = counter(
     "fetchproxy_connections_refused",
-    "Client connections closed at once: limit or broker_unreachable",
+    "Client connections that were closed at once: limit or broker_unreachable",
     "reason",
     values=("limit", "broker_unreachable"),
 )
@@ -425,7 +427,9 @@ RELAYED_BYTES = TalliedCounter(
 )
 RELAYED_BYTES_TO_BROKER = RELAYED_BYTES.tally(direction="to_broker")
 RELAYED_BYTES_TO_CLIENT = RELAYED_BYTES.tally(direction="to_client")
-SPLICED_BYTES = counter("fetchproxy_spliced_bytes", "Of those to clients, bytes never copied")
+SPLICED_BYTES = counter(
+    "fetchproxy_spliced_bytes", "Bytes relayed to clients without a copy in this process"
+)
 WIRE_ERRORS = counter(
     "fetchproxy_wire_errors",
     "Connections closed for bytes that are not Kafka's protocol, by kind of fault",
@@ -433,14 +437,14 @@ WIRE_ERRORS = counter(
 )
 LIMITS_REACHED = counter(
     "fetchproxy_limits_reached",
-    "How often a named limit was reached, by its configuration key",
+    "Times that a limit was reached, by its name",
     "limit",
 )
 
 # --- TLS ------------------------------------------------------------------------------------------
 TLS_HANDSHAKES_FAILED = counter(
     "fetchproxy_tls_handshakes_failed",
-    "Clients closed before they were through the handshake: plaintext, version, no_certificate, "
+    "Client connections that failed within the handshake: plaintext, version, no_certificate, "
     "certificate, certificate_refused, server_name, timeout, closed or other",
     "reason",
     values=(
@@ -457,12 +461,13 @@ TLS_HANDSHAKES_FAILED = counter(
 )
 TLS_CERTIFICATE_EXPIRY = gauge(
     "fetchproxy_tls_certificate_expiry_timestamp_seconds",
-    "When our own certificate in use ends, in epoch seconds; place: listener or upstream",
+    "End of the proxy's own certificate that is in use, in epoch seconds; place: listener or "
+    "upstream",
     "place",
 )
 TLS_FILES_UNUSABLE = gauge(
     "fetchproxy_tls_files_unusable",
-    "1: changed files could not be loaded and the former ones are still in use; an alarm",
+    "1 (an alarm) if changed files could not be loaded and the old ones are still in use",
     "place",
 )
 TLS_RELOADS = counter(
@@ -473,23 +478,23 @@ TLS_RELOADS = counter(
 PURGATORY_ENTRIES = gauge("fetchproxy_purgatory_entries", "Fetches that wait for remote data")
 PURGATORY_COMPLETED = counter(
     "fetchproxy_purgatory_completed",
-    "Waiting fetches answered: data, error, deadline or cancelled (the client left)",
+    "Waiting fetches that ended, by reason: data, error, deadline or cancelled (the client left)",
     "reason",
     values=("data", "error", "deadline", "cancelled"),
 )
-BACKOFFS = counter("fetchproxy_backoffs", "Pauses taken after a storage error")
+BACKOFFS = counter("fetchproxy_backoffs", "Pauses after a storage error")
 CORRUPT_CHUNKS = counter(
-    "fetchproxy_corrupt_chunks", "Chunks whose bytes failed their own CRC-32C; each is an alarm"
+    "fetchproxy_corrupt_chunks", "Chunks whose bytes did not match their CRC-32C; each is an alarm"
 )
 
 # --- The chunk cache ------------------------------------------------------------------------------
 CHUNK_CACHE_BYTES = gauge("fetchproxy_chunk_cache_bytes", "Bytes in the chunk cache")
-CHUNK_CACHE_HITS = counter("fetchproxy_chunk_cache_hits", "Chunks found in the cache")
+CHUNK_CACHE_HITS = counter("fetchproxy_chunk_cache_hits", "Chunks found in the chunk cache")
 CHUNK_CACHE_MISSES = counter(
-    "fetchproxy_chunk_cache_misses", "Chunks read from disk cache or store"
+    "fetchproxy_chunk_cache_misses", "Chunks that were read from disk cache or store"
 )
 CHUNK_CACHE_EVICTIONS = counter(
-    "fetchproxy_chunk_cache_evictions", "Chunks pushed out to make room"
+    "fetchproxy_chunk_cache_evictions", "Chunks removed from the chunk cache to make room"
 )
 
 # --- The archive's ranges -------------------------------------------------------------------------
@@ -506,38 +511,39 @@ ARCHIVE_LAG_OFFSETS = gauge(
 )
 ARCHIVE_MARGIN_OFFSETS = gauge(
     "fetchproxy_archive_margin_offsets",
-    "Archive end minus the broker's log start: below 0, data was lost before it was copied",
+    "Archive end minus the broker's log start offset; below 0, records were lost before they were "
+    "copied",
     *_PARTITION,
 )
 ARCHIVE_GAPS = counter(
     "fetchproxy_archive_gaps",
-    "Ranges that the broker deleted before they were copied",
+    "Ranges of offsets that the broker deleted before they were copied",
     *_PARTITION,
 )
 ARCHIVE_REFUSED_TOPICS = gauge(
     "fetchproxy_archive_refused_topics",
-    "Topics that archive.topics matches and that cannot be archived; the log says why",
+    "Topics that match archive.topics and cannot be archived; the log says why",
 )
 CONDITIONS = gauge(
     "fetchproxy_conditions",
-    "What is wrong or on record now, by its name in the log, /api/status, verify and segments. "
-    "Each process counts those of the whole archive: take the maximum",
+    "Conditions now, by their name in the log, /api/status, verify and segments. Each process "
+    "counts the conditions of the whole archive: take the maximum",
     "kind",
     "level",
 )
 CONDITION_OFFSETS = gauge(
     "fetchproxy_condition_offsets",
-    "Offsets that these are about: lost, missing, put aside, announced; 0 of those about none",
+    "Offsets that conditions are about: lost, missing, put aside or announced; 0 if about none",
     "kind",
 )
 ARCHIVE_TRUNCATED_OFFSETS = counter(
     "fetchproxy_archive_truncated_offsets",
-    "Archived offsets that an unclean leader election took out of the log, and the archiver out of "
-    "the archive; each is an alarm",
+    "Archived offsets that an unclean leader election removed from the log, and the archiver then "
+    "from the archive; each is an alarm",
     *_PARTITION,
 )
 ARCHIVER_RESTARTS = counter(
-    "fetchproxy_archiver_restarts", "Times that the archiver failed as a whole and began again"
+    "fetchproxy_archiver_restarts", "Times that the whole archiver failed and started again"
 )
 
 # --- Leadership, turns and the margin -------------------------------------------------------------
@@ -546,64 +552,66 @@ ARCHIVE_LEADER_PARTITIONS = gauge(
 )
 ARCHIVE_GROUP_STABLE = gauge(
     "fetchproxy_archive_group_stable",
-    "1: this archiver is a member of its consumer group and knows its part; 0: it is not",
+    "1 if this archiver is a member of its consumer group and has its partitions, else 0",
 )
 ARCHIVE_GROUP_REBALANCES = counter(
-    "fetchproxy_archive_group_rebalances", "Times that this archiver has been assigned its part"
+    "fetchproxy_archive_group_rebalances", "Times that this archiver was assigned its partitions"
 )
 ARCHIVE_GROUP_LOST = counter(
     "fetchproxy_archive_group_lost",
-    "Times that this archiver was out of its group without leaving it, and led nothing: expired, "
-    "fenced or error",
+    "Times that this archiver lost its place in the group and led no partition: expired, fenced or "
+    "error",
     "reason",
     values=("expired", "fenced", "error"),
 )
 ARCHIVE_OLDEST_COPY_SECONDS = gauge(
     "fetchproxy_archive_oldest_copy_seconds",
-    "Age of the copy that has been under way for longest; 0: none is",
+    "Age of the oldest copy that is under way; 0: no copy is",
 )
 ARCHIVE_STALLED_COPIES = gauge(
     "fetchproxy_archive_stalled_copies",
-    "Copies that have used up half of archive.copy_max_ms; at the whole of it they are ended",
+    "Copies that have used up half of archive.copy_max_ms; the archiver ends a copy at all of it",
 )
 ARCHIVE_TURNS_ENDED = counter(
     "fetchproxy_archive_turns_ended",
-    "Turns that took over 5 minutes beside their copies and were ended",
+    "Archiving turns that were ended because they took over 5 minutes, copies not counted",
 )
 ARCHIVE_RETENTION_USED_SHARE = gauge(
     "fetchproxy_archive_retention_used_share",
-    "Share of the broker's retention that the oldest record not archived has used up; at 1 the "
-    "broker deletes it uncopied",
+    "Share of the broker's retention that the oldest unarchived record has used up; at 1 the "
+    "broker deletes it before it is copied",
     *_PARTITION,
 )
 
 # --- Metadata -------------------------------------------------------------------------------------
 METADATA_REFRESH_SECONDS = Histogram(
     "fetchproxy_metadata_refresh_seconds",
-    "Seconds to learn anew what the archive holds of a partition",
+    "Seconds for each refresh of the view of a partition's archive",
     registry=REGISTRY,
     buckets=STORE_SECONDS,
 )
 METADATA_REFRESH_ERRORS = counter(
-    "fetchproxy_metadata_refresh_errors", "Refreshes that failed; the old view stays"
+    "fetchproxy_metadata_refresh_errors", "Refreshes that failed; the old view stays in use"
 )
 METADATA_UNREADABLE = counter(
     "fetchproxy_metadata_unreadable",
-    "Segment metadata objects that could not be read, once per version; each is an alarm",
+    "Segment metadata objects that could not be read, counted once for each version; each is an "
+    "alarm",
 )
 METADATA_EVENTS_READ = counter(
-    "fetchproxy_metadata_events_read", "Events read of the metadata topic"
+    "fetchproxy_metadata_events_read", "Events that this process has read from the metadata topic"
 )
 METADATA_EVENTS_WRITTEN = counter(
-    "fetchproxy_metadata_events_written", "Events that this process has written to it"
+    "fetchproxy_metadata_events_written",
+    "Events that this process has written to the metadata topic",
 )
 METADATA_EVENTS_REFUSED = counter(
     "fetchproxy_metadata_events_refused",
-    "Events that did not count at their place in the metadata topic: repeated, or second in a race",
+    "Events of the metadata topic that have no effect: repeated, or second in a race",
 )
 METADATA_LAG = gauge(
     "fetchproxy_metadata_lag_events",
-    "Events of the metadata topic that are known to exist and were not read yet, by its partition",
+    "Events of the metadata topic that this process has not read yet, by the topic's partition",
     "partition",
 )
 
@@ -618,7 +626,7 @@ ARCHIVE_ONLY_REFUSED = counter(
 )
 ARCHIVE_ONLY_LOGINS = counter(
     "fetchproxy_archive_only_logins",
-    "Logins of users of the archive's own (archive_only.users_file): accepted, refused",
+    "Logins of users of archive_only.users_file: accepted or refused",
     "result",
     values=("accepted", "refused"),
 )
@@ -626,13 +634,13 @@ ARCHIVE_ONLY_TOPICS = gauge(
     "fetchproxy_archive_only_topics", "Topics that archive-only mode serves"
 )
 ARCHIVE_ONLY_GROUPS = gauge(
-    "fetchproxy_archive_only_groups", "Groups with members, or with one about to join"
+    "fetchproxy_archive_only_groups", "Groups with members, or with a member about to join"
 )
 
 # --- The process ----------------------------------------------------------------------------------
 HEAP_FREED_BYTES = gauge(
     "fetchproxy_heap_freed_bytes",
-    "Free memory within the C library's heap, with what was given back to the system already",
+    "Free bytes in the C library's heap, including those already given back to the system",
 )
 HEAP_TRIMS = counter(
     "fetchproxy_heap_trims", "Times that freed memory was given back to the system"
@@ -651,5 +659,5 @@ def table() -> str:
 
 
 def _is_declared(value: object) -> bool:
-    """A metric as declared above, not one of its bound children (these have label values)."""
+    """True for a metric declared above, False for its bound children (they have label values)."""
     return isinstance(value, Counter | Gauge | Histogram) and not value._labelvalues

@@ -1,1 +1,1 @@
-"""TLS towards clients and towards brokers: contexts made of files, fresh ones when these change."""
+"""TLS towards clients and brokers: contexts from files, reloaded when the files change."""

@@ -1,6 +1,6 @@
-"""Accepts TCP connections, has them shake hands within a time limit, and hands them on as TLS.
+"""Accepts TCP connections, does the TLS handshake within a time limit, and hands them on.
 
-A connection counts from the moment it is accepted.
+A connection counts towards the limits from the moment it is accepted.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from fetchproxy.tls.contexts import SHAKING, ReloadingContext, in_words, reason_
 
 log = structlog.get_logger(__name__)
 
-NewProtocol = Callable[[str | None], asyncio.BufferedProtocol]  # of the server name (SNI)
+NewProtocol = Callable[[str | None], asyncio.BufferedProtocol]  # takes the server name (SNI)
 
 
 def ip_of(client: str) -> str:
-    """Of an `address:port`."""
+    """The address of an `address:port`."""
     return client.rpartition(":")[0]
 
 
 @dataclass(eq=False, repr=False)
 class TlsAcceptor:
-    """`protocol_factory(new_protocol)` is for `loop.create_server`, without its `ssl=`.
+    """Pass `protocol_factory(new_protocol)` to `loop.create_server`, without `ssl=`.
 
-    `admit()` False: one connection too many; it is closed, and `admit` has said so. `ended()` is
-    called for each that was admitted, when it shakes hands no more. `knows` judges server names;
-    None takes every one.
+    `admit()` returns False, and reports it, if there is one connection too many; the acceptor then
+    closes the connection. The acceptor calls `ended()` for each admitted connection when its
+    handshake has ended. `knows` says whether a server name is ours; None accepts all.
     """
 
     source: ReloadingContext
@@ -45,14 +45,14 @@ class TlsAcceptor:
     _shaking: set[_Gate] = field(default_factory=set)
 
     def __len__(self) -> int:
-        """Connections that still shake hands."""
+        """The number of connections in the handshake."""
         return len(self._shaking)
 
     def protocol_factory(self, new_protocol: NewProtocol) -> Callable[[], asyncio.Protocol]:
         return lambda: _Gate(self, new_protocol)
 
     def close(self) -> None:
-        """Ends the handshakes under way; what was handed on is not ours any more."""
+        """Ends the handshakes under way. Connections that were handed on stay open."""
         for gate in list(self._shaking):
             gate.abort()
 
@@ -65,7 +65,7 @@ class TlsAcceptor:
 
     async def _shake_hands(self, gate: _Gate, raw: asyncio.Transport) -> None:
         SHAKING.set(gate)
-        transport = None  # None in the end where the connection was lost meanwhile
+        transport = None  # stays None if the connection was lost meanwhile
         try:
             transport = await asyncio.get_running_loop().start_tls(
                 raw,
@@ -85,7 +85,7 @@ class TlsAcceptor:
     def _failed(self, client: str, server_name: str | None, error: OSError) -> None:
         reason = reason_of(error)
         TLS_HANDSHAKES_FAILED.labels(reason).inc()
-        if reason == "closed":  # what every health check of a port does
+        if reason == "closed":  # as each health check of a port does
             log.debug("tls_handshake_failed", client=client, error=in_words(error))
             return
         if reason == "timeout":
@@ -101,7 +101,7 @@ class TlsAcceptor:
 
 
 class _Gate(asyncio.Protocol):
-    """One connection, from its acceptance until it is TLS."""
+    """One connection, from its acceptance to the end of its handshake."""
 
     def __init__(self, acceptor: TlsAcceptor, new_protocol: NewProtocol) -> None:
         self._acceptor = acceptor
@@ -116,16 +116,16 @@ class _Gate(asyncio.Protocol):
         self._raw = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.client = f"{peer[0]}:{peer[1]}" if peer else "unknown"
-        # Not before the task runs: what arrives until then belongs to the handshake.
+        # Bytes that arrive before the task runs belong to the handshake.
         self._raw.pause_reading()
         self._acceptor.begin(self, self._raw)
 
     def data_received(self, data: bytes) -> None:
-        """Came in one piece with the end of the handshake, before the task could go on."""
+        """Keeps bytes that arrived with the end of the handshake, before the task could go on."""
         self._early += data
 
     def send(self, data: bytes) -> None:
-        """Beside TLS, when it has failed: an alert."""
+        """Sends an alert outside of TLS, after the handshake has failed."""
         if self._raw is not None:
             self._raw.write(data)
 

@@ -1,6 +1,4 @@
-"""SSL contexts from the files that the configuration names, and what becomes of them while a
-process runs.
-"""
+"""SSL contexts from the files that the configuration names, reloaded while the process runs."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 
 
 def first_certificate(pem: str) -> bytes:
-    """The DER bytes of the first one in a PEM file. Raises ValueError."""
+    """The DER bytes of the first certificate in a PEM file. Raises ValueError."""
     begin, end = pem.find(_BEGIN), pem.find(_END)
     if begin < 0 or end < begin:
         raise ValueError("holds no certificate")
@@ -36,8 +34,8 @@ def first_certificate(pem: str) -> bytes:
 
 
 def not_after(der: bytes) -> int:
-    """Epoch seconds at which the certificate ends (RFC 5280, 4.1.2.5); reads nothing else of it.
-    Raises ValueError.
+    """Epoch seconds at which the certificate ends (RFC 5280, 4.1.2.5). Reads nothing else of the
+    certificate. Raises ValueError.
     """
     try:
         certificate = _content(der, 0, _SEQUENCE)
@@ -82,14 +80,14 @@ def _epoch_seconds(tag: int, text: bytes) -> int:
     return int(datetime.strptime(digits, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp())
 
 
-# Handshakes that failed, in words: OpenSSL's reasons name its own functions. Pure.
+# Failed handshakes in words, as OpenSSL's reasons name its own functions. Pure.
 
-# The two first bytes of a TLS record with a handshake or an alert, versions 3.0 to 3.4.
+# The first three bytes of a TLS record with a handshake or an alert, versions 3.0 to 3.4.
 _RECORD_STARTS = frozenset((kind << 16) | (3 << 8) | minor for kind in (0x15, 0x16)
                            for minor in range(5))  # fmt: skip
 
 _REASONS = {
-    # What OpenSSL makes of bytes that are no TLS record, by its version and by the bytes.
+    # OpenSSL's reasons for bytes that are no TLS record; they depend on its version and the bytes.
     "WRONG_VERSION_NUMBER": "plaintext",
     "RECORD_LAYER_FAILURE": "plaintext",
     "PACKET_LENGTH_TOO_LONG": "plaintext",
@@ -120,18 +118,18 @@ _WORDS = {
 
 
 def reason_of(error: OSError) -> str:
-    """One of a bounded set, for a metric's label."""
+    """The reason for the error, from a bounded set, for a metric's label."""
     if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
         return "closed"
     if isinstance(error, ssl.SSLError):
         return _REASONS.get(error.reason or "", "other")
     if isinstance(error, ConnectionAbortedError | TimeoutError):
-        return "timeout"  # asyncio's word for a handshake that takes too long
+        return "timeout"  # as asyncio reports a handshake that takes too long
     return "other"
 
 
 def in_words(error: OSError) -> str:
-    """For logs and messages; an error that is none of TLS in its own words."""
+    """The error in words, for logs and messages. An error that is not from TLS keeps its text."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate not accepted: {error.verify_message}"
     words = _WORDS.get(reason_of(error))
@@ -141,14 +139,14 @@ def in_words(error: OSError) -> str:
 
 
 def looks_like_tls(size: int) -> bool:
-    """Whether a size prefix (bytes) is the beginning of a TLS record: about 352 or 336 MiB."""
+    """Whether a size prefix is the beginning of a TLS record, read as about 352 or 336 MiB."""
     return size >> 8 in _RECORD_STARTS
 
 
-# The server's side of TLS as asyncio lacks it: a refused client is told why, by an alert.
+# The server side of TLS with alerts, which asyncio lacks: an alert tells a refused client why.
 #
-# asyncio drops what OpenSSL has to say when a handshake fails, so that a client without
-# certificate would see nothing but a closed connection, and try again for ever.
+# If a handshake fails, asyncio drops OpenSSL's alert. A client without a certificate would see only
+# a closed connection, and would try again for ever.
 
 
 class Peer(Protocol):
@@ -161,7 +159,7 @@ class Peer(Protocol):
     def knows(self, server_name: str | None) -> bool: ...
 
 
-# Whose TLS is begun in this task: `wrap_bio` is called by asyncio and takes nothing of ours.
+# The peer whose handshake this task does: asyncio calls `wrap_bio` without our arguments.
 SHAKING: ContextVar[Peer] = ContextVar("shaking")
 
 
@@ -182,7 +180,7 @@ class ServerSideObject(ssl.SSLObject):
 
 
 class ServerSideContext(ssl.SSLContext):
-    """Made by `ServerSideContext(ssl.PROTOCOL_TLS_SERVER)`; `SHAKING` is set where it is used."""
+    """Create with `ServerSideContext(ssl.PROTOCOL_TLS_SERVER)`. Set `SHAKING` before using it."""
 
     sslobject_class = ServerSideObject
 
@@ -203,7 +201,7 @@ class ServerSideContext(ssl.SSLContext):
 
 
 def on_server_name(tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:
-    """For `sni_callback`: the peer is told the name, and says whether it is one of ours."""
+    """For `sni_callback`: gives the peer the name, and asks whether the name is one of ours."""
     peer = cast(ServerSideObject, tls).peer
     peer.server_name = name
     return None if peer.knows(name) else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
@@ -218,14 +216,14 @@ _CLIENT_AUTH = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedContext:
-    """`not_after`: epoch seconds when our own certificate ends; None where we show none."""
+    """`not_after`: epoch seconds when our own certificate ends; None: we show no certificate."""
 
     context: ssl.SSLContext
     not_after: int | None
 
 
 def server_context(config: GatewayConfig, tls: TlsConfig) -> LoadedContext:
-    """For the listeners. Raises ConfigError."""
+    """The context for the listeners. Raises ConfigError."""
     context = ServerSideContext(ssl.PROTOCOL_TLS_SERVER)
     context.sni_callback = on_server_name
     context.minimum_version = ssl.TLSVersion[tls.protocol_min.replace(".", "_")]
@@ -236,7 +234,7 @@ def server_context(config: GatewayConfig, tls: TlsConfig) -> LoadedContext:
 
 
 def client_context(config: ClusterConfig, tls: TlsConfig) -> LoadedContext:
-    """For connections to brokers. Raises ConfigError."""
+    """The context for connections to brokers. Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion[tls.protocol_min.replace(".", "_")]
     context.check_hostname = config.tls_verify_hostname
@@ -249,7 +247,7 @@ def client_context(config: ClusterConfig, tls: TlsConfig) -> LoadedContext:
 
 
 def files_of(config: GatewayConfig | ClusterConfig) -> list[Path]:
-    """Every file that a context is made of."""
+    """Every file from which a context is made."""
     authorities = (
         config.tls_client_ca_file if isinstance(config, GatewayConfig) else config.tls_ca_file
     )
@@ -258,7 +256,7 @@ def files_of(config: GatewayConfig | ClusterConfig) -> list[Path]:
 
 
 def _load_own(context: ssl.SSLContext, section: str, config: GatewayConfig | ClusterConfig) -> int:
-    """Certificate and key; returns when the certificate ends."""
+    """Loads certificate and key. Returns the epoch seconds when the certificate ends."""
     certificate = config.tls_certificate_file
     assert certificate is not None
     certificate_said = f"{section}.tls_certificate_file = {certificate}"
@@ -278,7 +276,7 @@ def _load_own(context: ssl.SSLContext, section: str, config: GatewayConfig | Clu
 
 
 class _Password:
-    """What OpenSSL calls for an encrypted key; without it, it would ask on the terminal."""
+    """OpenSSL calls this for an encrypted key. Otherwise it would ask on the terminal."""
 
     def __init__(self, section: str, config: GatewayConfig | ClusterConfig, key_said: str) -> None:
         self._section, self._config, self._key_said = section, config, key_said
@@ -331,10 +329,10 @@ EXPIRY_WARNING_INTERVAL_S = 86_400.0
 
 @dataclass(eq=False, repr=False)
 class ReloadingContext:
-    """Follows its files: what is new is used for new connections.
+    """A context that is reloaded when its files change; new connections use the new context.
 
-    Files that cannot be used leave the old context in force, which is said once and shown as a
-    metric. `place` is "listener" or "upstream". Raises ConfigError where the first load fails.
+    If new files cannot be used, the old context stays in use; this is logged once and shown as a
+    metric. `place` is "listener" or "upstream". Raises ConfigError if the first load fails.
     """
 
     place: str
@@ -351,11 +349,11 @@ class ReloadingContext:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For the connection that is made now."""
+        """The context for new connections."""
         return self._loaded.context
 
     async def look(self) -> None:
-        """Load anew if a file has changed, or could not be used at the last look."""
+        """Reloads if a file has changed, or could not be used at the last look."""
         stamps = await asyncio.to_thread(self._stamps)
         if stamps == self._seen and self._fault is None:
             return
@@ -363,10 +361,10 @@ class ReloadingContext:
             loaded = await asyncio.to_thread(self.load)
         except ConfigError as error:
             TLS_FILES_UNUSABLE.labels(self.place).set(1)
-            if str(error) != self._fault:  # said again
+            if str(error) != self._fault:  # another error: report it again
                 self.health.forget(Kind.TLS_FILES_UNUSABLE, self.place)
             self._fault = str(error)
-            what = f"The {self.place}'s new TLS files cannot be used, the old ones are: {error}"
+            what = f"The {self.place}'s new TLS files cannot be used; the old ones stay: {error}"
             self.health.report(
                 Condition(Kind.TLS_FILES_UNUSABLE, what, self.place), error=self._fault
             )
@@ -380,7 +378,7 @@ class ReloadingContext:
         self._show()
 
     def warn_of_expiry(self, wall_clock_ms: int, warning_ms: int) -> None:
-        """At most once a day."""
+        """Warns at most once a day."""
         ends = self._loaded.not_after
         if ends is None or ends * 1000 - wall_clock_ms > warning_ms:
             self.health.forget(Kind.TLS_CERTIFICATE_EXPIRES, self.place)
@@ -419,10 +417,10 @@ def upstream_context(config: ClusterConfig, tls: TlsConfig) -> ReloadingContext 
     return ReloadingContext("upstream", lambda: client_context(config, tls), files_of(config))
 
 
-# Between two looks at the files of certificates, keys and authorities. A look is a stat of each.
+# Time between two looks at the files of certificates, keys and authorities. A look is a stat each.
 RELOAD_INTERVAL_MS = 10_000
-# A certificate with less time left is warned of once a day: half of the 30 days that ACME renews
-# ahead, so that it is told when renewing has failed, with time to mend it.
+# A certificate with less time left than this causes a warning once a day. ACME renews 30 days
+# ahead; at half of that, renewing has failed, and there is time to repair it.
 EXPIRY_WARNING_MS = 14 * 24 * 3_600_000
 
 
@@ -431,7 +429,7 @@ async def keep_fresh(
     wall_clock_ms: Callable[[], int],
     interval_ms: int = RELOAD_INTERVAL_MS,
 ) -> None:
-    """Until cancelled. `wall_clock_ms` gives epoch milliseconds."""
+    """Reloads and warns until cancelled. `wall_clock_ms` returns epoch milliseconds."""
     in_use = [context for context in contexts if context is not None]
     while True:
         for context in in_use:
@@ -442,10 +440,10 @@ async def keep_fresh(
 
 # Any: keywords of `create_connection`, which its own signature checks.
 def tls_to(host: str, upstream: ReloadingContext | None) -> dict[str, Any]:
-    """Keywords for `loop.create_connection`; none where the brokers' listener has no TLS.
+    """Keywords for `loop.create_connection`; none if the brokers' listener has no TLS.
 
-    The certificate has to be for `host`, which is the name that the cluster advertises or the
-    bootstrap list says; the same name is sent as server name, unless it is an IP address.
+    `host` is the name that the cluster advertises or that the bootstrap list has. The certificate
+    has to be for `host`, which is also sent as server name unless it is an IP address.
     """
     if upstream is None:
         return {}

@@ -1,11 +1,12 @@
 "use strict";
-// Polls /api/status, once a second unless there is very much, and draws it. Text goes in by textContent only, never as HTML.
+// Polls /api/status every second (less often if there are very many partitions) and draws it. Inserts text with
+// textContent only, never as HTML.
 
 const POLL_MS = 1000;
 const POLL_MANY_MS = 5000;
 const MANY_PARTITIONS = 1000;
 const ROWS_MAX = 200;
-const TOPICS_MIN = 12; // more only where they have a fault: the table is not to be far below
+const TOPICS_MIN = 12; // more only if they have a fault, so that the table below stays near
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -53,7 +54,7 @@ function banner(id, className, title, detail) {
 }
 
 // --- what is wrong ---------------------------------------------------------------------------------
-// While it fails, conditions say it.
+// While the store fails, a condition says so.
 function drawStore({ store, conditions }) {
   const fails = conditions.some((c) => ["store_failing", "archive_listing_failing"].includes(c.kind));
   $("store").hidden = fails;
@@ -66,19 +67,19 @@ function drawMissing(missing) {
   setText($("missing"), `Not ready yet: ${missing.join(", ")}`);
 }
 
-// In steps, so that a screen reader does not say it each second.
+// In steps, so that a screen reader does not read it out each second.
 const rough = (seconds) => span(seconds).replace(/ 0 (s|min|h)$/, "");
 const past = (seconds) => rough(Math.floor(seconds / (seconds < 60 ? 5 : 60)) * (seconds < 60 ? 5 : 60));
 const left = (seconds) => (seconds > 0 ? `time left: ${rough(Math.ceil(seconds / 60) * 60)}` : "no time left");
 
-// One for each kind that waits for somebody: the worst of it, how many more there are, what to do.
+// A line for each kind on which somebody has to act: the worst condition, how many more there are, what to do.
 function drawConditions({ conditions, condition_counts: numbers }) {
   const node = $("conditions");
   const first = new Map();
   conditions.filter((c) => c.waits).forEach((c) => { if (!first.has(c.kind)) first.set(c.kind, c); });
   const lines = [...first.values()].map((c) => ({
     className: `banner ${c.level === "error" ? "bad" : "warn"}`,
-    what: c.what + (numbers[c.kind] > 1 ? ` (${count(numbers[c.kind] - 1)} more such)` : ""),
+    what: c.what + (numbers[c.kind] > 1 ? ` (and ${count(numbers[c.kind] - 1)} more)` : ""),
     rest: [c.kind, c.since_s === null ? "" : `for ${past(c.since_s)}`, c.until_s === null ? "" : left(c.until_s),
       `to do: ${c.remedy}`].filter(Boolean).join(" · "),
   }));
@@ -106,13 +107,13 @@ function archiverTile(archiver) {
   const { leadership, state, leads, follows, members, error, refused } = archiver;
   const others = members === null ? "" : `, ${count(members)} member${members === 1 ? "" : "s"}`;
   const refusals = Object.keys(refused).length;
-  const alone = leadership === "sole" ? "leads all; no group" : `${leadership} ${state}${others}`;
+  const alone = leadership === "sole" ? "leads all partitions; no group" : `${leadership} ${state}${others}`;
   return ["Archiver", `leads ${count(leads)} of ${count(leads + follows)}`,
     (error || alone) + (refusals ? `; ${count(refusals)} topic${refusals === 1 ? "" : "s"} refused` : ""),
     Boolean(error)];
 }
 
-// A process that archives and relays nothing.
+// For a process that archives and does not relay.
 function archiveTiles({ archiver, topics, partitions_total: total, brokers }) {
   const sum = (pick) => topics.reduce((whole, topic) => whole + pick(topic), 0);
   const faulty = sum((t) => t.faulty);
@@ -137,8 +138,8 @@ function tiles(now, before) {
     ["Remote reads in flight", count(remote.in_flight), `${count(remote.queued)} wait for a fetcher`],
     ["Fetches that wait", count(remote.waiting), "in the RemoteFetchPurgatory"],
     ["Read from the store", perSecond(rate(now, before, (s) => s.remote_reads.read_bytes)), `${size(remote.read_bytes)} since the start`],
-    ["Catches", count(remote.catches), `${count(remote.held_stale)} held for fresh knowledge, ${count(remote.passed_on)} passed on`],
-    ["Readers led on", count(remote.led_on), remote.led_on ? `behind ${count(remote.offsets_skipped)} lost offsets` : "no reader met lost offsets", remote.led_on > 0],
+    ["Catches", count(remote.catches), `${count(remote.held_stale)} made to wait, ${count(remote.passed_on)} passed on as errors`],
+    ["Skips of lost offsets", count(remote.led_on), remote.led_on ? `${count(remote.offsets_skipped)} offsets skipped` : "no reader met lost offsets", remote.led_on > 0],
     ["Chunk cache", size(cache.bytes), looked ? `of ${size(cache.bytes_max)}; ${Math.round((100 * cache.hits) / looked)} % hits` : `of ${size(cache.bytes_max)}; not used yet`],
     ["Back-offs", count(remote.backoffs), "pauses after storage errors"],
     ["Corrupt chunks", count(remote.corrupt_chunks), remote.corrupt_chunks ? "run fetchproxy verify" : "none seen", remote.corrupt_chunks > 0],
@@ -174,7 +175,7 @@ function bar(partition) {
   const draw = (className, first, pastLast, y) => {
     const rect = document.createElementNS(SVG, "rect");
     const whole = Math.max(high - low, 1);
-    // At least a visible sliver, and never past the right edge.
+    // Wide enough to see, and never past the right edge.
     const width = Math.max((100 * (pastLast - first)) / whole, 0.6);
     rect.setAttribute("class", className);
     rect.setAttribute("x", `${Math.min((100 * (first - low)) / whole, 100 - width)}%`);
@@ -199,7 +200,7 @@ function bar(partition) {
 
 function barLabel({ archived, gaps, log_start_offset: start, log_end_offset: end }) {
   const parts = [archived.length ? `archived ${archived.map((r) => range(r.first, r.last)).join(", ")}` : "nothing archived"];
-  if (gaps.length) parts.push(`not there ${gaps.map((r) => range(r.first, r.last)).join(", ")}`);
+  if (gaps.length) parts.push(`gap ${gaps.map((r) => range(r.first, r.last)).join(", ")}`);
   if (start !== null && end !== null) parts.push(`on the brokers ${range(start, end - 1)}`);
   return parts.join("; ");
 }
@@ -229,7 +230,7 @@ function row(p) {
   return tr;
 }
 
-// What there is to know of a partition, by its names in log, metrics and commands.
+// The conditions of a partition, by their names in log, metrics and commands.
 function faults(p, conditions) {
   const texts = conditions.map((c) => `${c.kind}: ${c.what}`);
   if (p.margin_offsets !== null && p.margin_offsets < 0 && !p.gaps.length) {
@@ -244,7 +245,7 @@ function faults(p, conditions) {
   return [tr];
 }
 
-// By the name of a partition or a topic: its conditions.
+// Conditions by the name of their partition or topic.
 function byPlace(conditions) {
   const found = new Map();
   conditions.filter((c) => c.topic !== null).forEach((c) => {
@@ -292,7 +293,7 @@ function drawPartitions({ partitions, conditions, partitions_total: total, parti
   empty.hidden = shown.length > 0 && more <= 0;
   if (!total) setText(empty, "Nothing is archived yet. Start with --archive REGEX, or run fetchproxy archive.");
   else if (!shown.length) setText(empty, `None of ${count(total)} partitions has “${wanted}” in its name.`);
-  else setText(empty, `These are ${count(shown.length)} of ${count(matching)} partitions, those with a fault first. Narrow them down by topic.`);
+  else setText(empty, `Shown are ${count(shown.length)} of ${count(matching)} partitions, those with a fault first. Filter by topic to see others.`);
 }
 
 // --- clients ---------------------------------------------------------------------------------------
@@ -368,7 +369,7 @@ function showPoll(error) {
   document.querySelector("main").classList.toggle("stale", Boolean(error && latest));
   lost.hidden = !error;
   if (error) {
-    const since = lastAnswerAt ? `since ${lastAnswerAt.toLocaleTimeString()}; this is what was known then` : "yet";
+    const since = lastAnswerAt ? `since ${lastAnswerAt.toLocaleTimeString()}; the page shows what was known then` : "yet";
     setText(lost, `fetchproxy has not answered ${since} (${error}).`);
     if (!latest) banner("store", "", "Nothing is known yet", "");
   }
