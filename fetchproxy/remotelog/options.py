@@ -78,9 +78,9 @@ def is_live_only(name: str) -> bool:
 
 # Stored bytes of one task, as Spark's default for files (spark.sql.files.maxPartitionBytes).
 PARTITION_BYTES_MAX = 128 * 1024 * 1024
-# To read a range, index or transaction index, with retries. Then the task fails and names it.
+# Time to read a range, index or transaction index, with retries. Then the task fails and names it.
 READ_MAX_MS = 300_000
-# To read one partition's metadata; a million segments take minutes from an object store.
+# Time to read one partition's metadata; a million segments take minutes from an object store.
 PLAN_MAX_MS = 600_000
 # The longest wait of a stream for `minOffsetsPerTrigger`: Spark's own default.
 TRIGGER_DELAY_MAX_MS = 15 * 60_000
@@ -147,7 +147,7 @@ class BoundKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The begin or end of reading. `by_partition`: offsets, or timestamps in ms.
+    """The start or end of reading. `by_partition`: offsets, or timestamps in ms.
 
     `everywhere`: one timestamp in ms for all partitions.
     """

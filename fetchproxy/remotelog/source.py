@@ -160,7 +160,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
             return self._archive().latest(start, limited=limited)
 
     def reportLatestOffset(self) -> StreamOffset:
-        """The archive's ends. The progress has the lag: from the last batch's end to these."""
+        """The archive's ends; the query's progress shows the lag from the last batch to them."""
         return self._archive().last_seen()
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
@@ -285,7 +285,8 @@ def _check_column(name: str) -> str:
 class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
     """Has no `pushFilters`: with it PySpark reads nothing unless a setting is on.
 
-    PySpark then keeps one query's filters for every other query of the same DataFrame or view.
+    With the setting on, PySpark keeps one query's filters for every other query of the same
+    DataFrame or view.
     """
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:

@@ -43,8 +43,8 @@ class TxnEvent:
 
 
 class _Txn(NamedTuple):
-    last_offset: int  # of its marker; if none was seen, of the log
-    first_offset: int  # of the seen data
+    last_offset: int  # the marker; if none was seen, the end of the seen log
+    first_offset: int  # the first seen data
     producer_id: int
 
 
@@ -225,7 +225,7 @@ class TxnCheck:
             self._ended.add(header.producer_id)
 
     def end(self) -> list[Finding]:
-        """The faults of this segment's index, and earlier segments' that this one proves."""
+        """The faults of this segment's index, and of earlier ones that this segment proves."""
         for producer_id, txn in self._open.items():
             if self._explain(producer_id, txn, self._end_offset):
                 txn.listed_in = txn.listed_in or self._key
@@ -295,7 +295,7 @@ class TxnCheck:
 
 
 # Each fault is reported once, at its place, and its consequences are not. After a broken batch the
-# walk goes on behind it if that makes sense, else at the next index entry. A span that holds a
+# walk goes on after it if that makes sense, else at the next index entry. A span that holds a
 # broken batch is not compared with its index entry.
 
 _WHERE = re.compile(r" at byte [0-9]+")  # within the bytes at hand; a Finding has the true place
@@ -571,10 +571,10 @@ def clip_epochs(
     return tuple(clipped)
 
 
-# Only a whole log may be used to derive anything. If a log was cut between two batches, each batch
-# left still passes its CRC. So a second witness has to confirm the log's end: the segment's
-# metadata, else its index or the start of the next segment, or both. The CRC does not cover a
-# batch's leader epoch either, so the epoch needs a second witness, too.
+# Only a whole log may be used to derive anything. If a log was cut between two batches, each
+# remaining batch still passes its CRC. So a second witness has to confirm the log's end: the
+# segment's metadata, else its index or the start of the next segment, or both. The CRC does not
+# cover a batch's leader epoch either, so the epoch needs a second witness, too.
 
 
 @dataclass(frozen=True, slots=True)
@@ -621,7 +621,7 @@ def _check_lost(log: GatheredSegment, witnesses: Witnesses) -> None:
 
 
 def _ends_there(log: GatheredSegment, witnesses: Witnesses) -> bool:
-    """True: another segment begins right behind the log, or the archive was finished up to it."""
+    """True: another segment begins right after the log, or the archive was finished to its end."""
     return log.end_offset + 1 in witnesses.starts or log.end_offset == witnesses.stated_end
 
 

@@ -68,8 +68,8 @@ def listed_aborted(txns: Iterable[tuple[int, int, int]], last: int) -> tuple[Abo
     """The entries of the segment that ends with offset `last` (inclusive), by last offset. `txns`:
     offset of the marker, first offset, producer id.
 
-    `last_stable_offset` as in Kafka's ProducerStateManager, counting aborted transactions only: a
-    search in order of the markers may stop at an entry whose LSO it has reached.
+    `last_stable_offset` is as in Kafka's ProducerStateManager, counting only aborted transactions.
+    A search in order of the markers may stop at an entry whose LSO it has reached.
     """
     entries: list[AbortedTxn] = []
     undecided = last + 1  # lowest first offset of the transactions that end later
@@ -113,7 +113,7 @@ class CutReason(StrEnum):
     BYTES = "bytes"  # the next batch would make it larger than segment_bytes_max
     AGE = "age"  # its first batch was read segment_age_max_ms ago
     SPOOL = "spool"  # all gathered segments exceed spool_bytes_max, or the disk is full
-    GAP = "gap"  # the broker has deleted what comes next
+    GAP = "gap"  # the broker has deleted the next offsets
     SHORT = "short"  # there are no more batches, and the caller waits for none
 
 
@@ -185,7 +185,7 @@ class GatheredSegment:
     """A closed segment, ready to be copied any number of times."""
 
     tip: TopicIdPartition
-    start_offset: int  # the position that was read from, see RemoteLogSegmentMetadata
+    start_offset: int  # the position that reading began at, see RemoteLogSegmentMetadata
     end_offset: int  # inclusive
     max_timestamp_ms: int
     size_bytes: int

@@ -110,9 +110,9 @@ def of_partition(tip: TopicIdPartition, version: int) -> dict[str, object]:
 
 
 class Fields:
-    """Typed look-ups in one JSON object; a fault is a CorruptSegment that names the field."""
+    """Typed look-ups in one JSON object. A fault raises CorruptSegment, naming the field."""
 
-    def __init__(self, document: Any) -> None:  # whatever json.loads gave
+    def __init__(self, document: Any) -> None:  # any result of json.loads
         if not isinstance(document, dict):
             raise CorruptSegment(f"a JSON {type(document).__name__}, not an object")
         self._document = document
@@ -261,8 +261,8 @@ def check_deletion(old: DeleteState | None, new: DeleteState) -> None:
         raise ValueError(f"illegal partition deletion: {before} to {new.name}")
 
 
-# The fields of a segment's metadata, each once. The record of topic and flat file (`records`), the
-# JSON object beside a segment and the columns in memory (`metadata.columns`) are made of them.
+# The fields of a segment's metadata, each once. They make up the record of topic and flat file
+# (`records`), the JSON object beside a segment and the columns in memory (`metadata.columns`).
 
 
 class FieldKind(Enum):

@@ -78,15 +78,16 @@ def check_folder_prefix(prefix: str) -> str:
 # `delete-partition-state` exists while a deleted topic's partition is being removed, and is the
 # last object to go. `cluster-id` names the cluster in which an archiver last saw the topic alive:
 # no other cluster may find it deleted. `.topics` lists that cluster's topics at the last look.
-# `retention-step` announces the next step of retention. `collected-metadata/` can be deleted at
-# any time. No topic's folder can have these folders' names, as they are shorter than an id.
+# `retention-step` states the offset below which retention is about to hide records.
+# `collected-metadata/` can be deleted at any time. No topic's folder can have these folders' names,
+# as they are shorter than an id.
 
 LAYOUT_VERSION = 1
-LAYOUT_OBJECT = "remote-log-layout"  # beside the topics' folders: says the version
+LAYOUT_OBJECT = "remote-log-layout"  # beside the topics' folders; has the version
 
 _UUID_CHARS = 22
 _OFFSET_DIGITS = 20
-_OFFSET_MAX = 2**63 - 1  # a log start may be behind the last offset there is
+_OFFSET_MAX = 2**63 - 1  # a log start may be above the last offset
 _PARTITION_MAX = 2**31 - 1
 # 22 characters hold 132 bits; the lower four bits of the last character are not among the 128.
 _UUID = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]", re.ASCII)
@@ -122,9 +123,9 @@ class SegmentFile(StrEnum):
     """The objects of one segment; the value is the suffix."""
 
     LOG = "log"  # record batches, byte for byte; or packed (`packing`)
-    PACKING = "packing"  # how a packed log lies in its object, and its key; else absent
+    PACKING = "packing"  # the layout of a packed log, and its key; else absent
     INDEX = "index"  # remoteLogIndex entries
-    TXN = "txn"  # aborted transactions; absent where there are none
+    TXN = "txn"  # aborted transactions; absent if there are none
     EPOCHS = "epochs"  # leader epochs up to the segment's end
     METADATA = "metadata"  # RemoteLogSegmentMetadata, so that the archive describes itself
     # A broker's own files, byte for byte, of segments that were copied from its log directory.

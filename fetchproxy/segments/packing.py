@@ -19,7 +19,7 @@ The `.packing` object has the rest:
      "log_bytes": 67108864, "block_bytes": 262144, "stored_block_bytes": "<base64>",
      "key_id": "2026-11-26", "wrapped_key": "<base64>"}
 
-`stored_block_bytes` has an uint32 for each block. The last two fields are missing if nothing is
+`stored_block_bytes` has a uint32 for each block. The last two fields are missing if nothing is
 encrypted. `wrapped_key` is the segment's own data key, encrypted by a key of the key ring.
 
 An encrypted segment's object has version 2, and repeats the metadata of the copy:
@@ -182,7 +182,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """`ends`: the byte of the object behind each block. `described` None: nothing is encrypted, or
+    """`ends`: the byte of the object after each block. `described` None: nothing is encrypted, or
     the encrypting program wrote no description.
     """
 

@@ -7,7 +7,7 @@ A message of `__remote_log_metadata` has a null key and this value (KIP-405):
     topic-id-partition   topic string (int16 length), topic id uuid, partition int32
     data     the record in Kafka's message format without flexible versions
 
-An entry of a partition's file has a length in front and no topic-id-partition, as the file is of
+An entry of a partition's file has a length in front and no topic-id-partition, as the file has only
 one partition ("Stored" in the schema's name):
 
     length   unsigned varint, bytes of type, version and data
@@ -119,7 +119,7 @@ TAIL_FIELDS = tuple(f.attribute for f in _BEHIND_EPOCHS)
 _TAIL_SINCE = 1  # the first version with such a tail; each later one has further fields at its end
 
 
-# By version: the struct behind the epochs, and the values of later versions' fields.
+# By version: the struct after the epochs, and the values of later versions' fields.
 SEGMENT_TAILS: dict[int, tuple[Struct, tuple[Any, ...]]] = {
     version: (
         _struct_of(f for f in _BEHIND_EPOCHS if f.since <= version),
@@ -127,7 +127,7 @@ SEGMENT_TAILS: dict[int, tuple[Struct, tuple[Any, ...]]] = {
     )
     for version in range(_TAIL_SINCE, NEWEST_VERSION[RecordType.REMOTE_LOG_SEGMENT_METADATA] + 1)
 }
-START_AT = _struct_of(FIELDS[:1]).size  # byte of the start offset, behind the id
+START_AT = _struct_of(FIELDS[:1]).size  # byte of the start offset, after the id
 _DELETION = Struct(">iqb")
 _LOG_START = Struct(">qq")
 _LOG_START_AFTER = Struct(">qqi")
@@ -207,7 +207,7 @@ def decode_entry(raw: bytes, tip: TopicIdPartition, where: str) -> MetadataEvent
 
 
 def _decoded(raw: bytes, tip: TopicIdPartition | None, where: str) -> MetadataEvent:
-    """`tip` None: the record has it behind its head."""
+    """`tip` None: the record has it after its head."""
     try:
         fields = _Fields(raw)
         kind, version = fields.record_head()
@@ -409,7 +409,7 @@ def _decode_epochs(fields: _Fields) -> tuple[EpochStart, ...]:
     )
 
 
-# The bytes where an entry begins, where its record begins behind the length, and where it ends.
+# The bytes at which an entry begins, its record begins (after the length), and the entry ends.
 # Then, for a segment's metadata in a version of `SEGMENT_TAILS`, the number of leader epochs; -1
 # for other entries and for entries of a wrong length. Plain numbers, as there may be millions.
 Entry = tuple[int, int, int, int]

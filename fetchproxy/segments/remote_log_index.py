@@ -184,7 +184,7 @@ class RemoteLogIndex:
 
     @classmethod
     def take(cls, raw: bytes, at: int = 0) -> tuple[RemoteLogIndex, int, CorruptSegment | None]:
-        """(the sound entries from byte `at` on, the byte behind them, the error there).
+        """(the sound entries from byte `at` on, the byte after them, the error there).
 
         The error is None if the entries reach the end of `raw`. Another segment's entry is an
         error too; the next `take`, from there on, shows if it is sound.
@@ -218,7 +218,7 @@ class RemoteLogIndex:
         self.max_timestamps.append(span.max_timestamp_ms)
 
     def _take_run(self, raw: memoryview, at: int) -> tuple[int, bool]:
-        """Takes the entries from `at` on that are as long as the first: (byte behind them, sound).
+        """Takes the entries from `at` on that are as long as the first: (byte after them, sound).
 
         It makes the checks of `_read_entry` on whole columns, several times as fast. `sound`
         False: an entry is faulty, or only written in another way. `_read_entry` then finds the
@@ -340,7 +340,7 @@ class RemoteLogIndex:
             )
 
     def spans_up_to(self, i: int, size_bytes: int) -> int:
-        """The number of the first span after `i` that ends above `size_bytes` from `i`'s start.
+        """The number of the first span after `i` that ends more than `size_bytes` after `i` begins.
 
         It is `len(self)` if there is no such span.
         """

@@ -143,7 +143,7 @@ def _numbers(lines: list[str], i: int, count: int) -> list[int]:
 
 # Offset index: 8-byte entries (int32 offset - base offset, int32 position of the batch in the
 # log). Time index: 12-byte entries (int64 timestamp in ms, int32 offset - base offset). Producer
-# snapshot: int16 version, CRC-32C of what follows it, entries. All big-endian. Source: Kafka's
+# snapshot: int16 version, CRC-32C of all that follows, entries. All big-endian. Source: Kafka's
 # OffsetIndex, TimeIndex, ProducerStateManager.
 
 _OFFSET_ENTRY = Struct(">ii")

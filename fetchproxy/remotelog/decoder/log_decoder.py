@@ -243,8 +243,8 @@ class LogDecoder:
         self, headers: ScannedHeaders, chosen: Sequence[int], limits: RowLimits
     ) -> Iterator[Any]:
         codecs = (headers.table[:, ATTRIBUTES] & COMPRESSION_MASK).tolist()
-        stored: list[int] = []  # consecutive ones that need no decompression
-        packed: list[int] = []  # consecutive ones in the arena
+        stored: list[int] = []  # consecutive batches that need no decompression
+        packed: list[int] = []  # consecutive batches in the arena
         for i in chosen:
             if stored and codecs[i]:
                 yield from self._flush(headers, headers.data, stored, limits)
