@@ -1,5 +1,5 @@
-"""Spark looks for data sources in packages of this kind of name: `remotelog` is there in each
-session, also in one of SQL alone, without a line of Python in it. Nothing else is here."""
+"""Spark finds data sources by packages named `pyspark_*`, so every session has `remotelog`. That
+includes a session of SQL alone, without a line of Python. This package holds nothing else."""
 
 from fetchproxy.remotelog.source import RemoteLogDataSource as DefaultSource
 

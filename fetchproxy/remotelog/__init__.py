@@ -1,1 +1,1 @@
-"""The Spark data source `remotelog`: planning on the driver, reading and decoding in tasks."""
+"""The Spark data source `remotelog`. The driver plans; tasks read and decode."""

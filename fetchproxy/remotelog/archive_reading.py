@@ -1,7 +1,7 @@
-"""What the planner asks the archive, once for a batch and again for each micro-batch of a stream.
+"""Answers the planner about the archive, once for a batch and for each micro-batch of a stream.
 
-Only metadata is read, from the store or from an archiver's cache files; for timestamps also the
-index and one span of one segment a partition, as Kafka's brokers do.
+It reads only metadata, from the store or from an archiver's cache files. For timestamps it also
+reads the index and one span of one segment a partition, as Kafka's brokers do.
 """
 
 from __future__ import annotations
@@ -53,31 +53,32 @@ from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_ret
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 
-# It hides latency, within the store's own limits.
+# Hides latency, within the store's own limits.
 PARTITIONS_AT_ONCE_MAX = 16
-# So long a store may take to say that it has the archive: a mistyped place is an error in seconds.
+# Time for the store to confirm that it has the archive: a mistyped place fails within seconds.
 FIRST_ANSWER_MAX_S = 10.0
-# Topics that an error names.
+# Number of topics that an error names.
 TOPICS_NAMED_MAX = 5
 PASSED_OVER = "with failOnDataLoss=false it is passed over"
 
-# Most archives are planned before a second process would have started.
+# Planning of most archives ends before a second process would have started.
 ALONE_S = 2.0
 
 
 class ArchiveReading:
-    """`async with` opens the store, and fails where no archive is there: RemoteStorageError. A
-    second look at the same archive reads only what is new.
+    """`async with` opens the store. Raises RemoteStorageError if it holds no archive.
+
+    A second look at the same archive reads only new metadata.
     """
 
     def __init__(self, options: SourceOptions, *, once: bool = False) -> None:
-        """`once`: there is no second look, and other processes may help with the first one."""
+        """`once`: there is no second look, so other processes may help with the first."""
         self._once = once
         self._options = options
         self.rsm = opened_store(options)
         self._rlmm = metadata_of(options, self.rsm)
         self._opened = AsyncExitStack()
-        # Partitions that have a trace in the archive, also without a segment.
+        # Partitions with a trace in the archive, even without a segment.
         self._known: frozenset[Place] = frozenset()
 
     async def __aenter__(self) -> Self:
@@ -97,14 +98,15 @@ class ArchiveReading:
         async def look() -> None:
             try:
                 await self.rsm.identity.check()
-            except ArchiveMissing as missing:  # it has answered: to ask again is no use
+            except ArchiveMissing as missing:  # the store has answered: a retry is of no use
                 raise ConfigError(f"{what}: {missing}") from None
 
         await with_retries(what, look, FIRST_ANSWER_MAX_S)
 
     async def views(self) -> Views:
-        """Of the chosen partitions, of each topic's last incarnation, as they are now. Raises
-        RemoteStorageError; ConfigError, CorruptSegment, OSError of cache files.
+        """The current views of the chosen partitions, of each topic's last incarnation.
+
+        Raises RemoteStorageError; with cache files ConfigError, CorruptSegment, OSError.
         """
         if self._options.metadata_cache_dir is not None:
             return self._cached_views(self._options.metadata_cache_dir)
@@ -136,10 +138,10 @@ class ArchiveReading:
         return _last_incarnations(views.values())
 
     def _cached_views(self, cache_dir: str) -> Views:
-        """As an archiver with `metadata.manager=topic` has last written them; it may be running."""
+        """The last views of an archiver with `metadata.manager=topic`, which may be running."""
         if not Path(cache_dir).is_dir():
             raise ConfigError(f"remotelog: metadataCacheDir {cache_dir}: no such folder")
-        cache = MetadataCache(Path(cache_dir))  # not entered: it stays the archiver's
+        cache = MetadataCache(Path(cache_dir))  # not entered: the archiver owns it
         there = list(cache.partitions())
         self._known = _places(there)
         chosen = [t for t in there if self._options.topics.takes(t.topic, t.partition)]
@@ -147,8 +149,9 @@ class ArchiveReading:
         return _last_incarnations(table.view(0.0) for table in tables)
 
     def check_topics(self) -> None:
-        """Of the last look. Raises ConfigError where a topic or partition that the options name has
-        no trace in the archive: it is mistyped, or nothing of it was archived yet.
+        """Raises ConfigError if the last look found no trace of a named topic or partition.
+
+        The name is mistyped, or nothing of the topic or partition was archived yet.
         """
         topics = self._options.topics
         there = {topic for topic, _ in self._known}
@@ -169,8 +172,9 @@ class ArchiveReading:
                 )
 
     async def asked(self, views: Views) -> list[Asked]:
-        """Which offsets of each partition are asked for, all of which have to be there. Raises
-        ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
+        """The offsets to read of each partition. The archive has to have all of them.
+
+        Raises ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
         """
         self._check_partitions("ending", self._options.ending, views)
         starts, ends = await self.starts(views), await self.ends(views)
@@ -179,7 +183,7 @@ class ArchiveReading:
         return asked
 
     def looked_at(self, span: OffsetSpan) -> OffsetSpan:
-        """Whoever asks for the archive's ends asks for what should be there too."""
+        """The offsets to check for loss: `earliest` and `latest` cover all that should be there."""
         first, last = self._options.starting.kind, self._options.ending.kind
         return OffsetSpan(
             ALL_OFFSETS.start if first is BoundKind.EARLIEST else span.start,
@@ -187,21 +191,22 @@ class ArchiveReading:
         )
 
     async def check_no_loss(self, asked: Iterable[Asked]) -> None:
-        """Raises DataLoss where one of them is not there, unless that is no failure by the
-        options; RemoteStorageError.
+        """Raises DataLoss if an offset is missing and `failOnDataLoss` is set.
+
+        Also raises RemoteStorageError.
         """
         if self._options.fail_on_data_loss:
             for tip, said in sorted((await self.holes(asked)).items()):
                 raise DataLoss(f"{tip}: {said}; {PASSED_OVER}")
 
     async def holes(self, asked: Iterable[Asked]) -> dict[TopicIdPartition, str]:
-        """As `holes_of`: one rule for holes, that of `planning`."""
+        """As `planning.holes_of`, which has the one rule for holes."""
         of_store = self._options.metadata_cache_dir is None
         look = partial(holes_of, self.rsm, list(asked), views_of_store=of_store)
         return await with_retries("records of offsets", look, self._options.plan_max_ms / 1000)
 
     async def starts(self, views: Views) -> dict[Place, int]:
-        """Where reading begins. Raises as `asked`."""
+        """The offset at which reading of each partition begins. Raises as `asked`."""
         options = self._options
         self._check_partitions("starting", options.starting, views)
         starts: dict[Place, int] = {}
@@ -216,7 +221,10 @@ class ArchiveReading:
         return starts
 
     async def ends(self, views: Views, *, so_far: bool = False) -> dict[Place, int]:
-        """Where reading ends. `so_far`: the archive may grow up to the ending offsets yet."""
+        """The offset at which reading of each partition ends.
+
+        `so_far`: the archive may still grow up to the ending offsets.
+        """
         ends = {}
         for place, view in views.items():
             end = await self._resolved(self._options.ending, view, clipped=so_far)
@@ -224,8 +232,9 @@ class ArchiveReading:
         return ends
 
     def _check_partitions(self, side: str, bound: Bound, views: Views) -> None:
-        """As Spark's source: all of them or none, so that none is forgotten. An empty partition,
-        of which the archive knows nothing, may be named: Spark's source asks for it.
+        """As in Spark's source, `bound` names all partitions or none, so that none is forgotten.
+
+        It may name an empty partition that the archive does not know: Spark's source requires it.
         """
         if not bound.by_partition:
             return
@@ -247,7 +256,7 @@ class ArchiveReading:
     async def _resolved(
         self, bound: Bound, view: PartitionView, *, clipped: bool = False
     ) -> int | None:
-        """An offset; None: a timestamp after all that is there."""
+        """The offset of `bound`. None: its timestamp is after the last record."""
         first, last = view.log_start_offset or 0, view.log_end_offset or 0
         given = bound.by_partition.get((view.tip.topic, view.tip.partition), bound.everywhere)
         if bound.kind is BoundKind.EARLIEST:
@@ -260,7 +269,7 @@ class ArchiveReading:
         if given is None:
             return (
                 last if bound is self._options.ending else first
-            )  # of a stream, it appeared later
+            )  # the partition appeared later in a stream
         if given in (EARLIEST, LATEST):
             return first if given == EARLIEST else last
         if not first <= given <= last and self._options.fail_on_data_loss and not clipped:
@@ -271,7 +280,7 @@ class ArchiveReading:
         return min(max(given, first), last)
 
     async def _first_offset_at(self, view: PartitionView, timestamp_ms: int) -> int | None:
-        """The first archived offset with so late a timestamp, as a broker's ListOffsets says it."""
+        """The first archived offset with this timestamp or later, as a broker's ListOffsets."""
         index = view.index_at_or_after_timestamp(timestamp_ms)
         while index is not None:
             segment = view.segments[index]
@@ -313,7 +322,7 @@ class ArchiveReading:
 
 
 def _last_incarnations(views: Iterable[PartitionView]) -> Views:
-    """Of topics of one name the one that was archived last, as without a cluster elsewhere."""
+    """Of topics with one name, keeps the one archived last, as archive-only serving does."""
     archived = [view for view in views if view.segments]
     newest: dict[str, tuple[int, bytes]] = {}
     for view in archived:
@@ -331,9 +340,9 @@ def _places(tips: Iterable[TopicIdPartition]) -> frozenset[Place]:
 
 
 def plan_input(options: SourceOptions) -> list[Asked]:
-    """What of all chosen partitions is to be read. Blocking.
+    """The offsets to read of all chosen partitions. Blocking.
 
-    Raises ConfigError, also for a topic that the archive does not know; DataLoss,
+    Raises ConfigError, also for a topic that is not in the archive; DataLoss,
     RemoteStorageError, CorruptSegment.
     """
 
@@ -355,13 +364,14 @@ def tasks_of(options: SourceOptions, asked: Iterable[Asked]) -> list[ReadTask]:
     )
 
 
-# As Spark's Kafka source has them, {"topic": {"0": 23}}: the next offset to read of each partition.
+# The next offset to read of each partition, as in Spark's Kafka source: {"topic": {"0": 23}}.
 StreamOffset = dict[str, dict[str, int]]
 
 
 class FollowedArchive:
-    """Of one running stream, looked at again for each micro-batch. Blocking. `close` when the query
-    ends.
+    """The archive of one running stream, read again for each micro-batch. Blocking.
+
+    The caller has to `close` it when the query ends.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -375,12 +385,12 @@ class FollowedArchive:
         self._batch_at: float | None = None
 
     def initial(self) -> StreamOffset:
-        """Where a new query begins. Raises ConfigError for a topic that the archive knows not."""
+        """The offsets at which a new query begins. Raises ConfigError for an unknown topic."""
         self._look()
         self._reading.check_topics()
         starts = self._loop.done(self._reading.starts(self._views))
         if self._options.starting.kind is BoundKind.EARLIEST:
-            # Where the archive begins now may be behind where it has to begin.
+            # The archive may begin above the offset at which it has to begin.
             below = [(self._views[at], OffsetSpan(0, start)) for at, start in starts.items()]
             self._loop.done(self._reading.check_no_loss(below))
         self._read_up_to = starts
@@ -390,8 +400,9 @@ class FollowedArchive:
         self._last_ends = self._ends()
 
     def latest(self, start: StreamOffset | None = None, *, limited: bool = False) -> StreamOffset:
-        """The archive's ends now, never below `start` (None: what was read); `limited`: no further
-        than the options let one batch go from there.
+        """The archive's current ends, never below `start` (None: the end of the last batch).
+
+        `limited`: the options' limits for one batch apply.
         """
         starts = self._read_up_to if start is None else by_place(start)
         ends = dict(self._ends())
@@ -413,7 +424,7 @@ class FollowedArchive:
         return by_topic({key: view.log_end_offset or 0 for key, view in self._views.items()})
 
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
-        """Raises DataLoss where something between both is not in the archive (any more)."""
+        """Raises DataLoss if the archive lacks an offset between `start` and `end`."""
         begins, ends = by_place(start), by_place(end)
         views = self._views
         if any(key not in views or (views[key].log_end_offset or 0) < e for key, e in ends.items()):
@@ -445,8 +456,10 @@ class FollowedArchive:
         return self._loop.done(self._reading.ends(self._look(), so_far=True))
 
     def _waits(self, new: int) -> bool:
-        """`new`: offsets. As Spark's Kafka source: the first batch does not wait. Nor does one of a
-        query that has an end, as what it waits for would never come.
+        """True: the batch waits for more offsets. `new`: the number of new offsets.
+
+        As in Spark's Kafka source, the first batch does not wait. A query with an end does not
+        wait either: the offsets would never come.
         """
         limits, now = self._options.trigger, self._loop.time()
         if not limits.offsets_min or self._last_ends is not None:
@@ -459,7 +472,7 @@ class FollowedArchive:
 
 
 def _check_ends(view: PartitionView, span: OffsetSpan, first: int) -> None:
-    """An earlier batch has planned `span`, or has read up to it: it was there."""
+    """Raises DataLoss if `span` is gone: an earlier batch planned it or read up to it."""
     end = view.log_end_offset or 0
     if span.start < first:
         raise DataLoss(

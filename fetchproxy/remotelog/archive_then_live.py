@@ -1,4 +1,4 @@
-"""A topic from its first archived record to its live end: segments, then the brokers."""
+"""Reads a topic from its first archived record to its live end: segments, then the brokers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from fetchproxy.segments.object_keys import uuid_text
 
 
 class CrossingFile:
-    """Keeps a stream's crossing, in any of Hadoop's file systems. It is written beside and renamed:
-    it is there as a whole or not at all.
+    """Keeps a stream's crossing in any of Hadoop's file systems.
+
+    It writes another file and renames it, so the file is whole or absent.
     """
 
     def __init__(self, spark: SparkSession, name: str) -> None:
@@ -43,7 +44,7 @@ class CrossingFile:
         self._files = self._path.getFileSystem(spark._jsc.hadoopConfiguration())
 
     def read(self) -> Crossing | None:
-        """None: there is none yet. Raises ConfigError where it is damaged."""
+        """None: there is no file yet. Raises ConfigError if the file is damaged."""
         if not self._files.exists(self._path):
             return None
         with closing(self._files.open(self._path)) as stream:
@@ -51,7 +52,7 @@ class CrossingFile:
         return Crossing.decode(text, self._name)
 
     def keep(self, crossing: Crossing) -> Crossing:
-        """What is kept: this one, or that of another start which was faster."""
+        """Returns the kept crossing: this one, or the one that a faster start has written."""
         beside = self._jvm.org.apache.hadoop.fs.Path(f"{self._name}.{uuid4().hex}.part")
         with closing(self._files.create(beside, False)) as stream:
             stream.write(bytearray(crossing.encode(), "utf-8"))
@@ -66,15 +67,15 @@ class CrossingFile:
 T = TypeVar("T")
 
 _KAFKA = "kafka."
-# Kafka's own default is a minute, in which nothing is said.
+# Kafka's own default is a minute, during which the client reports nothing.
 _PATIENCE = {"default.api.timeout.ms": "15000", "request.timeout.ms": "10000"}
 
 
 class KafkaAdmin:
-    """The Kafka client that Spark's source brings, in the driver's JVM, with the settings of that
-    source (`kafka.…`): what it reaches, the source reaches too.
+    """The Kafka client of Spark's source, in the driver's JVM, with that source's settings.
 
-    Raises ConfigError, in one line, for whatever the brokers or the client refuse.
+    The settings are `kafka.…`: Spark's source reaches every broker that this client reaches.
+    Raises ConfigError, in one line, if the brokers or the client refuse a request.
     """
 
     def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
@@ -96,7 +97,7 @@ class KafkaAdmin:
         self._client.close()
 
     def topics(self, chosen: TopicChoice) -> tuple[dict[str, str], list[Place]]:
-        """The id of each topic, and those of its partitions that are chosen."""
+        """The id of each chosen topic, and the chosen partitions."""
         names = sorted(chosen.names or chosen.assigned or ())
         if chosen.pattern is not None:
             every = _asked("the list of topics", lambda: self._client.listTopics().names().get())
@@ -140,15 +141,15 @@ def _asked(what: str, ask: Callable[[], T]) -> T:
         raise ConfigError(f"archive then live: {what}: {name}: {reason.getMessage()}") from None
 
 
-# History comes from `remotelog`, all after it from Spark's own Kafka source, which begins at
-# exactly the offset at which the archive ended when it was looked at: the crossing. Where the
-# brokers have forgotten it already, Spark's source fails (`failOnDataLoss`).
+# `remotelog` reads the history, Spark's own Kafka source everything after it. The Kafka source
+# begins at the crossing: exactly the offset at which the archive ended when it was looked at. If
+# the brokers have deleted that offset already, Spark's source fails (`failOnDataLoss`).
 
 log = structlog.get_logger(__name__)
 
 _CHOICE = ("topics", "subscribe", "topicpattern", "subscribepattern", "assign")
 _BOUNDS = ("startingoffsets", "endingoffsets")
-# Options of both sources, besides those of Kafka's alone.
+# Options that both sources take. The Kafka source also takes those of `is_live_only`.
 _SHARED = (
     "includeheaders",
     "failondataloss",
@@ -165,14 +166,13 @@ def archive_then_live(
 ) -> DataFrame:
     """All records of the chosen topics, archived and live, in the columns of both sources.
 
-    `options` are those of `remotelog` and of Spark's Kafka source together (`store`, `topics`,
-    `kafka.bootstrap.servers` …); reading begins and ends at offsets, and a batch ends at the
-    brokers' ends by default. With `crossing_at` it is a streaming frame: the crossing is
-    kept in a file of this name (any of Hadoop's file systems), beside the query's checkpoint, so
-    that a restart crosses where the first start did. Within one micro-batch rows of both sources
-    may come side by side.
+    `options`: the options of `remotelog` and of Spark's Kafka source together (`store`, `topics`,
+    `kafka.bootstrap.servers` …). Reading begins and ends at offsets; by default a batch ends at
+    the brokers' ends. `crossing_at`: a file beside the query's checkpoint, in any of Hadoop's file
+    systems. If given, the frame is streaming, and the file keeps the crossing, so that a restart
+    crosses at the same offset. One micro-batch may mix rows of both sources.
 
-    Raises ConfigError; a topic that was created again after it was archived is refused.
+    Raises ConfigError, also for a topic that was created again after it was archived.
     """
     streaming = crossing_at is not None
     parsed = _parsed(options, streaming=streaming)
@@ -195,7 +195,7 @@ def archive_then_live(
         sources.append(("kafka", live_options))
     frames = []
     for name, chosen in sources:
-        reader = spark.readStream if streaming else spark.read  # each keeps its options for good
+        reader = spark.readStream if streaming else spark.read  # readers keep options for good
         frames.append(reader.format(name).options(**chosen).load())
     if not frames:
         return spark.createDataFrame([], all_columns(headers=parsed.include_headers))
@@ -203,11 +203,11 @@ def archive_then_live(
 
 
 def find_crossing(ids: Mapping[str, str], earliest: Ends, parsed: SourceOptions) -> Crossing:
-    """Where the archive ends now, of every partition that the brokers have.
+    """The archive's current end of every partition that the brokers have.
 
-    They were asked first, for topics' `ids` and partitions' `earliest` offsets: what is copied and
-    deleted between both looks is then missing at an offset that was named, and so an error. Raises
-    ConfigError, RemoteStorageError, CorruptSegment.
+    The caller asks the brokers first, for topics' `ids` and partitions' `earliest` offsets. If
+    records are copied and deleted between both looks, the offset named then is missing, which is
+    an error. Raises ConfigError, RemoteStorageError, CorruptSegment.
     """
     views = in_loop(_views(parsed))
     archived_ids = {topic: uuid_text(view.tip.topic_id) for (topic, _), view in views.items()}
@@ -245,7 +245,7 @@ async def _views(parsed: SourceOptions) -> Views:
 
 
 def _history_options(options: Mapping[str, str], history: Half) -> dict[str, str]:
-    """By partition: those that were not archived at the crossing are the other half's for good."""
+    """Names partitions: the live half reads those not archived at the crossing, for good."""
     chosen = {
         name: value
         for name, value in options.items()

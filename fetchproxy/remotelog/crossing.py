@@ -1,8 +1,8 @@
-"""Where each partition passes from the archive to the brokers, and the file that keeps it. Pure.
+"""The offsets at which reading passes from archive to brokers, and the file that keeps them. Pure.
 
-`archived`: the archive's end when it was looked at, where live reading begins. `live`: partitions
-of which nothing was archived then: they are read live alone, from this offset on, however much the
-archiver copies of them later.
+`archived`: the archive's end when it was looked at; live reading begins there. `live`: partitions
+with nothing archived at that time. They are read from the brokers alone, from this offset on, even
+if the archiver copies them later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fetchproxy.remotelog.options import (
     by_topic,
 )
 
-# Offsets of each partition that one source reads: (start, end); an end of LATEST: all there is.
+# The offsets of each partition that one source reads: (start, end). LATEST: up to the last one.
 Half = Mapping[Place, tuple[int, int]]
 
 VERSION = 2
@@ -62,7 +62,7 @@ class Crossing:
 
 
 def halves(crossing: Crossing, starting: Bound, ending: Bound) -> tuple[Half, Half]:
-    """History and live. Raises ConfigError."""
+    """The offsets of the history and of the live half. Raises ConfigError."""
     places = [*crossing.archived, *crossing.live]
     for side, bound in (("starting", starting), ("ending", ending)):
         if bound.kind is BoundKind.OFFSETS and set(bound.by_partition) != set(places):
@@ -79,7 +79,7 @@ def halves(crossing: Crossing, starting: Bound, ending: Bound) -> tuple[Half, Ha
             history[place] = (start, cross if end == LATEST else min(end, cross))
             live_from = cross
         else:
-            # Below the brokers' first offset too: whether that is a loss, their source says.
+            # Even below the brokers' log start offset: Spark's source decides if that is a loss.
             live_from = crossing.live.get(place, EARLIEST) if start == EARLIEST else start
         if end == LATEST or end > live_from:
             live[place] = (live_from, end)
@@ -93,7 +93,7 @@ def _given(bound: Bound, place: Place) -> int:
 
 
 def as_json(offsets: Ends) -> str:
-    """As both sources take them."""
+    """The JSON that both sources take."""
     return json.dumps(by_topic(offsets))
 
 

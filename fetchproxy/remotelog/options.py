@@ -1,4 +1,4 @@
-"""The options of `format("remotelog")`, and what becomes of those of Spark's Kafka source."""
+"""The options of `format("remotelog")`, and its treatment of Spark's Kafka source options."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import IsolationLevel
 
-# What becomes of each option that Spark documents for its Kafka source. `docs/pipeline.md` has the
-# same as a table, and a test compares both.
+# The treatment of each option that Spark documents for its Kafka source. `docs/pipeline.md` has
+# the same as a table, and a test compares both.
 
-# They mean here what they mean there.
+# They mean the same as in Spark's Kafka source.
 HONOURED = (
     "assign",
     "subscribe",
@@ -37,13 +37,13 @@ HONOURED = (
     "kafka.isolation.level",
 )
 
-# Whom to ask and how: no broker is asked, so rows are the same with them and without.
+# How to reach brokers. No broker is asked, so rows are the same with and without these options.
 NOT_NEEDED = ("kafka.bootstrap.servers", "kafka.*")
 
 _NO_GROUP = "an archive is read in no consumer group, so no right or quota of one applies"
 _AS_BYTES = "key and value come as bytes; decode the columns"
 
-# Rows, limits or names would not be those that the option asks for.
+# The source cannot give the rows, limits or names that these options ask for.
 REFUSED: Mapping[str, str] = {
     "kafka.group.id": _NO_GROUP,
     "groupIdPrefix": _NO_GROUP,
@@ -59,33 +59,33 @@ REFUSED: Mapping[str, str] = {
 
 _KAFKA = "kafka."
 _REFUSED = {name.lower(): name for name in REFUSED}
-# Of the Kafka source alone, where both sources read one topic.
+# Prefixes of options of the Kafka source alone, if both sources read one topic.
 _LIVE_ONLY = ("kafkaconsumer.", "fetchoffset.", "groupidprefix")
 
 
 def is_not_needed(name: str) -> bool:
-    """A setting of Kafka's client that changes no row of an archive."""
+    """True: a setting of Kafka's client that changes no row of an archive."""
     lower = name.lower()
     return lower.startswith(_KAFKA) and lower != "kafka.isolation.level"
 
 
 def is_live_only(name: str) -> bool:
-    """An option that Spark's Kafka source takes, or refuses, where this one has no use for it."""
+    """True: Spark's Kafka source takes or refuses the option, and this one has no use for it."""
     return is_not_needed(name) or name.lower().startswith(_LIVE_ONLY)
 
 
-# Any other option is refused, as a mistyped one would go unnoticed.
+# Any other option is refused; otherwise a mistyped one would go unnoticed.
 
-# Stored bytes of one task: what Spark takes for files (spark.sql.files.maxPartitionBytes).
+# Stored bytes of one task, as Spark's default for files (spark.sql.files.maxPartitionBytes).
 PARTITION_BYTES_MAX = 128 * 1024 * 1024
-# Of one range read, index or transaction index, with its retries; then the task fails by name.
+# Time to read a range, index or transaction index, with retries. Then the task fails and names it.
 READ_MAX_MS = 300_000
-# Of one partition's metadata; one of a million segments takes minutes from an object store.
+# Time to read one partition's metadata; a million segments take minutes from an object store.
 PLAN_MAX_MS = 600_000
-# So long a stream waits for `minOffsetsPerTrigger`: Spark's own default.
+# The longest wait of a stream for `minOffsetsPerTrigger`: Spark's own default.
 TRIGGER_DELAY_MAX_MS = 15 * 60_000
 
-# Offsets as Spark's JSON has them (and Kafka's ListOffsets).
+# Offsets as in Spark's JSON and Kafka's ListOffsets.
 LATEST, EARLIEST = -1, -2
 
 _STORE_SETTING = "store."
@@ -117,12 +117,12 @@ _OF_STREAMS = (
 
 # Topic and number of a partition.
 Place = tuple[str, int]
-# The next offset of each.
+# The next offset of each partition.
 Ends = Mapping[Place, int]
 
 
 def by_topic(offsets: Ends) -> dict[str, dict[str, int]]:
-    """As Spark's JSON has them: {"topic": {"0": 23}}."""
+    """The form of Spark's JSON: {"topic": {"0": 23}}."""
     document: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         document.setdefault(topic, {})[str(partition)] = offset
@@ -130,7 +130,7 @@ def by_topic(offsets: Ends) -> dict[str, dict[str, int]]:
 
 
 def by_place(document: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:
-    """Of a document as `by_topic` makes it. Raises AttributeError, TypeError, ValueError."""
+    """The reverse of `by_topic`. Raises AttributeError, TypeError, ValueError."""
     return {
         (topic, int(partition)): int(offset)
         for topic, partitions in document.items()
@@ -147,8 +147,9 @@ class BoundKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading begins or ends. `by_partition`: offsets, or timestamps in ms; those of a
-    timestamp for all partitions are in `everywhere`.
+    """The start or end of reading. `by_partition`: offsets, or timestamps in ms.
+
+    `everywhere`: one timestamp in ms for all partitions.
     """
 
     kind: BoundKind
@@ -158,7 +159,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class TopicChoice:
-    """One of the three is set. `assigned`: the partitions of each topic."""
+    """One of the three fields is set. `assigned`: the partitions of each topic."""
 
     names: frozenset[str] | None = None
     pattern: str | None = None
@@ -174,8 +175,10 @@ class TopicChoice:
 
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
-    """What one micro-batch may have: stored bytes, offsets; 0: no limit. One of fewer than
-    `offsets_min` offsets waits for more, up to `delay_max_ms`. `given`: the options' names.
+    """The most stored bytes and offsets of one micro-batch; 0: no limit.
+
+    A batch of fewer than `offsets_min` offsets waits for more, up to `delay_max_ms`. `given`: the
+    names of the given options.
     """
 
     bytes_max: int = 0
@@ -191,7 +194,7 @@ class SourceOptions:
     topics: TopicChoice
     starting: Bound
     ending: Bound
-    # What a timestamp after the last record means as a start: an error, or the end.
+    # True: a starting timestamp after the last record is an error. False: it means the end.
     starting_after_end_is_error: bool = True
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
     include_headers: bool = False
@@ -210,7 +213,7 @@ class SourceOptions:
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
-    """Names in any case. Raises ConfigError, naming the option."""
+    """Option names may have any case. Raises ConfigError, naming the option."""
     options = _Given({name.lower(): value for name, value in given.items()})
     if (refused := next((_REFUSED[n] for n in options.values if n in _REFUSED), None)) is not None:
         raise ConfigError(f"remotelog: {refused}: {REFUSED[refused]}; take the option out")
@@ -260,14 +263,14 @@ class _Given:
         return self.values.get(name.lower())
 
     def either(self, name: str, other: str) -> str | None:
-        """Of two names for one option."""
+        """The value of an option that has two names."""
         first, second = self.text(name), self.text(other)
         if first and second and first != second:
             raise ConfigError(f"remotelog: {name} and {other} are both given, and differ")
         return first or second
 
     def duration_ms(self, name: str, default: int) -> int:
-        """As Spark writes them; a number alone is milliseconds."""
+        """A duration in Spark's notation; a number alone is milliseconds."""
         text = self.values.get(name.lower(), f"{default}ms").strip().lower()
         matched = _DURATION.fullmatch(text)
         if matched is None:
@@ -284,7 +287,7 @@ class _Given:
         return int(text)
 
     def one_of(self, name: str, choices: tuple[str, ...], default: str = "") -> str:
-        """By default the first."""
+        """Without `default`, the first of `choices` is the default."""
         text = self.values.get(name.lower(), default or choices[0]).lower()
         if text not in choices:
             raise ConfigError(f"remotelog: {name} is {text!r}, expected {' or '.join(choices)}")
@@ -298,7 +301,7 @@ class _Given:
 
 
 def _store(options: _Given) -> str:
-    """`load(path)` says it as well."""
+    """`load(path)` sets the store too."""
     store, path = options.text("store"), options.text("path")
     if store and path and store != path:
         raise ConfigError(f"remotelog: path {path!r} and store {store!r} are two places")
@@ -360,7 +363,7 @@ def _isolation(options: _Given) -> IsolationLevel:
 
 
 def _bound(options: _Given, side: str, default: BoundKind, *, streaming: bool) -> Bound:
-    """By the precedence of Spark's source: a timestamp, timestamps by partition, offsets."""
+    """Precedence as in Spark's source: a timestamp, timestamps by partition, offsets."""
     timestamp = f"{side}Timestamp"
     by_timestamp = f"{side}OffsetsByTimestamp"
     offsets = f"{side}Offsets"

@@ -1,4 +1,4 @@
-"""Which task reads which bytes of which segments, and which offsets the archive lacks."""
+"""Plans the segments and bytes that each task reads, and finds offsets that the archive lacks."""
 
 from __future__ import annotations
 
@@ -28,23 +28,22 @@ from fetchproxy.writing.published import read_finished_offsets
 
 
 class DataLoss(FetchProxyError):
-    """Offsets that were asked for are not in the archive, and `failOnDataLoss` is set."""
+    """Requested offsets are not in the archive, and `failOnDataLoss` is set."""
 
 
 class OffsetSpan(NamedTuple):
-    """`start` up to but not `end`."""
+    """Offsets from `start`, below `end`."""
 
     start: int
     end: int
 
 
-# Offsets that are asked for of a partition.
+# A partition and its requested offsets.
 Asked = tuple[PartitionView, OffsetSpan]
 
-# Which offsets the archive does not have, by the rule of `verify` (`archive_health.not_held`): a
-# gap is one only where the archiver has put it on record; a hole without a record was archived and
-# is gone. It costs one small object a partition, or nothing where what is asked for lies within
-# the archive's ends.
+# The rule of `verify` (`archive_health.not_held`) finds offsets that the archive lacks. A hole is
+# a gap only if the archiver has put it on record; a hole without a record was archived and is
+# gone. The look reads one small object a partition, or none if the view has all requested offsets.
 
 PARTITIONS_AT_ONCE = 32
 ALL_OFFSETS = OffsetSpan(0, 2**63)
@@ -53,11 +52,11 @@ ALL_OFFSETS = OffsetSpan(0, 2**63)
 async def holes_of(
     rsm: RemoteStorageManager, asked: Iterable[Asked], *, views_of_store: bool = True
 ) -> dict[TopicIdPartition, str]:
-    """In words the first hole of the worst kind within what is asked for (`ALL_OFFSETS`: from where
-    the archive has to begin, to where it was finished).
+    """The first hole of the worst kind within the requested offsets, in words, by partition.
 
-    `views_of_store` False: they are older than the store, as those of cache files may be; then
-    nothing is said of what lies behind their ends. Raises RemoteStorageError.
+    `ALL_OFFSETS`: from the offset at which the archive has to begin, to the last finished one.
+    `views_of_store` False: the views may be older than the store, as with cache files. Then holes
+    above the views' ends are left out. Raises RemoteStorageError.
     """
     found: dict[TopicIdPartition, str] = {}
 
@@ -93,7 +92,7 @@ def _in_words(holes: NotHeld, view: PartitionView, asked: Offsets) -> str | None
 
 
 def _has_all(view: PartitionView, asked: Offsets) -> bool:
-    """Whether the view alone says so; where it does not, that may be known to the store."""
+    """True: the view alone shows that it has all offsets. Otherwise the store may know more."""
     first, last = asked
     if first > last:
         return True
@@ -122,7 +121,7 @@ async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool)
         gaps = [gap async for gap in rsm.objects.list_archive_gaps(view.tip)]
         end = view.log_end_offset or 0
         return _clipped(not_held(held, stated, gaps), (0, end - 1))
-    # What is read now was stated before: a copy or a truncation that was under way is no hole.
+    # `look_at_offsets` reads finished offsets first: a copy or truncation under way is no hole.
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
         return (await look_at_offsets(rsm.objects, rlmm, view.tip)).found
 
@@ -136,16 +135,16 @@ def _clipped(found: NotHeld, asked: Offsets) -> NotHeld:
 
 
 # A task is a run of parts of one partition, of about `partition_bytes_max` stored bytes. A part
-# is a whole segment, or a piece of a large one: from a byte up to another, which whoever reads it
-# moves to the segment's index borders, the same for both neighbours, so that each batch is in one
+# is a whole segment, or a piece of a large one, from one byte to another. The reader moves both
+# bytes to the segment's index borders. Neighbours get the same border, so each batch is in one
 # piece.
 
 
 class SegmentPart(NamedTuple):
-    """A StoredSegment, and what of it is read: bytes `byte_from` up to but not `byte_to` of the
-    log; of their records those with the offsets `offset_from` up to but not `offset_end`.
+    """A StoredSegment and the part to read: bytes of the log from `byte_from`, below `byte_to`.
 
-    A tuple of numbers, as there may be millions to be sent.
+    Of their records, it reads offsets from `offset_from`, below `offset_end`. A tuple of numbers,
+    as there may be millions to send.
     """
 
     tip: TopicIdPartition
@@ -167,13 +166,13 @@ class SegmentPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """What one Spark task reads, in the order of offsets."""
+    """The parts that one Spark task reads, in the order of offsets."""
 
     tip: TopicIdPartition
     parts: tuple[SegmentPart, ...]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Plain tuples are pickled in a third of the time and of the bytes."""
+        """Plain tuples take a third of the time and of the bytes to pickle."""
         tip = self.tip
         plain = tuple([part[1:] for part in self.parts])
         return _task_of, (tip.topic_id.bytes, tip.topic, tip.partition, plain)
@@ -201,11 +200,10 @@ def plan_tasks(
     partitions_min: int = 0,
     records_max: int = 0,
 ) -> list[ReadTask]:
-    """The tasks that read what is `asked`, as far as the views have it: in the order of topic,
-    partition and offset.
+    """The tasks to read the `asked` offsets that the views have, by topic, partition and offset.
 
-    At least `partitions_min` tasks, as far as there are bytes to share; `records_max`: offsets of
-    one task at the most, 0: as many as its bytes hold.
+    `partitions_min`: the least number of tasks, if there are bytes to share. `records_max`: the
+    most offsets of one task; 0: as many as its bytes hold.
     """
     ordered = sorted(asked, key=lambda one: (one[0].tip.topic, one[0].tip.partition))
     if partitions_min:
@@ -239,8 +237,9 @@ def _tasks(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[Re
 def _short_tasks(
     view: PartitionView, span: OffsetSpan, bytes_max: int, records_max: int
 ) -> Iterator[ReadTask]:
-    """Cut by offsets alone: which bytes hold them, the segment's index says to whoever reads. Of a
-    segment's bytes as many are counted as of its offsets.
+    """Cuts by offsets alone: the reader finds their bytes in the segment's index.
+
+    A task's share of a segment's bytes is counted as its share of the segment's offsets.
     """
     gathered: list[SegmentPart] = []
     room, bytes_left = records_max, float(bytes_max)
@@ -271,8 +270,9 @@ def _parts(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[Se
 def segments_with(
     view: PartitionView, span: OffsetSpan
 ) -> Iterator[tuple[SegmentExtent, OffsetSpan]]:
-    """The segments that have some of these offsets, and which. Neighbours may overlap: what the
-    one before has is not read again.
+    """The segments that have some of these offsets, and the offsets to read of each.
+
+    Neighbours may overlap: offsets that the segment before has are not read again.
     """
     at = max(span.start, view.raised_log_start)
     if span.end <= at:

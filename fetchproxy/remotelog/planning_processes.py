@@ -1,11 +1,11 @@
 """Reads the metadata of many partitions with all of the driver's cores.
 
-What a segment's metadata cost is the time of one core, most of it in Python, so threads do not
-help. A process is a plain one: whatever program called us is not run again in it.
+A segment's metadata cost the time of one core, most of it in Python, so threads do not help. The
+processes are plain ones: they do not run the calling program again.
 
-Run as a program this is such a process: it is told the data source's options, then partitions, as
-often as its caller likes, and answers with their views or with the error. It ends when nothing more
-is said.
+Run as a program, this module is such a process. It reads the data source's options, then any
+number of lists of partitions, and answers each with their views or the error. It ends with its
+input.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
-# Handed over at once: a process reads as many at a time as the first one does.
+# Handed over at once: each process reads as many partitions at a time as the first one.
 PARTITIONS_EACH = 16
-# Of one partition at once, within the store's own limits.
+# Reads of one partition at once, within the store's own limits.
 METADATA_READS_MAX = 32
 _LENGTH = Struct(">Q")
 
@@ -44,7 +44,7 @@ _LENGTH = Struct(">Q")
 def metadata_of(
     options: SourceOptions, rsm: RemoteStorageManager
 ) -> StoreBackedRemoteLogMetadataManager:
-    """To be entered while `rsm` is open."""
+    """The caller has to enter it while `rsm` is open."""
     return StoreBackedRemoteLogMetadataManager(
         rsm,
         MetadataConfig(),
@@ -60,8 +60,10 @@ async def read_elsewhere(
     views: dict[TopicIdPartition, PartitionView],
     read_here: Callable[[], Awaitable[None]],
 ) -> None:
-    """Reads what is `waiting` into `views`, in another process, beside `read_here`, which does the
-    same. Raises what the reading raises; a process that dies costs time alone.
+    """Reads `waiting` partitions into `views` in another process, beside `read_here`.
+
+    `read_here` does the same in this process. Raises the errors of reading. If the process dies,
+    only time is lost.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "fetchproxy.remotelog.planning_processes"),
@@ -96,8 +98,8 @@ async def read_elsewhere(
 
 
 async def _answer(answers: BinaryIO) -> None:
-    """Nothing else is written to `answers`. Between two questions there is nothing to do."""
-    with suppress(EOFError, pickle.UnpicklingError):  # nothing comes any more
+    """Only this function writes to `answers`. It may block: there is no other work meanwhile."""
+    with suppress(EOFError, pickle.UnpicklingError):  # the input has ended
         options: SourceOptions = pickle.load(sys.stdin.buffer)
         async with opened_store(options) as rsm, metadata_of(options, rsm) as rlmm:
             while True:
@@ -126,5 +128,5 @@ async def _read(
 
 if __name__ == "__main__":
     own = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anybody prints goes where logs go
+    os.dup2(2, 1)  # printed text goes to stderr, like logs
     asyncio.run(_answer(own))

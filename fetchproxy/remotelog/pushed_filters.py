@@ -1,7 +1,8 @@
-"""Filters of a query on topic, partition, offset and timestamp, as ranges for planner and reader.
+"""A query's filters on topic, partition, offset and timestamp, as ranges for planner and reader.
 
-Spark hands them over from 4.1 on (spark.sql.python.filterPushdown.enabled); its filter classes are
-told by their names, as older releases have none. What cannot be said exactly is left to Spark.
+Spark passes them from 4.1 on (spark.sql.python.filterPushdown.enabled). The code knows Spark's
+filter classes by name, as older releases have none. Spark applies filters that no range expresses
+exactly.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _NEVER_NULL = ("topic", "partition", "offset", "timestamp")
 
 @dataclass(slots=True)
 class Range:
-    """Both inclusive."""
+    """Both bounds are inclusive."""
 
     least: int = -(2**63)
     most: int = 2**63 - 1
 
     def narrow(self, comparison: str, lower: int, upper: int) -> None:
-        """`lower` and `upper` are the numbers at or around the value: the same, if it is one."""
+        """`lower`, `upper`: the whole numbers around the value; both equal a whole value."""
         if comparison in ("EqualTo", "GreaterThanOrEqual"):
             self.least = max(self.least, upper)
         if comparison in ("EqualTo", "LessThanOrEqual"):
@@ -41,7 +42,7 @@ class Range:
 
 @dataclass(slots=True)
 class PushedFilters:
-    """Sets are None where nothing was said. Timestamps are in ms."""
+    """A set is None if no filter names it. Timestamps are in ms."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
@@ -50,7 +51,7 @@ class PushedFilters:
     timestamp: Range = field(default_factory=Range)
 
     def push(self, filters: Iterable[Any]) -> list[Any]:
-        """Takes what it can, all of which holds at once; returns the rest."""
+        """Takes the filters that it can apply and returns the rest. All filters hold together."""
         return [each for each in filters if not self._take(each)]
 
     def takes_partition(self, topic: str, partition: int) -> bool:
@@ -87,7 +88,7 @@ class PushedFilters:
         return True
 
     def _take_set(self, name: str, values: Iterable[Any]) -> bool:
-        """A null among them equals nothing."""
+        """A null in `values` equals nothing."""
         known = frozenset(value for value in values if value is not None)
         if name == "topic":
             self.topics = known if self.topics is None else self.topics & known

@@ -1,5 +1,6 @@
-"""How far one micro-batch of a stream may go: limits in offsets and in stored bytes. Pure. A batch
-never has nothing where something is new, so that a stream always gets to its end.
+"""Limits one micro-batch of a stream in offsets and in stored bytes. Pure.
+
+If there are new offsets, a batch has at least one, so that a stream always reaches its end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Views = Mapping[Place, PartitionView]
 
 
 def new_offsets(views: Views, starts: Ends, ends: Ends) -> dict[Place, int]:
-    """Of each partition that has any, from where on they are to be read."""
+    """The first new offset of each partition that has any."""
     begins = {}
     for key, end in ends.items():
         first = views[key].log_start_offset or 0 if key in views else 0
@@ -26,7 +27,7 @@ def new_offsets(views: Views, starts: Ends, ends: Ends) -> dict[Place, int]:
 
 
 def admitted(views: Views, begins: Ends, ends: Ends, limits: TriggerLimits) -> Ends:
-    """`ends` as far as the limits let one batch go from `begins`, as of `new_offsets`."""
+    """The `ends` that the limits allow one batch. `begins`: as from `new_offsets`."""
     found = dict(ends)
     if limits.offsets_max:
         found |= _by_offsets(begins, ends, limits.offsets_max)
@@ -36,21 +37,21 @@ def admitted(views: Views, begins: Ends, ends: Ends, limits: TriggerLimits) -> E
 
 
 def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[Place, int]:
-    """In proportion to what is new, as Spark's Kafka source; the sum is never above the limit."""
+    """In proportion to new offsets, as Spark's Kafka source; the sum is never above the limit."""
     sizes = {key: ends[key] - begin for key, begin in begins.items()}
     total = sum(sizes.values())
     if total <= offsets_max:
         return {}
     shares = {key: offsets_max * size // total for key, size in sizes.items()}
     left = offsets_max - sum(shares.values())
-    # Fewer than there are partitions: one each to those that would otherwise get least.
+    # Fewer are left than there are partitions: the smallest shares get one more each.
     for key in sorted(sizes, key=lambda key: (shares[key], key))[:left]:
         shares[key] += 1
     return {key: begins[key] + share for key, share in shares.items()}
 
 
 def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[Place, int]:
-    """Equal shares; what a partition does not need is the others'."""
+    """Equal shares; the other partitions get the bytes that a partition does not need."""
     found = {}
     left = bytes_max
     needs = {
@@ -68,7 +69,7 @@ def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[Pl
 
 
 def _bytes_up_to(view: PartitionView, begin: int, end: int, enough: int) -> int:
-    """Stored bytes of these offsets; counting ends where there are more than `enough`."""
+    """Stored bytes of these offsets; counting ends above `enough`."""
     total = 0
     for segment, span in segments_with(view, OffsetSpan(begin, end)):
         total += _bytes(segment, span)
@@ -78,7 +79,10 @@ def _bytes_up_to(view: PartitionView, begin: int, end: int, enough: int) -> int:
 
 
 def _end_within(view: PartitionView, begin: int, end: int, share: int) -> int:
-    """Whole segments where one fits, else a part of one, as if its records were of one size."""
+    """The end of the whole segments that fit; if none fits, of a part of the first one.
+
+    The part is cut as if the segment's records were of one size.
+    """
     at, left = begin, share
     for segment, span in segments_with(view, OffsetSpan(begin, end)):
         size = _bytes(segment, span)

@@ -1,4 +1,4 @@
-"""Where a job's Spark comes from, and what a Python worker keeps from one task to the next."""
+"""Opens a job's Spark session, and sets what a Python worker keeps between tasks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _M_ARENA_MAX = -8  # of glibc's <malloc.h>
 
 @cache
 def share_one_heap() -> None:
-    """Before a worker's first task. Each task reads on threads of its own, and glibc gives threads
-    heaps of theirs, which keep what was freed: 30 MiB of a worker, and no query is faster for it.
+    """To call before a worker's first task.
+
+    Each task reads on its own threads, and glibc gives threads their own heaps. These heaps keep
+    freed memory: 30 MiB of a worker, and no query is faster for it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # another C library
@@ -31,10 +33,12 @@ def share_one_heap() -> None:
 
 @cache
 def keep_what_is_loaded() -> None:
-    """After a worker's first task. Around every task PySpark does two things of a tenth of a second
-    each: a full collection (`pyspark/daemon.py`), which leaves out what is frozen; and invalidating
-    the caches of imports (`pyspark/worker_util.py`), for which importers of zip files read their
-    directories again. One that is forgotten is made anew by the next import.
+    """To call after a worker's first task.
+
+    Around every task PySpark does two things of a tenth of a second each. It runs a full garbage
+    collection (`pyspark/daemon.py`), which leaves out frozen objects. It invalidates the caches of
+    imports (`pyspark/worker_util.py`), so importers of zip files read their directories again.
+    The next import makes a removed importer anew.
     """
     gc.collect()
     gc.freeze()
@@ -43,25 +47,25 @@ def keep_what_is_loaded() -> None:
             del sys.path_importer_cache[path]
 
 
-# A session is the one that is there, spark-submit's, or a local one.
+# The session is the existing one, spark-submit's, or a local one.
 
-# In a local session too a task that was lost with its worker is tried three times more, as on a
-# cluster (spark.task.maxFailures).
+# A local session, like a cluster, tries a task that was lost with its worker three times more
+# (spark.task.maxFailures).
 LOCAL_TASK_FAILURES_MAX = 4
-# A master that is there answers within the network's own time.
+# A running master answers within the network's own time.
 MASTER_ANSWERS_MAX_S = 5.0
 _UNDER_SUBMIT = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has started the JVM
-_ALWAYS = {"spark.ui.showConsoleProgress": "false"}  # jobs show their own
+_ALWAYS = {"spark.ui.showConsoleProgress": "false"}  # jobs show their own progress
 _LOCAL = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "4",  # of results: faults and figures, not records
+    "spark.sql.shuffle.partitions": "4",  # for results: faults and figures, not records
 }
 
 
 def require_extra(*packages: str) -> None:
-    """Raises ConfigError, naming the extra, where one of `packages` is not installed."""
+    """Raises ConfigError, naming the extra, if one of `packages` is not installed."""
     for package in packages:
         if find_spec(package) is None:
             name = "PySpark" if package == "pyspark" else package
@@ -71,14 +75,15 @@ def require_extra(*packages: str) -> None:
 
 
 def master_places(master: str) -> list[tuple[str, int]]:
-    """Hosts and ports of which one has to answer; none: only Spark itself knows. Pure. Raises
-    ConfigError for what no master is called.
+    """Hosts and ports, one of which has to answer. Empty: only Spark itself knows them. Pure.
+
+    Raises ConfigError if `master` has no form that Spark knows.
     """
     if re.fullmatch(r"local(\[.+\])?|local-cluster\[.+\]|yarn", master):
         return []
     scheme, separator, rest = master.partition("://")
     if separator and scheme == "k8s":
-        # As Spark reads it: https where nothing is said, and then that one's port.
+        # As Spark reads it: the defaults are https and the protocol's port.
         protocol, _, place = rest.rpartition("://")
         return [_place(master, place.partition("/")[0], 80 if protocol == "http" else 443)]
     if separator and scheme == "spark":
@@ -89,7 +94,7 @@ def master_places(master: str) -> list[tuple[str, int]]:
 
 
 def check_master(master: str) -> None:
-    """Raises ConfigError where nobody answers there: Spark itself takes a minute to say so."""
+    """Raises ConfigError if no master answers; Spark itself takes a minute to say so."""
     errors = []
     for host, port in master_places(master):
         try:
@@ -112,7 +117,7 @@ def _place(master: str, text: str, port: int | None) -> tuple[str, int]:
 def session_settings(
     master: str | None, under_submit: bool, cores: int, more: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a new session is asked for; `more` has the last word."""
+    """The settings of a new session; `more` overrides the others."""
     if under_submit and master is None:
         return {**_ALWAYS, **more}
     settings = _ALWAYS if master else {**_ALWAYS, **_LOCAL}
@@ -124,11 +129,12 @@ def session_settings(
 
 
 def open_session(name: str, master: str | None, more: Mapping[str, str]) -> Any:
-    """A SparkSession (PySpark has no types here). One that is there already is taken as it is.
-    Raises ConfigError where PySpark is missing, or Spark cannot be started.
+    """A SparkSession (PySpark has no types here). An existing session is used as it is.
+
+    Raises ConfigError if PySpark is missing or Spark cannot be started.
     """
     require_extra("pyspark")
-    from py4j.protocol import Py4JError  # what the JVM raises comes as this
+    from py4j.protocol import Py4JError  # the type of errors from the JVM
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -143,7 +149,7 @@ def open_session(name: str, master: str | None, more: Mapping[str, str]) -> Any:
 
 
 def _reason(lines: Iterable[str]) -> str:
-    """The JVM's own words of a long text, which names the call before and the frames after."""
+    """The JVM's own message in a text that names the call before it and the frames after it."""
     said = [line.strip() for line in lines if line.strip()]
     java = (line.removeprefix(": ") for line in said if re.match(r"(: )?(\w+\.)+\w+:", line))
     return next(java, said[0] if said else "no reason was given")

@@ -1,5 +1,6 @@
-"""`spark.read.format("remotelog")` and `readStream`: the archive as Spark's own Kafka source shows
-a topic.
+"""`spark.read.format("remotelog")` and `readStream`.
+
+The source shows the archive as Spark's own Kafka source shows a topic.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ from fetchproxy.remotelog.pushed_filters import PushedFilters
 from fetchproxy.remotelog.session import keep_what_is_loaded
 from fetchproxy.remotelog.task_reader import logged, read_task
 
-# How an error of ours looks in Spark: its sentence first, and no frames of ours below it.
+# In Spark, an error of fetchproxy begins with its sentence and has none of fetchproxy's frames.
 #
-# Spark shows a Python source's error as the traceback that Python prints. Python prints first
-# what an exception was raised from: so that one is the sentence, without a traceback. With
+# Spark shows a Python source's error as the traceback that Python prints. Python first prints the
+# exception's cause, so the cause is the sentence, without a traceback. With
 # FETCHPROXY_LOG_LEVEL=debug the traceback is in the worker's log.
 
 log = structlog.get_logger(__name__)
 
 
 class ReadingFailed(Exception):
-    """Always raised from the error that says why. Spark takes an exception's cause away where it
-    shortens a traceback. This one keeps it.
+    """Always raised from the error that gives the reason.
+
+    Spark removes an exception's cause when it shortens a traceback. This exception keeps it.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -56,7 +58,7 @@ class ReadingFailed(Exception):
 
 @contextmanager
 def sentence_first() -> Iterator[None]:
-    """Of errors that are not the project's nothing changes."""
+    """Errors that are not fetchproxy's pass unchanged."""
     try:
         yield
     except FetchProxyError as error:
@@ -67,22 +69,22 @@ def sentence_first() -> Iterator[None]:
 
 
 def partitions_of(tasks: Iterable[ReadTask]) -> list[InputPartition]:
-    """One of a task each; of None: there is nothing to read."""
+    """One for each task. If there is nothing to read, one of None."""
     return [InputPartition(task) for task in tasks] or [InputPartition(None)]
 
 
 def rows_of(
     task: ReadTask | None, options: SourceOptions, columns: Sequence[str], rows: RowLimits
 ) -> Iterator[Any]:
-    """In a worker."""
+    """Runs in a worker."""
     if task is not None:
         with sentence_first():
             yield from logged(task, read_task(options, task, columns, rows))
     keep_what_is_loaded()
 
 
-# What the installed PySpark lets a Python source do. 4.0 and 4.1 ask a stream only for its latest
-# offset; from 4.2 on they say from where and how much.
+# The installed PySpark's abilities. 4.0 and 4.1 ask a stream only for its latest offset; from 4.2
+# on, PySpark passes the start offset and a limit.
 
 try:
     from pyspark.sql.streaming import datasource as limits
@@ -98,7 +100,7 @@ EndsWithWhatIsThere: Any = limits.SupportsTriggerAvailableNow if ADMITS else obj
 
 
 def check_stream(options: SourceOptions) -> None:
-    """Raises ConfigError for limits that this PySpark would have a query end below of."""
+    """Raises ConfigError for limits with which this PySpark would end a query too early."""
     if options.trigger.given and not ADMITS:
         raise ConfigError(
             f"remotelog: {options.trigger.given[0]}: needs PySpark 4.2 or newer, this is "
@@ -116,8 +118,9 @@ def check_batch(options: SourceOptions) -> None:
 
 
 class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # type: ignore[misc]
-    """Lives in one process on the driver; `read` runs on executors, where nothing else is kept.
-    Spark keeps its offsets in the query's checkpoint; what they mean: `archive_reading`.
+    """Lives in one process on the driver. `read` runs on executors, which keep no other state.
+
+    Spark keeps the offsets in the query's checkpoint; `archive_reading` gives their meaning.
     """
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
@@ -135,7 +138,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
             return self._archive().initial()
 
     def getDefaultReadLimit(self) -> Any:
-        """What Spark shows, and gives back where the query's trigger does not say "all"."""
+        """The limit that Spark shows, and passes back unless the query's trigger says "all"."""
         trigger = self._options.trigger
         if trigger.offsets_max:
             return limits.ReadMaxRows(trigger.offsets_max)
@@ -150,14 +153,14 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
             self._archive().end_with_what_is_there()
 
     def latestOffset(self, start: StreamOffset | None = None, limit: Any = None) -> StreamOffset:
-        """PySpark 4.0 and 4.1 say neither."""
+        """PySpark 4.0 and 4.1 pass no arguments."""
         self._looked_for_new = True
         limited = ADMITS and limit is not None and not isinstance(limit, limits.ReadAllAvailable)
         with sentence_first():
             return self._archive().latest(start, limited=limited)
 
     def reportLatestOffset(self) -> StreamOffset:
-        """How far the archive is: with the end of the last batch the lag, in the progress."""
+        """The archive's ends; the query's progress shows the lag from the last batch to them."""
         return self._archive().last_seen()
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
@@ -172,7 +175,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
     def stop(self) -> None:
         if self._followed is not None:
             if self._repeated and not self._looked_for_new:
-                # PySpark 4.0 and 4.1 with availableNow, but for `register` of `fetchproxy.spark`.
+                # PySpark 4.0 and 4.1 with availableNow, without `register` of `fetchproxy.spark`.
                 log.warning("stream_ended_after_repeated_batch", hint="run it again for the rest")
             self._followed.close()
             self._followed = None
@@ -183,12 +186,12 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
         return self._followed
 
 
-# Spark finds the format by the package `pyspark_remotelog`. A schema of the user's says which
-# columns are built: Spark has no other way to say so to a Python data source.
+# Spark finds the format by the package `pyspark_remotelog`. The user's schema chooses the columns
+# to build: Spark has no other way to tell a Python data source.
 
 NAME = "remotelog"
 
-# As Spark's KafkaRecordToRowConverter has them.
+# As in Spark's KafkaRecordToRowConverter.
 _COLUMN_TYPES = {
     "key": "binary",
     "value": "binary",
@@ -204,7 +207,7 @@ _COLUMN_TYPES = {
 class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        keep_what_is_loaded()  # Spark makes it in workers that plan, one task a query
+        keep_what_is_loaded()  # Spark makes the source in planning workers, one task a query
 
     @classmethod
     def name(cls) -> str:
@@ -239,7 +242,7 @@ class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no t
 
 
 def register_source(spark: SparkSession) -> None:
-    """PySpark 4.0 refuses a format that it has found by itself, in `pyspark_remotelog`."""
+    """PySpark 4.0 refuses a format that it has found itself, in `pyspark_remotelog`."""
     try:
         spark.dataSource.register(RemoteLogDataSource)
     except AnalysisException as error:
@@ -252,7 +255,7 @@ def all_columns(*, headers: bool) -> str:
 
 
 def schema_of(columns: Iterable[str]) -> str:
-    """For `.schema(…)`: these columns alone are built. Raises ConfigError."""
+    """For `.schema(…)`: the source builds only these columns. Raises ConfigError."""
     names = tuple(columns)
     for name in names:
         _check_column(name)
@@ -260,9 +263,7 @@ def schema_of(columns: Iterable[str]) -> str:
 
 
 def chosen_columns(schema: StructType) -> tuple[str, ...]:
-    """Raises ConfigError where the user's schema has a column that there is not, or of another
-    type.
-    """
+    """Raises ConfigError if a column of the user's schema is unknown or has another type."""
     for column in schema.fields:
         expected = _check_column(column.name)
         if column.dataType.simpleString() != expected:
@@ -274,7 +275,7 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
 
 
 def _check_column(name: str) -> str:
-    """Its type."""
+    """Returns the column's type."""
     if name not in _COLUMN_TYPES:
         known = ", ".join(_COLUMN_TYPES)
         raise ConfigError(f"remotelog: no column {name!r}; there are {known}")
@@ -282,8 +283,10 @@ def _check_column(name: str) -> str:
 
 
 class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
-    """Has no `pushFilters`: with it PySpark reads nothing unless a setting is on, and then keeps
-    what one query has pushed for every other query of the same DataFrame or view.
+    """Has no `pushFilters`: with it PySpark reads nothing unless a setting is on.
+
+    With the setting on, PySpark keeps one query's filters for every other query of the same
+    DataFrame or view.
     """
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
@@ -311,9 +314,9 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
 
 
 class FilteringReader(RemoteLogReader):
-    """For the option `pushFilters`: of a DataFrame that one query alone uses."""
+    """For the option `pushFilters`: only one query may use the DataFrame."""
 
     def pushFilters(self, filters: list[Any]) -> Iterator[Any]:
-        """Those that Spark has to apply itself."""
+        """Returns the filters that Spark has to apply itself."""
         self._filters = PushedFilters()
         return iter(self._filters.push(filters))

@@ -1,5 +1,6 @@
-"""The project's async store for callers that are not: one thread with a loop of its own. Spark's
-workers and its planner are synchronous; while they decode, the next read is under way here.
+"""Gives synchronous callers the async store, on one thread with its own event loop.
+
+Spark's workers and its planner are synchronous. While they decode, the next read runs here.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open
 
 T = TypeVar("T")
 
-# Between two attempts at what a store may answer later: doubled from the first up to the second.
+# The pause before a retry doubles from the first value up to the second.
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 10.0
 
 
 def opened_store(options: SourceOptions) -> RemoteStorageManager:
-    """Nothing is read yet. Raises ConfigError."""
+    """The store, before the first read. Raises ConfigError."""
     try:
         config = StoreConfig.model_validate(dict(options.store_settings))
     except ValidationError as error:
@@ -36,10 +37,10 @@ def opened_store(options: SourceOptions) -> RemoteStorageManager:
 
 
 class LoopThread:
-    """An event loop on a thread of its own, and what is `opened` on it until `close`."""
+    """An event loop on its own thread. `opened` stays open on it until `close`."""
 
     def __init__(self, name: str, opened: AbstractAsyncContextManager[object]) -> None:
-        """Raises as the opening of `opened`."""
+        """Raises the errors of opening `opened`."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name=name)
         self._thread.start()
@@ -54,15 +55,15 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def done(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns."""
+        """Waits for the result of `work`."""
         return self.begin(work).result()
 
     def time(self) -> float:
-        """The loop's, in seconds."""
+        """The loop's time, in seconds."""
         return self._loop.time()
 
     def close(self) -> None:
-        """Whatever is under way is cancelled."""
+        """Cancels the work under way."""
         try:
             self.done(self._opened.__aexit__(None, None, None))
         finally:
@@ -85,10 +86,10 @@ async def _cancel_others() -> None:
 
 
 async def with_retries(what: str, read: Callable[[], Awaitable[T]], max_s: float) -> T:
-    """What `read` returns, tried again while the store may answer later.
+    """The result of `read`, which is retried while the store may answer later.
 
-    Raises RemoteStorageError of the same kind, with `what` was to be read; StorageUnavailable where
-    `max_s` seconds have passed.
+    Raises RemoteStorageError of the same type, naming `what`; StorageUnavailable after `max_s`
+    seconds.
     """
     last: FetchProxyError | None = None
     pause_s = RETRY_FIRST_S

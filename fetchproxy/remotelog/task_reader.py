@@ -1,4 +1,4 @@
-"""One task: ranges of segments' logs from the store, ahead of the decoder, to Arrow."""
+"""Reads one task: fetches ranges of segments' logs ahead of the decoder, which makes Arrow."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ T = TypeVar("T")
 
 
 def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
-    """`batches`, and then a line in the worker's log: a Python source can add no figure of its own
-    to Spark's page. A task that fails says so itself.
+    """Yields `batches`, then writes a line in the worker's log.
+
+    A Python source cannot add a figure to Spark's page. A task that fails reports itself.
     """
     rows = 0
     for batch in batches:
@@ -52,9 +53,8 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
     )
 
 
-# Memory of a worker is bounded: `RANGES_AHEAD_MAX` + 2 ranges of `RANGE_BYTES` (a batch that is
-# larger makes one longer), the decoder's arena, and one Arrow batch being made and one being
-# sent.
+# A worker's memory is bounded: `RANGES_AHEAD_MAX` + 2 ranges of `RANGE_BYTES` (a larger batch
+# makes a range longer), the decoder's arena, one Arrow batch being made and one being sent.
 RANGE_BYTES = 8 * 1024 * 1024
 RANGES_AHEAD_MAX = 1
 
@@ -73,9 +73,9 @@ class _Range:
 
 @dataclass(slots=True)
 class PassedOver:
-    """What a task has left out because its options say so; `records` at most, markers included."""
+    """Data that a task skipped by its options. `records`: an upper bound that includes markers."""
 
-    # Damaged batches (corruptBatches=skip), missing objects or reads behind their ends
+    # Damaged batches (corruptBatches=skip), and missing objects or reads beyond their ends
     # (failOnDataLoss=false).
     faults: int = 0
     records: int = 0
@@ -88,8 +88,9 @@ def read_task(
     rows: RowLimits = RowLimits(),  # noqa: B008 - frozen
     passed_over: PassedOver | None = None,
 ) -> Iterator[Any]:
-    """pyarrow.RecordBatches, in the order of offsets; `passed_over` is counted up meanwhile. Raises
-    CorruptSegment and RemoteStorageError, both with topic, partition, offset and object.
+    """Yields pyarrow.RecordBatches in the order of offsets. Counts skipped data in `passed_over`.
+
+    Raises CorruptSegment and RemoteStorageError, both with topic, partition, offset and object.
     """
     share_one_heap()
     arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition)
@@ -111,8 +112,9 @@ def _fetched_ahead(ranges: Iterator[_Range]) -> Iterator[_Range]:
 
 
 class _TaskReading:
-    """Ranges of one task, and what is wrong in them: the first fault ends the task, or all are
-    counted and passed over.
+    """The ranges of one task and their faults.
+
+    By the options, the first fault ends the task, or all faults are counted and skipped.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class _TaskReading:
         self._faults: list[dict[str, Any]] = []
 
     def ranges(self) -> Iterator[_Range]:
-        """Each with its read begun."""
+        """The read of each range has begun."""
         tip, rsm = self._task.tip, self._rsm
         for part in self._task.parts:
             where = f"{tip}, offsets {part.offset_from} to {part.offset_end - 1}"
@@ -213,7 +215,7 @@ class _TaskReading:
         self._passed_over.faults += 1
 
     def _lost(self, error: Exception, offset_from: int, offset_end: int) -> None:
-        """Objects that were to have these offsets."""
+        """Raises `error`, or counts the offsets of the missing objects as skipped."""
         if self._options.fail_on_data_loss:
             raise error
         log.warning("archived_data_lost", error=str(error))
@@ -221,7 +223,7 @@ class _TaskReading:
         self._passed_over.records += offset_end - offset_from
 
     def report(self) -> None:
-        """One line in the worker's log, and a file of JSON lines where a folder was named."""
+        """Writes one line in the worker's log and, if the options name a folder, JSON lines."""
         if not self._faults:
             return
         log.warning("corrupt_batches_skipped", count=len(self._faults), first=self._faults[0])
@@ -233,8 +235,9 @@ class _TaskReading:
 
 
 def _runs(part: SegmentPart, index: RemoteLogIndex) -> Iterator[tuple[int, int]]:
-    """Spans `i` … `j - 1` of the part, about RANGE_BYTES each. A span belongs to the part in which
-    it begins.
+    """Runs of the part's spans, `i` … `j - 1`, of about RANGE_BYTES each.
+
+    A span belongs to the part in which it begins.
     """
     spans = [
         n

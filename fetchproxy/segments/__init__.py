@@ -1,1 +1,1 @@
-"""What a segment is, in bytes and fields. No I/O; knows no store and no broker."""
+"""The bytes and fields of a segment. No I/O; knows no store and no broker."""

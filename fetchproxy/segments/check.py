@@ -1,4 +1,4 @@
-"""The bytes of segments held against what is said of them, one segment after the other. Pure."""
+"""Compares segments' bytes with their metadata and indexes, one segment after another. Pure."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from fetchproxy.segments.overlaps import epoch_at, first_difference
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.segments.side_files import ENTRY_BYTES, decode_epochs
 
-# The archiver is told by the broker (`aborted_txns`); this is for whoever has only the log. What
-# it cannot know is how a transaction ended whose marker the archive does not hold, nor which ones
-# were open where the log that is known begins.
+# The broker tells the archiver of aborted transactions (`aborted_txns`); this code is for callers
+# with only the log. It cannot know the end of a transaction whose marker is not in the archive,
+# nor the transactions that were open at the start of the known log.
 
 
 @dataclass(frozen=True, slots=True)
 class TxnEvent:
-    """A batch of a transaction: data, or (`control`, its type) a marker."""
+    """A batch of a transaction: data, or a marker of type `control`."""
 
     producer_id: int
     offset: int
@@ -43,13 +43,13 @@ class TxnEvent:
 
 
 class _Txn(NamedTuple):
-    last_offset: int  # its marker; where none was seen: how far the log was
-    first_offset: int  # of the data that was seen
+    last_offset: int  # the marker; if none was seen, the end of the seen log
+    first_offset: int  # the first seen data
     producer_id: int
 
 
 class TxnHistory:
-    """`add` in the order of the log; `restart` where it is not continuous. Then ask.
+    """Call `add` in the order of the log, and `restart` at each break in it. Then ask.
 
     It begins with a log's very first offset. Memory: one entry per aborted transaction, and one
     per producer.
@@ -58,10 +58,10 @@ class TxnHistory:
     def __init__(self) -> None:
         self._open: dict[int, int] = {}  # producer id -> first offset
         self._aborted: list[_Txn] = []
-        self._undecided: list[_Txn] = []  # the end of these was not seen
+        self._undecided: list[_Txn] = []  # their end was not seen
         self._dark: list[tuple[int, int]] = []  # offsets at which others may have been open
         self._run_start = 0
-        self.is_dark = False  # what was open where the log went on is not known
+        self.is_dark = False  # the transactions open at `_run_start` are not known
 
     def add(self, event: TxnEvent) -> None:
         if event.control is None:
@@ -76,7 +76,7 @@ class TxnHistory:
     def restart(
         self, log_end_offset: int, goes_on_at: int, aborted_open: Mapping[int, int] | None
     ) -> None:
-        """The log known so far ends at the one (inclusive), and goes on at the other.
+        """The known log ends at `log_end_offset` (inclusive) and goes on at `goes_on_at`.
 
         `aborted_open`: the first offset, by producer id, of each transaction that was open there
         and was aborted later; None: not known.
@@ -95,8 +95,9 @@ class TxnHistory:
         self.restart(log_end_offset, log_end_offset + 1, None)
 
     def aborted_in(self, first: int, last: int) -> tuple[AbortedTxn, ...]:
-        """The entries of the segment `first` … `last`, as its transaction index has them. Raises
-        CorruptSegment where the archive does not show all of them, or how one ended.
+        """The transaction index entries of the segment `first` … `last`.
+
+        Raises CorruptSegment if the archive does not show all of them, or the end of one.
         """
         for start, end in self._dark:
             if start <= last and end >= first:
@@ -119,21 +120,21 @@ def _overlaps(txn: _Txn, first: int, last: int) -> bool:
 
 @dataclass(slots=True)
 class SeenLog:
-    """How far the partition's log was read, front to back."""
+    """The part of the partition's log that was read, front to back."""
 
-    end: int = -1  # up to there each event was seen, from where the history was begun
+    end: int = -1  # every event from the history's start up to here was seen
     last: RemoteLogSegmentMetadata | None = None
     lineage: tuple[EpochStart, ...] | None = None  # up to `lineage_end`; None: not known
-    lineage_end: int = -1  # of the last segment whose lineage was noted; -1: there was none
+    lineage_end: int = -1  # of the last segment with a noted lineage; -1: there was none
 
     def goes_on_with(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """The segment begins where this log ends, or it is another copy of the last one."""
+        """True: the segment continues this log, or it is another copy of the last one."""
         if metadata.start_offset > self.end + 1:
             return False
         return self.last is None or first_difference(self.last, metadata) is None
 
     def lineage_before(self, metadata: RemoteLogSegmentMetadata) -> tuple[EpochStart, ...] | None:
-        """None: what lies before it is not there, or not known."""
+        """The lineage below the segment's start. None: it is missing or not known."""
         if self.lineage is None or metadata.start_offset > self.lineage_end + 1:
             return None
         return tuple(e for e in self.lineage if e.start_offset < metadata.start_offset)
@@ -148,16 +149,15 @@ class SeenLog:
             )
 
 
-# What must be true (`fetchproxy.segments.side_files`): a segment lists an aborted transaction
-# if and only if the transaction overlaps it. Whether one was aborted is known at its marker,
-# perhaps segments later, so open transactions are carried over; nothing else is. Data below the
-# first checked offset is not seen, and entries that begin there are believed where the log does
-# not contradict.
+# The rule (`fetchproxy.segments.side_files`): a segment lists an aborted transaction if and only
+# if the transaction overlaps it. Only the marker shows an abort, perhaps segments later, so the
+# check carries over open transactions, and nothing else. It does not see data below the first
+# checked offset. It believes entries that begin there unless the log contradicts them.
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Of one object of a segment."""
+    """A fault of one object of a segment."""
 
     object_key: str
     byte_position: int | None
@@ -167,7 +167,7 @@ class Finding:
 
 @dataclass(slots=True)
 class _Open:
-    """A transaction without its marker yet; the first segments that list and do not list it."""
+    """A transaction without a marker yet, and the first segments that list it and omit it."""
 
     first_offset: int
     listed_in: str | None = None
@@ -175,9 +175,9 @@ class _Open:
 
 
 class TxnCheck:
-    """Holds a partition's transaction indexes against the markers in its log, segment by segment.
+    """Compares a partition's transaction indexes with the markers in its log, by segments.
 
-    `begin`, each batch in order, `end`; per segment. `restart` where the log is not continuous.
+    For each segment call `begin`, `batch` in order, `end`. Call `restart` at a break in the log.
 
     Memory: one entry per producer with an open transaction, and the segment's own index.
     """
@@ -185,7 +185,7 @@ class TxnCheck:
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self._run_start: int | None = None
-        self._ended: set[int] = set()  # producers of which a marker was seen since then
+        self._ended: set[int] = set()  # producers with a marker seen since then
         self._key = ""
         self._end_offset = -1
         self._entries: tuple[AbortedTxn, ...] = ()
@@ -281,7 +281,7 @@ class TxnCheck:
         return False
 
     def _begins_below(self, entry: AbortedTxn) -> bool:
-        """It may be right. A marker that was seen has ended what the producer had begun below."""
+        """True: the entry may be right. A seen marker ends what its producer began below."""
         if self._run_start is None or entry.producer_id in self._ended:
             return False
         return entry.first_offset < self._run_start
@@ -294,11 +294,11 @@ class TxnCheck:
         self._faults.append(Finding(self._key, position, offset, what))
 
 
-# Every fault is reported once, where it is, and not again as its own consequences: after a broken
-# batch the walk goes on behind it where that makes sense, else at the next index entry, and a
-# span that holds a broken batch is not compared with its index entry.
+# Each fault is reported once, at its place, and its consequences are not. After a broken batch the
+# walk goes on after it if that makes sense, else at the next index entry. A span that holds a
+# broken batch is not compared with its index entry.
 
-_WHERE = re.compile(r" at byte [0-9]+")  # counted from the bytes at hand: a Finding says it better
+_WHERE = re.compile(r" at byte [0-9]+")  # within the bytes at hand; a Finding has the true place
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ class Next:
 
 @dataclass(slots=True)
 class _SpanSum:
-    """What the batches of one span say."""
+    """The fields of an index entry, from the batches of its span."""
 
     first_offset: int
     first_timestamp_ms: int
@@ -320,15 +320,16 @@ class _SpanSum:
 
 
 class SegmentCheck:
-    """One segment's bytes held against its metadata and its remoteLogIndex, batch by batch.
+    """Compares one segment's bytes with its metadata and its remoteLogIndex, batch by batch.
 
-    `take` bytes as `Next` asks until it answers None, then `finish`; `findings` are the result.
+    Call `take` with the bytes that `Next` names until it returns None, then `finish`. `findings`
+    is the result.
 
     `continues`: the segment before it ends at `start_offset - 1`. Otherwise the first batch may
     begin below `start_offset`, as DeleteRecords can trim a log inside a batch.
 
-    Of a segment that was clipped, what lies above its end must be whole, as it is read with the
-    rest, but says nothing of the log.
+    Batches above a clipped segment's end must be whole, as they are read with the rest, but say
+    nothing of the log.
     """
 
     def __init__(
@@ -348,11 +349,11 @@ class SegmentCheck:
         self._continues = continues
         self.findings: list[Finding] = []
         self.log_is_sound = True
-        # Where the next batch may begin; two places after a base offset that does not fit, as
-        # either it or what came before it is wrong; none after bytes that could not be read.
+        # Offsets at which the next batch may begin. Two after a base offset that does not fit, as
+        # either it or the one before it is wrong. None after unreadable bytes.
         self._expected: tuple[int, ...] = (metadata.start_offset,)
         self._first = True
-        self._suspect: int | None = None  # where a batch failed its CRC: its size may be wrong
+        self._suspect: int | None = None  # byte of a batch with a bad CRC: its size may be wrong
         self._cut = False
         self._max_timestamp_ms = -1
         self._span = 0  # the first span that does not end at or before the position
@@ -374,7 +375,7 @@ class SegmentCheck:
         return self._partial(data, at - position, at)
 
     def short(self, position: int) -> None:
-        """The object ends at `position`, before the segment does. What is there is checked."""
+        """The object ends at `position`, before the segment does. Checks the bytes before it."""
         self._log_fault(position, None, f"object ends here, metadata say {self._size} bytes")
         self._size = position
         self._cut = True
@@ -394,7 +395,7 @@ class SegmentCheck:
             self.findings.append(Finding(self._key_of(SegmentFile.METADATA), None, None, what))
 
     def _partial(self, data: Buffer, start: int, position: int) -> Next | None:
-        """What is left holds no whole batch: ask for it, unless it cannot be in the segment."""
+        """Asks for the rest of a batch that is not whole, unless the segment cannot hold it."""
         left = self._size - position
         if left < HEADER_BYTES:
             return None if self._cut else self._broken(position, f"{left} bytes are no batch")
@@ -409,12 +410,12 @@ class SegmentCheck:
         return Next(position, size)
 
     def _broken(self, position: int, what: str) -> Next | None:
-        """Go on at the next index entry: the only other place where a batch is known to begin."""
+        """Goes on at the next index entry, the only other place where a batch surely begins."""
         if self._suspect is None:
             offset = self._expected[0] if self._expected else None
             self._log_fault(position, offset, what)
         else:
-            position = self._suspect  # its size led here, and has been reported there
+            position = self._suspect  # its size led here; it is already reported
         self._expected = ()
         self._suspect = None
         self._sum = None
@@ -424,7 +425,7 @@ class SegmentCheck:
         return None
 
     def _batch(self, data: Buffer, header: BatchHeader, position: int) -> bool:
-        """False: what `header` says cannot be trusted, not even its size."""
+        """False: the header cannot be trusted, not even its size."""
         sound = check_crc(data, header)
         known = len(self.findings)
         suspected = self._suspect is not None
@@ -457,9 +458,9 @@ class SegmentCheck:
         return True
 
     def _counts(self, header: BatchHeader, position: int) -> bool:
-        """False: it lies above the place where the segment was clipped, which is between batches.
+        """False: the batch lies above the clipped segment's end, which is between batches.
 
-        (Where it was not clipped, what is wrong with its end is said once, by `finish`.)
+        (If the segment was not clipped, `finish` reports a wrong end, once.)
         """
         clipped_at = self._metadata.end_offset
         if self._metadata.copied_end_offset is None or header.last_offset <= clipped_at:
@@ -470,7 +471,7 @@ class SegmentCheck:
         return False
 
     def _follows(self, header: BatchHeader) -> bool:
-        """Does it begin where it may? Also true where nothing is expected."""
+        """True: the batch begins at an expected offset, or no offset is expected."""
         if not self._expected or header.base_offset in self._expected:
             return True
         may_be_trimmed = self._first and not self._continues
@@ -541,9 +542,10 @@ class SegmentCheck:
 def first_newer(
     segment: RemoteLogSegmentMetadata, lineage: Sequence[EpochStart], from_offset: int
 ) -> int | None:
-    """The first of its offsets, from that one on, that `lineage` has of a newer epoch; None: none.
+    """The segment's first offset from `from_offset` on with a newer epoch in `lineage`.
 
-    Below its first entry the lineage says nothing, and a segment without epochs is believed.
+    None: there is none. The lineage says nothing below its first entry. A segment without epochs
+    is believed.
     """
     if not lineage or not segment.segment_leader_epochs:
         return None
@@ -559,7 +561,7 @@ def first_newer(
 def clip_epochs(
     lineage: Sequence[EpochStart], start_offset: int, end_offset: int
 ) -> tuple[EpochStart, ...]:
-    """A lineage as the metadata of the segment `start_offset` … `end_offset` state it."""
+    """The lineage as in the metadata of the segment `start_offset` … `end_offset`."""
     clipped: list[EpochStart] = []
     for entry in lineage:
         if entry.start_offset <= start_offset:
@@ -569,20 +571,20 @@ def clip_epochs(
     return tuple(clipped)
 
 
-# Only of a whole log may anything be derived. Every batch of a log that was cut between two batches
-# still passes its CRC. So how far a segment goes has to be said by its log and by somebody else:
-# its metadata, or else its index and what begins behind it. A batch's leader epoch is not covered
-# by its CRC either, and takes a second voice, too.
+# Only a whole log may be used to derive anything. If a log was cut between two batches, each
+# remaining batch still passes its CRC. So a second witness has to confirm the log's end: the
+# segment's metadata, else its index or the start of the next segment, or both. The CRC does not
+# cover a batch's leader epoch either, so the epoch needs a second witness, too.
 
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """What says how far a segment's log goes, besides the log.
+    """The witnesses of the end of a segment's log, besides the log.
 
-    `known`: its metadata, None where they are lost. `index`, `epochs`: these objects as they are,
-    None where they are missing. `starts`: where the partition's other segments begin.
-    `finished_to`: the last offset that is known to have been archived, `stated_end` the one that
-    was put on record; None: there are no records.
+    `known`: its metadata; None: they are lost. `index`, `epochs`: the bytes of these objects; None:
+    they are missing. `starts`: the start offsets of the partition's other segments.
+    `finished_to`: the last offset known to have been archived. `stated_end`: the last offset on
+    record. None: there are no records.
     """
 
     known: RemoteLogSegmentMetadata | None
@@ -594,7 +596,7 @@ class Witnesses:
 
 
 def check_whole(log: GatheredSegment, witnesses: Witnesses) -> None:
-    """Raises CorruptSegment where nobody confirms that `log` is the segment's log, all of it."""
+    """Raises CorruptSegment unless a witness confirms that `log` is the segment's whole log."""
     known = witnesses.known
     if known is None:
         _check_lost(log, witnesses)
@@ -619,7 +621,7 @@ def _check_lost(log: GatheredSegment, witnesses: Witnesses) -> None:
 
 
 def _ends_there(log: GatheredSegment, witnesses: Witnesses) -> bool:
-    """Another segment begins right behind it, or the archive was finished up to there."""
+    """True: another segment begins right after the log, or the archive was finished to its end."""
     return log.end_offset + 1 in witnesses.starts or log.end_offset == witnesses.stated_end
 
 
@@ -632,7 +634,7 @@ def _check_epochs(log: GatheredSegment, witnesses: Witnesses) -> None:
     beside = epochs_beside(witnesses.epochs, log.start_offset, end)
     if beside is None:
         if known is None:
-            return  # nobody contradicts it
+            return  # no witness contradicts it
     elif beside == own or (known is None and agrees(beside, own)):
         return
     raise CorruptSegment(f"the log has {own}, and what else says its leader epochs does not")
@@ -641,7 +643,7 @@ def _check_epochs(log: GatheredSegment, witnesses: Witnesses) -> None:
 def epochs_beside(
     raw: bytes | None, start_offset: int, end_offset: int
 ) -> tuple[EpochStart, ...] | None:
-    """Those of the segment by its `.epochs`; None where that cannot be read."""
+    """The segment's epochs in its `.epochs`. None: it is missing or unreadable."""
     if raw is None:
         return None
     try:
@@ -653,7 +655,7 @@ def epochs_beside(
 def epochs_that_agree(
     metadata: RemoteLogSegmentMetadata, raw: bytes | None
 ) -> tuple[EpochStart, ...] | None:
-    """The lineage that `raw` states; None where it is not what the segment's metadata say."""
+    """The lineage in `raw`. None: it does not agree with the segment's metadata."""
     beside = epochs_beside(raw, metadata.start_offset, metadata.end_offset)
     if raw is None or beside is None or not agrees(beside, metadata.segment_leader_epochs):
         return None
@@ -661,7 +663,7 @@ def epochs_that_agree(
 
 
 def agrees(beside: Sequence[EpochStart], own: Sequence[EpochStart]) -> bool:
-    """Batches without an epoch leave none in a segment, but do not end the lineage before it."""
+    """Batches without an epoch add none to a segment, but do not end the lineage before it."""
     return tuple(beside) == tuple(own) or (not own and len(beside) <= 1)
 
 

@@ -1,6 +1,4 @@
-"""What a segment's batches make of it: where it is cut, its aborted transactions, its metadata
-and its indexes. Pure.
-"""
+"""Derives a segment from its batches: its cut, aborted transactions, metadata and indexes. Pure."""
 
 from __future__ import annotations
 
@@ -22,23 +20,23 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 # A read_committed fetch lists each aborted transaction that overlaps the fetched range as
 # (producer id, first offset), whether or not its ABORT marker lies in the range. The list is
 # complete for all offsets below the LSO, as an offset is below it only once its transaction is
-# decided. The last offset is that of the producer's next ABORT marker after the first offset.
+# decided. A transaction's last offset is the producer's next ABORT marker after the first offset.
 #
 # Each segment lists *every* aborted transaction that overlaps it (see
 # `fetchproxy.segments.side_files`), and its first fetch begins at its first offset, so a
-# segment needs nothing from the one before it. Where the marker is not in it, the entry ends with
-# it.
+# segment needs nothing from the segment before it. If the marker is not in the segment, the entry
+# ends with the segment.
 
 
 class AbortedTxnCollector:
-    """Feed it in log order: first what a fetch reports, then the markers of its batches."""
+    """Feed it in log order: first a fetch's aborted transactions, then its batches' markers."""
 
     def __init__(self) -> None:
         self._marker_of: dict[tuple[int, int], int | None] = {}
         self._open: dict[int, list[int]] = {}  # producer id -> first offsets without a marker yet
 
     def report(self, aborted: Iterable[tuple[int, int]]) -> None:
-        """(producer id, first offset) pairs; those known already change nothing."""
+        """`aborted`: (producer id, first offset) pairs. Known pairs change nothing."""
         for producer_id, first_offset in aborted:
             if (producer_id, first_offset) not in self._marker_of:
                 self._marker_of[(producer_id, first_offset)] = None
@@ -47,7 +45,7 @@ class AbortedTxnCollector:
     def abort_marker(self, producer_id: int, offset: int) -> None:
         """An ABORT marker ends the producer's open transaction; without data there is none.
 
-        A fetch may also have reported the producer's next aborted transaction: that stays open.
+        A fetch may also have reported the producer's next aborted transaction, which stays open.
         """
         later: list[int] = []
         for first_offset in self._open.pop(producer_id, ()):
@@ -70,8 +68,8 @@ def listed_aborted(txns: Iterable[tuple[int, int, int]], last: int) -> tuple[Abo
     """The entries of the segment that ends with offset `last` (inclusive), by last offset. `txns`:
     offset of the marker, first offset, producer id.
 
-    `last_stable_offset` as in Kafka's ProducerStateManager, counting aborted transactions only: a
-    search in order of the markers may stop at an entry whose LSO it has reached.
+    `last_stable_offset` is as in Kafka's ProducerStateManager, counting only aborted transactions.
+    A search in order of the markers may stop at an entry whose LSO it has reached.
     """
     entries: list[AbortedTxn] = []
     undecided = last + 1  # lowest first offset of the transactions that end later
@@ -85,15 +83,15 @@ def listed_aborted(txns: Iterable[tuple[int, int, int]], last: int) -> tuple[Abo
     return tuple(entries)
 
 
-# Kafka numbers records without a hole, markers of transactions included, and a producer fills the
-# offsets of its batch. Only the log cleaner takes records out: from inside a batch, which keeps
-# its last offset, or whole batches. So what was compacted once shows for as long as it is in the
-# log, also when the topic's cleanup.policy is `delete` again; a part that has lost nothing is
-# like any other, and is archived as such.
+# Kafka numbers records and transaction markers without a hole, and a producer fills the offsets of
+# its batch. Only the log cleaner removes records: whole batches, or records from inside a batch,
+# which keeps its last offset. So compaction shows as long as the compacted part is in the log,
+# even if the topic's cleanup.policy is `delete` again. A part that has lost no record is archived
+# like any other.
 
 
 def compaction_sign(header: BatchHeader, position: int) -> str | None:
-    """What the next batch at `position` shows of compaction, in words; None: nothing.
+    """The sign of compaction in the next batch at `position`, in words. None: there is none.
 
     A batch may begin below `position` (DeleteRecords, or a resume in the middle), never above it.
     """
@@ -107,21 +105,21 @@ def compaction_sign(header: BatchHeader, position: int) -> str | None:
     return None
 
 
-# Only batches whose last offset is below the last stable offset are taken (read_committed): what
-# an archive holds was decided, and a reader of it needs no later transaction state.
+# Only batches whose last offset is below the last stable offset are taken (read_committed). So all
+# archived transactions are decided, and a reader needs no later transaction state.
 
 
 class CutReason(StrEnum):
     BYTES = "bytes"  # the next batch would make it larger than segment_bytes_max
     AGE = "age"  # its first batch was read segment_age_max_ms ago
-    SPOOL = "spool"  # all gathered ones together are above spool_bytes_max, or its disk is full
-    GAP = "gap"  # the broker has deleted what comes next
-    SHORT = "short"  # nothing more is there and nobody waits for more
+    SPOOL = "spool"  # all gathered segments exceed spool_bytes_max, or the disk is full
+    GAP = "gap"  # the broker has deleted the next offsets
+    SHORT = "short"  # there are no more batches, and the caller waits for none
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """`headers[start:end]` join the segment; `full`: whatever follows belongs into the next one."""
+    """`headers[start:end]` join the segment. `full`: later batches belong to the next segment."""
 
     start: int
     end: int
@@ -138,8 +136,8 @@ def plan_take(
 ) -> Take:
     """`headers` follow each other; `position` is the first offset that is still wanted.
 
-    A batch that is alone larger than `segment_bytes_max` makes a segment by itself. A broker may
-    send batches that end below the position it was asked for; they are passed over.
+    A batch larger than `segment_bytes_max` makes a segment by itself. A broker may send batches
+    that end below the requested position; they are skipped.
     """
     start = 0
     while start < len(headers) and headers[start].last_offset < position:
@@ -162,7 +160,7 @@ def cut_reason(
     segment_age_max_ms: int,
     spool_bytes_max: int,
 ) -> CutReason | None:
-    """Whether a segment that is not full is closed anyway; ask only of one that holds a batch."""
+    """The reason to close a segment that is not full but holds a batch. None: there is none."""
     if age_ms >= segment_age_max_ms:
         return CutReason.AGE
     if spool_bytes >= spool_bytes_max:
@@ -175,7 +173,7 @@ _BLOCK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class KafkaFiles:
-    """A broker's own files of the segment, byte for byte; None: it had none that fits."""
+    """A broker's own files of the segment, byte for byte. None: it had no file that fits."""
 
     offset_index: bytes | None = None
     time_index: bytes | None = None
@@ -187,7 +185,7 @@ class GatheredSegment:
     """A closed segment, ready to be copied any number of times."""
 
     tip: TopicIdPartition
-    start_offset: int  # the position that was read from, see RemoteLogSegmentMetadata
+    start_offset: int  # the position that reading began at, see RemoteLogSegmentMetadata
     end_offset: int  # inclusive
     max_timestamp_ms: int
     size_bytes: int
@@ -195,21 +193,22 @@ class GatheredSegment:
     aborted: tuple[AbortedTxn, ...]
     log: Path
     log_crc: int  # CRC-32C of all of `log`, as it lies there
-    log_settled: bool  # nobody will write to `log` again; False: it is a broker's own file
-    index: RemoteLogIndex  # without an object key, which each copy attempt has anew
+    log_settled: bool  # True: nobody writes to `log` again. False: it is a broker's own file
+    index: RemoteLogIndex  # without an object key: each copy attempt has a new one
     compressible: bool = False  # most of its bytes are in batches that are not compressed
     stream_key: bytes | None = field(default=None, repr=False)  # `log` is encrypted with it
     kafka_files: KafkaFiles = KafkaFiles()
 
     async def check_size(self) -> None:
-        """As `check_log`, at no cost: is the file there, and as long as it was?"""
+        """Like `check_log`, at no cost: checks only that the file exists and its size is right."""
         size_bytes = (await asyncio.to_thread(self.log.stat)).st_size
         if size_bytes != self.size_bytes:
             raise CorruptSegment(f"{self.tip}: the spool file {self.log} has changed its size")
 
     async def check_log(self) -> None:
-        """Is the file what was gathered? A disk, a cleaner of temporary folders or a broker that
-        truncates its log may differ. Raises CorruptSegment, OSError.
+        """Checks that the file has the gathered bytes. Raises CorruptSegment, OSError.
+
+        A disk, a cleaner of temporary folders or a broker that truncates its log may change it.
         """
         crc, size_bytes = await asyncio.to_thread(file_crc, self.log)
         if (crc, size_bytes) != (self.log_crc, self.size_bytes):
@@ -217,11 +216,11 @@ class GatheredSegment:
 
 
 class SegmentSummary:
-    """What metadata and indexes need, from batches in the order of the log. Pure.
+    """Collects the data of metadata and indexes from batches in the order of the log. Pure.
 
-    `add` raises CorruptSegment where a batch does not continue the log, CompactedLog where it shows
-    that records were taken out; then it is of no use any more. `first_timestamp_ms`: of the first
-    record, None before it.
+    `add` raises CorruptSegment if a batch does not continue the log, and CompactedLog if it shows
+    that records were removed; then the summary is useless. `first_timestamp_ms`: of the first
+    record; None before it.
     """
 
     def __init__(self, tip: TopicIdPartition, start_offset: int) -> None:
@@ -242,11 +241,11 @@ class SegmentSummary:
         return tuple(self._epochs)
 
     def report(self, aborted: Iterable[tuple[int, int]]) -> None:
-        """(producer id, first offset) of aborted transactions, before the batches they are in."""
+        """`aborted`: (producer id, first offset) of transactions. Call it before their batches."""
         self._aborted.report(aborted)
 
     def add(self, records: Buffer, header: BatchHeader) -> None:
-        """The next batch, which lies in `records`. Its bytes are counted by `add_bytes`."""
+        """Adds the next batch, which lies in `records`. `add_bytes` counts its bytes."""
         sign = compaction_sign(header, self.position)
         if sign is not None:
             raise CompactedLog(
@@ -277,12 +276,12 @@ class SegmentSummary:
         self.position = header.last_offset + 1
 
     def add_bytes(self, chunk: memoryview) -> None:
-        """The bytes of batches that were added, all of them and in order, as the file has them."""
+        """Takes all bytes of the added batches, in order, as in the file."""
         self.size_bytes += len(chunk)
         self._crc = crc32c(chunk, self._crc)
 
     def close(self, log: Path, *, settled: bool) -> GatheredSegment:
-        """`log` holds what was added; at least one batch must have been."""
+        """`log` holds the added batches, of which there has to be at least one."""
         return GatheredSegment(
             tip=self._tip,
             start_offset=self.start_offset,

@@ -1,5 +1,5 @@
-"""The objects in the store that say something of a segment or a partition, as JSON: their
-fields, and what can be true of them. Pure.
+"""The JSON objects in the store that describe a segment or a partition: their fields and legal
+values. Pure.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 
-# Everything that comes in from the metadata topic, from the store or from a cache file passes
-# here as it is decoded, and nothing behind it checks again: paths are made of topic names, and
-# one is added to offsets.
+# This code checks all data from the metadata topic, the store and cache files as it is decoded.
+# Later code does not check it again: it makes paths of topic names, and adds one to offsets.
 
 PARTITION_MAX = 2**31 - 1
 _NAME_SHOWN_MAX = 80
@@ -47,7 +46,7 @@ def legal_partition(topic_id: UUID, topic: str, partition: int) -> TopicIdPartit
 
 
 def legal_segment(said: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-    """`said` itself; none of its fields is below its least value. Raises CorruptSegment."""
+    """Returns `said`, whose fields are not below their least values. Raises CorruptSegment."""
     start, end, copied = said.start_offset, said.end_offset, said.stored_end_offset
     if not 0 <= start <= end <= copied <= OFFSET_MAX:
         raise CorruptSegment(
@@ -70,13 +69,13 @@ E = TypeVar("E", bound=Enum)
 
 
 class NewerMetadataVersion(CorruptSegment):
-    """Written by a newer fetchproxy; not broken, but not to be read by this one."""
+    """A newer fetchproxy wrote it. It is not broken, but this fetchproxy cannot read it."""
 
 
 def decode_document(raw: bytes, key: str, version: int, read: Callable[[Fields], T]) -> T:
-    """`read` one document of up to `version`; raises CorruptSegment, naming `key` and the field.
+    """Reads one document of up to `version`. Raises CorruptSegment, naming `key` and the field.
 
-    NewerMetadataVersion where its own `version` is above that.
+    Raises NewerMetadataVersion if the document's own `version` is above that.
     """
     try:
         # RecursionError: thousands of nested brackets; ValueError: no JSON or no UTF-8.
@@ -97,7 +96,7 @@ def decode_document(raw: bytes, key: str, version: int, read: Callable[[Fields],
 
 
 def json_document(fields: Mapping[str, object]) -> bytes:
-    """Line by line, for people who look into the store."""
+    """One field a line, for people who look into the store."""
     return json.dumps(fields, indent=1).encode() + b"\n"
 
 
@@ -111,9 +110,9 @@ def of_partition(tip: TopicIdPartition, version: int) -> dict[str, object]:
 
 
 class Fields:
-    """Typed look-ups in one JSON object; a fault is a CorruptSegment that names the field."""
+    """Typed look-ups in one JSON object. A fault raises CorruptSegment, naming the field."""
 
-    def __init__(self, document: Any) -> None:  # whatever json.loads gave
+    def __init__(self, document: Any) -> None:  # any result of json.loads
         if not isinstance(document, dict):
             raise CorruptSegment(f"a JSON {type(document).__name__}, not an object")
         self._document = document
@@ -144,7 +143,7 @@ class Fields:
         return value
 
     def integers(self, name: str, low: int, limit: int) -> tuple[int, ...]:
-        """A list; where it is missing, an empty one."""
+        """A list; empty if the field is missing."""
         values = self._list(name, int, "integers") if name in self._document else []
         if not all(low <= value < limit for value in values):
             raise CorruptSegment(f"field {name} has integers not from {low} below {limit}")
@@ -190,13 +189,13 @@ class Fields:
         return [Fields(entry) for entry in self._typed(name, list, "no list")]
 
     def partition(self) -> TopicIdPartition:
-        """Raises CorruptSegment also for what no partition can be called."""
+        """Raises CorruptSegment, also for an illegal topic name."""
         partition = self.integer("partition", 0, INT32)
         return legal_partition(self.uuid("topic_id"), self.text("topic"), partition)
 
 
-# The lives of a remote log segment and of a partition's deletion: Kafka's RemoteLogSegmentState and
-# RemotePartitionDeleteState.
+# The states of a remote log segment and of a partition's deletion: Kafka's RemoteLogSegmentState
+# and RemotePartitionDeleteState.
 #
 #       (new)
 #         │
@@ -210,9 +209,9 @@ class Fields:
 #     DELETE_SEGMENT_STARTED ◄──────────┘      readers in flight get their grace
 #         │
 #         ▼
-#     DELETE_SEGMENT_FINISHED                  nothing is left but this word
+#     DELETE_SEGMENT_FINISHED                  only this word is left
 #
-# A topic that was deleted takes its partitions through
+# The partitions of a deleted topic go through
 #
 #     (none) ─► DELETE_PARTITION_MARKED ─► DELETE_PARTITION_STARTED ─► DELETE_PARTITION_FINISHED
 #               found deleted              its segments go              nothing is left of it
@@ -234,10 +233,10 @@ LEGAL_NEXT: dict[State | None, frozenset[State]] = {
 
 
 def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMetadata) -> None:
-    """Raises ValueError where `new` may not follow what is `known` of the segment.
+    """Raises ValueError if `new` may not follow the `known` metadata of the segment.
 
-    Besides the table: a segment that was cut (unclean leader election) never grows again, so that a
-    message of before, which arrives late or twice, cannot bring a dead lineage back.
+    Besides the table: a segment that was cut (unclean leader election) never grows again. So an
+    old message that arrives late or twice cannot bring a dead lineage back.
     """
     old = None if known is None else known.state
     if new.state is not old and new.state not in LEGAL_NEXT[old]:
@@ -255,35 +254,35 @@ def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMe
 
 
 def check_deletion(old: DeleteState | None, new: DeleteState) -> None:
-    """Raises ValueError where `new` may not follow `old`; None is a partition nobody deletes."""
+    """Raises ValueError if `new` may not follow `old`. None: nobody deletes the partition."""
     following = DeleteState.DELETE_PARTITION_MARKED if old is None else old + 1
     if new not in (old, following):
         before = "a partition nobody deletes" if old is None else old.name
         raise ValueError(f"illegal partition deletion: {before} to {new.name}")
 
 
-# The fields of a segment's metadata, each once. The record of topic and flat file (`records`), the
-# JSON object beside a segment and the columns in memory (`metadata.columns`) are made of them.
+# The fields of a segment's metadata, each once. They make up the record of topic and flat file
+# (`records`), the JSON object beside a segment and the columns in memory (`metadata.columns`).
 
 
 class FieldKind(Enum):
-    """How a value lies in a record, big-endian; in JSON it is a number if nothing else is said."""
+    """The form of a value in a record, big-endian. In JSON it is a number unless noted here."""
 
     UUID = "16s"  # in JSON as Kafka writes Uuids
     INT64 = "q"
     SIZE = "Q"  # int64; in version 0 of the record int32
-    OPTIONAL_INT64 = "q?"  # -1: none; in JSON it is left out then
-    LAST_EPOCH = "i"  # of the segment's leader epochs; -1: none. In no JSON, and read by nobody
-    EPOCHS = "[]"  # a count (int32), and int32 and int64 of each; a list of objects in JSON
+    OPTIONAL_INT64 = "q?"  # -1: none; JSON then leaves it out
+    LAST_EPOCH = "i"  # the last leader epoch; -1: none. JSON has no such field; nothing reads it
+    EPOCHS = "[]"  # a count (int32), then int32 and int64 of each; in JSON a list of objects
     STATE = "b"  # its name in JSON
     BOOLEAN = "?"
 
 
 class StoredField(NamedTuple):
-    """One row of RemoteLogSegmentMetadata; `low` is its least legal value, or that field.
+    """One field of RemoteLogSegmentMetadata. `low`: its least legal value, or a field with it.
 
-    `since`: the record's version that has it first; `if_absent` is its value in those before. A new
-    field has a version of its own; objects without it are of before, too.
+    `since`: the first version of the record with the field. `if_absent`: its value in earlier
+    versions. A new field makes a new version; objects without the field are older, too.
     """
 
     attribute: str
@@ -295,7 +294,7 @@ class StoredField(NamedTuple):
     if_absent: Any = None
 
     def least(self, values: Mapping[str, Any]) -> int:
-        """`values`: of the fields before this one, by attribute."""
+        """`values`: the values of the fields before this one, by attribute."""
         return values[self.low] if isinstance(self.low, str) else self.low
 
 
@@ -312,7 +311,7 @@ FIELDS = (
     EPOCHS_FIELD,
     StoredField("segment_size_bytes", "segmentSizeInBytes", "segment_size_bytes", FieldKind.SIZE),
     StoredField("state", "remoteLogState", "state", FieldKind.STATE),
-    # A reader that does not know asks for the index of transactions, and fails without one
+    # If the value is unknown, a reader asks for the transaction index. Without an index it fails
     # instead of serving aborted records.
     StoredField(
         "has_aborted_txns", "hasAbortedTxns", "has_aborted_txns", FieldKind.BOOLEAN,
@@ -322,7 +321,7 @@ FIELDS = (
         "copied_end_offset", "copiedEndOffset", "copied_end_offset", FieldKind.OPTIONAL_INT64,
         low="end_offset", since=1,
     ),
-    # Who overlooked it would take the log for damaged.
+    # A reader that overlooked it would take the log for damaged.
     StoredField("packed", "packed", "packed", FieldKind.BOOLEAN, since=2, if_absent=False),
 )  # fmt: skip
 
@@ -336,9 +335,9 @@ FIELDS = (
 # A field that an older reader may overlook can be added to a version; anything else makes a new
 # version, which an older reader refuses instead of guessing.
 #
-# Version 2 is written for segments that a truncation has clipped, and for these alone: it adds
-# `"copied_end_offset"`, and whoever overlooked that would take the object for a damaged one.
-# Likewise version 3 for those whose log is packed, `"packed": true`; such a one may be clipped too.
+# Version 2 is written only for segments that a truncation has clipped. It adds
+# `"copied_end_offset"`; a reader that overlooked it would take the object for damaged. Likewise,
+# version 3 is for segments with a packed log, `"packed": true`. They may be clipped too.
 
 SEGMENT_VERSION = 3
 _CLIPPED_VERSION = 2
@@ -421,7 +420,7 @@ def _json_value(
 #
 #     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "log_start_offset": 1234}
 #
-# Nothing reads it back: the object's key says all that counts (`object_keys`).
+# Nothing reads it back: the object's key has all the values (`object_keys`).
 
 LOG_START_VERSION = 1
 
@@ -462,18 +461,18 @@ def _deletion(fields: Fields) -> RemotePartitionDeleteMetadata:
     )
 
 
-# Content of a partition's `finished-offsets` object: what its archive has to hold.
+# Content of a partition's `finished-offsets` object: the offsets that its archive has to hold.
 #
 #     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0,
 #      "recorded_from": 0, "end_offset": 7355, "leader_epoch": 3,
 #      "log_start_offset": 0, "crc32c": "0a1b2c3d"}
 #
-# The checksum is of the other values, as nothing else repeats them. And of an `.archive-gap`
-# object, which nothing reads back, as its key says all that counts.
+# The checksum covers the other values, as nothing else repeats them. The content of an
+# `.archive-gap` object is below, too. Nothing reads it back, as its key has all the values.
 
 FINISHED_OFFSETS_VERSION = 1
 NOT_STATED = -1
-# Each number with the least that it may be, and what it is below.
+# Each number with its least value and its upper limit (exclusive).
 _FINISHED_FIELDS = {
     "recorded_from": (0, INT64),
     "end_offset": (NOT_STATED, INT64),
@@ -484,12 +483,12 @@ _FINISHED_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class FinishedOffsets:
-    """From `recorded_from` up to `end_offset` (inclusive) each offset was copied, or has a record.
+    """Each offset from `recorded_from` to `end_offset` (inclusive) was copied, or has a record.
 
-    A record is an `.archive-gap`; what a raised log start has deleted needs none. `end_offset` is
-    where a segment ended that was finished, in `leader_epoch` (-1: written without epochs);
-    NOT_STATED after a truncation, until the next segment is finished. More may have been finished.
-    `log_start_offset` had been raised by then, 0: not.
+    A record is an `.archive-gap`; offsets below a raised log start offset need none. `end_offset`:
+    the end of a finished segment, in `leader_epoch` (-1: written without epochs). It is NOT_STATED
+    after a truncation, until the next segment is finished. More may have been finished.
+    `log_start_offset`: the raised log start offset by then; 0: not raised.
     """
 
     topic_id_partition: TopicIdPartition

@@ -1,4 +1,4 @@
-"""Where the objects of the archive lie: names from values and back. Pure; knows no store."""
+"""The keys of the archive's objects, made from values and parsed back. Pure; knows no store."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from uuid import UUID
 
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition, is_topic_name
 
-# The alphabet of keys is Kafka's for topic names (`[a-zA-Z0-9._-]`) plus what S3 calls safe, so
-# that no backend has to escape anything. `~` is left out on purpose: a backend may use it in names
-# of its own (temporary files) and can be certain that no object is called so.
+# The alphabet of keys is Kafka's for topic names (`[a-zA-Z0-9._-]`) plus the characters that S3
+# calls safe, so that no backend has to escape any. `~` is left out on purpose: a backend may use
+# it in its own names (temporary files), as no object has such a name.
 
 KEY_BYTES_MAX = 1024  # S3's limit
 
@@ -63,31 +63,33 @@ def check_folder_prefix(prefix: str) -> str:
 #     <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a concern>
 #     <prefix>/concerns/<name of a concern>
 #
-# Both ids are written as Kafka writes its Uuids: url-safe base64 of the 16 bytes without padding,
-# 22 characters, which may themselves begin with or contain `-` and `_`. So names are taken apart
-# by fixed widths from the right, never by splitting. Names that are not of this layout parse to
-# None: an archive may share its bucket with other things.
+# Both ids have the form of Kafka's Uuids: url-safe base64 of the 16 bytes without padding, 22
+# characters, which may begin with or contain `-` and `_`. So names are parsed by fixed widths from
+# the right, never by splitting. Names that are not of this layout parse to None: an archive may
+# share its bucket with other objects.
 #
-# The highest `.log-start-offset` of a partition says what DeleteRecords has deleted. Its offset is
-# in its name, so that two writers cannot undo each other's: the lower ones can go at any time.
-# Where a person has said that a log which begins again is a new history (`log-history`,
-# docs/adr/0035), those count that name the epoch it comes after. An `.archive-gap` says that its
-# offsets, both inclusive, were lost before they could be copied, and `finished-offsets` what the
-# archiver has finished: `verify` holds the segments against both, and nobody else reads them.
-# `delete-partition-state` is there while a deleted topic's partition is being removed, and is its
-# last object to go. `cluster-id` names the cluster in which an archiver has last seen the topic
-# alive: no other may find it deleted. `.topics` says which topics that cluster had at the last
-# look, `retention-step` what retention is about to hide. `collected-metadata/` can be deleted at
-# any time. No topic's folder can have these folders' names, as they are shorter than an id.
+# The highest `.log-start-offset` of a partition states how far DeleteRecords has deleted. Its name
+# has the offset, so two writers cannot undo each other's; the lower ones can go at any time. If a
+# person has said that a log that begins again is a new history (`log-history`, docs/adr/0035),
+# only objects that name the epoch before it count. An `.archive-gap` says that its offsets, both
+# inclusive, were lost before they could be copied. `finished-offsets` states the offsets that the
+# archiver has finished. Checks such as `verify` compare the segments with both; fetches read
+# neither.
+# `delete-partition-state` exists while a deleted topic's partition is being removed, and is the
+# last object to go. `cluster-id` names the cluster in which an archiver last saw the topic alive:
+# no other cluster may find it deleted. `.topics` lists that cluster's topics at the last look.
+# `retention-step` states the offset below which retention is about to hide records.
+# `collected-metadata/` can be deleted at any time. No topic's folder can have these folders' names,
+# as they are shorter than an id.
 
 LAYOUT_VERSION = 1
-LAYOUT_OBJECT = "remote-log-layout"  # beside the topics' folders: says the version
+LAYOUT_OBJECT = "remote-log-layout"  # beside the topics' folders; has the version
 
 _UUID_CHARS = 22
 _OFFSET_DIGITS = 20
-_OFFSET_MAX = 2**63 - 1  # a log start may be behind the last offset there is
+_OFFSET_MAX = 2**63 - 1  # a log start may be above the last offset
 _PARTITION_MAX = 2**31 - 1
-# 22 characters hold 132 bits, and of the last one's six the lower four are none of the 128.
+# 22 characters hold 132 bits; the lower four bits of the last character are not among the 128.
 _UUID = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]", re.ASCII)
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _DELETION_OBJECT = "delete-partition-state"
@@ -121,9 +123,9 @@ class SegmentFile(StrEnum):
     """The objects of one segment; the value is the suffix."""
 
     LOG = "log"  # record batches, byte for byte; or packed (`packing`)
-    PACKING = "packing"  # how a packed log lies in its object, and its key; else absent
+    PACKING = "packing"  # the layout of a packed log, and its key; else absent
     INDEX = "index"  # remoteLogIndex entries
-    TXN = "txn"  # aborted transactions; absent where there are none
+    TXN = "txn"  # aborted transactions; absent if there are none
     EPOCHS = "epochs"  # leader epochs up to the segment's end
     METADATA = "metadata"  # RemoteLogSegmentMetadata, so that the archive describes itself
     # A broker's own files, byte for byte, of segments that were copied from its log directory.
@@ -132,7 +134,7 @@ class SegmentFile(StrEnum):
     PRODUCER_SNAPSHOT = "producer-snapshot"  # Kafka's `.snapshot` at the segment's end
 
 
-# Of some segments only, whatever their metadata say; nothing that serves records needs them.
+# Only some segments have them, whatever their metadata say; serving records does not need them.
 KAFKA_FILES = (SegmentFile.OFFSET_INDEX, SegmentFile.TIME_INDEX, SegmentFile.PRODUCER_SNAPSHOT)
 
 _SEGMENT = re.compile(rf"([0-9]{{20}})-(.{{22}})\.({'|'.join(SegmentFile)})", re.ASCII)
@@ -140,7 +142,7 @@ _SEGMENT = re.compile(rf"([0-9]{{20}})-(.{{22}})\.({'|'.join(SegmentFile)})", re
 
 @dataclass(frozen=True, slots=True)
 class SegmentKey:
-    """What the key of one object says."""
+    """The values in the key of one object."""
 
     segment_id: RemoteLogSegmentId
     base_offset: int
@@ -168,7 +170,7 @@ def normal_prefix(prefix: str) -> str:
 
 
 def topic_folder(prefix: str, topic: str, topic_id: UUID) -> str:
-    """`prefix` is one of `normal_prefix`. Raises ValueError for a name Kafka would not take."""
+    """`prefix`: from `normal_prefix`. Raises ValueError for a name that Kafka would refuse."""
     if not is_topic_name(topic):
         raise ValueError(f"illegal topic name {topic!r}")
     return f"{prefix}{topic}-{uuid_text(topic_id)}/"
@@ -188,13 +190,13 @@ def segment_key(
 
 
 def log_start_key(prefix: str, tip: TopicIdPartition, offset: int, after_epoch: int = -1) -> str:
-    """`after_epoch`: of the history whose log start it is (`model.LogHistory`)."""
+    """`after_epoch`: of the log start's history (`model.LogHistory`)."""
     history = "" if after_epoch < 0 else f".after-epoch-{after_epoch}"
     return f"{partition_folder(prefix, tip)}{_offset_text(offset)}{history}{_LOG_START_SUFFIX}"
 
 
 def parse_log_start_key(prefix: str, key: str) -> tuple[int, int] | None:
-    """The offset and `after_epoch` that a key of `log_start_key` says."""
+    """The offset and `after_epoch` in a key from `log_start_key`."""
     found = _LOG_START.fullmatch(_name_in_partition(prefix, key))
     if found is None:
         return None
@@ -211,7 +213,7 @@ def is_log_history_key(prefix: str, key: str) -> bool:
 
 
 def archive_gap_key(prefix: str, tip: TopicIdPartition, first: int, last: int) -> str:
-    """Both inclusive."""
+    """Both offsets are inclusive."""
     folder = partition_folder(prefix, tip)
     return f"{folder}{_offset_text(first)}-{_offset_text(last)}{_GAP_SUFFIX}"
 
@@ -233,7 +235,7 @@ def partition_deletion_key(prefix: str, tip: TopicIdPartition) -> str:
 
 
 def is_partition_object_key(prefix: str, key: str) -> bool:
-    """Of a partition, and of none of its segments."""
+    """True: the object belongs to a partition, and to none of its segments."""
     return (
         _name_in_partition(prefix, key) in _PARTITION_OBJECTS
         or parse_log_start_key(prefix, key) is not None
@@ -246,9 +248,9 @@ def retention_step_key(prefix: str, tip: TopicIdPartition) -> str:
 
 
 def archive_wide_folders(prefix: str) -> tuple[str, ...]:
-    """Of objects beside the topics' folders that a copy of the archive needs too.
+    """Folders beside the topics' folders that a copy of the archive needs too.
 
-    The others are of the place itself: who archives there, and what was collected of metadata.
+    The others belong to the place itself: its archivers and its collected metadata.
     """
     return f"{prefix}{_CLUSTERS_FOLDER}", concerns_folder(prefix)
 
@@ -258,7 +260,7 @@ def own_folders(prefix: str) -> tuple[str, ...]:
 
 
 def cluster_topics_key(prefix: str, cluster_id: str) -> str:
-    """A cluster's id may have any characters: it is written so that it is one part of a key."""
+    """A cluster's id may have any characters, so it is encoded to be one part of a key."""
     name = urlsafe_b64encode(cluster_id.encode()).decode("ascii").rstrip("=")
     return f"{prefix}{_CLUSTERS_FOLDER}{name}.topics"
 
@@ -290,7 +292,7 @@ def concerns_folder(prefix: str) -> str:
 
 
 def concern_key(prefix: str, tip: TopicIdPartition | None, name: str) -> str:
-    """`tip` None: of the archive as a whole."""
+    """`tip` None: the concern is about the archive as a whole."""
     if not _CONCERN.fullmatch(name):
         raise ValueError(f"illegal name of a concern {name!r}")
     folder = concerns_folder(prefix)
@@ -298,7 +300,7 @@ def concern_key(prefix: str, tip: TopicIdPartition | None, name: str) -> str:
 
 
 def parse_concern_key(prefix: str, key: str) -> tuple[TopicIdPartition | None, str] | None:
-    """Of whom, None: the archive; and its name."""
+    """The concern's partition (None: the archive as a whole) and its name."""
     folder, slash, name = key.rpartition("/")
     if not _CONCERN.fullmatch(name):
         return None
@@ -321,7 +323,7 @@ def parse_topic_folder(name: str) -> tuple[str, UUID] | None:
 
 @lru_cache(maxsize=4096)  # a listing names the same folder again with each of its objects
 def parse_partition_folder(prefix: str, folder: str) -> TopicIdPartition | None:
-    """`folder` is a key up to and with the slash after the partition."""
+    """`folder`: a key up to the slash after the partition, inclusive."""
     parts = folder[len(prefix) :].split("/")
     if not folder.startswith(prefix) or len(parts) != 3 or parts[2]:
         return None
@@ -332,7 +334,7 @@ def parse_partition_folder(prefix: str, folder: str) -> TopicIdPartition | None:
 
 
 def _name_in_partition(prefix: str, key: str) -> str:
-    """Of an object in a partition's folder; "": it is in none."""
+    """The name of an object in a partition's folder; "": it is in none."""
     folder, slash, name = key.rpartition("/")
     return "" if parse_partition_folder(prefix, folder + slash) is None else name
 

@@ -1,10 +1,10 @@
-"""Two finished copies of the same offsets: do both count, and if not, which? Pure.
+"""Decides if two finished copies of the same offsets both count, or which of them. Pure.
 
-Copies of the same log agree, and either may be served. Where a former leader's archiver was slow to
-see an unclean election, a copy of the dead log lies over one of the log that lives: from the first
-offset on at which their leader epochs differ the higher epoch counts, as it was written later.
-(Where the lower one lives again, the archiver has cut the other one in the archive before it copies
-anything: `log_truncation`.)
+Copies of the same log agree, and either may be served. If a former leader's archiver was slow to
+see an unclean election, a copy of the dead log overlaps a copy of the living log. The higher epoch
+counts from the first offset at which their leader epochs differ, as it was written later. (If the
+lower epoch lives again, the archiver cuts the other copy in the archive before it copies anything:
+`log_truncation`.)
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
 def add_in_order(
     kept: list[RemoteLogSegmentMetadata], segment: RemoteLogSegmentMetadata, settled_below: int = 0
 ) -> None:
-    """Append `segment` to `kept`, whose ends rise, as far as it counts and adds an offset.
+    """Appends the part of `segment` that counts to `kept`, if it adds an offset.
 
-    It starts at or above the last one's start. What it shows to be dead in those before it is
-    clipped from them. Below `settled_below` nothing is clipped: a person has said that it counts.
+    The ends in `kept` rise, and `segment` starts at or above the last start. Offsets that it shows
+    to be dead are clipped from earlier segments. Offsets below `settled_below` are not clipped: a
+    person has said that they count.
     """
     while kept and segment.start_offset <= kept[-1].end_offset:
         before = kept[-1]
@@ -46,9 +47,9 @@ def add_in_order(
 def first_difference(
     one: RemoteLogSegmentMetadata, other: RemoteLogSegmentMetadata, from_offset: int = 0
 ) -> int | None:
-    """The first offset of both, from that one on, at which their leader epochs differ; None: none.
+    """The first offset of both, from `from_offset` on, at which their leader epochs differ.
 
-    Then they agree there.
+    None: they agree there.
     """
     first = max(one.start_offset, other.start_offset, from_offset)
     last = min(one.end_offset, other.end_offset)
@@ -63,9 +64,10 @@ def first_difference(
 
 
 def epoch_at(epochs: Sequence[EpochStart], offset: int) -> int:
-    """The epoch of a batch that begins at `offset`; the first one also below its start; -1: none.
+    """The epoch of a batch that begins at `offset`; -1: none.
 
-    The first entry starts with the segment, whose first batch may begin below that.
+    The first entry starts with the segment. It also counts below its start, as the segment's first
+    batch may begin there.
     """
     found = epochs[0].epoch if epochs else -1
     for entry in epochs:

@@ -1,33 +1,35 @@
-"""How a log lies in a `.log` object that is packed: in blocks that are compressed, encrypted or
-both, each by itself, so that any range of the log is read by a range of the object. Pure.
+"""The layout of a log in a packed `.log` object. Pure.
+
+The object has blocks, each compressed, encrypted or both by itself. So any range of the log can be
+read by a range of the object.
 
 A stored block is
 
     codec  int8   0: as it is, 1: zstd
-    body   bytes  of the block's part of the log; encrypted where the segment has a key
+    body   bytes  of the block's part of the log; encrypted if the segment has a key
     check  bytes  CRC-32C of the rest (4), or the tag of AES-256-GCM (16)
 
-and the check covers a label, too: of which segment it is, how long the log, and which block of it.
-So a block that was changed, or that belongs elsewhere, is refused. Every block but the last has
+and the check covers a label, too: the segment, the log's length and the block's number. So a block
+that was changed, or that belongs elsewhere, is refused. Every block except the last has
 `block_bytes` of the log.
 
-The `.packing` object says the rest:
+The `.packing` object has the rest:
 
     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "segment_id": "…",
      "log_bytes": 67108864, "block_bytes": 262144, "stored_block_bytes": "<base64>",
      "key_id": "2026-11-26", "wrapped_key": "<base64>"}
 
-`stored_block_bytes` has an uint32 for each block. The last two are missing where nothing is
-encrypted: `wrapped_key` is the segment's own data key, encrypted by a key of the key ring.
+`stored_block_bytes` has a uint32 for each block. The last two fields are missing if nothing is
+encrypted. `wrapped_key` is the segment's own data key, encrypted by a key of the key ring.
 
-An encrypted segment's has version 2, and says what its metadata said when it was copied:
+An encrypted segment's object has version 2, and repeats the metadata of the copy:
 
      "base_offset": 0, "end_offset": 999, "max_timestamp_ms": …, "has_aborted_txns": false,
      "leader_epochs": [{"epoch": 0, "start_offset": 0}]
 
-The data key is wrapped together with a hash of that. So none of it can be changed or left out: the
-key would not be opened. Whoever opens the segment holds its metadata against it, which anybody can
-change who can write to the store.
+The data key is wrapped together with a hash of these fields. If one is changed or left out, the key
+does not open. The reader of the segment compares its metadata with these fields, because anybody
+with write access to the store can change the metadata.
 """
 
 from __future__ import annotations
@@ -69,11 +71,11 @@ from fetchproxy.segments.object_keys import SegmentFile, uuid_text
 
 PACKING_VERSION = 2
 _UNDESCRIBED_VERSION = 1
-# A range of the log costs up to a block at either end; a smaller block compresses less well.
+# A range of the log costs up to one more block at either end. A smaller block compresses less well.
 BLOCK_BYTES = 256 * 1024
 BLOCK_BYTES_MAX = 16 * 1024 * 1024
-ZSTD_LEVEL = 1  # the third takes half as much time again, and gains a few percent
-# A block that becomes less smaller than this stays as it is, and is read sooner.
+ZSTD_LEVEL = 1  # level 3 takes half as much time again, and gains a few percent
+# A block that compression leaves above this share of its size is stored as it is, for fast reads.
 _WORTH_IT = 7 / 8
 
 _AS_IT_IS, _ZSTD = 0, 1
@@ -81,18 +83,18 @@ _LABEL = Struct(">16sI16sQII")
 _PLACE = Struct(">I")
 _CRC_BYTES = 4
 TAG_BYTES = 16
-# Where a number is used once under a key: of blocks in the order of the log, of files by chance.
+# A nonce is used once under a key: the block's number in the log, or a file's random bytes.
 _BLOCK_NONCE = Struct(">4xQ")
 _FILE_NONCE_HEAD = b"\xff"
 NONCE_BYTES = 12
-_SEALED = b"\xfffpsealed"  # how a file begins that is encrypted; none begins so by itself
+_SEALED = b"\xfffpsealed"  # begins each encrypted file, and no other file
 SEALED_BYTES_MORE = len(_SEALED) + NONCE_BYTES + TAG_BYTES
 
 
 class Cipher(Protocol):
     """AES-256-GCM with a segment's data key.
 
-    `open` and `open_into`, whose `out` is as long as the content, raise CorruptSegment.
+    `open` and `open_into` raise CorruptSegment. `out` is as long as the content.
     """
 
     def seal(self, nonce: bytes, content: Buffer, label: bytes) -> bytes: ...
@@ -102,7 +104,7 @@ class Cipher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WrappedKey:
-    """A data key, encrypted by the key of that id."""
+    """A data key, encrypted by the key `key_id`."""
 
     key_id: str
     wrapped: bytes
@@ -110,7 +112,7 @@ class WrappedKey:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What was true of a segment when it was copied. It may be clipped later, and no more."""
+    """The state of a segment when it was copied. Later it may only be clipped."""
 
     start_offset: int
     end_offset: int  # inclusive
@@ -138,9 +140,9 @@ class Described:
         return hashlib.sha256(said.encode()).hexdigest()
 
     def fault(self, segment: StoredSegment) -> str:
-        """What is not true of `segment`, as far as it says something; "": nothing.
+        """The fields of `segment` that differ from this description; "": none.
 
-        Aborted transactions may be looked for where there are none: their index is encrypted too.
+        It may claim aborted transactions that do not exist: their index is encrypted too.
         """
         said: list[tuple[str, object, object]] = [
             ("start_offset", segment.start_offset, self.start_offset),
@@ -159,7 +161,7 @@ class Described:
         return "; ".join(wrong)
 
     def clipped_as(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        """What `metadata` have to be. Their state and the offset of a cut are believed."""
+        """The metadata as they should be. Their state and the offset of a cut are believed."""
         whole = replace(
             metadata,
             end_offset=self.end_offset,
@@ -173,15 +175,15 @@ class Described:
         end = metadata.end_offset
         if metadata.copied_end_offset is None or not self.start_offset <= end < self.end_offset:
             return whole
-        # A cut may have taken the newest record away.
+        # A cut may have removed the newest record.
         newest = min(metadata.max_timestamp_ms, self.max_timestamp_ms)
         return replace(whole.clipped(end), max_timestamp_ms=newest)
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """`ends`: the byte of the object behind each block. `described` None: nothing is encrypted, or
-    a program did it that described nothing.
+    """`ends`: the byte of the object after each block. `described` None: nothing is encrypted, or
+    the encrypting program wrote no description.
     """
 
     segment_id: RemoteLogSegmentId
@@ -193,7 +195,7 @@ class Packing:
 
     @property
     def digest(self) -> str:
-        """Of the description, which the data key is wrapped with; "": there is none."""
+        """The hash of the description, wrapped with the data key; "": there is none."""
         topic = self.segment_id.topic_id_partition.topic
         return "" if self.described is None else self.described.digest(topic)
 
@@ -239,7 +241,7 @@ def packed_blocks(
     cipher: Cipher | None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[bytes]:
-    """The stored blocks of a log that comes in parts of `block_bytes`, the last one shorter."""
+    """The stored blocks of a log. `log`: parts of `block_bytes`; the last one may be shorter."""
     for number, part in enumerate(log):
         label = block_label(segment_id, log_bytes, block_bytes, number)
         codec, body = _AS_IT_IS, part
@@ -258,8 +260,9 @@ def packed_blocks(
 def unpacked(
     packing: Packing, cipher: Cipher | None, stored: Buffer, byte_range: ByteRange
 ) -> bytearray:
-    """That range of the log, which ends within it. `stored`: the blocks of it, whole. Raises
-    CorruptSegment, naming the block.
+    """The bytes of `byte_range`, which ends within the log. `stored`: the range's whole blocks.
+
+    Raises CorruptSegment, naming the block.
     """
     out = bytearray(byte_range.length)
     view, unpacking = memoryview(out), _Unpacking(packing, cipher)
@@ -286,7 +289,7 @@ class _Unpacking:
         self._place = packing.segment_id, packing.log_bytes, packing.block_bytes
         self._cipher = cipher
         self._check_bytes = _CRC_BYTES if cipher is None else TAG_BYTES
-        # What is written between two steps, used again by each block: fresh memory is dear.
+        # Buffers between two steps. Each block reuses them, as fresh memory is dear.
         room = min(packing.block_bytes, packing.log_bytes)
         self._of_block = memoryview(bytearray(room))
         self._of_body = memoryview(bytearray(0 if cipher is None else room))
@@ -294,7 +297,7 @@ class _Unpacking:
     def unpack(
         self, number: int, block: memoryview, length: int, low: int, target: memoryview
     ) -> None:
-        """The block's bytes from `low` on, as many as fit into `target`; `length`: of all."""
+        """Fills `target` with the block's bytes from `low` on. `length`: of the whole block."""
         codec, body = block[0], block[1 : -self._check_bytes]
         if codec not in (_AS_IT_IS, _ZSTD):
             raise CorruptSegment(f"codec {codec} is not known")
@@ -316,7 +319,7 @@ class _Unpacking:
             target[:] = whole[low : low + len(target)]
 
     def _open_into(self, number: int, block: memoryview, out: memoryview | None) -> None:
-        """The block's body into `out`, which is as long; None: it is only checked."""
+        """Writes the block's body into `out`, which is as long. None: only checks it."""
         label = block_label(*self._place, number) + block[:1]
         if self._cipher is not None:
             assert out is not None
@@ -330,7 +333,7 @@ class _Unpacking:
 
 
 def sealed_file(cipher: Cipher, label: bytes, content: bytes, random_bytes: bytes) -> bytes:
-    """`random_bytes`: 11 of them, never used before; the file may be written again."""
+    """`random_bytes`: 11 bytes, never used before, as the file may be written again."""
     nonce = _FILE_NONCE_HEAD + random_bytes
     return _SEALED + nonce + cipher.seal(nonce, content, label)
 

@@ -7,7 +7,7 @@ A message of `__remote_log_metadata` has a null key and this value (KIP-405):
     topic-id-partition   topic string (int16 length), topic id uuid, partition int32
     data     the record in Kafka's message format without flexible versions
 
-An entry of a partition's file has a length in front and no topic-id-partition, as the file is of
+An entry of a partition's file has a length in front and no topic-id-partition, as the file has only
 one partition ("Stored" in the schema's name):
 
     length   unsigned varint, bytes of type, version and data
@@ -23,17 +23,18 @@ Records (versions in brackets are those that have the field):
     3  CacheFileCheckpointRecord, in files only: see `flat_files`
          metadataTopicOffset int64, checksum int32
     4  LogHistoryRecord
-         afterEpoch int32, keptBelow int64, keptEpoch int32, eventTimestamp int64
+         afterEpoch int32, keptBelow int64, keptEpoch int32, eventTimestamp int64,
+         earlier array of int32 [1]
     5  RestoreRecord
          restoring bool, eventTimestamp int64
 
-A RestoreRecord stands before and behind what `fetchproxy restore` writes of a partition: in between
-the partition is not known. A fetchproxy that is too old for it takes it for an event that cannot be
-read, says so, and tells nobody that an offset is not there.
+`fetchproxy restore` writes a RestoreRecord before and after the records of a partition. In between
+the partition is not known. A fetchproxy that is too old for it takes it for an unreadable event,
+reports that, and tells no client that an offset is missing.
 
-The newest version of each is written, all are read; a log start of the first history is written in
-version 0, as programs that know no other can read that, and so is a history with no `earlier`. For
-the same reason a segment's metadata are written in the least version, from 1 on, that says it all.
+All versions are read, and the newest of each is written, with exceptions so that older programs can
+read more. A log start of the first history, and a history without `earlier`, have version 0. A
+segment's metadata have the least version, from 1 on, that has all their values.
 """
 
 from __future__ import annotations
@@ -112,13 +113,13 @@ def _struct_of(fields: Iterable[StoredField], more: str = "") -> Struct:
 # A segment's record in its newest version: up to the number of leader epochs, each epoch, the rest.
 SEGMENT_HEAD = _struct_of(_BEFORE_EPOCHS, "i")
 SEGMENT_EPOCH = Struct(">iq")
-# Of what the structs give; leaderEpoch and the number of epochs are of no field.
+# The names of the structs' values. leaderEpoch and the number of epochs belong to no field.
 HEAD_FIELDS = (*(f.attribute if f.json else f.record for f in _BEFORE_EPOCHS), "epochs")
 TAIL_FIELDS = tuple(f.attribute for f in _BEHIND_EPOCHS)
 _TAIL_SINCE = 1  # the first version with such a tail; each later one has further fields at its end
 
 
-# By version: what stands behind the epochs, and the values of fields of later versions.
+# By version: the struct after the epochs, and the values of later versions' fields.
 SEGMENT_TAILS: dict[int, tuple[Struct, tuple[Any, ...]]] = {
     version: (
         _struct_of(f for f in _BEHIND_EPOCHS if f.since <= version),
@@ -126,7 +127,7 @@ SEGMENT_TAILS: dict[int, tuple[Struct, tuple[Any, ...]]] = {
     )
     for version in range(_TAIL_SINCE, NEWEST_VERSION[RecordType.REMOTE_LOG_SEGMENT_METADATA] + 1)
 }
-START_AT = _struct_of(FIELDS[:1]).size  # of the start offset, behind the id
+START_AT = _struct_of(FIELDS[:1]).size  # byte of the start offset, after the id
 _DELETION = Struct(">iqb")
 _LOG_START = Struct(">qq")
 _LOG_START_AFTER = Struct(">qqi")
@@ -136,17 +137,17 @@ _RESTORE = Struct(">?q")
 
 @dataclass(frozen=True, slots=True)
 class LogStartOffset:
-    """Below `offset` everything counts as deleted."""
+    """All offsets below `offset` count as deleted."""
 
     topic_id_partition: TopicIdPartition
     offset: int
     event_timestamp_ms: int
-    after_epoch: int = -1  # of the history that it is of
+    after_epoch: int = -1  # of its history
 
 
 @dataclass(frozen=True, slots=True)
 class LogHistorySaid:
-    """A person's word about a log that began again; the last one counts."""
+    """A person's statement about a log that began again. The last statement counts."""
 
     topic_id_partition: TopicIdPartition
     history: LogHistory
@@ -155,7 +156,7 @@ class LogHistorySaid:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """`restoring`: from here on the topic does not say all of the partition; else it does again."""
+    """`restoring` True: from here on the topic lacks a part of the partition; False: no longer."""
 
     topic_id_partition: TopicIdPartition
     restoring: bool
@@ -201,12 +202,12 @@ def decode_message(raw: bytes, where: str) -> MetadataEvent:
 
 
 def decode_entry(raw: bytes, tip: TopicIdPartition, where: str) -> MetadataEvent:
-    """An entry of `tip`'s file behind its length. Raises as `decode_message`."""
+    """`raw`: an entry of `tip`'s file, without its length. Raises as `decode_message`."""
     return _decoded(raw, tip, where)
 
 
 def _decoded(raw: bytes, tip: TopicIdPartition | None, where: str) -> MetadataEvent:
-    """`tip` None: the record says it behind its head."""
+    """`tip` None: the record has it after its head."""
     try:
         fields = _Fields(raw)
         kind, version = fields.record_head()
@@ -225,7 +226,7 @@ def _at_least(name: str, value: int, low: int) -> int:
 
 
 class _Fields:
-    """One record front to back; a fault is a CorruptSegment that names the field."""
+    """Reads one record front to back. A fault raises CorruptSegment, naming the field."""
 
     def __init__(self, raw: bytes) -> None:
         self._cursor = Cursor(raw)
@@ -276,7 +277,7 @@ class _Fields:
 
 
 def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
-    """Type and version, and the record."""
+    """The encoded type and version, and the encoded record."""
     if isinstance(event, RemoteLogSegmentMetadata):
         version = _least_version(event)
         head = record_head(RecordType.REMOTE_LOG_SEGMENT_METADATA, version)
@@ -301,7 +302,7 @@ def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
 
 
 def _least_version(metadata: RemoteLogSegmentMetadata) -> int:
-    """That has every field of which there is something to say."""
+    """The least version that has every field with a value other than its `if_absent`."""
     return max(
         _TAIL_SINCE,
         *(f.since for f in _BEHIND_EPOCHS if getattr(metadata, f.attribute) != f.if_absent),
@@ -408,11 +409,11 @@ def _decode_epochs(fields: _Fields) -> tuple[EpochStart, ...]:
     )
 
 
-# Where an entry begins, where its record does behind the length, where it ends; and of a segment's
-# metadata in a version of `SEGMENT_TAILS` the number of leader epochs. That is -1 for every other
-# entry, and for one that is not as long as it should be. Plain numbers, as there may be millions.
+# The bytes at which an entry begins, its record begins (after the length), and the entry ends.
+# Then, for a segment's metadata in a version of `SEGMENT_TAILS`, the number of leader epochs; -1
+# for other entries and for entries of a wrong length. Plain numbers, as there may be millions.
 Entry = tuple[int, int, int, int]
-EPOCHS_AT = 2 + SEGMENT_HEAD.size  # behind the record's beginning: the first leader epoch
+EPOCHS_AT = 2 + SEGMENT_HEAD.size  # from the record's start to the first leader epoch
 
 _STATE_AT = _struct_of(_BEHIND_EPOCHS[:1]).size
 _SEGMENT = record_head(RecordType.REMOTE_LOG_SEGMENT_METADATA)[0]
@@ -422,7 +423,7 @@ _COUNT_AT = EPOCHS_AT - INT32.size
 
 
 def walk_entries(entries: bytes, where: str) -> Iterator[Entry]:
-    """Raises CorruptSegment, naming `where` and the byte, where an entry is not whole."""
+    """Raises CorruptSegment, naming `where` and the byte, if an entry is not whole."""
     at, size = 0, len(entries)
     while at < size:
         length, body = entries[at], at + 1
@@ -450,7 +451,7 @@ _GONE = int(RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
 def compact(entries: bytes, tip: TopicIdPartition, where: str) -> bytes:
     """The entries that still count: the last of each segment, by start offset, and the like.
 
-    A deleted segment leaves nothing, a deleted partition nothing at all. Finished segments come
+    A deleted segment leaves no entry, and a deleted partition none at all. Finished segments come
     last. Raises CorruptSegment as `walk_entries`, NewerMetadataVersion.
     """
     last: dict[bytes, tuple[int, int, bytes]] = {}  # state, start offset, entry

@@ -1,6 +1,4 @@
-"""KIP-405's remoteLogIndex of one segment: which bytes of the `.log` object hold which
-offsets. Pure.
-"""
+"""KIP-405's remoteLogIndex of one segment: it maps offsets to bytes of the `.log` object. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from fetchproxy_protocol.record_batch import BatchHeader
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import ByteRange
 
-# An entry, big-endian (the KIP's own fields; where the KIP is silent the choice is named):
+# An entry, big-endian. The fields are the KIP's; if the KIP is silent, the choice is named:
 #
 #     magic           int16   0
 #     length          int16   bytes of the whole entry, from `magic` to the end of `rdi`
@@ -33,8 +31,8 @@ from fetchproxy.model import ByteRange
 #     rdiLength       int16
 #     rdi             utf-8   <key of the .log object, relative to the store's root>#<byte position>
 #
-# `lastTimestamp` is the largest and not the last one, because producers may send timestamps out
-# of order, and a search by time must be able to pass over an entry without reading its data.
+# `lastTimestamp` is the largest timestamp and not the last one: producers may send timestamps out
+# of order, and a search by time must be able to skip an entry without reading its data.
 
 MAGIC = 0
 DATA_BYTES_MAX = 2**31 - 1  # dataLength is an int32
@@ -47,7 +45,7 @@ FIXED_BYTES = HEAD.size + _BODY.size
 
 @dataclass(frozen=True, slots=True)
 class IndexSpan:
-    """Consecutive batches: bytes `position` … `position + length - 1`; offsets both inclusive."""
+    """Consecutive batches: bytes `position` … `position + length - 1`. Offsets are inclusive."""
 
     position: int
     length: int
@@ -63,7 +61,7 @@ class IndexSpan:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogIndexEntry:
-    """A sequence of records in the remote tier: the `.log` object, and where in it."""
+    """A sequence of records in the remote tier: the `.log` object, and the place in it."""
 
     object_key: str
     span: IndexSpan
@@ -76,7 +74,7 @@ class RemoteLogIndexEntry:
 
 
 def encode_entry(object_key: str, span: IndexSpan) -> bytes:
-    """Raises ValueError where a field does not fit, as with a key of more than 32 KB."""
+    """Raises ValueError if a field does not fit, as with a key of more than 32 KB."""
     rdi = f"{object_key}#{span.position}".encode()
     if FIXED_BYTES + len(rdi) > ENTRY_BYTES_MAX or span.length > DATA_BYTES_MAX:
         raise ValueError(f"index entry of {object_key[:80]!r} at {span.position} is too large")
@@ -116,8 +114,7 @@ def entry_positions(raw: Buffer) -> Iterator[int]:
 def split_rdi(rdi: bytes) -> tuple[str, int]:
     """(key of the `.log` object in its ObjectStore, byte position of the data in it).
 
-    The same for every backend: whatever its keys look like, they are those of `object_keys`.
-    Raises CorruptSegment.
+    All backends have the keys of `object_keys`. Raises CorruptSegment.
     """
     try:
         key, _, position = rdi.decode().rpartition("#")
@@ -129,7 +126,7 @@ def split_rdi(rdi: bytes) -> tuple[str, int]:
 
 
 def _checked_length(raw: Buffer, at: int) -> int:
-    """Bytes of the entry at `at`, once magic, length and checksum are right."""
+    """Bytes of the entry at `at`, after a check of magic, length and checksum."""
     left = len(raw) - at
     if at < 0 or left < FIXED_BYTES:
         raise CorruptSegment(f"{left} bytes are no entry")
@@ -150,7 +147,7 @@ INTERVAL_BYTES = 64 * 1024
 
 
 class RemoteLogIndex:
-    """An index, parsed or on its way; 44 bytes an entry, the object key once for all."""
+    """An index, parsed or being built. It takes 44 bytes an entry, and one object key for all."""
 
     __slots__ = (
         "_first_timestamps",
@@ -173,10 +170,10 @@ class RemoteLogIndex:
 
     @classmethod
     def parse(cls, raw: bytes) -> RemoteLogIndex:
-        """Raises CorruptSegment, naming the entry and its byte, for anything but a whole index.
+        """Raises CorruptSegment, naming the entry and its byte, if the index is not whole.
 
-        An index cut exactly between two entries is a whole one by itself: only the segment's
-        metadata can tell, see `check_covers`.
+        An index that was cut exactly between two entries looks whole. Only the segment's metadata
+        show the cut, see `check_covers`.
         """
         index, end, error = cls.take(raw)
         if error is not None:
@@ -187,10 +184,10 @@ class RemoteLogIndex:
 
     @classmethod
     def take(cls, raw: bytes, at: int = 0) -> tuple[RemoteLogIndex, int, CorruptSegment | None]:
-        """(the sound entries from byte `at` on, the byte behind them, why not further).
+        """(the sound entries from byte `at` on, the byte after them, the error there).
 
-        None where they reach to the end of `raw`. Another segment's entries end it too: whether
-        they do is for the next `take` to say.
+        The error is None if the entries reach the end of `raw`. Another segment's entry is an
+        error too; the next `take`, from there on, shows if it is sound.
         """
         index = cls()
         view = memoryview(raw)
@@ -221,11 +218,11 @@ class RemoteLogIndex:
         self.max_timestamps.append(span.max_timestamp_ms)
 
     def _take_run(self, raw: memoryview, at: int) -> tuple[int, bool]:
-        """(byte behind the entries from `at` on that are as long as the first, are they sound?).
+        """Takes the entries from `at` on that are as long as the first: (byte after them, sound).
 
-        The checks of `_read_entry`, several times as fast for being made of whole columns. False:
-        one of them is not as it should be, or only written in another way; which one, and what is
-        to be said of it, `_read_entry` finds out.
+        It makes the checks of `_read_entry` on whole columns, several times as fast. `sound`
+        False: an entry is faulty, or only written in another way. `_read_entry` then finds the
+        entry and its fault.
         """
         key = f"{self.object_key}#".encode()
         size = HEAD.unpack_from(raw, at)[1] if len(raw) - at >= FIXED_BYTES else 0
@@ -236,7 +233,7 @@ class RemoteLogIndex:
         rows: list[tuple[Any, ...]] = []  # Any: what Struct unpacks
         for row in entries.iter_unpack(raw[at : len(raw) - (len(raw) - at) % size]):
             if row[1] != size or row[9] != key:
-                break  # a longer entry, or another segment's: from here on nothing is in its place
+                break  # a longer entry, or another segment's: the rows after it are out of place
             rows.append(row)
         if not rows:
             return at, True
@@ -277,10 +274,11 @@ class RemoteLogIndex:
             raise CorruptSegment(f"offset {first} after {self._last_offsets[-1]}")
 
     def add(self, header: BatchHeader, interval_bytes: int = INTERVAL_BYTES) -> None:
-        """The next batch of the segment; only its size counts, not `header.position`.
+        """Adds the next batch of the segment; only its size counts, not `header.position`.
 
-        It joins the last span while that has less than `interval_bytes`: longer by up to one batch,
-        as none is split. Raises ValueError where it does not follow the batch before it in offsets.
+        It joins the last span while that has less than `interval_bytes`. A span may be longer by up
+        to one batch, as no batch is split. Raises ValueError if the batch's offsets do not follow
+        the batch before it.
         """
         before = self._last_offsets[-1] if self._last_offsets else -1
         if header.base_offset <= before or header.last_offset < header.base_offset:
@@ -304,7 +302,7 @@ class RemoteLogIndex:
         self.max_timestamps[-1] = max(header.max_timestamp, self.max_timestamps[-1])
 
     def encoded(self, object_key: str) -> bytes:
-        """The content of the `.index` object; empty where no batch was added. Raises ValueError."""
+        """The content of the `.index` object; empty if no batch was added. Raises ValueError."""
         return b"".join(encode_entry(object_key, span) for span in self.spans())
 
     def __len__(self) -> int:
@@ -334,7 +332,7 @@ class RemoteLogIndex:
         return 44 * len(self) + len(self.object_key) + 500
 
     def check_covers(self, end_offset: int, size_bytes: int) -> None:
-        """Raises CorruptSegment where it does not end where the segment's metadata say it does."""
+        """Raises CorruptSegment if its end differs from the end in the segment's metadata."""
         if self.last_offset != end_offset or self.size_bytes != size_bytes:
             raise CorruptSegment(
                 f"remoteLogIndex ends with offset {self.last_offset} at byte {self.size_bytes}, "
@@ -342,14 +340,14 @@ class RemoteLogIndex:
             )
 
     def spans_up_to(self, i: int, size_bytes: int) -> int:
-        """The number of the first span after `i` that ends more than `size_bytes` after it begins.
+        """The number of the first span after `i` that ends more than `size_bytes` after `i` begins.
 
-        Above `i` in any case.
+        It is `len(self)` if there is no such span.
         """
         limit = self._positions[i] + size_bytes
         if self.size_bytes <= limit:
             return len(self)
-        # Where a span begins, the one before it ends.
+        # Each span begins at the end of the span before it.
         return max(bisect_right(self._positions, limit, i + 1) - 1, i + 1)
 
     def merged(self, i: int, j: int) -> IndexSpan:
@@ -369,10 +367,10 @@ class RemoteLogIndex:
 
 
 class SegmentLayout:
-    """How a segment is divided into chunks: about `chunk_bytes` each, on index-span borders.
+    """The division of a segment into chunks of about `chunk_bytes` each, on index-span borders.
 
     A chunk is always whole batches, so it can be checked by itself and cut without its neighbours.
-    Chunks are numbered from 0; arrays, because long-lived and many.
+    Chunks are numbered from 0. The fields are arrays, because layouts are long-lived and many.
     """
 
     __slots__ = ("ends", "first_offsets", "last_offsets", "max_timestamps_ms")
@@ -404,7 +402,7 @@ class SegmentLayout:
         return 32 * len(self) + 500
 
     def chunk_at_or_after(self, offset: int) -> int:
-        """The first chunk that ends at or above `offset`; `len(self)` where none does."""
+        """The first chunk that ends at or above `offset`; `len(self)` if none does."""
         return bisect_left(self.last_offsets, offset)
 
     def byte_range(self, number: int) -> ByteRange:

@@ -1,4 +1,4 @@
-"""The files beside a segment's log, in Kafka's own bytes: transactions, leader epochs,
+"""The files beside a segment's log, in Kafka's own formats: transactions, leader epochs,
 indexes. Pure.
 """
 
@@ -22,13 +22,12 @@ from fetchproxy.model import AbortedTxn, EpochStart
 #     lastOffset        int64   offset of its ABORT marker
 #     lastStableOffset  int64   the partition's LSO after that marker
 #
-# In Kafka an entry belongs to the segment that holds the marker alone, and a reader goes on into
-# later segments. Here every segment lists *each* aborted transaction that overlaps it, so that no
-# reader needs a second segment: the marker may lie above the LSO when a transaction's first part
-# is archived, thus in no segment at all yet. Where the marker is not in the segment itself,
-# lastOffset is the segment's own last offset; several entries may share it. Whoever merges
-# segments keeps, of entries with equal producerId and firstOffset, the one with the largest
-# lastOffset.
+# In Kafka only the segment with the marker has an entry, and a reader goes on into later segments.
+# Here every segment lists *each* aborted transaction that overlaps it, so that no reader needs a
+# second segment. When a transaction's first part is archived, the marker may lie above the LSO, so
+# in no segment at all yet. If the marker is not in the segment itself, lastOffset is the segment's
+# own last offset; several entries may share it. If entries of merged segments have equal
+# producerId and firstOffset, the entry with the largest lastOffset is kept.
 
 VERSION = 0
 _ENTRY = Struct(">hqqqq")
@@ -65,7 +64,7 @@ def decode_aborted(raw: bytes) -> tuple[AbortedTxn, ...]:
 
 
 def merged_aborted(segments: Iterable[Iterable[AbortedTxn]]) -> tuple[AbortedTxn, ...]:
-    """The entries of several segments as one that holds them all lists them, by last offset."""
+    """The entries of several segments as one segment would list them, by last offset."""
     found: dict[tuple[int, int], AbortedTxn] = {}
     for entries in segments:
         for entry in entries:
@@ -76,12 +75,12 @@ def merged_aborted(segments: Iterable[Iterable[AbortedTxn]]) -> tuple[AbortedTxn
 
 
 def aborted_in(entries: Iterable[AbortedTxn], first: int, last: int) -> tuple[AbortedTxn, ...]:
-    """Those with an offset in `first` … `last`, both inclusive, sorted by first offset."""
+    """The entries with an offset in `first` … `last` (inclusive), sorted by first offset."""
     return tuple(sorted(e for e in entries if e.first_offset <= last and e.last_offset >= first))
 
 
 def clip_aborted(entries: Iterable[AbortedTxn], end_offset: int) -> tuple[AbortedTxn, ...]:
-    """As the transaction index of a segment that ends at `end_offset` (inclusive) lists them."""
+    """The entries as the index of a segment that ends at `end_offset` (inclusive) lists them."""
     return tuple(
         replace(e, last_offset=min(e.last_offset, end_offset))
         for e in entries
@@ -144,7 +143,7 @@ def _numbers(lines: list[str], i: int, count: int) -> list[int]:
 
 # Offset index: 8-byte entries (int32 offset - base offset, int32 position of the batch in the
 # log). Time index: 12-byte entries (int64 timestamp in ms, int32 offset - base offset). Producer
-# snapshot: int16 version, CRC-32C of what follows it, entries. All big-endian. Source: Kafka's
+# snapshot: int16 version, CRC-32C of all that follows, entries. All big-endian. Source: Kafka's
 # OffsetIndex, TimeIndex, ProducerStateManager.
 
 _OFFSET_ENTRY = Struct(">ii")
@@ -153,7 +152,7 @@ _SNAPSHOT_HEAD = Struct(">hI")
 
 
 def offset_index_fault(raw: bytes, base_offset: int, end_offset: int, size_bytes: int) -> str:
-    """What is wrong with the offset index of the segment's `size_bytes`; empty: nothing."""
+    """The fault of a segment's offset index; empty: none. `size_bytes`: of the segment."""
     last, fault = _last_entry("offset index", raw, _OFFSET_ENTRY, (-1, -1), gt)
     if not fault and (last[0] > end_offset - base_offset or last[1] >= size_bytes):
         return f"offset index ends with {last}, above the segment's end"
@@ -170,7 +169,7 @@ def time_index_fault(raw: bytes, base_offset: int, end_offset: int, max_timestam
 def _last_entry(
     what: str, raw: bytes, form: Struct, before: tuple[int, ...], rises: Callable[[int, int], bool]
 ) -> tuple[tuple[int, ...], str]:
-    """And what is wrong; the second number of an entry `rises` above the one before it."""
+    """The last entry and the fault. `rises`: an entry's second number is above the one before."""
     if len(raw) % form.size:
         return before, f"{what} of {len(raw)} bytes ends inside an entry"
     for entry in form.iter_unpack(raw):
@@ -181,7 +180,7 @@ def _last_entry(
 
 
 def joined_offset_index(parts: Iterable[tuple[bytes, int, int]]) -> bytes:
-    """Of adjacent segments one: (index, offsets before it, bytes of log before it) of each."""
+    """Joins indexes of adjacent segments: (index, offsets before it, bytes of log before it)."""
     return b"".join(
         _OFFSET_ENTRY.pack(offsets_before + offset, bytes_before + position)
         for raw, offsets_before, bytes_before in parts
@@ -190,9 +189,9 @@ def joined_offset_index(parts: Iterable[tuple[bytes, int, int]]) -> bytes:
 
 
 def joined_time_index(parts: Iterable[tuple[bytes, int]]) -> bytes:
-    """As `joined_offset_index`, without bytes: of entries only those whose timestamps still rise,
+    """Like `joined_offset_index`, without bytes. Keeps only entries with rising timestamps.
 
-    as Kafka's TimeIndex takes one up only if it is larger than the last.
+    Kafka's TimeIndex also adds a timestamp only if it is larger than the last.
     """
     joined: list[bytes] = []
     latest_ms = -(2**63)

@@ -1,1 +1,1 @@
-"""From stored bytes to Arrow columns, by compiled code."""
+"""Decodes stored bytes to Arrow columns with compiled code."""

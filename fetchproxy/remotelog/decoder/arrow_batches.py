@@ -1,11 +1,11 @@
-"""Record batches of one partition to Arrow record batches with the columns of Spark's Kafka source.
+"""Makes a partition's record batches into Arrow batches with the columns of Spark's Kafka source.
 
     key binary, value binary, topic string, partition int, offset long, timestamp timestamp (UTC,
     µs), timestampType int (0 CreateTime, 1 LogAppendTime), headers list<struct<key, value>>
 
-Source: Spark's KafkaRecordToRowConverter; a record without headers has null there, as it has there.
-Control batches are never rows; batches of aborted transactions are not, where they are given.
-Each batch's CRC-32C is checked, also of those that give no row.
+Source: Spark's KafkaRecordToRowConverter. As there, a record without headers has null headers.
+Control batches never give rows. Batches of aborted transactions give none if those are known.
+`log_decoder` checks the CRC-32C of each batch in the offset range, also if it gives no row.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ _TYPES: dict[str, Any] = {
 }
 COLUMNS = tuple(_TYPES)
 
-# Spark's own measure (spark.sql.execution.arrow.maxRecordsPerBatch) is 10,000; more rows make the
-# pipe to the JVM no faster from 10,000 to 50,000 on, and larger batches make it slower.
+# Spark's own limit (spark.sql.execution.arrow.maxRecordsPerBatch) is 10,000 rows. The pipe to the
+# JVM is no faster with 10,000 to 50,000 rows, and slower with larger batches.
 ROWS_MAX = 20_000
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 
-# Of a row besides its key, value and headers: offset, timestamp, its type, partition, the ends of
-# key, value, topic and headers, and their validity.
+# Bytes of a row besides its key, value and headers: offset, timestamp, timestamp type, partition,
+# the ends of key, value, topic and headers, and their validity.
 _FIXED_ROW_BYTES = 44
 
-# What a batch's header tells of all of its records.
+# Columns that need no look at the records: the batch header suffices.
 _IN_HEADERS = {"topic", "partition", "offset", "timestampType"}
-# Rows that are made of headers at once, at some 40 bytes each. A header may claim any number; who
-# claims more is looked at, record by record.
+# Rows made from headers at once, at some 40 bytes each. A header may claim any number of records;
+# above this limit the decoder reads the records one by one.
 HEADER_ROWS_MAX = 2_000_000
 
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> Any:
-    """pyarrow's; each is one of `COLUMNS`."""
+    """A pyarrow schema; each column is one of `COLUMNS`."""
     return pa.schema([pa.field(name, _TYPES[name]) for name in columns])
 
 
 class ArrowBatches:
-    """Rows of one partition, in the columns that are asked for. Buffers belong to each result."""
+    """Makes rows of one partition in the requested columns. Each result owns its buffers."""
 
     def __init__(
         self,
@@ -79,8 +79,10 @@ class ArrowBatches:
         }
 
     def of(self, data: Any, batches: Any, limits: RowLimits) -> Iterator[Any]:
-        """pyarrow.RecordBatches of the records of `batches` (of a ScannedHeaders' table) in `data`.
-        Raises BrokenRecords, naming the batch by its place in `batches`.
+        """Yields pyarrow.RecordBatches of the records of `batches` in `data`.
+
+        `batches`: rows of a ScannedHeaders' table. Raises BrokenRecords with the index of the
+        batch in `batches`.
         """
         cursor = np.zeros(3, np.int64)
         room_bytes = self._batch_bytes_max
@@ -99,8 +101,9 @@ class ArrowBatches:
                 room_bytes = needed  # one record that is larger than a batch
 
     def headers_suffice(self, batches: Any, limits: RowLimits) -> bool:
-        """Nothing is asked for that a look at records would tell, so they stay compressed. Offsets
-        rise within a batch: it lacks none if it has as many records as it spans.
+        """True: the headers give every requested column, so the records stay compressed.
+
+        Offsets rise within a batch, so it lacks none if it has as many records as offsets.
         """
         counts = batches[:, COUNT]
         spans = batches[:, LAST_OFFSET] - batches[:, BASE_OFFSET] + 1
@@ -108,7 +111,7 @@ class ArrowBatches:
         return asked and int(counts.sum()) <= HEADER_ROWS_MAX and bool((spans == counts).all())
 
     def of_headers(self, batches: Any, limits: RowLimits) -> Iterator[Any]:
-        """As `of`, where headers suffice."""
+        """As `of`, if the headers suffice."""
         counts = batches[:, COUNT]
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
@@ -126,7 +129,7 @@ class ArrowBatches:
             yield self._made(len(columns["offset"]), columns)
 
     def _made(self, count: int, columns: Mapping[str, Any]) -> Any:
-        """`columns`: those that differ from row to row."""
+        """`columns`: the columns that differ from row to row."""
         if not self._columns:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
         arrays = [
@@ -137,9 +140,9 @@ class ArrowBatches:
 
 
 class _Memory:
-    """Of Arrow's pool, which keeps it: a batch's pages are used again by the next one.
+    """A buffer from Arrow's pool, which keeps freed pages: the next batch uses them again.
 
-    `array`: the same for filling, and not to be looked at once a column was made.
+    `array`: a view to fill the buffer; do not use it after a column was made.
     """
 
     def __init__(self, items: int, kind: Any) -> None:
@@ -147,13 +150,13 @@ class _Memory:
         self.array = np.frombuffer(self._buffer, kind)
 
     def cut(self, items: int) -> Any:
-        """The rest goes back at once: who gathers batches would hold it otherwise."""
+        """Frees the rest at once: a caller that gathers batches would hold it otherwise."""
         self._buffer.resize(items * self.array.itemsize, shrink_to_fit=True)
         return self._buffer
 
 
 class _ValuesMemory:
-    """Of so many values (0: the column is not wanted), and `room_bytes` bytes of them."""
+    """Buffers for `count` values (0: the column is not wanted), of `room_bytes` bytes in all."""
 
     def __init__(self, count: int, room_bytes: int) -> None:
         self._ends = _Memory(count and count + 1, np.int32)
@@ -170,8 +173,9 @@ class _ValuesMemory:
 
 
 class RowBuffers:
-    """Room for `rows_max` rows, and `room_bytes` bytes of keys, values and headers each. `arrays`
-    are for `fill_rows`.
+    """Room for `rows_max` rows, and `room_bytes` bytes each for keys, values and headers.
+
+    `fill_rows` writes into `arrays`.
     """
 
     def __init__(self, rows_max: int, room_bytes: int, columns: Sequence[str]) -> None:
@@ -218,15 +222,16 @@ class RowBuffers:
 
 
 def _validity(there: Any, count: int) -> Any:
-    """None: every one is there."""
+    """None: no value is null."""
     if there[:count].all():
         return None
     return pa.py_buffer(np.packbits(there[:count], bitorder="little"))
 
 
 def first_fault(data: Any, batch: Any) -> str | None:
-    """What `ArrowBatches.of` would find wrong in a batch's records, headers included. For whoever
-    goes on without a damaged batch and must not have given out rows of it.
+    """The fault that `ArrowBatches.of` would find in a batch's records, headers included.
+
+    A caller that skips damaged batches asks first, so that it gives out no rows of them.
     """
     nothing, cursor = RowLimits(offset_end=0), np.zeros(3, np.int64)
     buffers = RowBuffers(1, rows.HEADER_BYTES, ("headers",))
@@ -235,8 +240,9 @@ def first_fault(data: Any, batch: Any) -> str | None:
 
 
 class BrokenRecords(Exception):
-    """Records that cannot be read, although their batch's checksum is right or was not looked at.
-    `index` is the batch's place among those that were given.
+    """Records are unreadable, although their batch's checksum is right or was not checked.
+
+    `index`: the batch's index among the given batches.
     """
 
     def __init__(self, index: int, what: str) -> None:

@@ -1,7 +1,7 @@
-"""The headers of many record batches at one go, as columns. Compiled; looks at no record.
+"""Reads the headers of many record batches at once into columns. Compiled; reads no record.
 
-The layout is Kafka's DefaultRecordBatch, as in `record_batch`, which stays the reference:
-a test holds both side by side. A row of the table is one batch.
+The layout is Kafka's DefaultRecordBatch. `record_batch` is the reference: a test compares both.
+A row of the table is one batch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fetchproxy_protocol.record_batch import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# START and END: where a batch's records lie, in the data or where they were unpacked to.
+# START and END: the bytes of a batch's records, in the data or in the buffer they were unpacked to.
 POSITION, SIZE, START, END, BASE_OFFSET, LAST_OFFSET, CRC, ATTRIBUTES = range(8)
 BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID, COUNT = range(8, 12)
 _COLUMNS = 12
 
-# What a scan ends with.
+# Results of a scan.
 WHOLE, CUT, WRONG_MAGIC, WRONG_LENGTH, WRONG_DELTA, WRONG_COUNT = range(6)
 FAULTS = {
     CUT: "is cut off",
@@ -38,16 +38,17 @@ FAULTS = {
 
 
 def compiled(function: F) -> F:
-    """To machine code at its first call with arguments of a type, by numba, once a machine: it is
-    kept beside the code (or in `$NUMBA_CACHE_DIR`, or the user's cache folder where the code's own
-    cannot be written). Holds no GIL while it runs.
+    """Numba compiles the function at its first call with arguments of a type, once a machine.
+
+    It keeps the machine code beside the source, in `$NUMBA_CACHE_DIR`, or in the user's cache
+    folder if the source's folder is not writable. The function runs without the GIL.
     """
     return cast(F, numba.njit(cache=True, nogil=True)(function))
 
 
 @dataclass(frozen=True, slots=True)
 class ScannedHeaders:
-    """`table` is int64, one row a batch; `fault` is said of the bytes at `end`, WHOLE: of none."""
+    """`table`: int64, one row a batch. `fault`: of the bytes at `end`; WHOLE: there is none."""
 
     data: Any
     table: Any  # numpy.ndarray
@@ -55,12 +56,12 @@ class ScannedHeaders:
     fault: int
 
     def has(self, attribute: int) -> Any:
-        """A boolean for each batch; `attribute`: its mask."""
+        """A boolean for each batch. `attribute`: the attribute's mask."""
         return (self.table[:, ATTRIBUTES] & attribute) != 0
 
 
 def scan_headers(data: Any, start: int, end: int) -> ScannedHeaders:
-    """Of `data[start:end]` (a read-only uint8 array), up to its end or the first fault."""
+    """Scans `data[start:end]` (a read-only uint8 array) up to its end or the first fault."""
     room = max(16, (end - start) // 1024)
     while True:
         table = np.empty((room, _COLUMNS), np.int64)
@@ -72,7 +73,7 @@ def scan_headers(data: Any, start: int, end: int) -> ScannedHeaders:
 
 @compiled
 def _number(data: Any, at: int, size: int) -> Any:
-    """Big-endian; eight bytes come out signed, fewer do not."""
+    """A big-endian number: signed if it has eight bytes, otherwise unsigned."""
     value = np.int64(0)
     for i in range(size):
         value = (value << 8) | np.int64(data[at + i])
@@ -87,7 +88,7 @@ def _int32(data: Any, at: int) -> Any:
 
 @compiled
 def _scan(data: Any, start: int, end: int, table: Any) -> Any:
-    """(rows filled, position after them, fault): all rows filled means that there may be more."""
+    """(rows filled, position after them, fault). If all rows are filled, there may be more."""
     position = start
     row = 0
     while position < end and row < table.shape[0]:

@@ -1,4 +1,4 @@
-"""Stored bytes of a partition's log to Arrow: headers, checksums, who counts, decompression."""
+"""Decodes a partition's stored log to Arrow: headers, checksums, aborted batches, decompression."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ from fetchproxy.remotelog.decoder.record_rows import OFFSET_MAX, RowLimits
 
 
 class AbortedBatches:
-    """As Kafka's consumer judges (CompletedFetch), but without walking from the beginning: a batch
-    is aborted when it is transactional and lies between the first offset and the marker of an
-    aborted transaction of its producer, which has one at a time.
+    """Finds aborted batches by the rule of Kafka's consumer (CompletedFetch).
+
+    It needs no walk from the log's beginning. A batch is aborted if it is transactional and lies
+    between the first offset and the marker of an aborted transaction of its producer. A producer
+    has one transaction at a time.
     """
 
     def __init__(self, entries: Iterable[AbortedTxn]) -> None:
-        """In any order; of several entries of one transaction the one that ends last counts."""
+        """`entries` may have any order. If a transaction has several, the last end counts."""
         by_producer: dict[int, dict[int, int]] = {}
         for entry in entries:
             ends = by_producer.setdefault(entry.producer_id, {})
@@ -78,11 +80,11 @@ class AbortedBatches:
         return aborted & headers.has(TRANSACTIONAL_MASK)
 
 
-# Many batches at once, so that compiled code is called seldom; one that is larger makes it grow.
+# Holds many batches, so that compiled code is called seldom. A larger batch makes it grow.
 ARENA_BYTES = 8 * 1024 * 1024
-_ROOM_BYTES = 4 * 1024 * 1024  # a batch of usual size finds as much
+_ROOM_BYTES = 4 * 1024 * 1024  # enough for a batch of usual size
 
-# gzip and snappy, with the framing of Java producers, are `fetchproxy_protocol.record_batch`'s.
+# `fetchproxy_protocol.record_batch` unpacks gzip and snappy, with the framing of Java producers.
 _UNPACK_INTO: dict[int, Callable[[memoryview, Any], int]] = {
     CompressionType.LZ4: cramjam.lz4.decompress_into,
     CompressionType.ZSTD: cramjam.zstd.decompress_into,
@@ -90,7 +92,7 @@ _UNPACK_INTO: dict[int, Callable[[memoryview, Any], int]] = {
 
 
 class Arena:
-    """Decompressed records, one batch behind the other, until `clear`."""
+    """Holds decompressed records, one batch after the other, until `clear`."""
 
     def __init__(self) -> None:
         self._bytes: Any = np.empty(ARENA_BYTES, np.uint8)
@@ -98,14 +100,14 @@ class Arena:
 
     @property
     def data(self) -> Any:
-        """A read-only uint8 array of all that was added since `clear`, until the next `add`."""
+        """A read-only uint8 array of all bytes added since `clear`; valid until the next `add`."""
         view = self._bytes[: self._used]
         view.flags.writeable = False
         return view
 
     @property
     def has_room(self) -> bool:
-        """For one more batch of usual size."""
+        """True: one more batch of usual size fits."""
         return len(self._bytes) - self._used >= _ROOM_BYTES
 
     def clear(self) -> None:
@@ -114,8 +116,9 @@ class Arena:
             self._bytes = np.empty(ARENA_BYTES, np.uint8)
 
     def add(self, codec: int, stored: memoryview) -> tuple[int, int]:
-        """Where the records of a batch lie now: (start, end) in `data`. Raises MalformedMessage for
-        an unknown codec, damaged data or an absurd size.
+        """Unpacks a batch's records and returns their (start, end) in `data`.
+
+        Raises MalformedMessage for an unknown codec, damaged data or an absurd size.
         """
         start = self._used
         unpack_into = _UNPACK_INTO.get(codec)
@@ -126,7 +129,7 @@ class Arena:
         return start, self._used
 
     def _unpack(self, unpack_into: Callable[[memoryview, Any], int], stored: memoryview) -> int:
-        """These codecs do not say how large the result is: the arena grows until it fits."""
+        """These codecs do not state the size of the result, so the arena grows until it fits."""
         while True:
             room = self._bytes[self._used : self._used + RECORDS_BYTES_MAX]
             try:
@@ -150,23 +153,23 @@ class Arena:
         self._bytes = larger
 
 
-# Position in the log in bytes, offset, what is wrong. May raise, which ends the decoding.
+# Arguments: byte position in the log, offset, text of the fault. If it raises, decoding ends.
 OnFault = Callable[[int, int, str], None]
 
 
 class LogDecoder:
-    """One partition's log, chunk by chunk; `on_fault` is told of each damaged batch once."""
+    """Decodes one partition's log by chunks. Calls `on_fault` once for each damaged batch."""
 
     def __init__(self, rows: ArrowBatches, on_fault: OnFault, *, goes_on: bool = False) -> None:
-        """`goes_on`: `on_fault` may return; then a batch is looked through before it gives rows."""
+        """`goes_on`: `on_fault` may return, so a batch is checked whole before it gives rows."""
         self._rows = rows
         self._on_fault = on_fault
         self._goes_on = goes_on
         self._arena = Arena()
         self._position = 0  # of the chunk in the log
-        # Of damaged batches that were passed over; behind a broken header, as many as offsets.
+        # Records of skipped damaged batches. After a broken header, each offset counts as one.
         self.records_skipped = 0
-        self.next_offset = 0  # behind the last batch that was looked at, or passed over
+        self.next_offset = 0  # the offset after the last batch that was read or skipped
 
     def decode(
         self,
@@ -179,12 +182,12 @@ class LogDecoder:
         borders: Sequence[int] = (),
         aborted: AbortedBatches | None = None,
     ) -> Iterator[Any]:
-        """pyarrow.RecordBatches of a chunk that begins and ends between batches.
+        """Yields pyarrow.RecordBatches of a chunk that begins and ends between batches.
 
-        `position` is the chunk's own in the log, its offsets lie between `first_offset` and
-        `last_offset`, both inclusive; behind broken headers reading goes on at the next of
-        `borders` (rising positions in the log where a batch begins). Batches of `aborted`
-        transactions give no rows; None: all do.
+        `position`: the chunk's byte position in the log. The chunk's offsets lie between
+        `first_offset` and `last_offset`, both inclusive. `borders`: rising positions in the log
+        at which a batch begins; after a broken header, decoding resumes at the next of them.
+        `aborted`: these batches give no rows. None: all batches do.
         """
         data = np.frombuffer(memoryview(chunk).toreadonly(), np.uint8)
         data.flags.writeable = False
@@ -221,7 +224,7 @@ class LogDecoder:
             & (table[:, BASE_OFFSET] < limits.offset_end)
         )
         sound = self._sound(headers, np.flatnonzero(in_range))
-        # A batch without any timestamp has -1, which is also that of its records.
+        # A batch without timestamps has -1, and so have its records.
         gives_rows = (
             in_range
             & ~headers.has(CONTROL_MASK)
@@ -240,8 +243,8 @@ class LogDecoder:
         self, headers: ScannedHeaders, chosen: Sequence[int], limits: RowLimits
     ) -> Iterator[Any]:
         codecs = (headers.table[:, ATTRIBUTES] & COMPRESSION_MASK).tolist()
-        stored: list[int] = []  # consecutive ones that need no decompression
-        packed: list[int] = []  # consecutive ones in the arena
+        stored: list[int] = []  # consecutive batches that need no decompression
+        packed: list[int] = []  # consecutive batches in the arena
         for i in chosen:
             if stored and codecs[i]:
                 yield from self._flush(headers, headers.data, stored, limits)
@@ -258,8 +261,9 @@ class LogDecoder:
         self._arena.clear()
 
     def _in_place(self, headers: ScannedHeaders, first_offset: int, last_offset: int) -> Any:
-        """A boolean for each batch: base offsets are not under the checksum, but they have to rise
-        within what the index says.
+        """A boolean for each batch: its offsets rise and lie within the index's bounds.
+
+        The checksum does not cover base offsets.
         """
         table = headers.table
         bases, lasts = table[:, BASE_OFFSET], table[:, LAST_OFFSET]
@@ -272,7 +276,7 @@ class LogDecoder:
         return placed
 
     def _sound(self, headers: ScannedHeaders, indices: Any) -> set[int]:
-        """Those of `indices` whose bytes have the checksum that they state."""
+        """The `indices` of the batches whose bytes match the checksum in their header."""
         sound = set()
         view = memoryview(headers.data)
         columns = (POSITION, SIZE, CRC)
@@ -287,7 +291,7 @@ class LogDecoder:
         return sound
 
     def _unpack(self, headers: ScannedHeaders, i: int, codec: int) -> bool:
-        """Whether the batch's records are in the arena now, and sound."""
+        """True: the batch's records are now in the arena, and sound."""
         batch = headers.table[i]
         start, end = batch[START], batch[END]
         try:
@@ -308,7 +312,7 @@ class LogDecoder:
     def _flush(
         self, headers: ScannedHeaders, data: Any, chosen: list[int], limits: RowLimits
     ) -> Iterator[Any]:
-        """The rows of the `chosen` batches, whose records are in `data`; none is left then."""
+        """Yields the rows of the `chosen` batches, with records in `data`; empties `chosen`."""
         try:
             yield from self._rows.of(data, headers.table[chosen], limits)
         except BrokenRecords as broken:
@@ -320,6 +324,6 @@ class LogDecoder:
         place = self._position + int(batch[POSITION])
         base = int(batch[BASE_OFFSET])
         self._on_fault(place, base, what)
-        # Its own count may be what is damaged; there are no more records than offsets.
+        # The count itself may be damaged; a batch has no more records than offsets.
         span = int(batch[LAST_OFFSET]) - base + 1
         self.records_skipped += min(int(batch[COUNT]), span)

@@ -1,7 +1,8 @@
-"""Records of many batches into the buffers of Arrow columns. Compiled: no Python object a record.
+"""Writes records of many batches into the buffers of Arrow columns.
 
-The layout of a record is Kafka's DefaultRecord. What a caller gives and gets is arrays, by the
-constants below and in `header_scan`; `arrow_batches` makes the columns of them.
+Compiled: makes no Python object a record. The layout of a record is Kafka's DefaultRecord. Callers
+pass and get arrays, indexed by the constants below and in `header_scan`. `arrow_batches` makes the
+columns.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fetchproxy.remotelog.decoder.header_scan import (
     compiled,
 )
 
-# Where the next call goes on.
+# The cursor: the place at which the next call continues.
 AT_BATCH, AT_POSITION, AT_RECORD = range(3)
 
 OFFSET_MAX = 2**63 - 1
@@ -42,7 +43,7 @@ FAULTS = {
     BAD_TIMESTAMP: "a timestamp is beyond what microseconds can say",
 }
 
-# What a header costs besides its key and value: their ends, and whether there is a value.
+# Bytes of a header besides its key and value: their ends, and the flag for a value.
 HEADER_BYTES = 12
 
 _VARINT_BYTES_MAX = 10
@@ -50,8 +51,9 @@ _TIMESTAMP_MAX_MS = 2**63 // 1000 - 1
 
 
 class RowLimits(NamedTuple):
-    """Which records are rows. Offsets: `offset_from` up to but not `offset_end`; timestamps in ms,
-    both inclusive.
+    """Limits of the records that give rows.
+
+    Offsets: from `offset_from`, below `offset_end`. Timestamps: in ms, both inclusive.
     """
 
     offset_from: int = 0
@@ -65,7 +67,7 @@ class RowLimits(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Of keys, or of anything else that differs in size."""
+    """Buffers of keys, or of other values that differ in size."""
 
     ends: Any  # int32, one more than values, the first is 0
     data: Any  # uint8
@@ -73,7 +75,7 @@ class Values(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """What Arrow columns are made of; those of columns that are not wanted are empty."""
+    """The buffers of Arrow columns; empty for a column that is not wanted."""
 
     offsets: Any  # int64
     timestamps: Any  # int64, in µs
@@ -88,8 +90,9 @@ class Buffers(NamedTuple):
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
 def _copy_bytes(typing_context: Any, to: Any, origin: Any, size: Any) -> Any:
-    """memcpy between two addresses: a loop over bytes takes several times as long. As with
-    `_byte_at`, nothing is checked: whoever calls it has to know that the bytes are there.
+    """memcpy between two addresses; a loop over bytes takes several times as long.
+
+    Like `_byte_at`, it checks nothing: the caller has to know that the bytes are there.
     """
     signature = types.void(types.int64, types.int64, types.int64)
 
@@ -105,7 +108,7 @@ def _copy_bytes(typing_context: Any, to: Any, origin: Any, size: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
 def _byte_at(typing_context: Any, address: Any) -> Any:
-    """The byte at an address, as an int64: an array's item costs the checks of its index."""
+    """The byte at an address, as an int64. An array item would cost the checks of its index."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
@@ -114,14 +117,15 @@ def _byte_at(typing_context: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-# From here on places are addresses in memory: `at` is where to read on, `end` the first byte that
-# may not be read, and every step looks at `end` before it reads.
+# Below, places are addresses in memory: `at` is the next byte to read, `end` the first byte that
+# may not be read. Every step checks `end` before it reads.
 
 
 @compiled
 def _varint(at: int, end: int) -> Any:
-    """(value, address after it), a zigzag varint or varlong; the address is 0 where it has no
-    end.
+    """Reads a zigzag varint or varlong: (value, address after it).
+
+    The address is 0 if the number has no end.
     """
     if at < end:
         byte = _byte_at(at)
@@ -143,7 +147,7 @@ def _varint(at: int, end: int) -> Any:
 
 @compiled
 def _field(at: int, end: int) -> Any:
-    """(length, address of the bytes, address after them, fault); a length of -1 is null."""
+    """(length, address of the bytes, address after them, fault). A length of -1 means null."""
     length, start = _varint(at, end)
     if start == 0:
         return length, start, start, BAD_VARINT
@@ -154,7 +158,7 @@ def _field(at: int, end: int) -> Any:
 
 @compiled
 def _headers_bytes(at: int, end: int, count: int) -> Any:
-    """(bytes of keys and values, fault); they have to end where the record ends."""
+    """(bytes of keys and values, fault). The headers have to end where the record ends."""
     total = np.int64(0)
     if count > end - at:
         return total, BAD_HEADERS
@@ -172,7 +176,7 @@ def _headers_bytes(at: int, end: int, count: int) -> Any:
 
 @compiled
 def _put(length: int, origin: int, at: int, to: Any) -> None:
-    """The value number `at` of `to` (Values)."""
+    """Writes the value with index `at` of `to` (Values)."""
     used = np.int64(to.ends[at])
     to.there[at] = length >= 0
     if length > 0:
@@ -183,7 +187,7 @@ def _put(length: int, origin: int, at: int, to: Any) -> None:
 
 @compiled
 def _put_headers(at: int, end: int, count: int, row: int, to: Any) -> None:
-    """Of one row, whose headers `_headers_bytes` has found sound."""
+    """Writes the headers of one row, which `_headers_bytes` has found sound."""
     entry = np.int64(to.header_ends[row])
     for _ in range(count):
         length, start, at, _ = _field(at, end)
@@ -207,7 +211,7 @@ def _parse(at: int, end: int) -> Any:
     stop = body + size
     if size < 0 or size > end - body:
         return TOO_LONG, none, none, none, none, none, none, none, none, none
-    timestamp, at = _varint(body + 1, stop)  # one byte of attributes, which nobody uses
+    timestamp, at = _varint(body + 1, stop)  # skips one byte of unused attributes
     if at == 0:
         return BAD_VARINT, none, none, none, none, none, none, none, none, none
     offset, at = _varint(at, stop)
@@ -229,12 +233,13 @@ def _parse(at: int, end: int) -> Any:
 def fill_rows(
     data: Any, batches: Any, cursor: Any, limits: Any, row_bytes: int, room: int, to: Any
 ) -> Any:
-    """As many rows of `batches` (of a ScannedHeaders' table) as fit into `to` (Buffers), `room` and
-    `limits` (RowLimits), from `cursor` on, which is moved. `row_bytes`: what a row costs besides
-    its key, value and headers.
+    """Writes as many rows of `batches` as fit into `to` and `room`; starts at and moves `cursor`.
 
-    (rows, bytes of the next record where it did not fit, fault); at a fault the cursor stands in
-    the batch that has it.
+    `batches`: rows of a ScannedHeaders' table. `limits`: RowLimits. `row_bytes`: bytes of a row
+    besides its key, value and headers. `room`: in bytes. `to`: Buffers.
+
+    Returns (rows, bytes of the next record if it did not fit, fault). At a fault the cursor is in
+    the faulty batch.
     """
     base = np.int64(data.ctypes.data)
     keys, values, headers = len(to.key.ends) > 0, len(to.value.ends) > 0, len(to.header_ends) > 0
