@@ -191,7 +191,7 @@ def test_a_disk_cache_would_hold_records_in_the_clear() -> None:
         "FETCHPROXY_STORE_ENCRYPTION_KEYS": "/etc/keys.json",
         "FETCHPROXY_REMOTE_FETCH_DISK_CACHE_DIR": "/var/cache",
     }
-    with pytest.raises(ConfigError, match="disk cache would hold records in the clear"):
+    with pytest.raises(ConfigError, match="disk cache would hold unencrypted records"):
         load_config(None, given, [])
 
 
