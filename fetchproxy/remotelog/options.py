@@ -40,7 +40,7 @@ HONOURED = (
 # Whom to ask and how: no broker is asked, so rows are the same with them and without.
 NOT_NEEDED = ("kafka.bootstrap.servers", "kafka.*")
 
-_NO_GROUP = "an archive is read in no consumer group, so no right or quota of one applies"
+_NO_GROUP = "the archive is read without a consumer group, so its ACLs and quotas do not apply"
 _AS_BYTES = "key and value come as bytes; decode the columns"
 
 # Rows, limits or names would not be those that the option asks for.
