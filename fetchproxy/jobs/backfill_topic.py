@@ -303,8 +303,8 @@ def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int 
             if end > 0 and not target.append:
                 raise ConfigError(
                     f"{place.topic}-{place.partition} has records, and it is not known whether "
-                    "they are of this backfill (brokers forget it after offsets.retention.minutes); "
-                    "use a new topic, or give --append"
+                    "they are of this backfill (brokers forget it after "
+                    "offsets.retention.minutes); use a new topic, or give --append"
                 )
             return None
     if committed.metadata not in ("", topic_id):

@@ -112,7 +112,7 @@ def planned(archive: WrittenArchive, **options: str) -> dict[int, tuple[int, int
 async def test_a_batch_asks_as_verify_does(archive: WrittenArchive) -> None:
     await state(archive, 399)
     for given, said in (
-        ({}, "orders-0: offsets 100 to 199 were archived and are in no segment any more"),
+        ({}, "orders-0: offsets 100 to 199 were archived and are in no segment"),
         ({"startingOffsets": '{"orders": {"0": 5}}'}, "offsets 100 to 199 were archived"),
         ({"startingTimestamp": "0"}, "offsets 100 to 199 were archived"),
     ):

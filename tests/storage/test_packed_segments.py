@@ -346,7 +346,7 @@ async def test_what_a_packing_says_of_its_segment_cannot_be_changed(
         document[change] += 1
     await store.put(key, json.dumps(document).encode())
     async with manager(store, ring) as reader:
-        with pytest.raises(SegmentLocked, match="what stands beside it was changed"):
+        with pytest.raises(SegmentLocked, match="data stored with it was changed"):
             await reader.fetch_log_segment(own, ByteRange(0, 1))
 
 
@@ -390,7 +390,7 @@ async def test_without_the_key_there_is_an_error_and_an_alarm(
     keys = read_keys(ring)
     write_keys(ring, Keys("k2", {"k2": bytes(32)}), new=False)
     async with manager(store, ring) as reader:
-        with pytest.raises(SegmentLocked, match=r"'k1', and the key ring .* has none of that id"):
+        with pytest.raises(SegmentLocked, match=r"'k1', and the key ring .* has no key with"):
             await reader.fetch_log_segment(packed_segment(), ByteRange(0, 1))
         assert [one.subject for one in reader.health.conditions(0.0)] == ["k1"]
         write_keys(ring, keys, new=False)  # restored: the key works at once, and the alarm ends
@@ -520,8 +520,8 @@ async def test_a_packing_is_read_once(rsm: RemoteStorageManager, store: MemoryOb
         (b"[]", "no object `keys`"),
         (b'{"keys": {}}', "version is not 1"),
         (b'{"version": 1, "keys": {"a": "AAAA"}}', "has 3 bytes, not 32"),
-        (b'{"version": 1, "keys": {"a": "?"}}', "no base64"),
-        (b'{"version": 1, "keys": {"a b": ""}}', "no id of a key"),
+        (b'{"version": 1, "keys": {"a": "?"}}', "not base64"),
+        (b'{"version": 1, "keys": {"a b": ""}}', "not a valid key id"),
         (b'{"version": 1, "keys": {}, "active": "a"}', "none of its keys"),
     ],
 )
