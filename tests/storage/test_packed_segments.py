@@ -290,7 +290,7 @@ async def test_metadata_that_somebody_has_changed_are_refused(
                 reader.fetch_index(changed, SegmentFile.INDEX),
                 reader.packed.check_metadata(changed),
             ):
-                with pytest.raises(MetadataChanged, match=r"\.metadata: it is not what"):
+                with pytest.raises(MetadataChanged, match=r"\.metadata: it differs from what"):
                     await read
             (told,) = reader.health.conditions(0.0)
             assert (told.kind, told.subject) == (
@@ -522,7 +522,7 @@ async def test_a_packing_is_read_once(rsm: RemoteStorageManager, store: MemoryOb
         (b'{"version": 1, "keys": {"a": "AAAA"}}', "has 3 bytes, not 32"),
         (b'{"version": 1, "keys": {"a": "?"}}', "not base64"),
         (b'{"version": 1, "keys": {"a b": ""}}', "not a valid key id"),
-        (b'{"version": 1, "keys": {}, "active": "a"}', "none of its keys"),
+        (b'{"version": 1, "keys": {}, "active": "a"}', "not one of its keys"),
     ],
 )
 def test_a_key_ring_that_is_none_says_why(content: bytes, said: str, ring: Path) -> None:
@@ -539,7 +539,7 @@ def test_a_key_ring_is_its_owners_alone(ring: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         FileKeyRing(ring.with_name("none"))
     ring.chmod(0o600)
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         write_keys(ring, NO_KEYS, new=True)
     assert repr(read_keys(ring)) == "Keys(active='k1')"
     assert sorted(path.name for path in ring.parent.iterdir()) == ["keys.json", "spooled.log"]
