@@ -58,7 +58,7 @@ class CompletenessCheck:
         for first, last in look.found.missing:
             found.faults.append(Fault.of(tip, folder, in_no_segment(first, last), first))
         if stated is not None and stated.log_start_offset > self._log_start(self.stored):
-            what = f"the log start was raised to {stated.log_start_offset}, and is not any more"
+            what = f"the log start was raised to {stated.log_start_offset}, and is lower now"
             found.faults.append(Fault.of(tip, folder, what))
         found.faults += self._older_end(stated)
         found.not_known += self._unknown(look)
@@ -87,7 +87,7 @@ class CompletenessCheck:
             return []
         key = self.rsm.object_key(at_end[-1], SegmentFile.METADATA)
         what = f"offset {stated.end_offset} was archived in leader epoch {stated.leader_epoch}"
-        return [Fault.of(self.tip, key, f"{what}, not in this", stated.end_offset)]
+        return [Fault.of(self.tip, key, f"{what}, not in this one", stated.end_offset)]
 
     def _unknown(self, look: OffsetsLook) -> list[NotKnown]:
         whats = [
@@ -96,7 +96,7 @@ class CompletenessCheck:
         ]
         segments = finished(self.stored.list_remote_log_segments(self.tip))
         if look.stated is None:
-            whats.append("where the archive began and up to where it was finished")
+            whats.append("at which offsets the archive began and ended")
         elif any(s.start_offset < look.stated.recorded_from for s in segments):
             whats.append(f"whether the archive began below offset {segments[0].start_offset}")
         return [NotKnown(self.tip.topic, self.tip.partition, what) for what in whats]
@@ -151,7 +151,7 @@ class CompletenessCheck:
         for segment in finished(stored.values()):
             first = max(segment.start_offset, log_start)
             if segment.segment_id not in known and not held_in(first, segment.end_offset, seen):
-                fault(segment, "the metadata topic does not know it: no reader sees it")
+                fault(segment, "it is not in the metadata topic: no reader sees it")
         return faults
 
 

@@ -384,4 +384,4 @@ async def _range(
 
 
 def _not_what_was_put(key: str) -> DamagedObject:
-    return DamagedObject(f"{key}: what was read back from there is not what was put")
+    return DamagedObject(f"{key}: the bytes read back differ from the bytes written")

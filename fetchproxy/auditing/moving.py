@@ -51,7 +51,7 @@ async def begin_mirror(source: Place, target: Place, to: str) -> ArchiveIdentity
     if said is None:
         raise ArchiveMissing("there is no archive at --from")
     if said.is_mirror:
-        raise ArchiveMismatch("--from is a mirror itself: give the archive that it is of")
+        raise ArchiveMismatch("--from is a mirror itself: give the URL of its archive")
     if said.moved is not None and not same_place(said.moved.to, to):
         raise ArchiveMismatch(f"the archive at --from has moved to {said.moved.to}")
     theirs = await read_identity(target.store, target.prefix)
@@ -61,7 +61,7 @@ async def begin_mirror(source: Place, target: Place, to: str) -> ArchiveIdentity
         raise ArchiveMismatch("--to has another archive, or a mirror of another one")
     if not theirs.is_mirror and said.moved is None:
         raise ArchiveMismatch(
-            "--to is no mirror, but an archive to which archivers may write: give an empty place"
+            "--to is not a mirror but an archive that archivers may write to: give an empty place"
         )
     return said
 
@@ -81,7 +81,7 @@ async def _made_mirror(target: Place, said: ArchiveIdentity) -> ArchiveIdentity:
     await target.store.put_new(target.prefix + LAYOUT_OBJECT, content)
     made = await read_identity(target.store, target.prefix)
     if made is None:
-        raise ArchiveMissing(f"{LAYOUT_OBJECT} was put at --to, and is not there")
+        raise ArchiveMissing(f"{LAYOUT_OBJECT} was written to --to, but is not there")
     return made
 
 

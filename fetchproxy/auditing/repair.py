@@ -90,16 +90,16 @@ def _check_place(metadata: RemoteLogSegmentMetadata, around: Around, *, is_cut: 
     start, end = metadata.start_offset, metadata.end_offset
     epochs = metadata.segment_leader_epochs
     if any(start < base <= end for base in around.unknown):
-        raise CorruptSegment("a segment begins inside it of which nothing is known")
+        raise CorruptSegment("an unknown segment begins within its offsets")
     if any(_is_newer(lineage, epochs, start, end) for lineage in around.lineages):
-        raise CorruptSegment("a newer leader's log has taken the place of some of it")
+        raise CorruptSegment("a newer leader's log has replaced some of its offsets")
     below = [other for other in around.counted if other.start_offset <= start]
     if epochs and any(other.last_epoch > epochs[0].epoch for other in below):
         raise CorruptSegment("a newer leader's log is below it")
     newest = max(around.stated_epoch, *(other.last_epoch for other in around.counted), -1)
     is_followed = any(other.start_offset == end + 1 for other in around.counted)
     if not (is_cut or is_followed) and epoch_at(epochs, end) < newest:
-        raise CorruptSegment("a newer leader's log may have taken the place of some of it")
+        raise CorruptSegment("a newer leader's log may have replaced some of its offsets")
 
 
 def _is_newer(
@@ -320,7 +320,7 @@ class _PartitionRepair:
             derived = await derive_segment(self.rsm, listed, self.chunk_bytes)
             check_whole(derived.segment, witnesses)
         except (CorruptSegment, CompactedLog) as error:
-            reason = f"its log cannot be derived from: {error}"
+            reason = f"nothing can be derived from its log: {error}"
         except ObjectNotFound:
             reason = "its log is missing"
         else:
@@ -445,7 +445,7 @@ class _PartitionRepair:
         # As far as is known, no offset below this one was ever archived.
         first_offset = 0 if self._stated is None else self._stated.recorded_from
         if metadata.start_offset > first_offset:
-            raise CorruptSegment("nothing says which leader epochs the log had before it")
+            raise CorruptSegment("it is not known which leader epochs the log had before it")
         return encode_epochs(own)
 
     def _is_faulty(self, metadata: RemoteLogSegmentMetadata) -> bool:

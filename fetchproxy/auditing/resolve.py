@@ -67,8 +67,8 @@ def plan_resolution(
     if after_epoch <= view.history.after_epoch or leader.leader_epoch <= after_epoch:
         raise ResolutionRefused(
             f"{view.tip}: the leader's epoch is {leader.leader_epoch}, and epoch {after_epoch} is "
-            "archived: the two logs cannot be told apart. Elect the leader anew (restart the "
-            "broker), then try again"
+            "archived: the two logs cannot be told apart. Have the leader elected again "
+            "(restart the broker), then try again"
         )
     start = max(leader.archived_epochs_end, leader.edges.log_start_offset)
     log_start = start if start > leader.edges.log_start_offset else None
@@ -77,7 +77,7 @@ def plan_resolution(
         words = _dropped(shown, leader.edges)
         return ResolutionPlan(shown[::-1], history, log_start, words)
     words = (
-        f"{len(shown)} segments stay in the store and are shown to no reader any more",
+        f"{len(shown)} segments stay in the store, hidden from readers",
         f"the log is archived from offset {start} on",
     )
     return ResolutionPlan((), history, log_start, words)
@@ -96,14 +96,14 @@ def plan_showing_again(
         return None
     if now.kept_below:
         raise ResolutionRefused(
-            f"{view.tip}: below offset {now.kept_below} another log is kept already; what was put "
-            "aside before it cannot be shown beside it"
+            f"{view.tip}: below offset {now.kept_below} another log is kept already; a log put "
+            "aside before it cannot be shown as well"
         )
     end = max(s.end_offset for s in aside) + 1
     history = LogHistory(before, end, now.after_epoch, now.earlier[:-1])
     words = (
         f"{len(aside)} segments are shown again, up to offset {end}",
-        f"from offset {end} on the leader's log counts",
+        f"from offset {end} on, the leader's log counts",
     )
     return ResolutionPlan((), history, None, words)
 
@@ -113,10 +113,10 @@ def _keep(view: PartitionView, edges: LogEdges) -> ResolutionPlan:
     lineage = archived_lineage(view)
     epoch = lineage[-1].epoch if lineage else view.history.kept_epoch
     words = (
-        f"what is archived below offset {end} stays, and is shown to readers",
+        f"the archive below offset {end} stays, and readers see it",
         f"the log's own records below offset {end} are not archived (it ends at offset "
         f"{edges.high_watermark} now)",
-        f"archiving goes on at offset {end}, once the log gets there",
+        f"archiving continues at offset {end}, once the log reaches it",
     )
     history = replace(view.history, kept_below=end, kept_epoch=epoch)
     return ResolutionPlan((), history, None, words)
@@ -127,7 +127,7 @@ def _dropped(shown: Sequence[RemoteLogSegmentMetadata], edges: LogEdges) -> tupl
     return (
         f"{len(shown)} segments ({size_bytes} bytes) are deleted, their objects after "
         "archive.retention_grace_ms",
-        f"the log is archived anew; it begins at offset {edges.log_start_offset}",
+        f"the log is archived from its start, offset {edges.log_start_offset}",
     )
 
 
@@ -155,7 +155,9 @@ async def resolve(
         if again is None:
             if not dry_run:
                 await rsm.objects.delete_concern(tip, Kind.PARTITION_STOPPED)
-            raise ResolutionRefused(f"{tip}: the leader's log is the archive's; nothing waits")
+            raise ResolutionRefused(
+                f"{tip}: the leader's log matches the archive; nothing is to be resolved"
+            )
         plan = again
     if dry_run:
         return plan

@@ -221,7 +221,9 @@ class SegmentVerifier:
         try:
             await self._walk_log(check, size)
             if await self._range(size, size + 1):
-                self._fault(SegmentFile.LOG, f"object goes on, metadata say {size} bytes", size)
+                self._fault(
+                    SegmentFile.LOG, f"object is longer than the {size} bytes of its metadata", size
+                )
         except ObjectNotFound:
             self._fault(SegmentFile.LOG, "object is missing")
             return False

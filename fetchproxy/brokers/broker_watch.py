@@ -102,7 +102,7 @@ class BrokerWatch:
         known, away = len(self._brokers), len(self.status().away)
         what = (
             f"Broker {address} does not answer; {known - away} of {known} do: partitions that it "
-            "leads are neither served nor archived until others lead them"
+            "leads are neither served nor archived until other brokers lead them"
         )
         return Condition(Kind.BROKER_AWAY, what, str(address), since=since)
 
@@ -146,7 +146,7 @@ class BrokerWatch:
                 self._none_since = asyncio.get_running_loop().time()
             addresses, error = ", ".join(map(str, self._brokers)), self.status().last_error
             what = (
-                "No broker answers: until one does clients are not served, and nothing is archived "
+                "No broker answers: clients are not served and nothing is archived until one does "
                 f"({error})"
             )
             none = Condition(

@@ -213,7 +213,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             except AuthenticationRefused as error:
                 raise refused(str(error)) from None
             except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
-                raise refused(f"the broker's answer is none: {type(error).__name__}") from None
+                raise refused(f"the broker's answer is malformed: {type(error).__name__}") from None
             lifetime_ms = answer.session_lifetime_ms or 0
         if not exchange.is_authenticated():
             raise refused("the broker's last answer does not end the exchange")

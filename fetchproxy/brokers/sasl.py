@@ -38,7 +38,7 @@ class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
             # The proxy has sent nothing derived from the password yet.
             raise AuthenticationRefused(
                 f"the broker asks for {iterations} iterations of SCRAM: expected at least "
-                f"{ITERATIONS_MIN}; set the user's credentials anew with more of them"
+                f"{ITERATIONS_MIN}; set the user's credentials again with more iterations"
             )
         super().create_salted_password(salt, iterations)
 

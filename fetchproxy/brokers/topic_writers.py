@@ -53,8 +53,8 @@ async def tell_writers(cluster: Cluster, config: Config) -> bool:
             topic=topic,
             writers=others[:_NAMED_MAX],
             count=len(others),
-            hint="whoever writes there can have the archive deleted: leave WRITE to the users "
-            "of archivers and proxies",
+            hint="any writer to this topic can have the archive deleted: allow WRITE only to the "
+            "users of archivers and proxies",
         )
     return True
 
@@ -66,7 +66,7 @@ def _tell_unknown(topic: str, error: ClusterError, exposed: bool) -> None:
             "metadata_topic_open_to_anybody",
             topic=topic,
             reason="the brokers have no authorizer",
-            hint="whoever reaches the brokers can have the archive deleted",
+            hint="any client that reaches the brokers can have the archive deleted",
         )
         return
     log.info(

@@ -149,7 +149,7 @@ def _rising(
         one, other = entry.unpack_from(raw, at)
         if not (one > before[0] and other > before[1]):
             raise CorruptSegment(
-                f"entry {number} at byte {at}: {told(one, other)} does not follow what is before it"
+                f"entry {number} at byte {at}: {told(one, other)} is not above the entry before it"
             )
         before = one, other
         yield number, at, one, other

@@ -122,7 +122,7 @@ def _print_mirrored(done: job.Mirrored) -> None:
                 f"kept: {partition.tip}: {count(len(partition.kept), 'object')} that only --to has"
             )
     for tip in done.not_at_source:
-        typer.echo(f"kept: {tip}: --from has nothing of it any more")
+        typer.echo(f"kept: {tip}: --from no longer has it")
     more = {
         "removed": sum(partition.removed for partition in every),
         "deleted meanwhile": sum(partition.overtaken for partition in every),
@@ -135,22 +135,22 @@ def _print_mirrored(done: job.Mirrored) -> None:
         f"{notes}"
     )
     if done.cut_over:
-        typer.echo("the archive is at --to now: set store.url to that everywhere")
+        typer.echo("the archive is now at --to: set store.url to that URL everywhere")
 
 
 def _delete(context: typer.Context, config: Config, to: str) -> None:
     done = run_job(context, config, lambda runner: job.delete_moved(runner, config, to))
     if done.wait_ms:
         typer.echo(
-            f"nothing is deleted at --from for {done.wait_ms / 1000:.0f} s more, as readers may "
-            "be there: run this again then"
+            f"readers may still use --from: run this again in {done.wait_ms / 1000:.0f} s to "
+            "delete its objects"
         )
         return
     for partition in done.partitions:
         for fault in partition.faults:
             print_fault(fault)
         for place in partition.kept:
-            typer.echo(f"kept: {partition.tip}: {place}: --to does not have it like that")
+            typer.echo(f"kept: {partition.tip}: {place}: missing or different at --to")
     deleted = sum(partition.objects for partition in done.partitions)
     size = decimal(sum(partition.size_bytes for partition in done.partitions))
     typer.echo(f"deleted at --from: {count(deleted, 'object')}, {size}")

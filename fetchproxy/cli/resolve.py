@@ -24,7 +24,7 @@ Keep = Annotated[
     typer.Option(
         "--keep",
         help="The archive counts, below its end offset. The leader's records below that offset are "
-        "not archived. Also shows a log again that --new-history has put aside.",
+        "not archived. Also shows a log that --new-history has hidden.",
     ),
 ]
 Truncate = Annotated[
@@ -68,7 +68,7 @@ def resolve(
 async def _resolve(config: Config, partition: str, answer: Answer, dry_run: bool) -> ResolutionPlan:
     topic, _, number = partition.rpartition("-")
     if not topic or not number.isdecimal():
-        raise ConfigError(f"{partition!r} names no partition; it looks like orders-0")
+        raise ConfigError(f"{partition!r} is not a partition; expected a form such as orders-0")
     async with managed_archive(config) as (rsm, rlmm, cluster):
         found = await cluster.topic_by_name(topic, max_age_ms=0)
         tip = TopicIdPartition(found.topic_id, found.name, int(number))

@@ -106,7 +106,7 @@ def _verified(
     )
     if done.not_asked is not None:
         typer.echo(
-            f"fetchproxy: not asked: the {done.not_asked}, which rules this archive's metadata "
+            f"fetchproxy: not checked: the {done.not_asked}, which keeps this archive's metadata "
             "(metadata.manager)",
             err=True,
         )

@@ -37,8 +37,8 @@ def relation_faults(config: Config, places: Mapping[str, str]) -> list[str]:
 _CONTRADICTIONS = {
     "cluster.bootstrap": "no broker is asked in archive-only mode",
     "archive.topics": "there is no broker to archive from in archive-only mode",
-    "gateway.node_map": "there is one node in archive-only mode, the listener itself",
-    "gateway.sni_node_pattern": "there is one node in archive-only mode, the listener itself",
+    "gateway.node_map": "the listener is the only node in archive-only mode",
+    "gateway.sni_node_pattern": "the listener is the only node in archive-only mode",
 }
 
 
@@ -46,8 +46,8 @@ def _archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None
     own, users = config.archive_only, "archive_only.users_file"
     if own.users_file is not None and not own.enabled:
         return (
-            f"{users} ({places[users]}) needs archive_only.enabled: where there are brokers, their "
-            "users and ACLs count"
+            f"{users} ({places[users]}) needs archive_only.enabled: in front of brokers, the "
+            "brokers' users and ACLs apply"
         )
     if own.users_file is not None and own.open_to_anybody:
         return f"{users} ({places[users]}) contradicts archive_only.open_to_anybody"
@@ -55,7 +55,7 @@ def _archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None
         if config.attach.archives is None:
             return None
         place = places["attach.archives"]
-        return f"attach.archives ({place}) needs archive_only.enabled: brokers do not know them"
+        return f"attach.archives ({place}) needs archive_only.enabled: brokers lack these topics"
     for key, reason in _CONTRADICTIONS.items():
         section, _, name = key.partition(".")
         if key in places and getattr(getattr(config, section), name) is not None:
@@ -65,10 +65,9 @@ def _archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None
     if is_closed or own.users_file or own.open_to_anybody or is_loopback(_host(listen)):
         return None
     return (
-        f"gateway.listen = {listen} ({places['gateway.listen']}): in archive-only mode whoever "
-        "reaches it would read the whole archive; expected archive_only.users_file, "
-        "gateway.tls_client_auth = required, or "
-        "archive_only.open_to_anybody = true where that is meant"
+        f"gateway.listen = {listen} ({places['gateway.listen']}): in archive-only mode every "
+        "client that connects could read the whole archive; expected archive_only.users_file, "
+        "gateway.tls_client_auth = required, or archive_only.open_to_anybody = true to allow that"
     )
 
 
@@ -77,8 +76,8 @@ def _archive_faults(config: Config) -> Iterator[str]:
     if config.store.encryption_keys is not None and config.remote_fetch.disk_cache_dir is not None:
         # The disk cache keeps unencrypted records, also after the process has ended.
         yield (
-            "remote_fetch.disk_cache_dir is set and store.encryption_keys too: the disk cache "
-            "would hold records in the clear"
+            "remote_fetch.disk_cache_dir and store.encryption_keys are both set: the disk cache "
+            "would hold unencrypted records"
         )
     spool = archive.spool_dir
     for path in parse_paths(archive.log_dirs) if archive.log_dirs is not None else ():
@@ -90,8 +89,8 @@ def _archive_faults(config: Config) -> Iterator[str]:
         yield "archive.group_instance_id is set and archive.group_id is not"
     if archive.group_id is not None and archive.log_dirs is not None:
         yield (
-            "archive.group_id is set and archive.log_dirs too: there the leader is the archiver "
-            "beside the broker that leads the partition"
+            "archive.group_id and archive.log_dirs are both set: with archive.log_dirs, "
+            "the archiver beside a partition's leader archives the partition"
         )
     name = metadata.topic_name
     # Internal topics begin with `__`, and a pattern never archives them.
@@ -100,7 +99,7 @@ def _archive_faults(config: Config) -> Iterator[str]:
         if matches is not None:
             yield (
                 f"metadata.topic_name = {name}: archive.topics matches it; "
-                "expected a name with __ in front"
+                "expected a name that begins with __"
             )
 
 
@@ -110,7 +109,7 @@ def _port_faults(gateway: GatewayConfig) -> Iterator[str]:
         if place.listen_port == listen:
             yield (
                 f"gateway.node_map gives node {node_id} the port {listen}: "
-                f"expected another than gateway.listen = {gateway.listen}"
+                f"expected a port other than that of gateway.listen = {gateway.listen}"
             )
 
 
@@ -216,8 +215,8 @@ def _principal_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | No
     if gateway.tls_client_auth == "required" or is_loopback(_host(gateway.listen)):
         return None
     return (
-        f"cluster.tls_certificate_file with gateway.listen = {gateway.listen}: brokers would take "
-        "whoever reaches it for the certificate's principal; expected gateway.tls_client_auth = "
+        f"cluster.tls_certificate_file with gateway.listen = {gateway.listen}: brokers would treat "
+        "every client as the certificate's principal; expected gateway.tls_client_auth = "
         "required, a gateway.listen on loopback, or cluster.security_protocol = SASL_SSL"
     )
 

@@ -150,9 +150,9 @@ def parse_attachments(text: str) -> list[Attachment]:
         if not (separator and hash_sign and "://" in url):
             raise ValueError(f"expected NAME=STORE_URL#TOPIC, not {part!r}")
         if not is_topic_name(name) or not is_topic_name(topic):
-            raise ValueError(f"{part!r}: a topic cannot be called so")
+            raise ValueError(f"{part!r}: not a valid topic name")
         if name in found:
-            raise ValueError(f"{name} comes twice")
+            raise ValueError(f"{name} is given twice")
         found[name] = Attachment(name, url, topic)
     return list(found.values())
 
@@ -183,7 +183,7 @@ def parse_key_ring(text: str) -> KeyRingPlace:
     query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
     required = query.pop("required", "false")
     if required not in ("true", "false"):
-        raise ValueError("required is neither true nor false")
+        raise ValueError("expected required=true or required=false")
     path = unquote(parts.path)
     if parts.scheme == "aws-kms" and parts.netloc:
         endpoint_url = query.pop("endpoint_url", None)
@@ -195,7 +195,7 @@ def parse_key_ring(text: str) -> KeyRingPlace:
     else:
         raise ValueError("expected the absolute path of a file, or aws-kms://REGION/KEY")
     if query or parts.fragment:
-        raise ValueError("has parameters that are not known")
+        raise ValueError("has unknown parameters")
     return place
 
 
@@ -203,7 +203,7 @@ def parse_key_rings(text: str) -> tuple[KeyRingPlace, ...]:
     """One, or several separated by commas: the first one encrypts. Raises ValueError."""
     places = tuple(parse_key_ring(part.strip()) for part in text.split(","))
     if len({replace(place, required=False) for place in places}) < len(places):
-        raise ValueError("one key ring comes twice")
+        raise ValueError("a key ring is given twice")
     return places
 
 
@@ -233,12 +233,12 @@ def parse_node_map(text: str) -> dict[int, NodePlace]:
         if not separator or not (node.isascii() and node.isdigit()):
             raise ValueError(f"expected NODE=PORT or NODE=HOST:PORT, not {part.strip()!r}")
         if int(node) in places:
-            raise ValueError(f"node {node} comes twice")
+            raise ValueError(f"node {node} is given twice")
         places[int(node)] = _parse_place(place)
     if len({place.listen_port for place in places.values()}) < len(places):
-        raise ValueError("one port stands for two nodes")
+        raise ValueError("two nodes have the same listening port")
     if len({(place.host, place.port) for place in places.values()}) < len(places):
-        raise ValueError("two nodes are told at the same address")
+        raise ValueError("two nodes have the same advertised address")
     return places
 
 
@@ -355,13 +355,13 @@ def _override(pattern: str, settings: object) -> RetentionOverride:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
     if not isinstance(settings, Mapping) or not settings:
         raise ValueError(f"{pattern!r}: expected one of {', '.join(_KEYS)}")
     limits = {}
     for key, given in settings.items():
         if key not in _KEYS:
-            raise ValueError(f"{pattern!r}: {key} is none of {', '.join(_KEYS)}")
+            raise ValueError(f"{pattern!r}: expected one of {', '.join(_KEYS)}, not {key}")
         value = (DURATION if key.endswith("_ms") else SIZE).read(given)
         if not isinstance(value, int) or isinstance(value, bool) or value < -1:
             raise ValueError(f"{pattern!r}: {key} must be a number or have a unit, at least -1")
@@ -451,29 +451,28 @@ OptionalAdvertisedHost = Annotated[
     str | None,
     AfterValidator(_read_host),
     TextForm(
-        "a host name or an IP address that clients can dial (0.0.0.0 and :: are none), without a "
-        "port: each broker has one of its own (see gateway.node_map, or, under TLS, "
-        "gateway.sni_node_pattern)"
+        "a host name or an IP address that clients can dial (not 0.0.0.0 or ::), without a port: "
+        "each broker has its own port (see gateway.node_map, or gateway.sni_node_pattern for TLS)"
     ),
 ]
 OptionalNodeMap = Annotated[
     str | None,
     _checked_by(parse_node_map),
     TextForm(
-        "NODE=PORT, NODE=HOST:PORT or NODE=PORT/HOST:PORT, by commas, nothing twice, no HOST that "
-        "clients cannot dial (0.0.0.0, ::)"
+        "NODE=PORT, NODE=HOST:PORT or NODE=PORT/HOST:PORT, separated by commas; each node, port "
+        "and address once; a HOST that clients can dial (not 0.0.0.0 or ::)"
     ),
 ]
 OptionalPattern = Annotated[
     str | None, _checked_by(_parse_pattern), TextForm("a regular expression")
 ]
 OptionalPaths = Annotated[
-    str | None, _checked_by(parse_paths), TextForm("absolute paths, comma-separated")
+    str | None, _checked_by(parse_paths), TextForm("absolute paths, separated by commas")
 ]
 OptionalAttachments = Annotated[
     str | None,
     _checked_by(parse_attachments),
-    TextForm("NAME=STORE_URL#TOPIC, separated by spaces, no name twice"),
+    TextForm("NAME=STORE_URL#TOPIC, separated by spaces; each name once"),
 ]
 OptionalUrl = Annotated[
     str | None,
@@ -484,14 +483,14 @@ OptionalKeyRing = Annotated[
     str | None,
     _checked_by(parse_key_rings),
     TextForm(
-        "the absolute path of a file, or aws-kms://REGION/KEY; ?required=true behind it; several "
-        "separated by commas"
+        "the absolute path of a file or aws-kms://REGION/KEY, each with ?required=true if wanted; "
+        "several are separated by commas"
     ),
 ]
 OptionalHttpUrl = Annotated[
     str | None,
     _checked_by(_parse_http_url),
-    TextForm("an http:// or https:// URL without credentials in it"),
+    TextForm("an http:// or https:// URL without credentials"),
 ]
 OptionalHostName = Annotated[
     str | None, _checked_by(_parse_host_name), TextForm("a host name, not an address")
@@ -499,7 +498,7 @@ OptionalHostName = Annotated[
 OptionalNodeNames = Annotated[
     str | None,
     _checked_by(parse_node_names),
-    TextForm("a host name with {node_id} in it, once, or it and :PORT"),
+    TextForm("a host name that contains {node_id} once; :PORT may follow"),
 ]
 OptionalRetentionOverrides = Annotated[
     str | None,
@@ -507,8 +506,8 @@ OptionalRetentionOverrides = Annotated[
     _checked_by(parse_retention_overrides),
     TextForm(
         "a table (as text: JSON) of patterns, each with remote_log_retention_ms, "
-        "remote_log_retention_bytes, local_retention_ms or local_retention_bytes, at least -1, or "
-        "with a unit (7d, 64GiB)"
+        "remote_log_retention_bytes, local_retention_ms or local_retention_bytes; each at least "
+        "-1, or with a unit (7d, 64GiB)"
     ),
 ]
 
@@ -526,8 +525,8 @@ class SecretFile(BaseModel):
 OptionalSecret = Annotated[
     SecretStr | SecretFile | None,
     TextForm(
-        'text, which is never shown, or the file that holds it: { file = "/path" }; a variable has '
-        "_FILE behind its name for it, --set has .file"
+        'text, which is never shown, or the file that holds it: { file = "/path" }, a variable '
+        "whose name ends in _FILE, or --set with .file"
     ),
 ]
 

@@ -97,8 +97,7 @@ def check_source(config: Config) -> None:
     """Raises ConfigError if executors cannot reach the source."""
     if config.archive.log_dirs is not None:
         raise ConfigError(
-            "archive.log_dirs is set: on Spark only the brokers are a source that every executor "
-            "reaches"
+            "archive.log_dirs is set: Spark executors read records from the brokers only"
         )
 
 

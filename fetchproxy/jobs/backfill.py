@@ -73,7 +73,7 @@ def backfill(
     CorruptSegment, PipelineFailed, and OSError if the output cannot be written.
     """
     if compression not in CODECS:
-        raise ConfigError(f"compression {compression!r}: there are {', '.join(CODECS)}")
+        raise ConfigError(f"compression {compression!r}: expected one of {', '.join(CODECS)}")
     target = Target(parse_options(source), OutputFolder(output), compression)
     plan = plan_backfill(target, range_bytes_max)
     work = Work(
@@ -153,10 +153,12 @@ def _lost(options: SourceOptions, view: PartitionView | None, one: BackfillRange
     start = None if view is None else view.log_start_offset
     if not options.fail_on_data_loss or (start is not None and start <= one.first):
         return None
-    where = "the archive has nothing of it" if start is None else f"the archive begins at {start}"
+    where = (
+        "the archive has none of its records" if start is None else f"the archive begins at {start}"
+    )
     return (
-        f"it was planned and is not written, and {where} now; with failOnDataLoss=false what is "
-        "gone is passed over"
+        f"it was planned but not written, and now {where}; with failOnDataLoss=false missing "
+        "offsets are passed over"
     )
 
 

@@ -96,7 +96,7 @@ class Plan:
             ranges = tuple(BackfillRange(*entry) for entry in document["ranges"])
             return cls(dict(document["settings"]), ranges)
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{where} is no plan of a backfill: {error!r}") from None
+            raise ConfigError(f"{where} is not a backfill plan: {error!r}") from None
 
 
 def next_plan(
@@ -117,7 +117,7 @@ def next_plan(
     """
     if last is not None and dict(last.settings) != dict(settings):
         raise ConfigError(
-            f"the output was begun with {_text(last.settings)}, this is {_text(settings)}"
+            f"the output was begun with {_text(last.settings)}, this run has {_text(settings)}"
         )
     finished = set(done)
     planned = dict.fromkeys((*(last.ranges if last else ()), *begun))
@@ -132,7 +132,7 @@ def next_plan(
         if others:
             raise ConfigError(
                 f"the output has records of another topic {view.tip.topic}, with the id "
-                f"{others.pop()}; this one's is {view.tip.topic_id}"
+                f"{others.pop()}; the id of this topic is {view.tip.topic_id}"
             )
         taken = sorted((one.first, one.end - 1) for one in before)
         for first, end in uncovered(span.start, span.end - 1, taken):

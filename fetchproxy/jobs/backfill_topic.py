@@ -107,7 +107,9 @@ def plan_topic(
     asked, left_out = in_loop(backfill_input(target.options))
     topics = {view.tip.topic for view, _ in asked}
     if len(topics) > 1:
-        raise ConfigError(f"one topic at a time goes into another, not {', '.join(sorted(topics))}")
+        raise ConfigError(
+            f"--to-topic takes records of one topic, not of {', '.join(sorted(topics))}"
+        )
     there = in_loop(_partition_count(config, target.topic))
     needed = max((view.tip.partition for view, _ in asked), default=-1) + 1
     if there < needed:
@@ -256,8 +258,8 @@ def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
     if config.security_protocol.startswith("SASL"):
         if config.sasl_mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
             raise ConfigError(
-                f"cluster.sasl_mechanism = {config.sasl_mechanism}: a backfill into a topic knows "
-                "PLAIN and SCRAM"
+                f"cluster.sasl_mechanism = {config.sasl_mechanism}: a backfill into a topic "
+                "supports PLAIN and SCRAM"
             )
         password = secret_from(config.sasl_password, "cluster.sasl_password")
         settings |= {
@@ -300,9 +302,9 @@ def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int 
             end = consumer.end_offsets([place])[place]
             if end > 0 and not target.append:
                 raise ConfigError(
-                    f"{place.topic}-{place.partition} has records, and nothing says that they are "
-                    "of this backfill (brokers forget that after offsets.retention.minutes); take "
-                    "a new topic, or have records appended (--append)"
+                    f"{place.topic}-{place.partition} has records, and it is not known whether "
+                    "they are of this backfill (brokers forget it after "
+                    "offsets.retention.minutes); use a new topic, or give --append"
                 )
             return None
     if committed.metadata not in ("", topic_id):

@@ -106,7 +106,7 @@ def mirror(
         return Mirrored(cut_over=True)
     if said.moved is not None and not cut_over:
         raise ArchiveMismatch(
-            "the archive at --from is on its way to --to: end that with --cut-over"
+            "the archive at --from is being moved to --to: finish the move with --cut-over"
         )
     done = _one_run(runner, places, options, on_result)
     return _cut_over(runner, places, options, said, done) if cut_over else done
@@ -164,8 +164,8 @@ def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
         return "not everything was copied"
     if done.has_faults and not options.with_damaged:
         return (
-            "the archive has faults; mend them (`fetchproxy verify --repair`), or give "
-            "--with-damaged to move it as it is"
+            "the archive has faults; repair them (`fetchproxy verify --repair`), or give "
+            "--with-damaged to move it with its faults"
         )
     return None
 

@@ -195,16 +195,16 @@ def _stands_on(figures: Figures) -> str:
         days = max((f.ahead.history_days for f in figures), default=0.0)
         span = f"{days * 24:.0f} hours" if days < HISTORY_DAYS_MIN else f"{days:.0f} days"
         return (
-            f"No forecast: the archive has {span} of history, and fewer than "
-            f"{HISTORY_DAYS_MIN} days say nothing of what comes."
+            f"No forecast: the archive has {span} of history, and a forecast "
+            f"needs at least {HISTORY_DAYS_MIN} days."
         )
     least, most = round(min(known)), round(max(known))
     stands = f"{least}" if least == most else f"{least} to {most}"
     without = len(figures) - len(known)
-    younger = f" Partitions with less history, taken as they are now: {without}."
+    younger = f" Partitions with less history, counted with their present size: {without}."
     return (
-        f"If it goes on as in the last {stands} days, which is the history there is (at most "
-        f"{RATE_DAYS} days count), with the retention that is configured."
+        f"Forecast from the growth in the last {stands} days (all history, at most {RATE_DAYS} "
+        f"days) and the configured retention."
         f"{younger if without else ''}"
     )
 
@@ -220,8 +220,8 @@ def _sizes_ahead(figures: Figures) -> list[int]:
 _NOTES = {
     "{:,} offsets were archived and are in no segment: see verify.": "missing_offsets",
     "{:,} offsets were lost before they could be copied.": "gap_offsets",
-    "{:,} offsets are in no segment, and nothing says if they ever were.": "not_known_offsets",
-    "{} sampled segments could not be read: verify says what it is.": "samples_unreadable",
+    "{:,} offsets are in no segment, and it is not known if they ever were.": "not_known_offsets",
+    "{} sampled segments could not be read: run verify for the cause.": "samples_unreadable",
 }
 
 

@@ -148,11 +148,12 @@ async def compare_with_leader(
                 return Compared(Shared(end_offset))
             answering, end = answer
             if leader_epoch not in (NO_EPOCH, answering):
-                raise ClusterUnavailable(f"{tip}: the leader changed while it was asked")
+                raise ClusterUnavailable(f"{tip}: the leader changed during requests to it")
             leader_epoch = answering
             if end.end_offset < 0 and found.epoch > leader_epoch:
                 raise ClusterUnavailable(
-                    f"{tip}: leader epoch {found.epoch} is archived, epoch {leader_epoch} answers"
+                    f"{tip}: leader epoch {found.epoch} is archived, but the leader's epoch is "
+                    f"{leader_epoch}"
                 )
             ends[found.epoch] = end
         elif isinstance(found, AskLogStart):
@@ -163,7 +164,7 @@ async def compare_with_leader(
     if log_start_epoch is not None and found != Shared(end_offset):
         again = (await leader.edges(tip)).log_start_epoch
         if again != log_start_epoch:
-            raise ClusterUnavailable(f"{tip}: the log start moved while the leader was asked")
+            raise ClusterUnavailable(f"{tip}: the log start moved during requests to the leader")
     anew = begins_again(lineage, end_offset, found)
     cut = cut_without_election(lineage, found, end_offset, leader_epoch)
     return Compared(found, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew, cut)
@@ -256,7 +257,7 @@ class LeaderViews(PartitionViews):
     def conditions(self, now: float) -> Iterator[Condition]:
         for tip, checked in self._checked.items():
             if checked.begins_again:
-                what = f"the log of {tip} begins again: fetchproxy resolve {tip}"
+                what = f"the log of {tip} begins again; run fetchproxy resolve {tip}"
                 yield of_partition(Kind.LOG_BEGINS_AGAIN, tip, what)
 
     def wants_check(self, tip: TopicIdPartition) -> bool:

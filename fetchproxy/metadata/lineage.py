@@ -273,8 +273,8 @@ def _walk_back(
             if leader.log_start_epoch > asked:
                 at_most = min(bound, answer.end_offset)
                 return Undecided(
-                    f"it parted from the leader's log in epoch {asked} or before, at or below "
-                    f"offset {at_most}, of which the leader has deleted all",
+                    f"it diverged from the leader's log in epoch {asked} or before, at or below "
+                    f"offset {at_most}, and the leader has deleted all records below that",
                     at_most,
                 )
         floor = at

@@ -206,8 +206,8 @@ class KafkaMetadataLog:
             raise ConfigError(
                 f"topic {topic.name} has {found} partitions, but metadata.topic_partitions = "
                 f"{self._config.topic_partitions}: set metadata.topic_partitions={found} if it was "
-                f"created so; if partitions were added later, delete the topic and rebuild it "
-                f"with `fetchproxy restore`"
+                f"created with that number; if partitions were added later, delete the topic and "
+                f"rebuild it with `fetchproxy restore`"
             )
         fault = settings_fault(topic.name, await self._cluster.topic_config(topic.name))
         if fault is not None:
@@ -228,7 +228,7 @@ def settings_fault(name: str, settings: dict[str, str]) -> str | None:
     found = ", ".join(f"{key}={value}" for key, value in wrong.items())
     mend = ",".join(f"{key}={SETTINGS[key]}" for key in wrong)
     return (
-        f"topic {name} has {found} and would lose what the archive holds. Mend it with: "
+        f"topic {name} has {found} and would lose metadata of the archive. Correct it with: "
         f"kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config {mend}"
     )
 

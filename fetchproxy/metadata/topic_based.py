@@ -236,7 +236,7 @@ class TopicFollower:
         start, end = await self._log.bounds(number)
         if not start <= partition.position <= end:
             raise RemoteStorageError(
-                f"{self._place(partition, partition.position)} is where reading goes on, but the "
+                f"{self._place(partition, partition.position)} is the next to read, but the "
                 f"topic now has {start} to {end}: it has lost events. Delete the "
                 "topic and rebuild it from the store with `fetchproxy restore`"
             )
@@ -413,8 +413,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         table = await self._follower.table(tip, not_older_than)
         if table.restoring:
             raise RemoteStorageError(
-                f"the metadata topic is being restored, and does not know all of {tip} yet; if no "
-                "restore is running, one was interrupted: run `fetchproxy restore` again"
+                f"the metadata topic is being restored, and does not have all of {tip} yet; if no "
+                "restore is running, run `fetchproxy restore` again, as one was interrupted"
             )
         return table
 
@@ -493,7 +493,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         table = await self._follower.table(tip, asyncio.get_running_loop().time())
         if table.is_empty:
             raise RemoteStorageError(
-                f"the store has segments of {tip} of which the metadata topic knows nothing: "
+                f"the store has segments of {tip} that are missing in the metadata topic: "
                 f"rebuild it with `fetchproxy restore`, or set metadata.manager=store"
             )
 

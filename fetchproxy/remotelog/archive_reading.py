@@ -250,7 +250,8 @@ class ArchiveReading:
             given = bound.by_partition[key]
             if bound.kind is not BoundKind.TIMESTAMPS and given not in (EARLIEST, LATEST, 0):
                 raise ConfigError(
-                    f"remotelog: {name} names offset {given} of {key}, of which nothing is archived"
+                    f"remotelog: {name} names offset {given} of {key}, which has no archived "
+                    "records"
                 )
 
     async def _resolved(

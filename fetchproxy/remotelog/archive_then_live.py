@@ -215,7 +215,7 @@ def find_crossing(ids: Mapping[str, str], earliest: Ends, parsed: SourceOptions)
         if archived_ids.get(topic, topic_id) != topic_id:
             raise ConfigError(
                 f"archive then live: topic {topic} was created again after it was archived; its "
-                "archive is another topic's history: read it by itself"
+                "archive is the history of another topic: read that archive separately"
             )
     ends = {place: view.log_end_offset or 0 for place, view in views.items()}
     missing = sorted(set(ends) - set(earliest))
@@ -228,7 +228,9 @@ def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     own = {name: value for name, value in options.items() if not is_live_only(name)}
     parsed = parse_options({"startingOffsets": "earliest", **own}, streaming=streaming)
     if BoundKind.TIMESTAMPS in (parsed.starting.kind, parsed.ending.kind):
-        raise ConfigError("archive then live: begins and ends at offsets, not at timestamps")
+        raise ConfigError(
+            "archive then live: give offsets as the beginning and the end, not timestamps"
+        )
     if streaming:
         check_stream(parsed)
         if parsed.ending.kind is not BoundKind.LATEST:

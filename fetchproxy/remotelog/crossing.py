@@ -50,8 +50,8 @@ class Crossing:
             return cls(by_place(document["archived"]), by_place(document["live"]))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ConfigError(
-                f"archive then live: the crossing file {name} is damaged: put it back from a copy, "
-                "or begin again with another crossing file and another checkpoint"
+                f"archive then live: the crossing file {name} is damaged: restore it from a copy, "
+                "or start again with a new crossing file and a new checkpoint"
             ) from None
 
     @classmethod

@@ -40,7 +40,7 @@ HONOURED = (
 # How to reach brokers. No broker is asked, so rows are the same with and without these options.
 NOT_NEEDED = ("kafka.bootstrap.servers", "kafka.*")
 
-_NO_GROUP = "an archive is read in no consumer group, so no right or quota of one applies"
+_NO_GROUP = "the archive is read without a consumer group, so its ACLs and quotas do not apply"
 _AS_BYTES = "key and value come as bytes; decode the columns"
 
 # The source cannot give the rows, limits or names that these options ask for.

@@ -76,17 +76,17 @@ async def holes_of(
 def _in_words(holes: NotHeld, view: PartitionView, asked: Offsets) -> str | None:
     for first, last in holes.missing:
         said = in_no_segment(first, last)
-        return f"{said} any more, which is a fault: `fetchproxy verify` says more"
+        return f"{said}, which is a fault: run `fetchproxy verify` for details"
     for first, last in holes.gaps:
         return f"offsets {first} to {last} were lost before they could be archived"
     for first, last in holes.not_known:
         said = f"offsets {first} to {last} are in no segment"
-        return f"{said}, and nothing says if they ever were"
+        return f"{said}, and it is not known if they ever were"
     for base in view.unreadable:
         if asked[0] <= base <= asked[1] and not view.covers(base):
             return (
                 f"the metadata of the segment at offset {base} cannot be read: "
-                "`fetchproxy verify --repair` may mend it"
+                "`fetchproxy verify --repair` may repair them"
             )
     return None
 

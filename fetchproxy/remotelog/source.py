@@ -105,7 +105,7 @@ def check_stream(options: SourceOptions) -> None:
         raise ConfigError(
             f"remotelog: {options.trigger.given[0]}: needs PySpark 4.2 or newer, this is "
             f"{pyspark.__version__}, which does not tell a source that a query is availableNow: "
-            "with a limit the query would end too early, and say nothing"
+            "with a limit the query would end too early without an error"
         )
 
 

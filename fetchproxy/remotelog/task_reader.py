@@ -172,7 +172,7 @@ class _TaskReading:
             return index, AbortedBatches(decode_aborted(raw[1])) if committed else None
         except CorruptSegment as error:
             raise CorruptSegment(
-                f"{where}: {keys[0]}: {error}; `fetchproxy verify --repair` makes it anew"
+                f"{where}: {keys[0]}: {error}; `fetchproxy verify --repair` rebuilds it"
             ) from error
 
     def _begin(self, what: str, read: Callable[[], Awaitable[T]]) -> Future[T]:

@@ -130,9 +130,9 @@ class Listener:
                 "listens_on_all_addresses",
                 listener=self._name,
                 host=self.host,
-                clients_are_told="the address at which each has reached this listener",
+                clients_are_told="the address at which each client has reached this listener",
                 fails_for="clients behind NAT, a load balancer or a container's published ports, "
-                "and where a certificate does not name that address",
+                "and if the certificate does not name that address",
                 hint="set gateway.advertise_host (--advertise) to a host that all clients can dial",
             )
 

@@ -85,8 +85,8 @@ class ArchiveIdentity:
         """Raises ArchiveMismatch if the archive itself is at another place."""
         if self.is_mirror:
             raise ArchiveMismatch(
-                "store.url: a mirror is at that place, and the archive elsewhere; --archive-only "
-                "reads it, and `fetchproxy mirror --cut-over` makes it the archive"
+                "store.url: a mirror is at that place, and not the archive; --archive-only "
+                "reads a mirror, and `fetchproxy mirror --cut-over` makes it the archive"
             )
         if self.moved is not None:
             raise ArchiveMismatch(
@@ -120,7 +120,7 @@ def parse_identity(content: bytes) -> ArchiveIdentity:
     said = dict(line.split(" ", 1) for line in lines if " " in line)
     generation = parse_uuid(said[_GENERATION]) if _GENERATION in said else None
     if _GENERATION in said and generation is None:
-        raise RemoteStorageError(f"{LAYOUT_OBJECT}: {said[_GENERATION]!r} is no generation")
+        raise RemoteStorageError(f"{LAYOUT_OBJECT}: {said[_GENERATION]!r} is not a generation")
     manager = said.get(_MANAGER)
     if manager != _MOVED:
         return ArchiveIdentity(generation, said.get(_CLUSTER), manager)
@@ -219,10 +219,10 @@ class OwnIdentity:
             raise ArchiveMismatch(
                 f"metadata.manager: the metadata of the archive at store.url are kept by the "
                 f"{said.manager}, and this process is set to the {self._manager}; with two "
-                "managers readers lose segments"
+                "managers, readers would miss segments"
             )
         if self._generation is not None and said.generation not in (None, self._generation):
             raise ArchiveMismatch(
-                "the archive at store.url was replaced by another while this process ran; if that "
-                "is right, start the process again"
+                "the archive at store.url was replaced by another while this process ran; if this "
+                "was intended, restart the process"
             )

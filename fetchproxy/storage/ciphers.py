@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 32
 _BLOCK_BYTES = 16
-_CHANGED = "it was changed, or is of another place: its authentication fails"
+_CHANGED = "its authentication fails: it was changed, or copied from another place"
 
 
 class AesGcm:

@@ -108,8 +108,8 @@ class KeyRings(KeyRing):
                     said.append(str(error))
         raise SegmentLocked(
             "; ".join(said)
-            or f"it is encrypted with the key {wrapped.key_id!r}, which is of another kind of key "
-            f"ring than those of {SETTING}"
+            or f"it is encrypted with the key {wrapped.key_id!r}, which needs another kind of key "
+            f"ring than {SETTING} has"
         )
 
     async def close(self) -> None:
@@ -133,7 +133,7 @@ class Keys:
     def without(self, key_id: str) -> Keys:
         """Data that only this key decrypts is then lost. Raises ConfigError."""
         if key_id not in self.keys or key_id == self.active:
-            raise ConfigError(f"{key_id!r} is no old key of the key ring")
+            raise ConfigError(f"{key_id!r} is not an old key of the key ring")
         return replace(self, keys={one: key for one, key in self.keys.items() if one != key_id})
 
 
@@ -159,16 +159,16 @@ def parse_keys(raw: bytes) -> Keys:
     keys: dict[str, bytes] = {}
     for key_id, text in document["keys"].items():
         if not _KEY_ID.fullmatch(key_id):
-            raise ValueError(f"{key_id[:64]!r} is no id of a key")
+            raise ValueError(f"{key_id[:64]!r} is not a valid key id")
         try:
             keys[key_id] = b64decode(text, validate=True)
         except (TypeError, ValueError):
-            raise ValueError(f"the key {key_id} is no base64") from None
+            raise ValueError(f"the key {key_id} is not base64") from None
         if len(keys[key_id]) != KEY_BYTES:
             raise ValueError(f"the key {key_id} has {len(keys[key_id])} bytes, not {KEY_BYTES}")
     active = document.get("active")
     if active is not None and active not in keys:
-        raise ValueError(f"`active` is {active!r}, which is none of its keys")
+        raise ValueError(f"`active` is {active!r}, which is not one of its keys")
     return Keys(active, keys)
 
 
@@ -225,7 +225,7 @@ def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
             raise
         sync(path.parent)
     except FileExistsError:
-        raise ConfigError(f"the key ring {path} is there already: it is left as it is") from None
+        raise ConfigError(f"the key ring {path} exists already and was not changed") from None
     except OSError as error:
         raise ConfigError(f"the key ring {path}: {error.strerror}") from None
 
@@ -275,7 +275,7 @@ class FileKeyRing(KeyRing):
         if key is None:
             raise SegmentLocked(
                 f"it is encrypted with the key {wrapped.key_id!r}, and the key ring {self._path} "
-                "has none of that id"
+                "has no key with that id"
             )
         nonce, sealed = wrapped.wrapped[:NONCE_BYTES], wrapped.wrapped[NONCE_BYTES:]
         try:
@@ -283,7 +283,7 @@ class FileKeyRing(KeyRing):
         except CorruptSegment:
             raise SegmentLocked(
                 f"the key {wrapped.key_id!r} of the key ring {self._path} does not open it: it is "
-                "another key of that id, or the wrapped key or what stands beside it was changed"
+                "another key with that id, or the wrapped key or data stored with it was changed"
             ) from None
 
 

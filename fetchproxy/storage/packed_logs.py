@@ -250,7 +250,7 @@ class PackedLogs:
         """Raises SegmentLocked if a setting requires encryption: this segment is not encrypted."""
         if self._at_rest.required:
             key = self._object_key(segment, SegmentFile.LOG)
-            raise SegmentLocked(f"{key}: it is not encrypted, and {SETTING} requires that")
+            raise SegmentLocked(f"{key}: it is not encrypted, but {SETTING} requires encryption")
 
     async def read(self, segment: StoredSegment, byte_range: ByteRange) -> Content:
         """A range of the plain log. Raises as `RemoteStorageManager.fetch_log_segment`."""
@@ -286,7 +286,7 @@ class PackedLogs:
             return
         if fault := described.fault(segment):
             key = self._object_key(segment, SegmentFile.METADATA)
-            what = f"{key}: it is not what the segment was encrypted with: {fault}"
+            what = f"{key}: it differs from what the segment was encrypted with: {fault}"
             self._store.health.changed(segment, what)
             raise MetadataChanged(what)
         self._store.health.changed(segment, None)
@@ -378,7 +378,7 @@ class PackedLogs:
         except CorruptSegment as error:
             raise DamagedObject(str(error)) from None
         if packing.segment_id != self._place(segment):
-            raise DamagedObject(f"{key}: it is of the segment {packing.segment_id.id}")
+            raise DamagedObject(f"{key}: it belongs to the segment {packing.segment_id.id}")
         return packing
 
     async def _put_packing(self, segment: StoredSegment, packing: Packing) -> None:

@@ -190,8 +190,8 @@ class OperationHealth:
             self._health.clear(kind, name, now)
             return
         what = (
-            f"The store refuses {self.operation.requests} as too many: it gets at most "
-            f"{per_s:.0f} a second, and slowly more"
+            f"The store refuses {self.operation.requests} as too many: fetchproxy sends "
+            f"at most {per_s:.0f} a second, and slowly increases that"
         )
         self._health.report(Condition(kind, what, name, since=self._budget.refused_at))
 

@@ -170,7 +170,7 @@ def offsets_in_words(tip: TopicIdPartition, found: NotHeld) -> list[Condition]:
         return of_partition(kind, tip, f"{tip}: {what}", offsets)
 
     recorded = "were lost before they could be copied (recorded gap)"
-    unknown = "are in no segment, and nothing says if they ever were"
+    unknown = "are in no segment, and it is not known if they ever were"
     return [
         *(said(Kind.ARCHIVE_GAP, (a, b), f"offsets {a} to {b} {recorded}") for a, b in found.gaps),
         *(said(Kind.ARCHIVED_OFFSETS_MISSING, o, in_no_segment(*o)) for o in found.missing),
@@ -200,8 +200,8 @@ def metadata_in_words(
     if aside:
         first, last = min(s.start_offset for s in aside), max(s.end_offset for s in aside)
         what = (
-            f"{tip}: {len(aside)} segments with offsets {first} to {last} are put aside, of "
-            f"another history of the log; fetchproxy resolve {tip} --keep shows them again"
+            f"{tip}: {len(aside)} segments with offsets {first} to {last} of another history of "
+            f"the log are put aside; fetchproxy resolve {tip} --keep shows them again"
         )
         found.append(of_partition(Kind.SEGMENTS_PUT_ASIDE, tip, what, (first, last)))
     return found

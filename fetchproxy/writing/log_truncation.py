@@ -303,8 +303,8 @@ class LogTruncation:
         compared = await compare_with_leader(self.leader, tip, lineage, end_offset, joints)
         if isinstance(compared.result, Undecided):
             raise LogTruncated(
-                f"{tip}, archived up to {end_offset}: {compared.result.what}; which log counts has "
-                f"to be said: fetchproxy resolve {tip}"
+                f"{tip}, archived up to {end_offset}: {compared.result.what}; choose which "
+                f"log counts: fetchproxy resolve {tip}"
             )
         return compared.result.end_offset, compared
 

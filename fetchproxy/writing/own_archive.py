@@ -192,9 +192,8 @@ class OwnArchive:
             self.health.clear(Kind.PARTITIONS_UNKNOWN)
             return
         what = (
-            f"the metadata topic does not know {len(unknown)} partitions of the store, such as "
-            f"{unknown[0]}: reads of them fail, and nothing of them is archived, until somebody "
-            "runs fetchproxy restore"
+            f"the metadata topic lacks {len(unknown)} partitions of the store, such as "
+            f"{unknown[0]}: they can be neither read nor archived; run fetchproxy restore"
         )
         found = Condition(Kind.PARTITIONS_UNKNOWN, what)
         first = str(unknown[0])
@@ -204,15 +203,15 @@ class OwnArchive:
         if self.config.metadata.manager == "topic" and list(await self.rlmm.list_partitions()):
             raise ConfigError(
                 f"store.url: there is no archive at {self._place}, and the metadata "
-                f"topic {self.config.metadata.topic_name} knows segments of one; give the right "
-                "place, or for a new archive another metadata.topic_name"
+                f"topic {self.config.metadata.topic_name} has segments of an archive; correct "
+                "store.url, or give another metadata.topic_name for a new archive"
             )
         if self.create:
             return
         if _was_seen(marker):
             raise ConfigError(
                 f"store.url: there is no archive at {self._place} any more. Is a mount missing, or "
-                "were its objects deleted? To begin a new archive there, give --create"
+                "were its objects deleted? To create a new archive there, give --create"
             )
         await self._check_nothing_trimmed(f"there is no archive at {self._place}", frozenset())
 
@@ -235,9 +234,9 @@ class OwnArchive:
                 raise found
             if found.log_start_offset > 0:
                 raise ConfigError(
-                    f"store.url: {there}. The brokers have nothing of {tip} below offset "
-                    f"{found.log_start_offset}, and with local_retention that may be in an archive "
-                    "alone. Is the place right? To begin anew there, give --create"
+                    f"store.url: {there}. The brokers have no records of {tip} below offset "
+                    f"{found.log_start_offset}; with local_retention these may be only in an "
+                    "archive. Is store.url correct? To create a new archive there, give --create"
                 )
 
     async def _trims(self, topic: TopicInfo) -> bool:

@@ -207,8 +207,8 @@ class PartitionArchiver:
             await self.release()  # the log is still below a deleted or kept range
             return False
         raise LogTruncated(
-            f"{self.tip} ends below offset {resumed.archive_end}, up to which it is archived, and "
-            "has no leader epoch that says why"
+            f"{self.tip} is archived up to offset {resumed.archive_end}, but the leader's log ends "
+            "below that, and no leader epoch explains it"
         )
 
     async def _gather_anew(self, resumed: Resumed, error: CorruptSegment) -> bool:
@@ -308,7 +308,7 @@ class PartitionArchiver:
         resumed.leader_epoch = await self.truncation.confirm(segment, resumed)
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
-            raise CopyOvertaken(f"{self.tip} is archived up to {view.log_end_offset} by now")
+            raise CopyOvertaken(f"{self.tip} is already archived up to {view.log_end_offset}")
         await self.records.begin(view, segment.start_offset)
 
 

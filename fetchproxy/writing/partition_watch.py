@@ -57,7 +57,7 @@ def deleted_at(deleted_in_ms: int | None) -> float | None:
 def until(deleted_in_ms: int | None, what: str = "it") -> str:
     """In whole minutes, so that the sentence does not change at each look."""
     if deleted_in_ms is None:
-        return f"no time is known at which the brokers delete {what}"
+        return f"it is not known when the brokers delete {what}"
     minutes = -(-deleted_in_ms // 60_000)
     if minutes <= 0:
         return f"the brokers are deleting {what}"
@@ -70,9 +70,9 @@ def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
     limits = []
     if ms is not None:
         hours, minutes = ms // 3_600_000, ms // 60_000
-        limits.append(f"what is older than {f'{hours} h' if hours > 1 else f'{minutes} min'}")
+        limits.append(f"records older than {f'{hours} h' if hours > 1 else f'{minutes} min'}")
     if size_bytes is not None:
-        limits.append(f"what is beyond {size_bytes} bytes of a partition")
+        limits.append(f"the oldest records above {size_bytes} bytes in a partition")
     return f"the brokers delete {' and '.join(limits) or 'nothing'}"
 
 
@@ -172,7 +172,7 @@ class PartitionWatch:
             of_partition(
                 kind,
                 status.tip,
-                f"a copy has been under way for {int(age_s // 10) * 10} s; it is ended after "
+                f"a copy has taken {int(age_s // 10) * 10} s so far; the archiver ends it after "
                 f"{int(ended_after_s)} s",
                 since=copy.started_at,
                 until=copy.started_at + ended_after_s,
@@ -253,8 +253,8 @@ class PartitionWatch:
             self._concerns.hold(
                 small,
                 tip,
-                f"{tip}: what is not archived, from offset {first} on, has used up {percent} % of "
-                "the brokers' retention; at 100 % they delete it",
+                f"{tip}: the records from offset {first} on are not archived and have used up "
+                f"{percent} % of the brokers' retention; at 100 % the brokers delete them",
                 until=deleted_at(watched.deleted_in_ms),
                 retention_used=round(used, 3),
                 lag_offsets=status.lag_offsets,
@@ -271,7 +271,7 @@ class PartitionWatch:
         # The sentence omits the last offset, which rises while the loss goes on.
         what = (
             f"{status.tip}: the brokers have deleted records from offset {lost[0]} on before they "
-            "could be archived; the archive goes on behind them when copies succeed again"
+            "could be archived; the archive continues after them when copies succeed again"
         )
         self._concerns.hold(deleted, status.tip, what, lost)
 

@@ -411,7 +411,7 @@ async def test_right_epochs_are_not_made_poorer_by_what_is_lost_before_them() ->
     await archive.store.delete(archive.key(last, EPOCHS))
     _, done = await repair(archive)
     assert done.repairs == []
-    assert "nothing says which leader epochs" in done.refusals[0]
+    assert "it is not known which leader epochs" in done.refusals[0]
 
 
 async def test_what_was_never_finished_does_not_come_back() -> None:

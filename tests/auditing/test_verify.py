@@ -211,7 +211,7 @@ FAULTS: list[tuple[str, Plant, SegmentFile, int | None, int | None, str]] = [
     ("cut at a batch", edit(LOG, lambda log: log[:-SIZE]), LOG, 5 * SIZE, None, "object ends"),
     ("cut in a header", edit(LOG, lambda log: log[: SIZE + 9]), LOG, SIZE + 9, None, "ends here"),
     ("empty log", edit(LOG, lambda log: b""), LOG, 0, None, "object ends"),
-    ("longer", edit(LOG, lambda log: log + b"\0"), LOG, 6 * SIZE, None, "goes on"),
+    ("longer", edit(LOG, lambda log: log + b"\0"), LOG, 6 * SIZE, None, "is longer than"),
     ("lost batch", resized(drop(2, 2)), LOG, 2 * SIZE, 90, "hole: .* 90, expected 80"),
     ("lost first", resized(drop(0, 0)), LOG, 0, 70, "hole: .* 70, expected 60"),
     ("twice", resized(lambda log: log[: 2 * SIZE] + log[SIZE:]), LOG, 2 * SIZE, 70, "overlap"),

@@ -95,7 +95,7 @@ async def test_of_an_archive_from_before_there_were_records_nothing_is_made_up()
     report = await archive.verify()
     assert (report.clean, gaps_of(report)) == (True, [])
     assert [str(what) for what in report.not_known] == [
-        "orders-0: where the archive began and up to where it was finished",
+        "orders-0: at which offsets the archive began and ended",
         "orders-0: whether offsets 60 to 89, which are in no segment, were archived",
     ]
     # An archiver that keeps records has gone on from 60.

@@ -78,7 +78,7 @@ def test_a_ring_is_made_rotated_and_listed(operator: Operator) -> None:
     assert made.exit_code == 0
     first = made.output.split()[-1]
     again = operator.types("generate", ring)
-    assert (again.exit_code, "there already" in again.output) == (2, True)
+    assert (again.exit_code, "exists already" in again.output) == (2, True)
     assert operator.types("list", ring).output == f"{first}  active\n"
     second = operator.types("rotate", ring).output.split()[-1]
     assert operator.types("list", ring).output == f"{first}\n{second}  active\n"
@@ -191,7 +191,7 @@ def test_a_disk_cache_would_hold_records_in_the_clear() -> None:
         "FETCHPROXY_STORE_ENCRYPTION_KEYS": "/etc/keys.json",
         "FETCHPROXY_REMOTE_FETCH_DISK_CACHE_DIR": "/var/cache",
     }
-    with pytest.raises(ConfigError, match="disk cache would hold records in the clear"):
+    with pytest.raises(ConfigError, match="disk cache would hold unencrypted records"):
         load_config(None, given, [])
 
 

@@ -159,7 +159,7 @@ def test_an_unknown_variable_stops_the_start(cli: CliRunner) -> None:
     [
         (["orders-0"], "give one of --keep, --truncate and --new-history"),
         (["orders-0", "--keep", "--truncate"], "give one of --keep, --truncate and --new-history"),
-        (["orders", "--keep"], "'orders' names no partition; it looks like orders-0"),
+        (["orders", "--keep"], "'orders' is not a partition; expected a form such as orders-0"),
     ],
 )
 def test_resolve_asks_for_one_answer_about_one_partition(

@@ -42,7 +42,7 @@ def test_a_member_of_a_group() -> None:
         (["archive.group_instance_id=a"], "archive.group_id is not"),
         (
             ["archive.group_id=g", "archive.log_dirs=/a"],
-            "archive.group_id is set and archive.log_dirs too",
+            "archive.group_id and archive.log_dirs are both set",
         ),
     ],
 )

@@ -22,9 +22,9 @@ def test_attachments() -> None:
         ("orders", "expected NAME=STORE_URL#TOPIC"),
         ("a=file:///x", "expected NAME=STORE_URL#TOPIC"),
         ("a=/x#orders", "expected NAME=STORE_URL#TOPIC"),
-        ("a/b=file:///x#orders", "cannot be called so"),
-        ("a=file:///x#", "cannot be called so"),
-        ("a=file:///x#t a=file:///y#t", "a comes twice"),
+        ("a/b=file:///x#orders", "not a valid topic name"),
+        ("a=file:///x#", "not a valid topic name"),
+        ("a=file:///x#t a=file:///y#t", "a is given twice"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, said: str) -> None:

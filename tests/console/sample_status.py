@@ -74,7 +74,7 @@ STEP = of_partition(
     Kind.RETENTION_STEP_ANNOUNCED,
     ORDERS_1,
     "orders-1: retention will hide 82 % of the archive, all below offset 1480000, at "
-    "2026-03-01 09:00 UTC; to stop it, set the retention or the clock right before then",
+    "2026-03-01 09:00 UTC; to stop it, correct the retention or the clock before then",
     (0, 1_479_999),
     since=100.0,
     until=90_000.0,

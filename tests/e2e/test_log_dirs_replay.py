@@ -86,4 +86,4 @@ def test_a_folder_that_is_none_is_refused_at_the_start(
 ) -> None:
     done = archive(kafka_server, (tmp_path / "store").as_uri(), topic, tmp_path)
     assert done.returncode != 0
-    assert f"archive.log_dirs: {tmp_path} is no log directory" in done.stderr
+    assert f"archive.log_dirs: {tmp_path} is not a readable log directory" in done.stderr

@@ -174,7 +174,7 @@ def check_waiting(here: World, name: str) -> None:
 
 def check_keep(here: World, name: str) -> None:
     topic = f"again-{name}"
-    assert f"archiving goes on at offset {END}" in here.resolved(topic, "--keep")
+    assert f"archiving continues at offset {END}" in here.resolved(topic, "--keep")
     goes_on(here, name, 500, 600)
     assert here.log_start(topic) == 0, "the broker's records below the end were never archived"
     rows = here.finished(topic)

@@ -305,7 +305,7 @@ def test_a_partition_with_a_hole_stops_no_other(archive: WrittenArchive, tmp_pat
     assert [(f.what, f.error) for f in planned.left_out] == [
         (
             "orders-0",
-            "offsets 100 to 199 are in no segment, and nothing says if they ever were; with "
+            "offsets 100 to 199 are in no segment, and it is not known if they ever were; with "
             "failOnDataLoss=false it is passed over",
         )
     ]
@@ -355,8 +355,8 @@ def test_what_was_planned_and_deleted_since_is_a_loss(
     planned = plan_backfill(to, 1_500)
     assert planned.left_out
     assert {f.error for f in planned.left_out} == {
-        "it was planned and is not written, and the archive begins at 100 now; with "
-        "failOnDataLoss=false what is gone is passed over"
+        "it was planned but not written, and now the archive begins at 100; with "
+        "failOnDataLoss=false missing offsets are passed over"
     }
     for task in planned.tasks:
         backfill_range(to, task)

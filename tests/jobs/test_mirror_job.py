@@ -295,7 +295,7 @@ async def test_one_place_is_refused(archive: PlantedArchive, a: Path, tmp_path: 
     with pytest.raises(ConfigError, match="same place"):
         mirrored(a, a)
     (tmp_path / "link").symlink_to(a)
-    with pytest.raises(ArchiveMismatch, match="--to is no mirror"):
+    with pytest.raises(ArchiveMismatch, match="--to is not a mirror"):
         mirrored(a, tmp_path / "link")
     assert layout(a) == "remote-log-layout 1\n"
 
@@ -305,7 +305,7 @@ async def test_another_archive_is_never_written_to(
 ) -> None:
     await filled(b, 1)
     before = objects(b)
-    with pytest.raises(ArchiveMismatch, match="--to is no mirror"):
+    with pytest.raises(ArchiveMismatch, match="--to is not a mirror"):
         mirrored(a, b)
     (b / PREFIX / LAYOUT_OBJECT).unlink()
     with pytest.raises(ArchiveMismatch, match="has objects of an archive"):

@@ -75,7 +75,7 @@ def test_to_s3_and_back(
     assert copied(mirror(small_archive.url, there)) == 2 * FEW
     assert contents(there) == contents(small_archive.url)
     assert copied(mirror(small_archive.url, there)) == 0
-    assert "the archive is at --to now" in mirror(small_archive.url, there, "--cut-over")
+    assert "the archive is now at --to" in mirror(small_archive.url, there, "--cut-over")
     mirror(there, back, "--compare")
     assert contents(back) == contents(small_archive.url)
     emptied = mirror(small_archive.url, there, "--move", "--set", "archive.retention_grace_ms=0")
@@ -265,7 +265,7 @@ def test_an_archive_that_a_metadata_topic_rules_moves(
     mirror(source, there)
     produce(broker, data, 300)
     archived(source)
-    assert "the archive is at --to now" in mirror(source, there, "--cut-over")
+    assert "the archive is now at --to" in mirror(source, there, "--cut-over")
     assert contents(there) == contents(source)
     assert "has moved to s3://" in archived(source, code=2)
     assert "metadata.manager" in ended_by_store(broker, there, topic, spool)

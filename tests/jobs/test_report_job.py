@@ -104,10 +104,10 @@ def test_a_forecast_says_what_it_stands_on() -> None:
     assert forecast(held(40, 0), Retention(), NOW_MS).history_days == 28
     assert forecast(held(3, 0), Retention(), NOW_MS).history_days == 3
     for days, said in (
-        ([3, 3], "as in the last 3 days"),
-        ([3, 40], "as in the last 3 to 28 days"),
+        ([3, 3], "the growth in the last 3 days"),
+        ([3, 40], "the growth in the last 3 to 28 days"),
         ([0.5, 0.25], "No forecast: the archive has 12 hours of history"),
-        ([0.5, 3], "Partitions with less history, taken as they are now: 1."),
+        ([0.5, 3], "Partitions with less history, counted with their present size: 1."),
     ):
         every = [figures("t", i, held(ago, 0)) for i, ago in enumerate(days)]
         text = page(every, NOW_MS)
@@ -217,7 +217,7 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     assert "a<b>" not in text
     assert "14 offsets were lost" in text
     assert "6 offsets were archived and are in no segment" in text
-    assert "2 offsets are in no segment, and nothing says" in text
+    assert "2 offsets are in no segment, and it is not known" in text
     assert "25 %" in text
     for chart in text.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + chart.split("</svg>")[0] + "</svg>")

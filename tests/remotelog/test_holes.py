@@ -51,14 +51,14 @@ async def holes(
 
 def fault(first: int, last: int) -> str:
     return (
-        f"offsets {first} to {last} were archived and are in no segment any more, which is a "
-        "fault: `fetchproxy verify` says more"
+        f"offsets {first} to {last} were archived and are in no segment, which is a fault: "
+        "run `fetchproxy verify` for details"
     )
 
 
 async def test_without_a_record_nobody_knows(archive: WrittenArchive) -> None:
     assert await holes(archive) == (
-        "offsets 100 to 199 are in no segment, and nothing says if they ever were"
+        "offsets 100 to 199 are in no segment, and it is not known if they ever were"
     )
 
 
@@ -100,7 +100,7 @@ async def test_metadata_that_cannot_be_read_are_a_hole_of_their_own(
     archive.path(archive.segments[1], SegmentFile.METADATA).write_bytes(b"{")
     assert await holes(archive, (200, 400)) == (
         "the metadata of the segment at offset 200 cannot be read: "
-        "`fetchproxy verify --repair` may mend it"
+        "`fetchproxy verify --repair` may repair them"
     )
 
 
@@ -112,7 +112,7 @@ def planned(archive: WrittenArchive, **options: str) -> dict[int, tuple[int, int
 async def test_a_batch_asks_as_verify_does(archive: WrittenArchive) -> None:
     await state(archive, 399)
     for given, said in (
-        ({}, "orders-0: offsets 100 to 199 were archived and are in no segment any more"),
+        ({}, "orders-0: offsets 100 to 199 were archived and are in no segment"),
         ({"startingOffsets": '{"orders": {"0": 5}}'}, "offsets 100 to 199 were archived"),
         ({"startingTimestamp": "0"}, "offsets 100 to 199 were archived"),
     ):

@@ -288,7 +288,7 @@ def test_a_timestamp_that_microseconds_cannot_say_is_a_fault() -> None:
     log = reseal(batch) + made_batch(1, [Record()])
     left, faults = decoded_with_faults(log)
     assert left == [1]
-    assert faults == [(0, 0, "a timestamp is beyond what microseconds can say")]
+    assert faults == [(0, 0, "a timestamp is too large for microseconds")]
 
 
 # --- damage ---

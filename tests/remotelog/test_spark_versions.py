@@ -114,7 +114,7 @@ def test_names_that_the_archive_does_not_know_are_errors(
         ({"topics": "orders,order"}, "the archive has nothing of topic 'order'"),
         ({"topics": "", "assign": '{"orders": [0, 7]}'}, "assign names partition 7"),
         ({"store": (tmp_path / "no").as_uri()}, "store file://.*/no: .*is not there"),
-        ({"groupIdPrefix": "mine"}, "groupIdPrefix: an archive is read in no consumer group"),
+        ({"groupIdPrefix": "mine"}, "groupIdPrefix: the archive is read without a consumer group"),
     ):
         options = {name: value for name, value in options_of(archive, **wrong).items() if value}
         with pytest.raises(SparkSays, match=said) as failed:

@@ -147,7 +147,7 @@ def test_partitions_have_to_be_named_all_or_none(archive: WrittenArchive) -> Non
     archive.add(batches_of(0), tip=TopicIdPartition(UUID(int=1), "orders", 1))
     with pytest.raises(ConfigError, match="startingOffsets names partitions, but not"):
         offsets_read(archive, startingOffsets='{"orders": {"0": 5}}')
-    with pytest.raises(ConfigError, match=r"names offset 5 of .*, of which nothing is archived"):
+    with pytest.raises(ConfigError, match=r"names offset 5 of .*, which has no archived records"):
         offsets_read(archive, startingOffsets='{"orders": {"0": 5, "1": 5, "2": 5}}')
     assert len(offsets_read(archive, startingOffsets='{"orders": {"0": 5, "1": -2}}')) == 395
 

@@ -114,7 +114,7 @@ def test_metadata_that_somebody_has_changed_are_not_served_by(
             assert (fetched.error, fetched.records) == (ErrorCode.KAFKA_STORAGE_ERROR, b"")
             status = process.get("/api/status")
         assert "segment_metadata_changed" in status
-        assert "it is not what the segment was encrypted with: end_offset is" in status
+        assert "it differs from what the segment was encrypted with: end_offset is" in status
     finally:
         first.write_bytes(as_it_was)
 

@@ -79,7 +79,7 @@ def test_hdfs_urls(monkeypatch: pytest.MonkeyPatch) -> None:
         ("s3://bucket/p?region=", "region is empty or given twice"),
         ("s3://bucket/p?region=a&region=b", "region is empty or given twice"),
         ("s3://bucket/p?endpoint_url=localhost:7070", "has to start with http"),
-        ("s3://bucket/p?storage_class=GLACIER", "GLACIER cannot be read from at once"),
+        ("s3://bucket/p?storage_class=GLACIER", "GLACIER does not allow immediate reads"),
         ("s3://bucket/p?sse=rot13", "sse has to be one of AES256, aws:kms, aws:kms:dsse"),
         ("s3://bucket/p?sse=AES256&sse_kms_key_id=k", "sse_kms_key_id needs sse=aws:kms"),
         ("s3://bucket/p?sse_kms_key_id=k", "sse_kms_key_id needs sse=aws:kms"),

@@ -290,7 +290,7 @@ async def test_metadata_that_somebody_has_changed_are_refused(
                 reader.fetch_index(changed, SegmentFile.INDEX),
                 reader.packed.check_metadata(changed),
             ):
-                with pytest.raises(MetadataChanged, match=r"\.metadata: it is not what"):
+                with pytest.raises(MetadataChanged, match=r"\.metadata: it differs from what"):
                     await read
             (told,) = reader.health.conditions(0.0)
             assert (told.kind, told.subject) == (
@@ -346,7 +346,7 @@ async def test_what_a_packing_says_of_its_segment_cannot_be_changed(
         document[change] += 1
     await store.put(key, json.dumps(document).encode())
     async with manager(store, ring) as reader:
-        with pytest.raises(SegmentLocked, match="what stands beside it was changed"):
+        with pytest.raises(SegmentLocked, match="data stored with it was changed"):
             await reader.fetch_log_segment(own, ByteRange(0, 1))
 
 
@@ -390,7 +390,7 @@ async def test_without_the_key_there_is_an_error_and_an_alarm(
     keys = read_keys(ring)
     write_keys(ring, Keys("k2", {"k2": bytes(32)}), new=False)
     async with manager(store, ring) as reader:
-        with pytest.raises(SegmentLocked, match=r"'k1', and the key ring .* has none of that id"):
+        with pytest.raises(SegmentLocked, match=r"'k1', and the key ring .* has no key with"):
             await reader.fetch_log_segment(packed_segment(), ByteRange(0, 1))
         assert [one.subject for one in reader.health.conditions(0.0)] == ["k1"]
         write_keys(ring, keys, new=False)  # restored: the key works at once, and the alarm ends
@@ -520,9 +520,9 @@ async def test_a_packing_is_read_once(rsm: RemoteStorageManager, store: MemoryOb
         (b"[]", "no object `keys`"),
         (b'{"keys": {}}', "version is not 1"),
         (b'{"version": 1, "keys": {"a": "AAAA"}}', "has 3 bytes, not 32"),
-        (b'{"version": 1, "keys": {"a": "?"}}', "no base64"),
-        (b'{"version": 1, "keys": {"a b": ""}}', "no id of a key"),
-        (b'{"version": 1, "keys": {}, "active": "a"}', "none of its keys"),
+        (b'{"version": 1, "keys": {"a": "?"}}', "not base64"),
+        (b'{"version": 1, "keys": {"a b": ""}}', "not a valid key id"),
+        (b'{"version": 1, "keys": {}, "active": "a"}', "not one of its keys"),
     ],
 )
 def test_a_key_ring_that_is_none_says_why(content: bytes, said: str, ring: Path) -> None:
@@ -539,7 +539,7 @@ def test_a_key_ring_is_its_owners_alone(ring: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         FileKeyRing(ring.with_name("none"))
     ring.chmod(0o600)
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         write_keys(ring, NO_KEYS, new=True)
     assert repr(read_keys(ring)) == "Keys(active='k1')"
     assert sorted(path.name for path in ring.parent.iterdir()) == ["keys.json", "spooled.log"]

@@ -282,7 +282,7 @@ async def test_verify_finds_metadata_that_somebody_has_changed_and_repair_puts_t
         report = await verify_archive(archive.rsm, archive.rlmm)
         (fault,) = [f for f in report.faults if f.object_key == key]
         assert f"{next(iter(forged)).removesuffix('s')}" in fault.what
-        assert "is not what the segment was encrypted with" in fault.what
+        assert "differs from what the segment was encrypted with" in fault.what
         await repair_archive(archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms)
         assert (store / key).read_bytes() == as_it_was
         assert (await verify_archive(archive.rsm, archive.rlmm)).faults == []

@@ -200,7 +200,7 @@ async def test_a_log_without_epochs_that_ends_below_the_archive_stops_the_partit
                 await asyncio.sleep(0.2)  # several process intervals
                 status = next(s for s in manager.status() if s.tip.partition == 0)
         assert status.last_error is not None
-        assert "ends below offset 1000" in status.last_error
+        assert "archived up to offset 1000, but the leader's log ends below" in status.last_error
         assert [e["log_level"] for e in logs if e["event"] == "partition_stopped"] == ["error"]
         view = await archive.view(tip)
         assert (view.log_end_offset, view.segments[-1].segment_leader_epochs) == (1_000, ())

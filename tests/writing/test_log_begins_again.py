@@ -242,7 +242,7 @@ async def test_a_sound_partition_is_not_resolved(tmp_path: Path, answer: Answer)
     async with world(2, tmp_path) as here:
         await archived(here)
         before = finished(here)
-        with pytest.raises(ResolutionRefused, match="nothing waits"):
+        with pytest.raises(ResolutionRefused, match="nothing is to be resolved"):
             await answered(here, answer)
         assert finished(here) == before
 

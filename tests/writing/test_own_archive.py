@@ -291,5 +291,5 @@ async def test_a_metadata_topic_that_knows_an_archive_makes_no_second_one(
         if path.is_file():
             path.unlink()
     async with process(config, create=True) as one:
-        with pytest.raises(ConfigError, match=r"own-topic-metadata knows segments"):
+        with pytest.raises(ConfigError, match=r"own-topic-metadata has segments"):
             await one.own.at_start()

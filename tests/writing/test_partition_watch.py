@@ -97,8 +97,8 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
     assert seen.margin(TIP)[0] == pytest.approx(0.7)
     assert ARCHIVE_RETENTION_USED_SHARE.labels("orders", "3")._value.get() == pytest.approx(0.7)
     assert [str(found) for found in concerns.health.conditions(0.0)] == [
-        "archive_margin_small: orders-3: what is not archived, from offset 100 on, has used up "
-        "70 % of the brokers' retention; at 100 % they delete it"
+        "archive_margin_small: orders-3: the records from offset 100 on are not archived and have "
+        "used up 70 % of the brokers' retention; at 100 % the brokers delete them"
     ]
     caught_up = replace(LAGGING, archive_end=150)
     with capture_logs() as logs:
@@ -155,7 +155,7 @@ async def test_a_copy_that_hangs_is_said_once_and_shown() -> None:
         ("segment_copy_stalled", 30.0, 60.0)
     ]
     [shown] = concerns.health.conditions(0.0)
-    assert shown.what == "a copy has been under way for 50 s; it is ended after 60 s"
+    assert shown.what == "a copy has taken 50 s so far; the archiver ends it after 60 s"
     assert (shown.since, shown.until) == (1_000.0, 1_060.0)
     assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 59
     assert ARCHIVE_STALLED_COPIES._value.get() == 1

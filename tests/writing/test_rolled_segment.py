@@ -281,7 +281,7 @@ def test_old_message_formats_are_named(folder: Path, spool: Path, magic: int) ->
         ([batch(0), batch(10)], LogDirUnusable, "ends before offset 20"),
         ([*FIRST, bytes(30)], CorruptSegment, "length 0"),
         ([*FIRST, batch(30)[:70]], LogDirUnusable, "ends inside the batch"),
-        ([*FIRST, batch(30)[:30]], LogDirUnusable, "30 bytes that are no batch"),
+        ([*FIRST, batch(30)[:30]], LogDirUnusable, "30 bytes that are not a batch"),
         ([], LogDirUnusable, "ends before offset 0"),
         ([batch(0), batch(10), batch(20, epoch=1)], LogDirUnusable, "leader-epoch-checkpoint"),
     ],

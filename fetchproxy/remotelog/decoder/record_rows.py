@@ -38,9 +38,9 @@ FAULTS = {
     BAD_VARINT: "a number in a record has no end",
     TOO_LONG: "a record is longer than its batch",
     BAD_LENGTH: "a key or a value is longer than its record",
-    BAD_HEADERS: "a record's headers do not fill what it has for them",
-    BYTES_LEFT: "bytes are left behind the last record",
-    BAD_TIMESTAMP: "a timestamp is beyond what microseconds can say",
+    BAD_HEADERS: "a record's headers do not fill their part of the record",
+    BYTES_LEFT: "bytes follow the last record",
+    BAD_TIMESTAMP: "a timestamp is too large for microseconds",
 }
 
 # Bytes of a header besides its key and value: their ends, and the flag for a value.

@@ -186,8 +186,8 @@ class HeldReaders:
             of = "1 partition" if count == 1 else f"{count} partitions"
             yield Condition(
                 Kind.READERS_HELD,
-                f"readers of {of} wait for the archiver: the brokers have deleted what they ask "
-                "for, and it is not archived yet",
+                f"readers of {of} wait for the archiver: the brokers have deleted the requested "
+                "records, and they are not archived yet",
             )
 
     def _waiting(self) -> int:

@@ -585,8 +585,8 @@ class RelayedRequests(RequestFraming[Passes | Held]):
         held_max = self._limits.held_request_bytes_max
         if size > held_max and isinstance(handling, Held) and handling is not REFUSED:
             raise FrameTooLarge(
-                f"{ApiKey(head.api_key).name} of {size} bytes is beyond "
-                f"held_request_bytes_max, which is {held_max}",
+                f"{ApiKey(head.api_key).name} of {size} bytes exceeds "
+                f"held_request_bytes_max = {held_max}",
                 "held_request_bytes_max",
             )
         if self._session.link is None:

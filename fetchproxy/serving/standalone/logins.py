@@ -280,7 +280,7 @@ def parse_users(text: str) -> Users:
         raise ValueError(f"it is not TOML: {error}") from None
     users = {name: _user(name, table) for name, table in document.items()}
     if not users:
-        raise ValueError("it has no user, so nobody could read anything")
+        raise ValueError("it has no user, so no client could read")
     return users
 
 

@@ -383,7 +383,7 @@ class FileTree:
                 return path, make(path)
             except FileNotFoundError:
                 self._make_folders(folder)
-        raise StorageUnavailable(f"{folder} is removed by another process again and again")
+        raise StorageUnavailable(f"another process keeps removing {folder}")
 
     def _permissions(self) -> int:
         """The root's mode, so that users with access to the archive can read new files in it."""

@@ -59,7 +59,7 @@ def parse_store_url(url: str) -> Location:
     if parts.username is not None or parts.password is not None:
         # The error does not quote the URL, which may contain a secret.
         raise ConfigError(
-            "store URL: credentials do not belong there; each store finds them in the environment"
+            "store URL: must not contain credentials; each store reads them from the environment"
         )
     try:
         return _location(url, parts)
@@ -128,7 +128,7 @@ def _s3_location(parts: SplitResult) -> S3Location:
     if endpoint_url is not None and not re.match(r"https?://[^/]", endpoint_url):
         raise ValueError("endpoint_url has to start with http:// or https://")
     if query.get("storage_class") in _COLD:
-        raise ValueError(f"storage_class {query['storage_class']} cannot be read from at once")
+        raise ValueError(f"storage_class {query['storage_class']} does not allow immediate reads")
     if query.get("sse") not in (None, *_SSE):
         raise ValueError(f"sse has to be one of {', '.join(_SSE)}")
     if "sse_kms_key_id" in query and not query.get("sse", "").startswith("aws:kms"):

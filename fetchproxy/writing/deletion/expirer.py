@@ -175,7 +175,7 @@ class RetentionBrake:
             Kind.RETENTION_STEP_ANNOUNCED,
             tip,
             f"{tip}: retention will hide {percent} % of the archive, all below offset "
-            f"{announced.offset}, at {due}; to stop it, set the retention or the clock right "
+            f"{announced.offset}, at {due}; to stop it, correct the retention or the clock "
             "before then",
             (view.log_start_offset or 0, announced.offset - 1),
             log_start_offset=announced.offset,
@@ -408,7 +408,7 @@ class Expirer:
         if doubt is None or not doubt.sure:
             self.concerns.release(Kind.RETENTION_CLOCK_DOUBTED, view.tip)
             return start, doubt is not None
-        sentence = f"{view.tip}: retention by time waits, as {doubt.what}; set the clock right"
+        sentence = f"{view.tip}: retention by time waits, as {doubt.what}; correct the clock"
         self.concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
         return by_bytes, False
 
@@ -475,9 +475,9 @@ class Expirer:
         if (damage is not None) == (stand_ins is None):
             await step(segment)
             return True
-        why = f"of what replaces it {damage}"
+        why = f"its replacement is damaged ({damage})"
         if stand_ins is None:
-            why = "it is whole, and no other has all of its offsets"
+            why = "it is undamaged, and no other segment has all of its offsets"
         for other in stand_ins or ():
             if await self._is_word_alone(other):
                 await self._hide(other)

@@ -152,7 +152,7 @@ class LocalRetention:
                 "local_log_not_trimmed",
                 **tip.logged,
                 offset=whole_to,
-                error="the leader's log below this offset is not the one that was archived",
+                error="the leader's log below this offset differs from the archived log",
             )
             return False
         low_watermark = await delete_records(self.cluster, tip, whole_to)
@@ -177,8 +177,8 @@ class LocalRetention:
             damage = await self._looks.damage([segment])
             if damage is not None:
                 what = (
-                    f"the brokers keep their records of {view.tip}: the archive should have them "
-                    f"and has not, {damage}; run fetchproxy verify"
+                    f"the brokers keep their records of {view.tip}, as the archive's copy is "
+                    f"damaged: {damage}; run fetchproxy verify"
                 )
                 stopped = Kind.LOCAL_TRIMMING_STOPPED
                 self.concerns.hold(stopped, view.tip, what, (start, target - 1))

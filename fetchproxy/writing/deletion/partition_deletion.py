@@ -193,9 +193,9 @@ class PartitionDeletion:
             self.concerns.hold(
                 Kind.TOPIC_DELETION_STOPPED,
                 None,
-                f"the archive of deleted topics stays: {doubt}, so this may be another cluster "
-                f"with the id {cluster_id}; if they were deleted, set "
-                "archive.topic_deletion=delete-all until their archive is gone",
+                f"the archive of deleted topics is kept: {doubt}, so this may be another cluster "
+                f"with the id {cluster_id}; if the topics were deleted, set "
+                "archive.topic_deletion=delete-all until their archive is deleted",
                 cluster_id=cluster_id,
             )
             return frozenset()

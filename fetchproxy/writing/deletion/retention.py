@@ -71,13 +71,13 @@ def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:
     """Why the archiver cannot own the topic's local retention, for the operator. None: it can."""
     if not topic_config:
         return (
-            "its configuration cannot be read, so nobody knows whether the brokers delete "
-            "records before they are archived"
+            "its configuration cannot be read, so the brokers may delete records before they "
+            "are archived"
         )
     if _tiered(topic_config):
         return (
-            "it has remote.storage.enable=true: its brokers do that themselves, and DeleteRecords "
-            "would delete from their remote tier as well"
+            "it has remote.storage.enable=true: its brokers trim the log themselves, and "
+            "DeleteRecords would also delete from their remote tier"
         )
     limits = [
         f"{key}={topic_config.get(key, 'unknown')}"

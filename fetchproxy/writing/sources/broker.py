@@ -127,7 +127,7 @@ class BatchGatherer(SegmentGatherer):
             return gap
         # The offset is in range again: a new leader, or a log that has just grown.
         raise ClusterUnavailable(
-            f"{self.tip}: offset {position} was out of range, and is within it again"
+            f"{self.tip}: offset {position} was out of range, and is now in range"
         )
 
     def _cut_anyway(self, writer: SegmentWriter) -> CutReason | None:

@@ -73,7 +73,7 @@ def open_log_dir(path: Path) -> LogDir:
         os.scandir(path).close()
     except OSError as error:
         raise ConfigError(
-            f"archive.log_dirs: {path} is no log directory of a broker that can be read: "
+            f"archive.log_dirs: {path} is not a readable log directory of a broker: "
             f"{error.strerror}: {error.filename}"
         ) from error
     found = dict(
@@ -82,7 +82,7 @@ def open_log_dir(path: Path) -> LogDir:
     )
     node_id = found.get("node.id", found.get("broker.id", ""))  # `broker.id` before KRaft
     if "cluster.id" not in found or not re.fullmatch(r"[0-9]{1,10}", node_id, re.ASCII):
-        raise ConfigError(f"archive.log_dirs: {file} does not say cluster.id and node.id")
+        raise ConfigError(f"archive.log_dirs: {file} does not have cluster.id and node.id")
     # Java escapes = and : when it writes properties.
     return LogDir(path, found["cluster.id"].replace("\\", ""), int(node_id))
 
@@ -100,8 +100,10 @@ def partition_folder(log_dirs: Iterable[LogDir], tip: TopicIdPartition) -> Path:
             found = None
         if found == tip.topic_id:
             return folder
-        wrong = f"{folder} is of another topic of this name"
-    raise LogDirUnusable(wrong or f"no folder {tip} in archive.log_dirs; are these all log.dirs?")
+        wrong = f"{folder} belongs to another topic of this name"
+    raise LogDirUnusable(
+        wrong or f"no folder {tip} in archive.log_dirs; does it name all of the broker's log.dirs?"
+    )
 
 
 def list_partition(folder: Path) -> tuple[list[int], list[int]]:
@@ -312,7 +314,7 @@ class _Reading:
         """The size of the batch that does not fit into `data`."""
         left = self._size - self._at
         if left < HEADER_BYTES:
-            raise self._unusable(f"ends with {left} bytes that are no batch")
+            raise self._unusable(f"ends with {left} bytes that are not a batch")
         length = int.from_bytes(data[8:LOG_OVERHEAD_BYTES], "big", signed=True)
         if length + LOG_OVERHEAD_BYTES > left:
             raise self._unusable(f"ends inside the batch at byte {self._at}")
