@@ -279,7 +279,7 @@ def test_old_message_formats_are_named(folder: Path, spool: Path, magic: int) ->
         ([batch(0), batch(20, epoch=2)], CompactedLog, "compacted"),
         ([batch(0), batch(5), batch(15), batch(20, epoch=2)], CorruptSegment, "begins at offset 5"),
         ([batch(0), batch(10)], LogDirUnusable, "ends before offset 20"),
-        ([*FIRST, bytes(30)], CorruptSegment, "length 0"),
+        ([*FIRST, bytes(30)], CorruptSegment, "magic 0"),
         ([*FIRST, batch(30)[:70]], LogDirUnusable, "ends inside the batch"),
         ([*FIRST, batch(30)[:30]], LogDirUnusable, "30 bytes that are not a batch"),
         ([], LogDirUnusable, "ends before offset 0"),
