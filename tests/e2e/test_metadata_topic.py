@@ -105,7 +105,7 @@ def test_an_archive_that_the_topic_does_not_know_is_neither_served_nor_skipped(
     ):
         wait_for("its warning", lambda: proxy.logged(UNKNOWN))
         (warned,) = proxy.logged(UNKNOWN)
-        assert (warned["first"], warned["remedy"]) == (f"{name}-0", "fetchproxy restore")
+        assert (warned["first"], warned["remedy"]) == (f"{name}-0", "run fetchproxy restore")
         for _ in range(3):
             fetched = raw.fetch(12, name, None, 10)
             # OffsetOutOfRange would make the client skip archived records.
