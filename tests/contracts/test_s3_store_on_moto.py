@@ -73,7 +73,7 @@ class TestS3ObjectStoreOnMoto(ObjectStoreContract):
     many_keys = 20  # moto is slow; the other backends test pages
     cancel_turn_s = 0.002
 
-    @pytest.mark.skip("moto checks If-None-Match and writes in two steps; versitygw does both in one")
+    @pytest.mark.skip("moto checks If-None-Match and writes in two steps; versitygw in one")
     async def test_of_many_that_make_it_at_once_one_does(self, store: ObjectStore) -> None: ...
 
 
