@@ -155,6 +155,25 @@ class RcloneServer(S3Endpoint):
         return [*command, "--config", str(self._folder / "rclone.conf"), str(objects)]
 
 
+# moto checks If-None-Match and writes in two steps, on several threads. S3 does both in one.
+_MOTO = """
+import sys
+from contextlib import nullcontext
+from threading import Lock
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication as Application
+from moto.server import main
+
+lock, answer = Lock(), Application.__call__
+
+def answer_in_one_step(self, environ, start_response):
+    with lock if "HTTP_IF_NONE_MATCH" in environ else nullcontext():
+        return answer(self, environ, start_response)
+
+Application.__call__ = answer_in_one_step
+main(sys.argv[1:])
+"""
+
+
 class MotoServer(S3Endpoint):
     """moto's S3 in a process of its own. `kill()` loses every object."""
 
@@ -163,7 +182,7 @@ class MotoServer(S3Endpoint):
         return "moto"
 
     def _command(self, port: int) -> list[str]:
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        return [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", str(port)]
 
 
 def _has_extended_attributes(folder: Path) -> bool:

@@ -227,7 +227,7 @@ class SegmentVerifier:
         except ObjectNotFound:
             self._fault(SegmentFile.LOG, "object is missing")
             return False
-        except DamagedObject as error:  # a block of a packed log differs from what was stored
+        except DamagedObject as error:  # a block of a packed log is damaged
             self._fault(SegmentFile.LOG, str(error))
             return False
         return True

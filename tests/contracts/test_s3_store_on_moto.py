@@ -11,7 +11,6 @@ from archive_contract import ArchiveContract
 
 from fetchproxy.storage.contract import PART_BYTES, ObjectStoreContract
 from fetchproxy.storage.stores.locations import S3Location
-from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import MotoServer
 
@@ -72,9 +71,6 @@ async def test_the_server_is_told_how_to_keep_an_object(
 class TestS3ObjectStoreOnMoto(ObjectStoreContract):
     many_keys = 20  # moto is slow; the other backends test pages
     cancel_turn_s = 0.002
-
-    @pytest.mark.skip("moto checks If-None-Match and writes in two steps; versitygw in one")
-    async def test_of_many_that_make_it_at_once_one_does(self, store: ObjectStore) -> None: ...
 
 
 class TestRemoteStorageManagerOnMoto(ArchiveContract):

@@ -237,7 +237,7 @@ def forget(archive: WrittenArchive, number: int) -> None:
 def test_a_new_query_misses_what_vanished_at_the_start(archive: WrittenArchive) -> None:
     asyncio.run(state(archive, 29))
     forget(archive, 0)
-    said = "offsets 0 to 9 were archived and are in no segment"
+    said = "offsets 0 to 9 were archived and are in no segment, which is a fault"
     with followed(archive) as stream, pytest.raises(DataLoss, match=said):
         stream.initial()
     for options in ({"startingOffsets": "latest"}, {"failOnDataLoss": "false"}):
