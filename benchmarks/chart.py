@@ -98,7 +98,7 @@ def _bar(figure: Figure, limit: float | None, scale: float, y: float) -> list[st
 
 
 def _same_scale(figure: Figure) -> bool:
-    """False for a goal such as "flat within 15 %": a share is no value on the bar's scale."""
+    """False for a goal such as "flat within 15 %": a share is not a value on the bar's scale."""
     return not (figure.goal or "").rstrip().endswith("%")
 
 

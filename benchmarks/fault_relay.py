@@ -4,8 +4,8 @@ It slows the server down, corrupts or cuts off its answers, refuses requests, or
 answers to listings.
 
 `python -m benchmarks.fault_relay LISTEN_PORT SERVER_PORT` prints a line when it listens. It reads a
-`Fault` as JSON from each line of stdin and ends when stdin ends. It is no HTTP proxy: bytes pass
-unchanged, so the server sees the requests as the client signed them.
+`Fault` as JSON from each line of stdin and ends when stdin ends. It is not an HTTP proxy: bytes
+pass unchanged, so the server sees the requests as the client signed them.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ TOPIC = "benchmark-hostile"
 _SETTLE_S = 1.0
 _WARM_UP_SAMPLES = 500
 # On the open listener, the broker itself answers the hostile clients and uses a whole core for it.
-# A record then takes ten times as long. The figure is shown, but it is no goal.
+# A record then takes ten times as long. The figure is shown, but it is not a goal.
 _OPEN_SHARE = 10
 # The broker reserves memory for the size that each request announces, before the request has
 # arrived: 90 MiB for several.

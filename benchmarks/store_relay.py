@@ -1,8 +1,9 @@
 """A relay in front of an object store that delays every request and records what passes.
 
 `python -m benchmarks.store_relay PORT UPSTREAM_PORT CONTROL_PORT LATENCY_MS` is the relay, for HTTP
-without pipelining. It moves answers with `splice`, so that it is no bottleneck for the benchmark.
-`StoreRelay` starts the relay in a process of its own and asks it for its records. Linux only.
+without pipelining. It moves answers with `splice`, so that it is not a bottleneck for the
+benchmark. `StoreRelay` starts the relay in a process of its own and asks it for its records. Linux
+only.
 """
 
 from __future__ import annotations

@@ -84,5 +84,5 @@ class Narrator:
 
 
 def quote(text: str) -> str:
-    """Escapes `text`, so that its brackets are no markup."""
+    """Escapes `text`, so that its brackets are not markup."""
     return escape(text)

@@ -27,7 +27,7 @@ def find_kcat() -> Path:
 
 def _unpack(folder: Path) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        raise PartMissing("kcat", "it is not on PATH and this is no Debian", _HOW)
+        raise PartMissing("kcat", "it is not on PATH and this is not Debian", _HOW)
     cache.say("kcat: unpacking Debian's packages into the cache")
     _run(["apt-get", "download", *_PACKAGES], folder)
     for package in folder.glob("*.deb"):

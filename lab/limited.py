@@ -1,6 +1,6 @@
 """Runs the command `fetchproxy` with limits other than the product's fixed ones.
 
-Limits are no settings (`fetchproxy.app.Limits`), so a test that needs a small limit cannot use
+Limits are not settings (`fetchproxy.app.Limits`), so a test that needs a small limit cannot use
 `--set`. `python -m lab.limited '{"serving.half_frame_max_ms": 200}' serve …` runs `fetchproxy
 serve` with that limit. `command` and `options` split one mapping into both: keys of limits begin
 with `limits.`. `section_and_limits` does the same for parts that are made without a process.

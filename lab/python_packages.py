@@ -1,6 +1,6 @@
 """Python packages that only the lab needs: a Java runtime, a Go toolchain, a Maven resolver.
 
-Each is installed separately into the cache. They are no dependencies of the product, and they are
+Each is installed separately into the cache. They are not dependencies of the product, and they are
 fetched only on machines whose PATH lacks the tool.
 """
 

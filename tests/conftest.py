@@ -122,8 +122,13 @@ def _logging_restored() -> Iterator[None]:
 
 @folder_fixture
 def kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
-    """One real broker for a folder's tests: use topics of your own, and never stop or pause it."""
-    yield from serve(pytestconfig, "kafka", KafkaServer())
+    """One real broker for a folder's tests: use topics of your own, and never stop or pause it.
+
+    Never change its files either: it ends itself minutes later, in another test.
+    """
+    for kafka in serve(pytestconfig, "kafka", KafkaServer()):
+        yield kafka
+        assert kafka.running, f"the folder's broker has ended\n{kafka.log.read_text()[-3000:]}"
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Checks that all archived offsets of a partition are still there. It reads no log.
 
 It reads the records in the store, and the metadata topic if there is one. It reads the expected
-content before the actual content, so a copy or deletion in progress is no fault.
+content before the actual content, so a copy or deletion in progress is not a fault.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Se
 
 
 # Verification only reads, so it may run beside archivers and proxies. Segments that retention
-# deletes during the run are no fault.
+# deletes during the run are not a fault.
 
 CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -150,7 +150,7 @@ class _PartitionCheck:
 
 
 async def is_gone(rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata) -> bool:
-    """True: retention has deleted the segment or is about to, which is no fault."""
+    """True: retention has deleted the segment or is about to, which is not a fault."""
     key = rsm.object_key(metadata, SegmentFile.METADATA)
     try:
         now = decode_segment(await rsm.get_segment_metadata(key), key)

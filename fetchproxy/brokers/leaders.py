@@ -100,7 +100,7 @@ class Leaders:
             if isinstance(topic, ClusterError):
                 found[tip] = topic
             elif tip.partition not in topic.leaders:
-                what = f"{tip} is no partition of the topic"
+                what = f"{tip} is not a partition of the topic"
                 found[tip] = ClusterError(what, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             else:
                 known[tip] = topic

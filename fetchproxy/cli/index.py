@@ -165,7 +165,7 @@ def _base_offset(file: Path) -> int:
 
 
 def _time(timestamp_ms: int) -> str:
-    """ISO 8601, or the number if it is no valid date, such as -1 for a record without timestamp."""
+    """ISO 8601, or the number if it is not a valid date, such as -1 for no timestamp."""
     try:
         moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):

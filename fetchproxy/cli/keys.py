@@ -62,7 +62,7 @@ def rotate(file: Ring) -> None:
     Running processes that see the file use the key at once. Give the file first to processes that
     only read.
 
-    Exit codes: 0 success; 2 the file is no key ring, or cannot be changed.
+    Exit codes: 0 success; 2 the file is not a key ring, or cannot be changed.
     """
     with users_errors(), changing(file):
         key_id = _new_id()
@@ -74,7 +74,7 @@ def rotate(file: Ring) -> None:
 def list_keys(file: Ring) -> None:
     """Print the ids of the keys and mark the active one. Keys themselves are never printed.
 
-    Exit codes: 0 success; 2 the file is no key ring.
+    Exit codes: 0 success; 2 the file is not a key ring.
     """
     with users_errors():
         keys = read_keys(file)

@@ -186,7 +186,7 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`rows` may be fewer than offsets: markers and aborted batches are no rows.
+    """`rows` may be fewer than offsets: markers and aborted batches are not rows.
 
     `passed_over`: the maximum number of records missing because of damage. `faults`: the number of
     damaged or missing batches and objects.

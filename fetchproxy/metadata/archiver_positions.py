@@ -12,7 +12,7 @@ An archiver rewrites its object when its content changes, and every `BEAT_INTERV
 `beat`. No clock of another machine counts: an object that the reader sees unchanged for
 `SILENT_MAX_S` is ignored. Time in which the reader did not look does not count: the archiver may
 not have reached the store then either, and still has its records. A silent archiver is reported
-sooner: three looks without a change are no accident.
+sooner: three looks without a change are not an accident.
 """
 
 from __future__ import annotations
@@ -114,13 +114,13 @@ def _entries(fields: Fields) -> Iterator[tuple[tuple[UUID, int], int]]:
     for topic, partitions in fields.mapping("positions").items():
         topic_id = parse_uuid(topic)
         if topic_id is None:
-            raise CorruptSegment(f"{topic[:80]!r} is no Kafka Uuid")
+            raise CorruptSegment(f"{topic[:80]!r} is not a Kafka Uuid")
         offsets = Fields(partitions)
         for partition in offsets.names():
             # Python refuses to parse numbers of thousands of digits.
             short = partition.isascii() and partition.isdecimal() and len(partition) <= 10
             if not short or int(partition) >= INT32:
-                raise CorruptSegment(f"{partition[:80]!r} is no partition")
+                raise CorruptSegment(f"{partition[:80]!r} is not a partition")
             yield (topic_id, int(partition)), offsets.integer(partition, NOT_KNOWN, INT64)
 
 

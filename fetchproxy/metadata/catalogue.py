@@ -84,8 +84,8 @@ class PartitionTable:
     def apply(self, event: MetadataEvent) -> bool:
         """Take an event of the metadata topic; taking it twice does no harm.
 
-        False: the event is no legal next step and is left out. It may have been read again, or its
-        writer was overtaken. DELETE_PARTITION_FINISHED deletes everything.
+        False: the event is not a legal next step and is left out. It may have been read again, or
+        its writer was overtaken. DELETE_PARTITION_FINISHED deletes everything.
         """
         try:
             self.check(event)
@@ -95,7 +95,7 @@ class PartitionTable:
         return True
 
     def check(self, event: MetadataEvent) -> None:
-        """Raises ValueError if the event is no legal next step (`description`)."""
+        """Raises ValueError if the event is not a legal next step (`description`)."""
         if isinstance(event, RemotePartitionDeleteMetadata):
             check_deletion(None if self.deletion is None else self.deletion.state, event.state)
         elif isinstance(event, RemoteLogSegmentMetadata):

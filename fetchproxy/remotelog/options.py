@@ -297,7 +297,7 @@ class _Given:
         try:
             return json.loads(self.values[name.lower()])
         except ValueError as error:
-            raise ConfigError(f"remotelog: {name} is no JSON: {error}") from None
+            raise ConfigError(f"remotelog: {name} is not JSON: {error}") from None
 
 
 def _store(options: _Given) -> str:

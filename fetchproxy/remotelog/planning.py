@@ -121,7 +121,7 @@ async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool)
         gaps = [gap async for gap in rsm.objects.list_archive_gaps(view.tip)]
         end = view.log_end_offset or 0
         return _clipped(not_held(held, stated, gaps), (0, end - 1))
-    # `look_at_offsets` reads finished offsets first: a copy or truncation under way is no hole.
+    # `look_at_offsets` reads finished offsets first: a copy or truncation under way is not a hole.
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
         return (await look_at_offsets(rsm.objects, rlmm, view.tip)).found
 

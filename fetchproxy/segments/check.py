@@ -398,7 +398,7 @@ class SegmentCheck:
         """Asks for the rest of a batch that is not whole, unless the segment cannot hold it."""
         left = self._size - position
         if left < HEADER_BYTES:
-            return None if self._cut else self._broken(position, f"{left} bytes are no batch")
+            return None if self._cut else self._broken(position, f"{left} bytes are not a batch")
         if len(data) - start < HEADER_BYTES:
             return Next(position)
         length = int.from_bytes(data[start + 8 : start + LOG_OVERHEAD_BYTES], "big", signed=True)

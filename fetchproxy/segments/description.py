@@ -39,7 +39,7 @@ _NAME_SHOWN_MAX = 80
 def legal_partition(topic_id: UUID, topic: str, partition: int) -> TopicIdPartition:
     """Raises CorruptSegment."""
     if not is_topic_name(topic):
-        raise CorruptSegment(f"field topic: {topic[:_NAME_SHOWN_MAX]!r} is no topic name")
+        raise CorruptSegment(f"field topic: {topic[:_NAME_SHOWN_MAX]!r} is not a topic name")
     if not 0 <= partition <= PARTITION_MAX:
         raise CorruptSegment(f"field partition is {partition}, not 0 to {PARTITION_MAX}")
     return TopicIdPartition(topic_id, topic, partition)
@@ -78,10 +78,10 @@ def decode_document(raw: bytes, key: str, version: int, read: Callable[[Fields],
     Raises NewerMetadataVersion if the document's own `version` is above that.
     """
     try:
-        # RecursionError: thousands of nested brackets; ValueError: no JSON or no UTF-8.
+        # RecursionError: thousands of nested brackets; ValueError: not JSON or not UTF-8.
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise CorruptSegment(f"{key}: no JSON: {error}") from None
+        raise CorruptSegment(f"{key}: not JSON: {error}") from None
     try:
         fields = Fields(document)
         found = fields.integer("version", 1, INT32)
@@ -132,14 +132,14 @@ class Fields:
     def _list(self, name: str, kind: type, what: str) -> list[Any]:
         value = self._field(name)
         if not isinstance(value, list) or any(type(one) is not kind for one in value):
-            raise CorruptSegment(f"field {name} is no list of {what}")
+            raise CorruptSegment(f"field {name} is not a list of {what}")
         return value
 
     def integer(self, name: str, low: int, limit: int) -> int:
         value = self._field(name)
         # bool is an int in Python, but not in JSON.
         if type(value) is not int or not low <= value < limit:
-            raise CorruptSegment(f"field {name} is no integer from {low} below {limit}")
+            raise CorruptSegment(f"field {name} is not an integer from {low} below {limit}")
         return value
 
     def integers(self, name: str, low: int, limit: int) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ class Fields:
         return tuple(values)
 
     def text(self, name: str) -> str:
-        value: str = self._typed(name, str, "no text")
+        value: str = self._typed(name, str, "not text")
         return value
 
     def texts(self, name: str) -> list[str]:
@@ -159,7 +159,7 @@ class Fields:
     def uuid(self, name: str) -> UUID:
         value = parse_uuid(self.text(name))
         if value is None:
-            raise CorruptSegment(f"field {name} is no Kafka Uuid")
+            raise CorruptSegment(f"field {name} is not a Kafka Uuid")
         return value
 
     def boolean(self, name: str) -> bool:
@@ -169,24 +169,24 @@ class Fields:
     def member(self, name: str, of: type[E]) -> E:
         value = self.text(name)
         if value not in of.__members__:
-            raise CorruptSegment(f"field {name} is no {of.__name__}: {value[:80]!r}")
+            raise CorruptSegment(f"field {name} is not a {of.__name__}: {value[:80]!r}")
         return of[value]
 
     def names(self) -> list[str]:
         return list(self._document)
 
     def mapping(self, name: str) -> dict[str, Any]:
-        value: dict[str, Any] = self._typed(name, dict, "no object")
+        value: dict[str, Any] = self._typed(name, dict, "not an object")
         return value
 
     def uuids(self, name: str) -> list[UUID]:
         found = [parse_uuid(text) for text in self._list(name, str, "Kafka Uuids")]
         if None in found:
-            raise CorruptSegment(f"field {name} is no list of Kafka Uuids")
+            raise CorruptSegment(f"field {name} is not a list of Kafka Uuids")
         return [value for value in found if value is not None]
 
     def objects(self, name: str) -> list[Fields]:
-        return [Fields(entry) for entry in self._typed(name, list, "no list")]
+        return [Fields(entry) for entry in self._typed(name, list, "not a list")]
 
     def partition(self) -> TopicIdPartition:
         """Raises CorruptSegment, also for an illegal topic name."""

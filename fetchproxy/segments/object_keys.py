@@ -21,7 +21,7 @@ _PART = re.compile(r"[A-Za-z0-9!_.=+@-]+")
 
 
 def check_key(key: str) -> str:
-    """Return `key`. Raises ValueError if it is no legal key: that is a bug of the caller."""
+    """Return `key`. Raises ValueError if it is not a legal key: that is a bug of the caller."""
     if len(key) > KEY_BYTES_MAX:
         raise ValueError(f"object key of {len(key)} bytes is longer than {KEY_BYTES_MAX}")
     for part in key.split("/"):

@@ -9,9 +9,9 @@ A stored block is
     body   bytes  of the block's part of the log; encrypted if the segment has a key
     check  bytes  CRC-32C of the rest (4), or the tag of AES-256-GCM (16)
 
-and the check covers a label, too: the segment, the log's length and the block's number. So a block
-that was changed, or that belongs elsewhere, is refused. Every block except the last has
-`block_bytes` of the log.
+and the check covers a label, too: the segment, the log's length, `block_bytes` and the block's
+number. So a block that was changed, or that belongs elsewhere, is refused. Every block except the
+last has `block_bytes` of the log.
 
 The `.packing` object has the rest:
 
@@ -415,4 +415,4 @@ def _base64(fields: Fields, name: str) -> bytes:
     try:
         return b64decode(fields.text(name), validate=True)
     except ValueError:
-        raise CorruptSegment(f"field {name} is no base64") from None
+        raise CorruptSegment(f"field {name} is not base64") from None

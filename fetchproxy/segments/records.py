@@ -249,7 +249,7 @@ class _Fields:
         try:
             return states(value)
         except ValueError:
-            raise CorruptSegment(f"field {name}: {value} is no {states.__name__}") from None
+            raise CorruptSegment(f"field {name}: {value} is not a {states.__name__}") from None
 
     def boolean(self, name: str) -> bool:
         value = self.read(name, Cursor.int8)
@@ -354,7 +354,7 @@ def _decode(
     if kind is RecordType.RESTORE:
         restoring = fields.boolean("restoring")
         return Restore(tip, restoring, fields.integer("eventTimestamp", Cursor.int64, -1))
-    raise CorruptSegment(f"{kind.name} is no event")
+    raise CorruptSegment(f"{kind.name} is not an event")
 
 
 def _decode_segment(

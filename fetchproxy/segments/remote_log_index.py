@@ -129,7 +129,7 @@ def _checked_length(raw: Buffer, at: int) -> int:
     """Bytes of the entry at `at`, after a check of magic, length and checksum."""
     left = len(raw) - at
     if at < 0 or left < FIXED_BYTES:
-        raise CorruptSegment(f"{left} bytes are no entry")
+        raise CorruptSegment(f"{left} bytes are not an entry")
     magic, length, crc = HEAD.unpack_from(raw, at)
     if magic != MAGIC:
         raise CorruptSegment(f"magic {magic}, not {MAGIC}")

@@ -47,7 +47,7 @@ def decode_aborted(raw: bytes) -> tuple[AbortedTxn, ...]:
     """Raises CorruptSegment, naming the entry. No bytes: no entries."""
     if len(raw) % ENTRY_BYTES:
         raise CorruptSegment(
-            f"transaction index of {len(raw)} bytes is no multiple of {ENTRY_BYTES}: "
+            f"transaction index of {len(raw)} bytes is not a multiple of {ENTRY_BYTES}: "
             f"entry {len(raw) // ENTRY_BYTES} is cut"
         )
     entries: list[AbortedTxn] = []

@@ -34,7 +34,7 @@ class ConcernObject:
 class ArchiveObjects:
     """`prefix`: from `object_keys.normal_prefix`. Raises RemoteStorageError and subclasses.
 
-    A put creates or replaces atomically. Deleting an absent object is no error.
+    A put creates or replaces atomically. Deleting an absent object is not an error.
     """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:

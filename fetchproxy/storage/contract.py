@@ -492,7 +492,7 @@ class RemoteStorageManagerContract:
         assert await manager.fetch_index(metadata, SegmentFile.INDEX) == b"index"
         assert await manager.fetch_index(metadata, SegmentFile.EPOCHS) == b"epochs"
         assert await manager.fetch_index(metadata, SegmentFile.TXN) == b""
-        with pytest.raises(ValueError, match="no index"):
+        with pytest.raises(ValueError, match="not an index"):
             await manager.fetch_index(metadata, SegmentFile.LOG)
 
     async def test_the_objects_of_a_segment(

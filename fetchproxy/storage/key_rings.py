@@ -151,7 +151,7 @@ def parse_keys(raw: bytes) -> Keys:
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError):
-        raise ValueError("it is no JSON") from None
+        raise ValueError("it is not JSON") from None
     if not isinstance(document, dict) or not isinstance(document.get("keys"), dict):
         raise ValueError("it has no object `keys`")
     if document.get("version") != _RING_VERSION:
@@ -173,7 +173,7 @@ def parse_keys(raw: bytes) -> Keys:
 
 
 def read_keys(path: Path) -> Keys:
-    """Raises ConfigError if the file is missing, is no key ring, or is readable by others."""
+    """Raises ConfigError if the file is missing, is not a key ring, or is readable by others."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

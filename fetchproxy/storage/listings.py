@@ -154,7 +154,7 @@ def divided(digits: str, key: str) -> tuple[str, list[str]]:
 
     Returns the first digits of the part that contains `key`, and those of all later parts. There
     are none if `key` lies in the partition `digits` itself, in the last part, or in a folder that
-    is no number. Such folders belong to no part.
+    is not a number. Such folders belong to no part.
     """
     reached = key.partition("/")[0]
     if not reached.isdecimal():

@@ -101,7 +101,7 @@ class ListedSegment(NamedTuple):
         log = objects[SegmentFile.LOG]
         key = parse_segment_key(prefix, log.key)
         if key is None:
-            raise ValueError(f"{log.key} is no object of a segment")
+            raise ValueError(f"{log.key} is not an object of a segment")
         with_txns, packed = SegmentFile.TXN in objects, SegmentFile.PACKING in objects
         return cls(key.segment_id, key.base_offset, log.size_bytes, with_txns, packed)
 

@@ -58,7 +58,7 @@ LISTED_AT_ONCE = 100  # objects between two pauses for the event loop: below 1 m
 class RemoteStorageManager:
     """Raises RemoteStorageError and subclasses. `async with` opens and closes the store.
 
-    Each put creates or replaces atomically. Deleting an absent object is no error.
+    Each put creates or replaces atomically. Deleting an absent object is not an error.
 
     It checks the archive's identity before the first listing: an archive with a later layout or
     another metadata manager would look empty. `manager`, `must_exist`: see `OwnIdentity`.
@@ -131,7 +131,7 @@ class RemoteStorageManager:
         ObjectNotFound for `object_keys.KAFKA_FILES` if the segment was copied without them.
         """
         if file in (SegmentFile.LOG, SegmentFile.METADATA):
-            raise ValueError(f"{file.value} is no index")
+            raise ValueError(f"{file.value} is not an index")
         if file is SegmentFile.TXN and not segment.has_aborted_txns:
             return b""
         key = self.object_key(segment, file)
@@ -161,7 +161,7 @@ class RemoteStorageManager:
 
     @measured
     async def delete_log_segment_data(self, segment: StoredSegment) -> None:
-        """Absent objects are no error, so the caller can repeat it after a failure.
+        """Absent objects are not an error, so the caller can repeat it after a failure.
 
         The metadata is deleted last, so that a repeated deletion still finds the segment.
         """

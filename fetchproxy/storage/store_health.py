@@ -218,7 +218,7 @@ class OperationHealth:
     async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Callable[[], None]]:
         """Watch one request, which waits for its turn if the store has refused some. The caller may
         call the given function to report an answer before the request ends. `may_take_long`: long
-        silence is no failure.
+        silence is not a failure.
         """
         loop = asyncio.get_running_loop()
         if self._budget.wait_s(loop.time()):

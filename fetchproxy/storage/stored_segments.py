@@ -99,7 +99,7 @@ async def checked_batches(
             position += headers[-1].end
             data = data[headers[-1].end :]
     if data:
-        raise CorruptSegment(f"{len(data)} bytes at byte {position} are no batch")
+        raise CorruptSegment(f"{len(data)} bytes at byte {position} are not a batch")
 
 
 async def _range(

@@ -47,7 +47,7 @@ def not_after(der: bytes) -> int:
         at = _behind(validity, 0)
         return _epoch_seconds(validity[at], _content(validity, at, validity[at]))
     except IndexError:
-        raise ValueError("is no certificate") from None
+        raise ValueError("is not a certificate") from None
 
 
 def _header(der: bytes, at: int) -> tuple[int, int]:
@@ -61,7 +61,7 @@ def _header(der: bytes, at: int) -> tuple[int, int]:
 
 def _content(der: bytes, at: int, tag: int) -> bytes:
     if der[at] != tag:
-        raise ValueError("is no certificate")
+        raise ValueError("is not a certificate")
     begin, length = _header(der, at)
     return der[begin : begin + length]
 
@@ -76,7 +76,7 @@ def _epoch_seconds(tag: int, text: bytes) -> int:
     if tag == _UTC_TIME:
         digits = ("19" if digits >= "50" else "20") + digits
     elif tag != _GENERALIZED_TIME:
-        raise ValueError("is no certificate")
+        raise ValueError("is not a certificate")
     return int(datetime.strptime(digits, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp())
 
 
@@ -87,7 +87,7 @@ _RECORD_STARTS = frozenset((kind << 16) | (3 << 8) | minor for kind in (0x15, 0x
                            for minor in range(5))  # fmt: skip
 
 _REASONS = {
-    # OpenSSL's reasons for bytes that are no TLS record; they depend on its version and the bytes.
+    # OpenSSL's reasons for bytes that are not TLS; they depend on its version and the bytes.
     "WRONG_VERSION_NUMBER": "plaintext",
     "RECORD_LAYER_FAILURE": "plaintext",
     "PACKET_LENGTH_TOO_LONG": "plaintext",

@@ -133,7 +133,7 @@ async def look_at_offsets(
     """
 
     async def look() -> OffsetsLook:
-        """Reads expected offsets, then segments, then gaps: so a copy under way is no fault."""
+        """Reads expected offsets, then segments, then gaps: so a copy under way is not a fault."""
         stated, damaged = None, None
         try:
             stated = await read_finished_offsets(records, tip)

@@ -213,7 +213,7 @@ def gap_before(
     Pure.
 
     `archive_end` is exclusive; all below `log_start` was deleted. Offsets that were finished once
-    and are not in the archive any more are no gap, but a loss for `verify` to report.
+    and are not in the archive any more are not a gap, but a loss for `verify` to report.
     """
     first = max(archive_end or 0, log_start, stated.recorded_from, stated.end_offset + 1)
     return (first, start_offset - 1) if first < start_offset else None

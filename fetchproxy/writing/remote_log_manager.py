@@ -72,7 +72,7 @@ def open_source(
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
-    """Blocks briefly. Raises ConfigError if a directory cannot be read or is no log directory."""
+    """Blocks briefly. Raises ConfigError if one is not a log directory or cannot be read."""
     if config.log_dirs is None:
         return []
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]

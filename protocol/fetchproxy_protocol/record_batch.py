@@ -339,11 +339,11 @@ def unpacks_to(buf: Buffer, header: BatchHeader, bytes_max: int) -> int | None:
 def control_type(buf: Buffer, header: BatchHeader) -> int:
     """The type in the first control record's key: `CONTROL_ABORT`, `CONTROL_COMMIT` or newer.
 
-    Source: Kafka's ControlRecordType. Raises `MalformedMessage` if the batch is no control batch or
-    has no record, `Truncated` for a key shorter than 4 bytes.
+    Source: Kafka's ControlRecordType. Raises `MalformedMessage` if the batch is not a control batch
+    or has no record, `Truncated` for a key shorter than 4 bytes.
     """
     if not header.is_control:
-        raise MalformedMessage(f"batch at offset {header.base_offset} is no control batch")
+        raise MalformedMessage(f"batch at offset {header.base_offset} is not a control batch")
     stored = _stored_records(buf, header)
     records, _ = unpack_up_to(header.compression, stored, _FIRST_ROOM_BYTES)
     for _, _, at, _ in _record_starts(records, header.records_count):

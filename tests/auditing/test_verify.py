@@ -235,7 +235,7 @@ FAULTS: list[tuple[str, Plant, SegmentFile, int | None, int | None, str]] = [
         "metadata have",
     ),
     ("max time", restated(max_timestamp_ms=5), METADATA, None, None, "max_timestamp_ms is 5"),
-    ("metadata", edit(METADATA, lambda raw: raw[:-3]), METADATA, None, 60, "no JSON"),
+    ("metadata", edit(METADATA, lambda raw: raw[:-3]), METADATA, None, 60, "not JSON"),
 ]
 
 

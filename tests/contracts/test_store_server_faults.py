@@ -296,7 +296,7 @@ async def goes_on_slowly(
     operation: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A slow store is no outage: no call fails.
+    """A slow store is not an outage: no call fails.
 
     For HDFS only the NameNode is slow: the bytes come from a DataNode, without a relay.
     """

@@ -1,4 +1,4 @@
-"""Jobs over stores that are no folder: a real S3 server, a real HDFS."""
+"""Jobs over stores that are not folders: a real S3 server, a real HDFS."""
 
 from __future__ import annotations
 

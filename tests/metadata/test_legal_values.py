@@ -80,17 +80,17 @@ def of_topic(topic: str) -> list[MetadataEvent]:
 @pytest.mark.parametrize("topic", NAMES)
 def test_no_event_of_a_name_that_no_topic_has(topic: str) -> None:
     for event in of_topic(topic):
-        with pytest.raises(CorruptSegment, match=f"{WHERE}: field topic: .* is no topic name"):
+        with pytest.raises(CorruptSegment, match=f"{WHERE}: field topic: .* is not a topic name"):
             decode_message(encode_message(event), WHERE)
 
 
 @pytest.mark.parametrize("topic", NAMES)
 def test_no_object_of_a_name_that_no_topic_has(topic: str) -> None:
     document = json.loads(encode_segment(segment(1, 0, 9))) | {"topic": topic}
-    with pytest.raises(CorruptSegment, match=r"key: field topic: .* is no topic name"):
+    with pytest.raises(CorruptSegment, match=r"key: field topic: .* is not a topic name"):
         decode_segment(json.dumps(document).encode(), "key")
     said = {"version": 1, "topic": topic, "topic_id": uuid_text(UUID(int=1)), "partition": 0}
-    with pytest.raises(CorruptSegment, match=r"key: field topic: .* is no topic name"):
+    with pytest.raises(CorruptSegment, match=r"key: field topic: .* is not a topic name"):
         decode_partition_deletion(json.dumps(said).encode(), "key")
 
 
@@ -159,7 +159,7 @@ def test_no_partition_below_zero() -> None:
 
 def test_a_number_of_thousands_of_digits_is_no_partition() -> None:
     positions = {uuid_text(UUID(int=1)): {"1" * 5000: 0}}
-    with pytest.raises(CorruptSegment, match="is no partition"):
+    with pytest.raises(CorruptSegment, match="is not a partition"):
         decode_positions(json.dumps({"version": 1, "positions": positions}).encode(), "key")
 
 

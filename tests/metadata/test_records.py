@@ -164,7 +164,7 @@ FAULTS = {
     r"segmentLeaderEpochs is -1": changed(52, "ffffffff"),
     r"segmentLeaderEpochs\.offset": changed(60, "ff"),
     "segmentSizeInBytes": changed(80, "ff"),
-    "remoteLogState: 4 is no RemoteLogSegmentState": changed(88, "04"),
+    "remoteLogState: 4 is not a RemoteLogSegmentState": changed(88, "04"),
     "hasAbortedTxns": changed(89, "02"),
     "copiedEndOffset is 1, below 1999": changed(90, "0000000000000001"),
     "8 bytes behind the last field": b"\x00\x01" + VERSION_1 + bytes(8),
@@ -189,6 +189,6 @@ def test_a_newer_version_and_an_unknown_type_are_named() -> None:
 
 def test_a_checkpoint_is_no_message() -> None:
     raw = record_head(RecordType.CACHE_FILE_CHECKPOINT) + PLACE + bytes(12)
-    with pytest.raises(CorruptSegment, match="CACHE_FILE_CHECKPOINT is no event"):
+    with pytest.raises(CorruptSegment, match="CACHE_FILE_CHECKPOINT is not an event"):
         decode_message(raw, WHERE)
     assert framed(raw)[0] == len(raw)

@@ -86,7 +86,7 @@ def test_a_timestamp_is_stronger_than_timestamps_by_partition_and_these_than_off
         ({"startingOffsets": '{"orders": {"0": -1}}'}, "startingOffsets cannot be -1"),
         ({"endingOffsets": '{"orders": {"0": -2}}'}, "endingOffsets cannot be -2"),
         ({"startingOffsets": '{"orders": {"0": -3}}'}, "number below -2"),
-        ({"startingOffsets": "soon"}, "startingOffsets is no JSON"),
+        ({"startingOffsets": "soon"}, "startingOffsets is not JSON"),
         ({"startingOffsets": "[1]"}, "startingOffsets is not like"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp is 'yesterday'"),
         ({"isolationLevel": "serializable"}, "isolationLevel is 'serializable'"),

@@ -53,7 +53,7 @@ def test_edges_from_before_the_catch_do_not_send_it_back_to_the_broker(
 
 
 def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
-    """A permit is no reason to go through a large session at each fetch."""
+    """A permit is not a reason to go through a large session at each fetch."""
     marks = FetchMarks(permit_ttl_s=60)
     asked_of: list[int] = []
 

@@ -104,7 +104,7 @@ def test_a_name_with_signs_of_scram(
 def error_of_confluent(
     bootstrap: str, topic: str, settings: dict[str, str], polls: int = 300
 ) -> set[str]:
-    """The errors that its user sees, until there is one that is no lost connection."""
+    """The errors that its user sees, until there is one that is not a lost connection."""
     seen: set[str] = set()
     config = {"bootstrap.servers": bootstrap, "group.id": "g", **settings}
     consumer = confluent_kafka.Consumer({**config, "error_cb": lambda e: seen.add(e.name())})
@@ -163,7 +163,7 @@ def test_a_topic_of_others_is_refused_and_not_listed(closed_node: ArchiveOnlyPro
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": closed_node.bootstrap, "group.id": "g", **settings}
     )
-    assert set(consumer.list_topics(timeout=30).topics) == {"ao-plain"}
+    assert set(consumer.list_topics(timeout=180).topics) == {"ao-plain"}
     consumer.close()
 
 

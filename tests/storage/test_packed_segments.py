@@ -516,7 +516,7 @@ async def test_a_packing_is_read_once(rsm: RemoteStorageManager, store: MemoryOb
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "no JSON"),
+        (b"", "not JSON"),
         (b"[]", "no object `keys`"),
         (b'{"keys": {}}', "version is not 1"),
         (b'{"version": 1, "keys": {"a": "AAAA"}}', "has 3 bytes, not 32"),

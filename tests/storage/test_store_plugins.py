@@ -94,9 +94,9 @@ async def test_a_scheme_opens_its_plug_in(install: Install) -> None:
         ("import nosuchmodule", "cannot be imported: ModuleNotFoundError.*nosuchmodule"),
         ("def open_shop(): ...", "cannot be imported: AttributeError.*open_store"),
         ("1/0", "cannot be imported: ZeroDivisionError"),
-        ("open_store = 7", "is no function that opens a store"),
+        ("open_store = 7", "is not a function that opens a store"),
         (LACKS_A_METHOD, "cannot open a store: TypeError: .*abstract.*put_new"),
-        ("def open_store(url, config, *, create): return {}", "has opened a dict.*no ObjectStore"),
+        ("def open_store(url, config, *, create): return {}", "has opened a dict.*not an ObjectStore"),
         ("def open_store(): ...", "cannot open a store: TypeError"),
     ],
 )

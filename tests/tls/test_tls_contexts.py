@@ -251,7 +251,7 @@ def test_when_a_certificate_ends(authority: Authority, year: int) -> None:
 
 @pytest.mark.parametrize("der", [b"", b"\x30", b"\x02\x01\x01", b"\x30\x03\x30\x01\x02"])
 def test_what_is_no_certificate(der: bytes) -> None:
-    with pytest.raises(ValueError, match="is no certificate"):
+    with pytest.raises(ValueError, match="is not a certificate"):
         not_after(der)
 
 

@@ -47,8 +47,8 @@ def produce(kafka: KafkaServer, topic: str, count: int, codec: str = "none") -> 
     for i in range(count):
         producer.produce(topic, value=f"{i} ".encode() * 20, key=str(i).encode(), partition=0)
         if i % 200 == 199:
-            producer.flush(10)
-    producer.flush(10)
+            assert producer.flush(180) == 0
+    assert producer.flush(180) == 0
 
 
 def transactions(kafka: KafkaServer, topic: str, rng: random.Random, rounds: int) -> None:
@@ -64,7 +64,7 @@ def transactions(kafka: KafkaServer, topic: str, rng: random.Random, rounds: int
         for number in range(3)
     ]
     for producer in producers:
-        producer.init_transactions(30)
+        producer.init_transactions(180)
     is_open = [False] * len(producers)
     for _ in range(rounds):
         number = rng.randrange(len(producers))
@@ -74,21 +74,21 @@ def transactions(kafka: KafkaServer, topic: str, rng: random.Random, rounds: int
             is_open[number] = True
         for _ in range(rng.randint(1, 5)):
             producer.produce(topic, value=bytes(rng.randint(1, 400)), partition=0)
-        producer.flush(30)
+        assert producer.flush(180) == 0
         if rng.random() < 0.4:
             end = rng.choice([producer.commit_transaction, producer.abort_transaction])
             end(30)
             is_open[number] = False
     for producer, still_open in zip(producers, is_open, strict=True):
         if still_open:
-            producer.abort_transaction(30)
+            producer.abort_transaction(180)
 
 
 def delete_records(kafka: KafkaServer, topic: str, before: int) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     place = TopicPartition(topic, 0, before)
     for future in admin.delete_records([place]).values():
-        future.result(30)
+        future.result(180)
 
 
 async def end_of(cluster: Cluster, tip: TopicIdPartition) -> int:

@@ -32,8 +32,8 @@ def produce(bootstrap: str, count: int) -> None:
         for partition in range(PARTITIONS):
             producer.produce(TOPIC, value=b"v" * 100, key=str(i).encode(), partition=partition)
         if i % 500 == 499:
-            producer.flush(10)
-    producer.flush(10)
+            assert producer.flush(180) == 0
+    assert producer.flush(180) == 0
 
 
 def run_and_kill(bootstrap: str, folder: Path, lives_s: float, ring: Path | None) -> None:

@@ -43,7 +43,7 @@ def producer(mock_cluster: MockCluster) -> Iterator[Producer]:
         {"bootstrap.servers": mock_cluster.bootstrap, "linger.ms": 5, "batch.size": 20_000}
     )
     yield client
-    client.flush(10)
+    assert client.flush(180) == 0
 
 
 def produce(producer: Producer, count: int, partitions: int = 1, size: int = 100) -> None:
@@ -51,8 +51,8 @@ def produce(producer: Producer, count: int, partitions: int = 1, size: int = 100
         for partition in range(partitions):
             producer.produce(TOPIC, value=b"v" * size, key=str(i).encode(), partition=partition)
         if i % 500 == 499:
-            producer.flush(10)
-    producer.flush(10)
+            assert producer.flush(180) == 0
+    assert producer.flush(180) == 0
 
 
 @asynccontextmanager
@@ -211,7 +211,7 @@ async def test_only_whole_names_match_and_internal_topics_never(
 ) -> None:
     for topic in (TOPIC, "orders-2", "__orders"):
         producer.produce(topic, value=b"v", partition=0)
-    producer.flush(10)
+    assert producer.flush(180) == 0
     async with open_archive(tmp_path / "store") as archive:
         for pattern, expected in ((TOPIC, {TOPIC}), (".*", {TOPIC, "orders-2"})):
             async with running_archiver(mock_cluster.bootstrap, archive, pattern) as (manager, _):

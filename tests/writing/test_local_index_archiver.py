@@ -18,7 +18,7 @@ def produce(bootstrap: str, count: int, partitions: int) -> None:
     client = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "batch.size": 10_000})
     for number in range(count * partitions):
         client.produce(TOPIC, value=bytes(200), partition=number % partitions)
-    client.flush(30)
+    assert client.flush(180) == 0
 
 
 async def test_the_local_index_is_the_store_s_index_objects_of_every_partition(

@@ -33,8 +33,8 @@ def produce(cluster: KafkaCluster, megabytes: float, seed: int) -> None:
         for partition in range(3):
             producer.produce(TOPIC, value=rng.randbytes(2_000), partition=partition)
         if i % 200 == 199:
-            producer.flush(30)
-    assert producer.flush(30) == 0
+            assert producer.flush(180) == 0
+    assert producer.flush(180) == 0
 
 
 def rolled_end(cluster: KafkaCluster, node: int, partition: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from archive_harness import (
     running_archiver,
     tips,
     until,
+    until_true,
 )
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -53,8 +54,8 @@ def produce(kafka: KafkaServer, topic: str, megabytes: float, seed: int = 1) -> 
     for i in range(int(megabytes * 500)):
         producer.produce(topic, value=rng.randbytes(2_000), key=str(i).encode(), partition=0)
         if i % 500 == 499:
-            producer.flush(30)
-    producer.flush(30)
+            assert producer.flush(180) == 0
+    assert producer.flush(180) == 0
 
 
 def transactions(kafka: KafkaServer, topic: str, rounds: int, seed: int = 1) -> None:
@@ -65,24 +66,24 @@ def transactions(kafka: KafkaServer, topic: str, rounds: int, seed: int = 1) -> 
         for n in range(3)
     ]
     for producer in producers:
-        producer.init_transactions(30)
+        producer.init_transactions(180)
         producer.begin_transaction()
     for _ in range(rounds):
         producer = rng.choice(producers)
         for _ in range(rng.randint(1, 60)):
             producer.produce(topic, value=rng.randbytes(2_000), partition=0)
-        producer.flush(30)
+        assert producer.flush(180) == 0
         if rng.random() < 0.3:
-            rng.choice([producer.commit_transaction, producer.abort_transaction])(30)
+            rng.choice([producer.commit_transaction, producer.abort_transaction])(180)
             producer.begin_transaction()
     for producer in producers:
-        producer.abort_transaction(30)
+        producer.abort_transaction(180)
 
 
 def delete_records(kafka: KafkaServer, topic: str, before: int) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
-        future.result(30)
+        future.result(180)
 
 
 def folder_of(kafka: KafkaServer, topic: str) -> Path:
@@ -249,10 +250,10 @@ async def test_records_below_the_lso_only(
     topic = create_topic(config=SMALL_SEGMENTS)
     await asyncio.to_thread(produce, kafka_server, topic, 1.5)
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap, "transactional.id": topic})
-    producer.init_transactions(30)
+    producer.init_transactions(180)
     producer.begin_transaction()
     producer.produce(topic, value=b"open", partition=0)
-    producer.flush(30)
+    assert producer.flush(180) == 0
     await asyncio.to_thread(produce, kafka_server, topic, 3.0)
     bases = rolled_bases(kafka_server, topic)
     async with (
@@ -268,7 +269,7 @@ async def test_records_below_the_lso_only(
         await until(manager, archived_to(topic, settled))
         await asyncio.sleep(0.5)  # many process intervals
         assert manager.status()[0].archive_end == settled
-        producer.commit_transaction(30)
+        producer.commit_transaction(180)
         await until(manager, archived_to(topic, bases[-1]))
 
 
@@ -286,26 +287,34 @@ class HeldStore(MemoryObjectStore):
         await super().put_file(key, path, settled=settled)
 
 
+@pytest.fixture
+def kafka_that_deletes_at_once(
+    serve_part: Callable[[str, KafkaServer], Iterator[KafkaServer]],
+) -> Iterator[KafkaServer]:
+    often = {"log.retention.check.interval.ms": "50", "log.initial.task.delay.ms": "50"}
+    yield from serve_part("kafka", KafkaServer(often))
+
+
 async def test_a_segment_that_is_deleted_under_its_copy(
-    kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+    kafka_that_deletes_at_once: KafkaServer, tmp_path: Path
 ) -> None:
-    topic = create_topic(config=SMALL_SEGMENTS)
-    await asyncio.to_thread(produce, kafka_server, topic, 2.5)
-    bases = rolled_bases(kafka_server, topic)
+    kafka = kafka_that_deletes_at_once
+    topic = kafka.create_topic("deleted", config=SMALL_SEGMENTS)
+    await asyncio.to_thread(produce, kafka, topic, 2.5)
+    bases = rolled_bases(kafka, topic)
     store = HeldStore()
     async with (
         open_archive(store) as archive,
-        running_archiver(
-            kafka_server.bootstrap, archive, topic, **log_dirs(kafka_server, tmp_path)
-        ) as (manager, cluster),
+        running_archiver(kafka.bootstrap, archive, topic, **log_dirs(kafka, tmp_path)) as (
+            manager,
+            cluster,
+        ),
     ):
         (tip,) = await tips(cluster, topic)
         expected = await broker_batches(cluster, tip, 0, bases[-1])
         await store.waiting.wait()
-        first = folder_of(kafka_server, topic) / f"{0:020d}.log"
-        await asyncio.to_thread(delete_records, kafka_server, topic, bases[1])
-        # The broker's next retention check would do this, but may be minutes away.
-        first.rename(first.with_suffix(".log.deleted")).unlink()
+        await asyncio.to_thread(delete_records, kafka, topic, bases[1])
+        await until_true(lambda: rolled_bases(kafka, topic) == bases[1:])
         assert manager.status()[0].archive_end is None
         store.go_on.set()
         await until(manager, archived_to(topic, bases[-1]))

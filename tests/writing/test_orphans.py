@@ -1,4 +1,4 @@
-"""Objects without metadata: when they are removed, and which objects are no orphans."""
+"""Objects without metadata: when they are removed, and which objects are not orphans."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ def produce(bootstrap: str, count: int) -> None:
     for i in range(count):
         producer.produce(TOPIC, value=b"v" * 100, key=str(i).encode(), partition=0)
         if i % 500 == 499:
-            producer.flush(10)
-    producer.flush(10)
+            assert producer.flush(180) == 0
+    assert producer.flush(180) == 0
 
 
 def run_until_killed(bootstrap: str, folder: Path, label: str) -> None:
@@ -55,7 +55,7 @@ def run_until_killed(bootstrap: str, folder: Path, label: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     try:
-        assert process.wait(60) == -signal.SIGKILL, f"it has not come to {label!r}"
+        assert process.wait(180) == -signal.SIGKILL, f"it has not come to {label!r}"
     finally:
         process.kill()
         process.wait()

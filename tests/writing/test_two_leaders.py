@@ -2,7 +2,7 @@
 
 The second one is a process that stops itself (SIGSTOP) in the middle of a copy. The first archiver
 copies the same range and more, then the second one wakes up. Here both go on as leaders, as there
-is no group. test_leadership_kafka.py has a group that replaced the woken process.
+is not a group. test_leadership_kafka.py has a group that replaced the woken process.
 """
 
 from __future__ import annotations

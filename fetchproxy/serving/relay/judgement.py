@@ -104,8 +104,8 @@ def _is_more_coming(
 ) -> bool:
     """Whether an archiver has or copies records from `offset` on that the brokers no longer have.
 
-    If nothing is archived yet, records from above `offset` on are no reason to wait: a client that
-    gets OffsetOutOfRange begins there.
+    If nothing is archived yet, records from above `offset` on are not a reason to wait: a client
+    that gets OffsetOutOfRange begins there.
     """
     started = RemoteLogSegmentState.COPY_SEGMENT_STARTED
     if any(copy.end_offset >= offset for copy in view.unfinished if copy.state is started):

@@ -324,7 +324,7 @@ class NativeObjectStore(ObjectStore):
                 await self._opened().reader.head_async(prefix + _NEVER_THERE)
         except FileNotFoundError:
             return
-        raise StorageUnavailable(f"{what}: the answer is no listing")
+        raise StorageUnavailable(f"{what}: the answer is not a listing")
 
     async def _next_page(self, pages: Any) -> Sequence[Any]:
         async with self._places:

@@ -235,7 +235,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     async def delete(self, key: str) -> None:
-        """An absent key is no error."""
+        """An absent key is not an error."""
 
     @abstractmethod
     async def close(self) -> None:

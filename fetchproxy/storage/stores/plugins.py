@@ -65,7 +65,7 @@ def open_plugin_store(
     except Exception as error:
         raise ConfigError(f"{name} cannot be imported: {_said(error)}") from error
     if not callable(make):
-        raise ConfigError(f"{name} is no function that opens a store")
+        raise ConfigError(f"{name} is not a function that opens a store")
     try:
         store = make(url, config, create=create)
     except (ConfigError, RemoteStorageError):
@@ -73,7 +73,9 @@ def open_plugin_store(
     except Exception as error:  # also for a missing abstract method, which Python names
         raise ConfigError(f"{name} cannot open a store: {_said(error)}") from error
     if not isinstance(store, ObjectStore):
-        raise ConfigError(f"{name} has opened a {type(store).__name__}, which is no ObjectStore")
+        raise ConfigError(
+            f"{name} has opened a {type(store).__name__}, which is not an ObjectStore"
+        )
     return GuardedObjectStore(store, name)
 
 

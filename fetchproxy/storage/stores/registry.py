@@ -150,7 +150,7 @@ def _cloud_location(parts: SplitResult) -> CloudLocation:
 
 def _named(parts: SplitResult, bucket: re.Pattern[str]) -> str:
     if not bucket.fullmatch(parts.netloc):
-        raise ValueError(f"{parts.netloc!r} is no bucket name")
+        raise ValueError(f"{parts.netloc!r} is not a bucket name")
     return parts.netloc
 
 

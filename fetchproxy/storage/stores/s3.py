@@ -63,7 +63,7 @@ async def _take_objects(
 ) -> None:
     """Parse `Contents` of every listing in place of the client, with only the fields in `_SHOWN`.
 
-    A broken page, or a page that is no listing, is left to the client, which finds the error.
+    A broken page, or a page that is not a listing, is left to the client, which finds the error.
     """
     if response_dict["status_code"] != 200:
         return

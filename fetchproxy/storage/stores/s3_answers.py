@@ -73,7 +73,7 @@ def listed_objects(page: Answer, after: str, what: str) -> Iterable[StoredObject
 def next_page(page: Answer, what: str) -> str | None:
     """The token of the next page, None after the last. Raises StorageUnavailable if unclear."""
     if "IsTruncated" not in page:
-        raise StorageUnavailable(f"{what}: the answer is no listing")
+        raise StorageUnavailable(f"{what}: the answer is not a listing")
     if not page["IsTruncated"]:
         return None
     if not page.get("NextContinuationToken"):

@@ -44,7 +44,7 @@ Address = tuple[str, int, bool]  # host, port, whether by TLS
 class OtherAnswer(Exception):
     """The server answered with something other than the requested part.
 
-    `status`: 0 if it is no HTTP/1.1 answer.
+    `status`: 0 if it is not an HTTP/1.1 answer.
     """
 
     def __init__(self, what: str, status: int = 0) -> None:

@@ -156,7 +156,7 @@ def decoded(body: bytes, what: str) -> Mapping[str, Any]:
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise StorageUnavailable(f"{what}: the answer is no JSON object: {body[:100]!r}")
+        raise StorageUnavailable(f"{what}: the answer is not a JSON object: {body[:100]!r}")
     return answer
 
 
@@ -164,19 +164,19 @@ def file_status(answer: Mapping[str, Any], what: str) -> FileStatus:
     try:
         return _status(answer["FileStatus"])
     except (KeyError, TypeError, ValueError):
-        raise StorageUnavailable(f"{what}: the answer is no FileStatus") from None
+        raise StorageUnavailable(f"{what}: the answer is not a FileStatus") from None
 
 
 def listed_page(answer: Mapping[str, Any], after: str, what: str) -> tuple[list[FileStatus], bool]:
     """(entries of one page of LISTSTATUS_BATCH, all after `after`; whether more pages follow).
-    Raises StorageUnavailable if the answer is no such page.
+    Raises StorageUnavailable if the answer is not such a page.
     """
     try:
         listing = answer["DirectoryListing"]
         page = [_status(entry) for entry in listing["partialListing"]["FileStatuses"]["FileStatus"]]
         more = int(listing["remainingEntries"]) > 0
     except (KeyError, TypeError, ValueError):
-        raise StorageUnavailable(f"{what}: the answer is no listing") from None
+        raise StorageUnavailable(f"{what}: the answer is not a listing") from None
     if [entry.name for entry in page] == [""]:
         return [], False  # a file, not a folder
     for entry in page:

@@ -217,9 +217,9 @@ async def _is_orphan(
     segments: Iterable[RemoteLogSegmentMetadata],
     objects: Objects,
 ) -> bool:
-    """A finished segment is no orphan, whatever the metadata manager says: a metadata topic that
-    was lost, or is another cluster's, names nothing, and an archive is rebuilt from `.metadata`
-    objects. If only that object is left and other segments have its offsets, the copy was deleted.
+    """A finished segment is not an orphan, whatever the metadata manager says: a metadata topic
+    that was lost, or is another cluster's, names nothing, and an archive is rebuilt from
+    `.metadata` objects. If only that object is left and other segments have its offsets, the copy was deleted.
     """
     stored = objects.get(SegmentFile.METADATA)
     if stored is None:

@@ -322,7 +322,7 @@ class _Reading:
 
     def _refused(self, data: bytes, position: int, error: WireError) -> Exception:
         head = data[position : position + MAGIC_POSITION + 1]
-        # Without a length it is no message, but zeros of a preallocated file.
+        # Without a length it is not a message, but zeros of a preallocated file.
         if len(head) > MAGIC_POSITION and head[MAGIC_POSITION] < MAGIC and any(head[8:12]):
             return self._unusable(
                 f"holds the old message format (magic {head[MAGIC_POSITION]}) at byte "
