@@ -219,7 +219,8 @@ async def _is_orphan(
 ) -> bool:
     """A finished segment is not an orphan, whatever the metadata manager says: a metadata topic
     that was lost, or is another cluster's, names nothing, and an archive is rebuilt from
-    `.metadata` objects. If only that object is left and other segments have its offsets, the copy was deleted.
+    `.metadata` objects. If only that object is left and other segments have its offsets, the copy
+    was deleted.
     """
     stored = objects.get(SegmentFile.METADATA)
     if stored is None:
