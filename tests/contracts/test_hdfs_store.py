@@ -80,6 +80,8 @@ def names_in(server: HdfsServer, folder: str) -> list[str]:
 class TestHdfsObjectStore(ObjectStoreContract):
     many_keys = 250  # the lab's pages are small
     cancel_turn_s = 0.001
+    # A DataNode may delete the old file's block between the answer's head and its body.
+    while_replaced = (StorageUnavailable,)
 
     @pytest.mark.parametrize("turns", [1, 5, 20, 60])
     async def test_a_cancelled_upload_leaves_no_temporary(

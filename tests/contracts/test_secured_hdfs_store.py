@@ -78,6 +78,7 @@ def tokens_of(server: SecuredHdfs) -> int:
 
 @pytest.mark.slow
 class TestSecuredHdfsObjectStore(ObjectStoreContract):
+    while_replaced = (StorageUnavailable,)  # see TestHdfsObjectStore
     many_keys = 250  # the lab's pages are small
     cancel_turn_s = 0.001
 
