@@ -187,7 +187,7 @@ class KafkaServer(OneProcess):
 
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         new = NewTopic(name, partition_count, replication_factor=1, config=dict(config or {}))
-        admin.create_topics([new], request_timeout=180.0)[name].result(timeout=180.0)
+        admin.create_topics([new], operation_timeout=30.0)[name].result(timeout=60.0)
         return name
 
     def stop(self) -> None:

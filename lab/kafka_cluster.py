@@ -131,7 +131,7 @@ class KafkaCluster(StartedServer):
         replicas = [list(of_partition) for of_partition in assignment]
         new = NewTopic(name, len(replicas), replica_assignment=replicas, config=dict(config or {}))
         admin = self._admin()  # it must live until the answer is there
-        admin.create_topics([new], request_timeout=180.0)[name].result(timeout=180.0)
+        admin.create_topics([new], operation_timeout=30.0)[name].result(timeout=60.0)
         asked = [node_id for node_id, server in self._servers.items() if server.running]
         _wait(
             f"leaders of {name}, as all brokers see them",
@@ -143,7 +143,7 @@ class KafkaCluster(StartedServer):
         """The view of the given broker, or of any living one, which may be slightly behind. It is
         empty if the broker does not know the topic. Raises confluent_kafka.KafkaException if no
         broker answers."""
-        found = self._admin(node_id).list_topics(topic, timeout=60.0).topics[topic].partitions
+        found = self._admin(node_id).list_topics(topic, timeout=20.0).topics[topic].partitions
         return {
             p: PartitionState(state.leader, tuple(state.replicas), frozenset(state.isrs))
             for p, state in found.items()
@@ -151,7 +151,7 @@ class KafkaCluster(StartedServer):
 
     def brokers(self) -> set[int]:
         """The node ids that are registered and not fenced. Raises KafkaException."""
-        return set(self._admin().list_topics(timeout=60.0).brokers)
+        return set(self._admin().list_topics(timeout=20.0).brokers)
 
     def wait_for_brokers(self, node_ids: Collection[int]) -> None:
         wanted = set(node_ids)
@@ -291,7 +291,7 @@ class _Admin:
         self._client.close()
 
 
-def _wait(what: str, check: Callable[[], bool], timeout_s: float = 180.0) -> None:
+def _wait(what: str, check: Callable[[], bool], timeout_s: float = 90.0) -> None:
     deadline = monotonic() + timeout_s
     while not check():
         if monotonic() > deadline:

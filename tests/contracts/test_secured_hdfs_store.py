@@ -71,14 +71,13 @@ def tokens_of(server: SecuredHdfs) -> int:
     """The number of delegation tokens that the NameNode keeps."""
     page = f"http://{server.address}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
     ticket = {"Authorization": Negotiation("localhost").authorization}
-    with urlopen(Request(page, headers=ticket), timeout=180) as answer:
+    with urlopen(Request(page, headers=ticket), timeout=30) as answer:
         [state] = json.load(answer)["beans"]
     return int(state["CurrentTokensCount"])
 
 
 @pytest.mark.slow
 class TestSecuredHdfsObjectStore(ObjectStoreContract):
-    while_replaced = (StorageUnavailable,)  # see TestHdfsObjectStore
     many_keys = 250  # the lab's pages are small
     cancel_turn_s = 0.001
 

@@ -299,6 +299,36 @@ async def test_an_object_without_end_is_given_up(stated: bool) -> None:
     assert sent < 64 * 1024 * 1024  # only buffered data
 
 
+@pytest.mark.parametrize(("broken", "asked"), [(1, 2), (2, 2)])
+async def test_an_answer_that_breaks_off_is_asked_for_once_more(broken: int, asked: int) -> None:
+    """As if the file was replaced within the first answer."""
+    answers = 0
+
+    async def breaking_off(request: web.Request) -> web.StreamResponse:
+        nonlocal answers
+        if request.query["op"] == "GETFILESTATUS":
+            return web.json_response(FOLDER)
+        answers += 1
+        answer = web.StreamResponse()
+        answer.content_length = 8
+        await answer.prepare(request)
+        await answer.write(b"half" if answers <= broken else b"complete")
+        if answers <= broken:
+            assert request.transport is not None
+            request.transport.close()
+        return answer
+
+    async with streaming(breaking_off) as address:
+        location = HdfsLocation((address,), "/a", user="me")
+        async with HdfsObjectStore(location, config=StoreConfig()) as store:
+            if broken == 1:
+                assert await store.get("k") == b"complete"
+            else:
+                with pytest.raises(StorageUnavailable):
+                    await store.get("k")
+    assert answers == asked
+
+
 async def test_a_namenode_that_says_too_much_is_given_up() -> None:
     body = b"[" * (17 * 1024 * 1024)
     async with answering(lambda _: web.Response(body=body)) as store:

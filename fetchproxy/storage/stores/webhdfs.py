@@ -295,9 +295,16 @@ class WebHdfsClient:
         return decoded(body, op) if body else {}
 
     async def read(self, path: str, bytes_max: int, **parameters: str) -> bytes:
-        """OPEN. Raises an error if the connection ends before the stated length; LongerThanWanted,
-        without reading anything, if more than `bytes_max` would come.
+        """OPEN. Raises an error if the connection ends before the stated length, twice in a row;
+        LongerThanWanted, without reading anything, if more than `bytes_max` would come.
         """
+        try:
+            return await self._read(path, bytes_max, parameters)
+        except aiohttp.ClientPayloadError:
+            # If a put replaces the file, a DataNode deletes the old block, also within an answer.
+            return await self._read(path, bytes_max, parameters)
+
+    async def _read(self, path: str, bytes_max: int, parameters: Mapping[str, str]) -> bytes:
         address, body = await self._ask_namenode("GET", "OPEN", path, parameters, bytes_max)
         if address is None:
             return body
