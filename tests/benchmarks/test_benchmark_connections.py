@@ -87,7 +87,7 @@ def test_a_load_counts_right_answers_and_ends_at_a_wrong_one(
                 load.run(30.0)
             assert load.answered == 4
         client.close()
-        thread.join(180.0)
+        thread.join(10.0)
     load.close()
 
 

@@ -153,7 +153,7 @@ def relay_before_objects() -> Iterator[tuple[FaultRelay, HTTPConnection]]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with FaultRelay(server.server_port) as relay:
             port = int(relay.endpoint_url.rpartition(":")[2])
-            client = HTTPConnection("127.0.0.1", port, timeout=180)
+            client = HTTPConnection("127.0.0.1", port, timeout=30)
             yield relay, client
             client.close()
         server.shutdown()
@@ -259,7 +259,7 @@ def test_replayers_go_round_and_stop_at_a_wrong_record() -> None:
         producer = Producer({"bootstrap.servers": cluster.bootstrap})
         producer.produce("wrong", value_of(0, 0, 200), partition=0)
         producer.produce("wrong", value_of(0, 2, 200), partition=0)
-        assert producer.flush(180.0) == 0
+        assert producer.flush(30.0) == 0
         with (
             ReplayerProcess([cluster.bootstrap, "wrong", "1", "2", "200", "1"]) as replaying,
             pytest.raises(PartFailed, match="partition 0: offset 1 has another value"),

@@ -101,7 +101,7 @@ def broker(answers: list[dict[int, tuple[int, bytes]]]) -> Iterator[tuple[str, l
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"127.0.0.1:{listener.getsockname()[1]}", asked
-        thread.join(180)
+        thread.join(10)
 
 
 def test_a_drain_goes_on_where_each_partition_ends() -> None:

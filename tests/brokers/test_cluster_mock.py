@@ -26,12 +26,12 @@ def mock_producer() -> Iterator[Producer]:
         {"bootstrap.servers": "x", "test.mock.num.brokers": 3, "log_level": 0, "linger.ms": 5}
     )
     yield producer
-    producer.flush(180)
+    producer.flush(5)
 
 
 @pytest.fixture
 def config(mock_producer: Producer) -> ClusterConfig:
-    brokers = mock_producer.list_topics(timeout=180).brokers.values()
+    brokers = mock_producer.list_topics(timeout=5).brokers.values()
     return ClusterConfig(bootstrap=",".join(f"{b.host}:{b.port}" for b in brokers))
 
 
@@ -39,8 +39,8 @@ def produce(producer: Producer, count: int, partition: int = 0, size: int = 100)
     for i in range(count):
         producer.produce(TOPIC, value=b"v" * size, key=str(i).encode(), partition=partition)
         if i % 100 == 99:
-            producer.flush(180)
-    producer.flush(180)
+            producer.flush(5)
+    producer.flush(5)
 
 
 async def tip_of(cluster: Cluster, partition: int = 0) -> TopicIdPartition:

@@ -126,7 +126,7 @@ async def member_of(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(180):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - what is waited for knows no events
             await asyncio.sleep(0.01)
 

@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-m", "fetchproxy"]
 
 def fetchproxy(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *args], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+        [*COMMAND, *args], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
 
 
@@ -62,7 +62,7 @@ def bootstrap() -> Iterator[str]:
         for number in range(2_000):
             producer.produce("orders", b"v" * 100, str(number).encode(), partition=number % 4)
             producer.poll(0)
-        assert producer.flush(180) == 0
+        assert producer.flush(30) == 0
         yield cluster.bootstrap
 
 
@@ -241,7 +241,7 @@ def test_serve_ends_cleanly(bootstrap: str, archive: Path, number: signal.Signal
             assert json.load(answer)["mode"] == "serve"
         os.kill(process.pid, number)
         assert event(process, "stopping")["signal"] == number.name
-        _, rest = process.communicate(timeout=180)
+        _, rest = process.communicate(timeout=60)
         assert "Traceback" not in rest
         assert process.returncode == 0
 
@@ -272,5 +272,5 @@ def test_archive_runs_until_it_is_stopped(bootstrap: str, tmp_path: Path) -> Non
     ) as process:  # fmt: skip
         event(process, "partition_assigned")
         os.kill(process.pid, signal.SIGTERM)
-        process.communicate(timeout=180)
+        process.communicate(timeout=60)
         assert process.returncode == 0

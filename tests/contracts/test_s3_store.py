@@ -157,7 +157,7 @@ class TestS3Outages:
         async with open_bucket(own_s3_server, "archive") as store:
             await store.put("k", b"before")
             own_s3_server.kill()
-            async with asyncio.timeout(180):
+            async with asyncio.timeout(60):
                 await everything_fails(store, StorageUnavailable, file)
             own_s3_server.start()
             assert await store.get("k") == b"before"
@@ -170,7 +170,7 @@ class TestS3Outages:
         async with open_bucket(own_s3_server, "archive", hasty) as store:
             await store.put("k", b"before")
             own_s3_server.pause()
-            async with asyncio.timeout(180):
+            async with asyncio.timeout(60):
                 with pytest.raises(StorageUnavailable):
                     await store.get("k")
                 with pytest.raises(StorageUnavailable):
@@ -188,7 +188,7 @@ class TestS3Outages:
         own_s3_server.create_bucket("archive")
         async with open_bucket(own_s3_server, "archive") as store:
             await store.put("first", b"x")  # the first write probes the server by an upload
-            async with asyncio.timeout(180):
+            async with asyncio.timeout(60):
                 work = asyncio.create_task(store.put_file("k", path))
                 await upload_begins(store)
                 own_s3_server.kill()

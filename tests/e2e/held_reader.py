@@ -17,7 +17,7 @@ import kafka
 from client_readers import Records
 from proxy_process import wait_for
 
-READ_S = 180.0
+READ_S = 120.0
 STEP_BYTES = 8_000
 Poll = Callable[[], list[tuple[int, int, bytes, bytes]]]  # partition, offset, key, value
 

@@ -185,7 +185,7 @@ def latency(kafka_server: KafkaServer, topic: str, reader: MixedReader) -> float
         {"bootstrap.servers": kafka_server.bootstrap, "linger.ms": 0}
     )
     producer.produce(topic, b"new", b"new", TAIL)
-    assert producer.flush(180) == 0
+    assert producer.flush(30) == 0
     sent, before = time.monotonic(), len(reader.offsets[TAIL])
     wait_for("the new record", lambda: (reader.poll(), len(reader.offsets[TAIL]) > before)[1], 30)
     return time.monotonic() - sent

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.kafka
 
 PROTOCOLS = ("classic", "consumer")
 Seen = dict[tuple[int, int], int]  # (partition, offset) -> count
-READ_S = 180.0
+READ_S = 60.0
 
 
 class Member:
@@ -128,7 +128,7 @@ def test_two_members_share_and_a_third_goes_on(
 def committed(bootstrap: str, group: str) -> dict[int, int]:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     found = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-    return {p.partition: p.offset for p in found[group].result(180).topic_partitions}
+    return {p.partition: p.offset for p in found[group].result(30).topic_partitions}
 
 
 def test_kafka_python_resumes_where_it_committed(

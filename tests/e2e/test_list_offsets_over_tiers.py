@@ -56,7 +56,7 @@ def topics(kafka_server: KafkaServer, e2e_store: str, proxy: ProxyProcess) -> tu
         for number, timestamp in enumerate(TIMES):
             producer.produce(name, b"v" * 300, b"%d" % number, 0, timestamp=timestamp)
             if number % 20 == 19:  # small batches make many segments and chunks
-                assert producer.flush(180) == 0
+                assert producer.flush(30) == 0
     wait_for("the archive", lambda: archived_ends(e2e_store, tiered) == {0: COUNT})
     trim(kafka_server.bootstrap, tiered, {0: 213})
     return whole, tiered
@@ -103,7 +103,7 @@ def test_what_was_deleted_is_not_found(
         for number, timestamp in enumerate(times):
             producer.produce(name, b"v" * 300, b"%d" % number, 0, timestamp=timestamp)
             if number % 50 == 49:
-                assert producer.flush(180) == 0
+                assert producer.flush(30) == 0
     wait_for("the archive", lambda: archived_ends(e2e_store, tiered) == {0: 200})
     trim(kafka_server.bootstrap, tiered, {0: 160})
     assert delete_records(proxy.bootstrap, tiered, 97) == (0, 97)

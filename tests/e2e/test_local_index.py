@@ -63,7 +63,7 @@ def test_a_reader_s_seek_is_answered_by_the_local_index(
 
 def fetchproxy(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fetchproxy", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=PROJECT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PROJECT)
 
 
 def assert_no_fallback(proxy: ProxyProcess) -> None:

@@ -32,7 +32,7 @@ def archive(
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=120,
     )
 
 

@@ -96,7 +96,7 @@ def produce_times(kafka: KafkaServer, data: TopicData, first: int, last: int) ->
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "batch.num.messages": 50})
     for number in range(first, last):
         producer.produce(data.topic, b"v" * 300, b"k", 0, timestamp=BEGAN_MS + number)
-    assert producer.flush(180) == 0
+    assert producer.flush(30) == 0
 
 
 def test_a_time_in_a_gap_is_the_first_record_behind_it(

@@ -240,6 +240,6 @@ def _held_partitions(proxy: ProxyProcess) -> int:
 
 def _status(proxy: ProxyProcess) -> dict[str, Any]:
     url = f"http://127.0.0.1:{proxy.console_port}/api/status"
-    with urllib.request.urlopen(url, timeout=180) as answer:
+    with urllib.request.urlopen(url, timeout=10) as answer:
         status: dict[str, Any] = json.load(answer)
         return status

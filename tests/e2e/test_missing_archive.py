@@ -38,7 +38,7 @@ def ended(
     for setting in settings:
         arguments += ["--set", setting]
     return subprocess.run(
-        arguments, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False
+        arguments, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False
     )
 
 

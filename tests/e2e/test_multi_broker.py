@@ -49,7 +49,7 @@ def through(
 
 def test_only_the_proxys_addresses_are_shown(cluster: MockCluster, through: ProxyProcess) -> None:
     real = set(cluster.addresses.values())
-    shown = AdminClient({"bootstrap.servers": through.bootstrap}).list_topics(timeout=180).brokers
+    shown = AdminClient({"bootstrap.servers": through.bootstrap}).list_topics(timeout=30).brokers
     assert set(shown) == set(cluster.addresses)
     addresses = {f"{broker.host}:{broker.port}" for broker in shown.values()}
     assert len(addresses) == 3
@@ -87,6 +87,6 @@ def forgets(bootstrap: str, topic: str, partition: int) -> bool:
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "low"})
     try:
         where = confluent_kafka.TopicPartition(topic, partition)
-        return consumer.get_watermark_offsets(where, timeout=180)[0] > 0
+        return consumer.get_watermark_offsets(where, timeout=20)[0] > 0
     finally:
         consumer.close()

@@ -31,7 +31,7 @@ Read = Callable[[str, str, dict[int, int], str], list[Line]]
 
 
 def run(command: list[str]) -> list[str]:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
 

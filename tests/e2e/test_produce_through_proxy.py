@@ -37,7 +37,7 @@ def send_confluent(bootstrap: str, topic: str, acks: str) -> None:
         producer.produce(
             topic, value, key, 0, on_delivery=lambda error, _: error and failed.append(error)
         )
-    assert producer.flush(180) == 0
+    assert producer.flush(30) == 0
     assert not failed, failed[:3]
 
 
@@ -55,9 +55,9 @@ def send_kafka_python(bootstrap: str, topic: str, acks: str) -> None:
     for number in range(COUNT):
         key, value = sent(number)
         futures.append(producer.send(topic, value, key, partition=0))
-    producer.flush(180)
+    producer.flush(30)
     for future in futures:
-        future.get(180)
+        future.get(30)
     producer.close()
 
 
@@ -87,7 +87,7 @@ SENDERS = {
 def log_end(bootstrap: str, topic: str) -> int:
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "ends"})
     try:
-        end: int = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=180)[1]
+        end: int = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=20)[1]
         return end
     finally:
         consumer.close()
@@ -123,7 +123,7 @@ def test_consume_transform_produce_in_transactions(
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": proxy.bootstrap, "transactional.id": "e2e-transform"}
     )
-    producer.init_transactions(180)
+    producer.init_transactions(30)
     consumer.subscribe([source.topic])
     try:
         taken = 0
@@ -139,10 +139,10 @@ def test_consume_transform_produce_in_transactions(
                 consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 30
             )
             if commits:
-                producer.commit_transaction(180)
+                producer.commit_transaction(30)
                 taken = messages[-1].offset() + 1
             else:
-                producer.abort_transaction(180)
+                producer.abort_transaction(30)
                 consumer.seek(TopicPartition(source.topic, 0, taken))
     finally:
         consumer.close()
@@ -153,4 +153,4 @@ def test_consume_transform_produce_in_transactions(
         assert [value for _, _, value in read[0]] == [v for _, _, v in source.written[0][:200]]
         admin = AdminClient({"bootstrap.servers": bootstrap})
         asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("transform")])
-        assert [p.offset for p in asked["transform"].result(180).topic_partitions] == [200]
+        assert [p.offset for p in asked["transform"].result(30).topic_partitions] == [200]

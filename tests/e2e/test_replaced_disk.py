@@ -83,7 +83,7 @@ class World:
         )
         try:
             place = confluent_kafka.TopicPartition(topic, 0)
-            start: int = consumer.get_watermark_offsets(place, timeout=180)[0]
+            start: int = consumer.get_watermark_offsets(place, timeout=30)[0]
             return start
         finally:
             consumer.close()

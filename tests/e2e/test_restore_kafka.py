@@ -38,7 +38,7 @@ def run(what: str, bootstrap: str, store: str, *more: str) -> tuple[int, str]:
     for key, value in BY_TOPIC.items():
         command += ["--set", f"{key}={value}"]
     done = subprocess.run(
-        command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=300
+        command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=120
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -69,7 +69,7 @@ def log_files(store: str) -> set[str]:
 def broker_start(kafka: KafkaServer, topic: str) -> int:
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "edges"})
     try:
-        return int(consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=180)[0])
+        return int(consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=20)[0])
     finally:
         consumer.close()
 

@@ -155,8 +155,8 @@ def test_a_topic_that_was_made_anew_has_no_past(kafka_server: KafkaServer, tmp_p
             for version, topic_id in ((12, None), (13, old_id), (17, old_id)):
                 assert raw.fetch_until_data(version, name, topic_id, 0).batches
             admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
-            admin.delete_topics([name])[name].result(180)
-            wait_for("the end", lambda: name not in admin.list_topics(timeout=180).topics)
+            admin.delete_topics([name])[name].result(30)
+            wait_for("the end", lambda: name not in admin.list_topics(timeout=20).topics)
             time.sleep(IDENTITY_AGE_MAX_MS / 1000)
             new = new_topic(kafka_server, name)
             produce(kafka_server.bootstrap, new, 30, size=77)

@@ -214,7 +214,7 @@ def read_from_beginning(
     import kafka
 
     offsets: list[int] = []
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 60
     if client == "kafka-python":
         consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap, **settings)
         tp = kafka.TopicPartition(topic, 0)

@@ -12,7 +12,7 @@ import threading
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-PATIENCE_S = 180.0
+PATIENCE_S = 60.0
 
 
 def reader(bootstrap: str, topic: str, offset: int) -> Consumer:

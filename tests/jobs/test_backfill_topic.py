@@ -133,7 +133,7 @@ def test_one_that_was_killed_goes_on_and_repeats_nothing(
     command += [archive.url, kafka_server.bootstrap, topic]
     for after in (0, RECORDS_MAX, RECORDS_MAX):
         killed = subprocess.run(
-            [*command, str(after)], cwd=PROJECT, env=ENVIRONMENT, check=False, timeout=300
+            [*command, str(after)], cwd=PROJECT, env=ENVIRONMENT, check=False, timeout=120
         )
         assert killed.returncode == -signal.SIGKILL
     to = target(archive, kafka_server, topic)
@@ -148,7 +148,7 @@ def test_a_target_that_has_records_of_others_is_not_touched(
     topic = create_topic(2)
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap})
     producer.produce(topic, b"there", partition=0)
-    assert producer.flush(180) == 0
+    assert producer.flush(20) == 0
     to = target(archive, kafka_server, topic)
     (task, _), _ = plan_topic(config_of(kafka_server), to)
     with pytest.raises(ConfigError, match="has records, and it is not known whether"):

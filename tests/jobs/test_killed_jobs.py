@@ -137,11 +137,11 @@ def events(kafka: KafkaServer, topic: str) -> int:
     """0 also where the topic is not there."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "events"})
     try:
-        known = consumer.list_topics(timeout=180.0).topics
+        known = consumer.list_topics(timeout=30.0).topics
         if topic not in known:
             return 0
         return sum(
-            consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=180.0)[1]
+            consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30.0)[1]
             for partition in known[topic].partitions
         )
     finally:

@@ -27,7 +27,7 @@ def filled_topic(kafka_server: KafkaServer, create_topic: Callable[..., str]) ->
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap})
     for number in range(RECORD_COUNT):
         producer.produce(topic, key=f"k{number}", value=f"v{number}", partition=number % 2)
-    assert producer.flush(180) == 0
+    assert producer.flush(30) == 0
     return topic
 
 
@@ -59,7 +59,7 @@ def test_franz_go_fails_below_the_log_start(
     find_part("clients", franz_reader)
     trim = TopicPartition(filled_topic, 0, 3)
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
-    admin.delete_records([trim])[trim].result(timeout=180)
+    admin.delete_records([trim])[trim].result(timeout=30)
     done = read_by_franz_go(kafka_server.bootstrap, filled_topic, {0: 10})
     assert done.returncode == 1
     assert "OFFSET_OUT_OF_RANGE" in done.stderr
@@ -77,7 +77,7 @@ def test_kcat_reads_every_record(
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     expected = [f"{number // 2} k{number} v{number}" for number in range(1, RECORD_COUNT, 2)]

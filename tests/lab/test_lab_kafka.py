@@ -15,17 +15,17 @@ def produce(bootstrap: str, topic: str, count: int) -> None:
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(count):
         producer.produce(topic, key=str(number), value=b"v" * 100)
-    assert producer.flush(180) == 0
+    assert producer.flush(30) == 0
 
 
 def test_a_trimmed_topic_answers_out_of_range(kafka_server: KafkaServer, topic: str) -> None:
     produce(kafka_server.bootstrap, topic, 10)
     trim = TopicPartition(topic, 0, 4)
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
-    admin.delete_records([trim])[trim].result(timeout=180)
+    admin.delete_records([trim])[trim].result(timeout=30)
 
     start = TopicPartition(topic, 0)
-    earliest = admin.list_offsets({start: OffsetSpec.earliest()})[start].result(timeout=180)
+    earliest = admin.list_offsets({start: OffsetSpec.earliest()})[start].result(timeout=30)
     assert earliest.offset == 4
 
     consumer = Consumer(
@@ -47,7 +47,7 @@ def test_topics_are_not_created_by_asking(kafka_server: KafkaServer) -> None:
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap, "message.timeout.ms": 3000})
     errors: list[object] = []
     producer.produce("absent", b"x", on_delivery=lambda error, _: errors.append(error))
-    producer.flush(180)
+    producer.flush(30)
     assert len(errors) == 1
     assert errors[0] is not None
 
@@ -77,4 +77,4 @@ def test_a_killed_broker_comes_back_with_its_data(
     assert own_kafka_server.bootstrap == bootstrap
     part = TopicPartition("kept", 0)
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    assert admin.list_offsets({part: OffsetSpec.latest()})[part].result(timeout=180).offset == 5
+    assert admin.list_offsets({part: OffsetSpec.latest()})[part].result(timeout=60).offset == 5

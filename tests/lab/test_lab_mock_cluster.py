@@ -13,7 +13,7 @@ def test_brokers_forget_all_but_the_last_five_mebibytes(mock_cluster: MockCluste
     producer = Producer({"bootstrap.servers": mock_cluster.bootstrap})
     for _ in range(100):
         producer.produce("events", b"v" * RECORD_BYTES, partition=0)
-        producer.flush(180)
+        producer.flush(30)
     consumer = Consumer(
         {
             "bootstrap.servers": mock_cluster.bootstrap,
@@ -21,7 +21,7 @@ def test_brokers_forget_all_but_the_last_five_mebibytes(mock_cluster: MockCluste
             "auto.offset.reset": "error",
         }
     )
-    low, high = consumer.get_watermark_offsets(TopicPartition("events", 0), timeout=180)
+    low, high = consumer.get_watermark_offsets(TopicPartition("events", 0), timeout=30)
     consumer.assign([TopicPartition("events", 0, 0)])
     message = consumer.poll(30)
     consumer.close()

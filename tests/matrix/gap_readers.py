@@ -28,7 +28,7 @@ from matrix_spark import spark
 from lab.frameworks import streams_command
 from lab.node_client import kafkajs_command
 
-PATIENCE_S = 180.0
+PATIENCE_S = 60.0
 LINGER_S = 2.0
 STOP_S = 5.0
 AIOKAFKA_WAIT_S = 0.5  # so long its fetches wait, by default

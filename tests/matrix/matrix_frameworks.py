@@ -22,7 +22,7 @@ from matrix_stack import PARTITIONS, TOPIC
 from lab.frameworks import ConnectWorker, frameworks_jars, streams_command
 from lab.kafka_versions import KAFKA_VERSION
 
-WORKER_S = 180.0
+WORKER_S = 90.0
 _numbers = itertools.count(1)
 
 

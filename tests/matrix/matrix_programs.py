@@ -17,7 +17,7 @@ from lab.kcat import find_kcat
 from lab.node_client import kafkajs_command
 
 LAB_CLIENTS = Path(node_client.__file__).with_name("clients")
-PROGRAM_S = 180.0
+PROGRAM_S = 120
 
 
 def run(command: list[str], stdin: str | None = None) -> str:

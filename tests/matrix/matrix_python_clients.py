@@ -13,7 +13,7 @@ from client_readers import Records, read_aiokafka, read_confluent, read_kafka_py
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from matrix_client import Line, MatrixClient
 
-READ_S = 180.0
+READ_S = 90.0
 ABORTED = (b"aborted", b"aborted")
 
 

@@ -79,12 +79,12 @@ class MatrixStack:
         zero = [confluent_kafka.TopicPartition(TOPIC, p, 0) for p in range(PARTITIONS)]
         asked = confluent_kafka.ConsumerGroupTopicPartitions(group, zero)
         for done in admin.alter_consumer_group_offsets([asked]).values():
-            done.result(timeout=180)
+            done.result(timeout=60)
 
     def committed(self, group: str) -> dict[int, int]:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
         asked = confluent_kafka.ConsumerGroupTopicPartitions(group)
-        found = admin.list_consumer_group_offsets([asked])[group].result(timeout=180)
+        found = admin.list_consumer_group_offsets([asked])[group].result(timeout=60)
         return {tp.partition: tp.offset for tp in found.topic_partitions}
 
     def counts(self, level: str) -> dict[int, int]:
@@ -108,20 +108,20 @@ class MatrixStack:
         """The same to both topics, so that they agree in every offset; every third is aborted."""
         writer = {"bootstrap.servers": self.kafka.bootstrap, "compression.type": self._codec}
         producer = Producer({**writer, "transactional.id": "matrix"})
-        producer.init_transactions(180)
+        producer.init_transactions(60)
         for transaction in range(TRANSACTIONS):
             producer.begin_transaction()
             for number in range(transaction * RECORDS, (transaction + 1) * RECORDS):
                 self._write(producer, b"t%d" % transaction, number)
-            assert producer.flush(180) == 0
+            assert producer.flush(60) == 0
             if transaction % 3 == 2:
-                producer.abort_transaction(180)
+                producer.abort_transaction(60)
             else:
-                producer.commit_transaction(180)
+                producer.commit_transaction(60)
         # A plain record last: clients that cannot see control records find the end by it.
         plain = Producer(writer)
         self._write(plain, b"last", TRANSACTIONS * RECORDS)
-        assert plain.flush(180) == 0
+        assert plain.flush(60) == 0
 
     def _write(self, producer: Producer, key: bytes, number: int) -> None:
         for topic in (TOPIC, TWIN):

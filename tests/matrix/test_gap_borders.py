@@ -62,7 +62,7 @@ class Log:
         for offset in written:
             at = self.begin_ms + STEP_MS * offset
             producer.produce(self.topic, b"v" * 100, b"%d" % offset, 0, timestamp=at)
-        assert producer.flush(180) == 0
+        assert producer.flush(60) == 0
         self.end += count
         self.offsets.update(written)
         if transaction:
@@ -118,7 +118,7 @@ class Log:
                 settings["transactional.id"] = f"{self.topic}-{transaction}"
             self._producers[transaction] = Producer(settings)
             if transaction:
-                self._producers[transaction].init_transactions(180)
+                self._producers[transaction].init_transactions(60)
         return self._producers[transaction]
 
 

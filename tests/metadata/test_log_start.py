@@ -116,7 +116,7 @@ async def test_a_view_in_use_is_not_older_than_its_age_allows(store: ScriptedSto
         await copied(mine, segment(1, 0, 99))
         await reader.refresh(TIP, now())
         await mine.raise_log_start_offset(TIP, 50)
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(20):
             while True:
                 view = reader.view(TIP)
                 assert view is not None
@@ -142,7 +142,7 @@ async def test_a_store_that_is_away_is_not_asked_by_every_reader(store: Scripted
         store.error = StorageUnavailable("away")
         before = store.count("list", FOLDER)
         reads = reader._views
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(20):
             while store.count("list", FOLDER) == before or TIP in reads._running:
                 reads.renew(TIP, now() + 1, pause_s=60)  # as if the view were too old
                 await asyncio.sleep(0)

@@ -22,7 +22,7 @@ from lab.kafka_versions import KAFKA_VERSION, local_tiered_storage_jars
 from lab.process import ServerProcess, free_port, port_answers
 
 HEAP = "384m"
-DEADLINE_S = 180.0  # for what takes milliseconds: only a hang may end it
+DEADLINE_S = 60.0  # for what takes milliseconds: only a hang may end it
 LATEST, EARLIEST_LOCAL, LATEST_TIERED = -1, -4, -5
 
 _TIERED = {

@@ -72,7 +72,7 @@ class World:
         self._producer_names: tuple[dict[int, str], dict[int, str]] = ({}, {})
         self.live: dict[Key, TwinTopic] = {}
         # An empty answer that should be data is asked again for so long: only a hang gets there.
-        self.settle_s = 180.0
+        self.settle_s = 30.0
         # Above every marker's time, which is the broker's own; see `Answers.time`.
         self.first_ms = int(time.time() * 1000) + 86_400_000
 

@@ -28,7 +28,7 @@ TOOLS = {
     "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "kafka-producer-perf-test.sh": "org.apache.kafka.tools.ProducerPerformance",
 }
-ROUND_S = 180.0
+ROUND_S = 120.0
 
 
 @pytest.mark.kafka
@@ -36,7 +36,7 @@ def test_kafka_knows_every_setting(kafka_server: KafkaServer) -> None:
     """The image makes `node.id` of KAFKA_NODE_ID; Kafka itself only warns of unknown names."""
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
     resource = ConfigResource(ResourceType.BROKER, "1")
-    known = set(admin.describe_configs([resource])[resource].result(timeout=180))
+    known = set(admin.describe_configs([resource])[resource].result(timeout=30))
     for variable in environment("kafka"):
         if variable != "CLUSTER_ID":
             name = variable.removeprefix("KAFKA_").lower().replace("_", ".")
@@ -148,7 +148,7 @@ def test_the_consumer_reads_what_the_broker_forgot(
             time.sleep(0.5)
         forgotten = TopicPartition("orders", 0, 2000)
         admin = AdminClient({"bootstrap.servers": kafka})
-        admin.delete_records([forgotten])[forgotten].result(timeout=180)
+        admin.delete_records([forgotten])[forgotten].result(timeout=60)
         variables = {"TOOLS": str(scripts), "BROKER": kafka, "PROXY": address, "PAUSE_S": "0.1"}
         assert variables.keys() == environment("consumer").keys()
         *shell, script = command("consumer")

@@ -165,7 +165,7 @@ def last_byte(path: Path) -> bytes | None:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(180):
+    async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110 - what threads do to files tells nobody
             await asyncio.sleep(0.001)
 

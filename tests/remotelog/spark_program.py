@@ -71,7 +71,7 @@ class SparkProgram:
 
     def close(self) -> None:
         try:
-            self._process.communicate(timeout=180)
+            self._process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()

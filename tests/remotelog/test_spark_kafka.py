@@ -56,21 +56,21 @@ def write_transactions(kafka: KafkaServer, topic: str, codec: str) -> None:
     """Every third is aborted; plain records between."""
     settings = {"bootstrap.servers": kafka.bootstrap, "compression.type": codec}
     producer = Producer({**settings, "transactional.id": topic})
-    producer.init_transactions(180)
+    producer.init_transactions(60)
     plain = Producer(settings)
     for transaction in range(12):
         producer.begin_transaction()
         for n in range(60):
             value = f"{transaction} {n} ".encode() * 20
             producer.produce(topic, value, str(n).encode(), n % PARTITIONS, headers={"t": b"1"})
-        assert producer.flush(180) == 0
+        assert producer.flush(60) == 0
         if transaction % 3 == 2:
-            producer.abort_transaction(180)
+            producer.abort_transaction(60)
         else:
-            producer.commit_transaction(180)
+            producer.commit_transaction(60)
         for p in range(PARTITIONS):
             plain.produce(topic, b"plain", None, p)
-        assert plain.flush(180) == 0
+        assert plain.flush(60) == 0
 
 
 def remote(store: Path, topic: str, level: str = LEVELS[0], **options: str) -> dict[str, str]:
@@ -249,7 +249,7 @@ def test_what_is_not_archived_at_the_crossing_is_read_live_and_once(
     archive_now(kafka_server, store, topic)
     seen += spark.ask("crossing_stream", both, checkpoint)
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
-    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(180)
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(60)
     spark.ask("produce", written, [[row[0], row[1], 2, row[3]] for row in records(100)])
     archive_now(kafka_server, store, topic)
     seen += spark.ask("crossing_stream", both, checkpoint)

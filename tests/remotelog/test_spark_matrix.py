@@ -107,7 +107,7 @@ def write_plain(kafka: KafkaServer, topic: str, codec: str) -> None:
         value = None if n % 13 == 0 else b"\xff value %d " % n * (n % 9)
         headers = [("h", b"x" * (n % 5)), ("null", None)] if n % 3 == 0 else None
         producer.produce(topic, value, key, n % PARTITIONS, headers=headers)
-    assert producer.flush(180) == 0
+    assert producer.flush(60) == 0
 
 
 def with_damage(store: Path) -> set[Place]:

@@ -27,7 +27,7 @@ def archive_once(kafka: SecuredKafka, store: str, topic: str) -> tuple[int, str]
     for key, value in as_user("archiver", "PLAIN").items():
         command += ["--set", f"{key}={value}"]
     done = subprocess.run(
-        command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=300
+        command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=120
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -64,7 +64,7 @@ def run(arguments: list[str], environ: dict[str, str] | None = None) -> tuple[in
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=60,
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -16,7 +16,7 @@ import kafka
 Records = dict[int, list[tuple[int, bytes, bytes]]]
 ReadAll = Callable[..., Records]
 
-READ_S = 180.0
+READ_S = 90.0
 
 
 class _Progress:

@@ -105,7 +105,7 @@ class ProxyProcess:
         return self.log.read_text()
 
 
-def wait_for(what: str, check: Any, timeout_s: float = 180.0) -> None:
+def wait_for(what: str, check: Any, timeout_s: float = 60.0) -> None:
     """Poll `check` until it is true; the timeout is generous, since only a hang must fail."""
     deadline = time.monotonic() + timeout_s
     while not check():

@@ -43,7 +43,7 @@ class RawConnection:
         self._receive_bytes_max = receive_bytes_max
         if receive_bytes_max is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes_max)
-        self._socket.settimeout(180)
+        self._socket.settimeout(60)
         self._correlation = 0
 
     def __enter__(self) -> Self:
@@ -130,7 +130,7 @@ class RawConnection:
 
     def fetch_until_data(self, *args: Any, **more: Any) -> Fetched:
         """Like a consumer, fetch again after each empty answer without error."""
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 30
         while True:
             fetched = self.fetch(*args, **more)
             if fetched.records or fetched.error:

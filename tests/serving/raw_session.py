@@ -132,7 +132,7 @@ class Session:
 
     def until(self, key: tuple[str, int], check: Any) -> Part:
         """Poll without changes until `check` holds for an answer's part of `key`."""
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 30
         while True:
             part = self.poll().parts.get(key)
             if part is not None and check(part):

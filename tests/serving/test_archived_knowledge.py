@@ -47,7 +47,7 @@ class Archive:
         return self.store.count("list_folders")
 
     async def until(self, happened: Callable[[], bool]) -> None:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(5):
             while not happened():  # noqa: ASYNC110 - a task of the knowledge's own
                 await asyncio.sleep(0.001)
 
@@ -192,6 +192,6 @@ async def test_after_an_outage_lists_are_read_again(monkeypatch: pytest.MonkeyPa
         assert not await archive.knowledge.may_be_archived(TIP.topic_id)
         await copied(archive.other, segment(1, 0, 9))
         archive.store.error = None
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(5):
             while not await archive.knowledge.may_be_archived(TIP.topic_id):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)

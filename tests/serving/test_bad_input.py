@@ -39,7 +39,7 @@ def connect(proxy: ProxyProcess, last_octet: int = 1) -> socket.socket:
     peer = socket.create_connection(
         ("127.0.0.1", proxy.port), source_address=(f"127.0.0.{last_octet}", 0)
     )
-    peer.settimeout(180)
+    peer.settimeout(20)
     return peer
 
 

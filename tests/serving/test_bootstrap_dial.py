@@ -147,5 +147,5 @@ def test_a_client_bootstraps_past_brokers_that_hang_or_are_dead(tmp_path: Path) 
             [*(f"{host}:{port}" for host, port in (frozen, dead())), cluster.bootstrap]
         )
         with ProxyProcess(bootstrap, (tmp_path / "store").as_uri(), tmp_path) as proxy:
-            found = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=180)
+            found = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=60)
     assert len(found.brokers) == 2

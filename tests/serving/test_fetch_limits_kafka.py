@@ -75,7 +75,7 @@ def test_one_address_gets_no_more_connections_than_it_may(proxy: ProxyProcess) -
         peer = socket.create_connection(
             ("127.0.0.1", proxy.port), source_address=(f"127.0.0.{last_octet}", 0)
         )
-        peer.settimeout(180)
+        peer.settimeout(20)
         return peer
 
     def is_served(peer: socket.socket) -> bool:
@@ -108,7 +108,7 @@ def test_both_tiers_together_keep_to_max_bytes_and_take_turns(
     proxy: ProxyProcess, bytes_max: int
 ) -> None:
     positions, turns = {OLD: 0, LIVE: 0}, {OLD: 0, LIVE: 0}
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 60
     with SessionClient(proxy.bootstrap, 12) as client:
         session = Session(client, {t: {0: 0} for t in positions}, bytes_max=bytes_max)
         while min(turns.values()) < 3:  # a slow broker may make it many polls
@@ -157,7 +157,7 @@ def fetched_bytes(reader: RawConnection) -> int:
 
 def test_of_two_readers_one_has_its_turn_first(proxy: ProxyProcess) -> None:
     """There is only one turn: a fetch that comes while an answer is being written waits for it."""
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 60
 
     def waited() -> float:
         return proxy.metric("fetchproxy_limits_reached_total", 'remote_answer_turns_max"')
@@ -178,7 +178,7 @@ def test_of_two_readers_one_has_its_turn_first(proxy: ProxyProcess) -> None:
 def test_slow_readers_hold_bounded_bytes_and_are_closed(proxy: ProxyProcess) -> None:
     with RawConnection(proxy.bootstrap) as reader:
         sizes = [fetched_bytes(reader)]
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 60
         while max(sizes) < ANSWER_MAX - MiB:  # until the archive is in the cache
             assert time.monotonic() < deadline, sizes
             sizes.append(fetched_bytes(reader))
@@ -266,7 +266,7 @@ def test_the_brokers_throttle_time_reaches_the_client(
 def most_throttled(client: SessionClient, asked) -> int:
     """The throttle time of the first throttled fetch; the broker mutes a throttled channel."""
     most = 0
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 30
     while not most and time.monotonic() < deadline:
         most = client.poll((0, -1), asked, partition_bytes=40_000).throttle_ms
     return most

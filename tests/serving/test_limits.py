@@ -50,7 +50,7 @@ def proxy(
 
 def test_more_requests_in_flight_than_allowed_wait_their_turn(proxy: ProxyProcess) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port)) as peer:
-        peer.settimeout(180)
+        peer.settimeout(30)
         peer.sendall(b"".join(request(18, 0, correlation=n) for n in range(500)))
         for number in range(500):
             assert struct.unpack(">i", read_frame(peer)[:4])[0] == number

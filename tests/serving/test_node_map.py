@@ -29,7 +29,7 @@ def test_clients_are_told_what_the_map_says(tmp_path: Path) -> None:
     node_map = f"1={first}, 2={second}/proxy.example:{told}"
     with MockCluster(broker_count=3) as cluster, proxy_with(cluster, tmp_path, node_map) as proxy:
         brokers = (
-            AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=180).brokers
+            AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=60).brokers
         )
         places = {node: (broker.host, broker.port) for node, broker in brokers.items()}
         assert places == {
@@ -55,7 +55,7 @@ def test_a_mapped_port_leads_to_its_broker_before_anything_was_asked(tmp_path: P
         assert read_confluent(f"127.0.0.1:{port}", "mapped", {0: 20}) == data.written
         # The cluster lacks this node of the map: the connection closes at the first request.
         unknown = proxy.logged("node_listener_opened")[1]["port"]
-        with socket.create_connection(("127.0.0.1", unknown), timeout=180) as client:
+        with socket.create_connection(("127.0.0.1", unknown), timeout=60) as client:
             client.sendall(request(18, 0))
             assert client.recv(1) == b""
         assert "node 7 is not in the cluster" in proxy.logged("broker_unreachable")[0]["error"]
@@ -67,7 +67,7 @@ def test_a_node_outside_the_map_keeps_off_its_ports(tmp_path: Path) -> None:
         port = free_ports(4)
         proxy = proxy_with(cluster, tmp_path, f"9={port + 3}", listen=port)
         with proxy:
-            brokers = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=180)
+            brokers = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=60)
             assert brokers.brokers[1].port == port + 2
             assert brokers.brokers[2].port not in range(port, port + 4)
 

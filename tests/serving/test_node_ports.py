@@ -14,7 +14,7 @@ from lab.process import port_answers
 
 
 def node_ports(proxy: ProxyProcess) -> dict[int, int]:
-    brokers = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=180).brokers
+    brokers = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=20).brokers
     return {node: broker.port for node, broker in brokers.items()}
 
 

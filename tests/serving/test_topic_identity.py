@@ -17,7 +17,7 @@ from lab.mock_cluster import MockCluster
 
 async def test_only_the_id_that_the_name_stands_for_is_kept() -> None:
     with MockCluster() as brokers:
-        AdminClient({"bootstrap.servers": brokers.bootstrap}).list_topics("made", timeout=180)
+        AdminClient({"bootstrap.servers": brokers.bootstrap}).list_topics("made", timeout=20)
         async with Cluster(ClusterConfig(bootstrap=brokers.bootstrap)) as cluster:
             info = await cluster.topic_by_name("made")
             now = 100.0

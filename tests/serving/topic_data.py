@@ -36,7 +36,7 @@ class TopicData:
         consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends"})
         try:
             return {
-                p: consumer.get_watermark_offsets(TopicPartition(self.topic, p), timeout=180)[1]
+                p: consumer.get_watermark_offsets(TopicPartition(self.topic, p), timeout=20)[1]
                 for p in self.partitions
             }
         finally:
@@ -87,7 +87,7 @@ def produce(
                 data.topic, value, key, partition, on_delivery=sent(partition, key, value)
             )
             producer.poll(0)
-    assert producer.flush(180) == 0
+    assert producer.flush(60) == 0
     assert not failures, failures[:3]
     for written in data.written.values():
         written.sort()
@@ -98,7 +98,7 @@ def produce_transactions(bootstrap: str, data: TopicData, transactions: int, rec
     producer = Producer(
         {"bootstrap.servers": bootstrap, "transactional.id": f"tx-{data.topic}", "linger.ms": 0}
     )
-    producer.init_transactions(180)
+    producer.init_transactions(30)
     committed = data.written.setdefault(0, [])
     for number in range(transactions):
         producer.begin_transaction()
@@ -111,11 +111,11 @@ def produce_transactions(bootstrap: str, data: TopicData, transactions: int, rec
         for record in range(records):
             value = value_of(0, number * records + record, 200)
             producer.produce(data.topic, value, b"t%d" % number, 0, on_delivery=delivered)
-        producer.flush(180)
+        producer.flush(30)
         if number % 3 == 2:
-            producer.abort_transaction(180)
+            producer.abort_transaction(30)
         else:
-            producer.commit_transaction(180)
+            producer.commit_transaction(30)
             committed += batch
     committed.sort()
 
@@ -124,7 +124,7 @@ def trim(bootstrap: str, topic: str, offsets: Mapping[int, int]) -> None:
     """DeleteRecords at the broker itself: it deletes everything below `offsets`."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     wanted = [TopicPartition(topic, p, offset) for p, offset in offsets.items()]
-    for done in admin.delete_records(wanted, request_timeout=180).values():
+    for done in admin.delete_records(wanted, request_timeout=30).values():
         done.result()
 
 

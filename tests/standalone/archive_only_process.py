@@ -64,7 +64,7 @@ def produce_times(kafka_server: KafkaServer) -> None:
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap, "batch.num.messages": 50})
     for at in TIMES:
         producer.produce("ao-times", b"v", partition=0, timestamp=at)
-    assert producer.flush(180) == 0
+    assert producer.flush(60) == 0
 
 
 def all_bytes(bootstrap: str) -> bytes:

@@ -59,7 +59,7 @@ class Client:
 
     async def closed(self) -> bool:
         """The other side has closed, and said nothing before."""
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(20):
             return await self.reader.read() == b""
 
     def end(self) -> None:

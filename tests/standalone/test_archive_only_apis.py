@@ -258,7 +258,7 @@ async def test_at_the_end_a_fetch_waits_and_sees_the_archive_grow() -> None:
         client.send(fetch_request(11, {ORDERS: END}, wait_ms=60_000), 11)
         await asyncio.sleep(0.3)
         await planted.add([batch(80, epoch=5)], epochs=(EpochStart(5, 80),))
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(30):
             answer = FetchResponse[11].decode(await client.receive(), header=True)
         assert bytes(one(answer).records) == batch(80, epoch=5)
         topic = TopicIdPartition(UUID(int=50), "new", 0)

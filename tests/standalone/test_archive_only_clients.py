@@ -64,7 +64,7 @@ def test_franz_go(find_part: FindPart, archived: Archived, node: ArchiveOnlyProc
 
 def test_confluent_lists_topics(node: ArchiveOnlyProcess) -> None:
     admin = AdminClient({"bootstrap.servers": node.bootstrap})
-    listed = admin.list_topics(timeout=180).topics
+    listed = admin.list_topics(timeout=30).topics
     assert {"ao-plain", "ao-txn"} <= listed.keys()
     assert sorted(listed["ao-plain"].partitions) == list(range(PARTITIONS))
 

@@ -55,5 +55,5 @@ async def test_a_client_that_waits_for_nothing_crosses_a_gap_and_hears_of_the_en
             assert one(await fetch(client, 11, {ORDERS: IN_GAP}, wait_ms=0)).records
             assert one(await fetch(client, 11, {ORDERS: END + 1}, wait_ms=0)).error_code == 1
         # Nothing is waited for at the end, where there is nothing to look for.
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(30):
             assert not one(await fetch(client, 11, {ORDERS: END}, wait_ms=0)).records

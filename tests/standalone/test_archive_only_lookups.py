@@ -76,7 +76,7 @@ def test_the_largest_timestamp_and_the_ends(
     def of(bootstrap: str, spec: OffsetSpec) -> list[tuple[int, int]]:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         asked = {TP("ao-times", 0): spec, TP("ao-txn", 0): spec}
-        answers = [future.result(180) for future in admin.list_offsets(asked).values()]
+        answers = [future.result(60) for future in admin.list_offsets(asked).values()]
         return [(answer.offset, answer.timestamp) for answer in answers]
 
     assert of(node.bootstrap, OffsetSpec.max_timestamp())[0] == (LATEST_AT, max(TIMES))

@@ -163,7 +163,7 @@ def test_a_topic_of_others_is_refused_and_not_listed(closed_node: ArchiveOnlyPro
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": closed_node.bootstrap, "group.id": "g", **settings}
     )
-    assert set(consumer.list_topics(timeout=180).topics) == {"ao-plain"}
+    assert set(consumer.list_topics(timeout=30).topics) == {"ao-plain"}
     consumer.close()
 
 

@@ -346,7 +346,7 @@ async def test_who_is_taken_out_of_the_file_is_let_go_and_a_broken_file_changes_
     settings: dict[str, dict[str, object]] = {"archive_only": {"users_file": str(file)}}
 
     async def looked_at(logged: list[Any], event: str) -> None:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(20):
             while event not in [e["event"] for e in logged]:  # noqa: ASYNC110 - a log tells nobody
                 await asyncio.sleep(0.01)
 

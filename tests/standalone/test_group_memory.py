@@ -80,7 +80,7 @@ async def test_those_that_wait_hold_what_is_counted_and_no_more() -> None:
             for number, client in enumerate(clients):
                 client.send(join(group_id=f"g{number}", protocols=protocols(*names)), 3)
                 await client.writer.drain()
-            async with asyncio.timeout(180):
+            async with asyncio.timeout(60):
                 while LIMITS_REACHED.labels("groups_bytes_max")._value.get() < before + 12:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             held, _ = tracemalloc.get_traced_memory()

@@ -101,7 +101,7 @@ async def test_an_upload_to_s3_that_took_too_long_keeps_no_socket(keys: None) ->
 
 async def sending(sockets: Callable[[], int]) -> None:
     """Wait for the connection, and then until no more data is taken."""
-    async with asyncio.timeout(180):
+    async with asyncio.timeout(60):
         while sockets() == 0:  # noqa: ASYNC110 - the kernel tells nobody
             await asyncio.sleep(0.1)
     await asyncio.sleep(0.5)
@@ -109,7 +109,7 @@ async def sending(sockets: Callable[[], int]) -> None:
 
 async def no_socket_is_left(sockets: Callable[[], int]) -> None:
     """Wait until no socket is left, while the store still hangs and the client continues."""
-    async with asyncio.timeout(180):
+    async with asyncio.timeout(60):
         while sockets() > 0:  # noqa: ASYNC110 - the kernel tells nobody
             await asyncio.sleep(0.1)
 

@@ -162,7 +162,7 @@ async def test_an_object_cut_short() -> None:
 @pytest.mark.parametrize("sent", [0, 50])
 async def test_silence_within_an_answer(sent: int) -> None:
     head = http("200 OK", b"x" * sent, length=100) if sent else b""
-    async with answering(lambda _: head, silent=True) as store, asyncio.timeout(180):
+    async with answering(lambda _: head, silent=True) as store, asyncio.timeout(60):
         with pytest.raises(StorageUnavailable):
             await store.get("k")
 
@@ -170,7 +170,7 @@ async def test_silence_within_an_answer(sent: int) -> None:
 async def test_silence_after_a_body(tmp_path: Path) -> None:
     path = tmp_path / "segment"
     path.write_bytes(b"x" * MiB)
-    async with answering(lambda _: b"", silent=True) as store, asyncio.timeout(180):
+    async with answering(lambda _: b"", silent=True) as store, asyncio.timeout(60):
         with pytest.raises(StorageUnavailable):
             await store.put("k", b"x")
         with pytest.raises(StorageUnavailable):
@@ -189,7 +189,7 @@ async def test_a_server_that_stops_taking_bytes() -> None:
         S3Location("bucket", endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1"),
         config=config,
     ) as store:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(60):
             with pytest.raises(StorageUnavailable):
                 await store.put("k", bytes(32 * MiB))
     server.close()

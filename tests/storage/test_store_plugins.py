@@ -96,7 +96,10 @@ async def test_a_scheme_opens_its_plug_in(install: Install) -> None:
         ("1/0", "cannot be imported: ZeroDivisionError"),
         ("open_store = 7", "is not a function that opens a store"),
         (LACKS_A_METHOD, "cannot open a store: TypeError: .*abstract.*put_new"),
-        ("def open_store(url, config, *, create): return {}", "has opened a dict, which is not an"),
+        (
+            "def open_store(url, config, *, create): return {}",
+            "has opened a dict, which is not an ObjectStore",
+        ),
         ("def open_store(): ...", "cannot open a store: TypeError"),
     ],
 )

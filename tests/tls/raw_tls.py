@@ -37,7 +37,7 @@ def tls_connection(
     context = client_context(authority, own)
     context.check_hostname = server_name is not None
     peer = socket.create_connection(("127.0.0.1", proxy.port))
-    peer.settimeout(180)
+    peer.settimeout(20)
     try:
         return context.wrap_socket(peer, server_hostname=server_name)
     except OSError:

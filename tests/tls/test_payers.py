@@ -54,7 +54,7 @@ async def test_who_shows_a_certificate_counts_by_it(authority: Authority, auth: 
             _, writer = await asyncio.open_connection(
                 "127.0.0.1", port, ssl=client_context(authority, own)
             )
-            async with asyncio.timeout(180):
+            async with asyncio.timeout(20):
                 found = await payers.get()
             writer.close()
             return found

@@ -105,7 +105,7 @@ from client_readers import read_confluent
 from confluent_kafka import Consumer
 settings, bootstrap = {settings!r}, {bootstrap!r}
 asking = Consumer({{"bootstrap.servers": bootstrap, "group.id": "sni", **settings}})
-brokers = asking.list_topics(timeout=180).brokers
+brokers = asking.list_topics(timeout=20).brokers
 asking.close()
 read = read_confluent(bootstrap, {topic!r}, {ends!r}, **settings)
 print(json.dumps([
@@ -116,7 +116,7 @@ print(json.dumps([
 
 
 def run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -79,7 +79,7 @@ def test_other_clients_produce(
     producer = kafka.KafkaProducer(
         bootstrap_servers=tls_proxy.bootstrap, **kafka_python_tls(authority, client_certificate)
     )
-    assert producer.send(topic, b"from kafka-python").get(180).offset == 0
+    assert producer.send(topic, b"from kafka-python").get(30).offset == 0
     producer.close()
 
     async def send() -> int:

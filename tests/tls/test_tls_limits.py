@@ -49,7 +49,7 @@ def _nobody_is_left(proxy: ProxyProcess) -> Iterator[None]:
 
 def plain(proxy: ProxyProcess) -> socket.socket:
     peer = socket.create_connection(("127.0.0.1", proxy.port))
-    peer.settimeout(180)
+    peer.settimeout(20)
     return peer
 
 

@@ -87,7 +87,7 @@ def test_reload_under_traffic(
             producer.produce(
                 "reload", b"x", partition=0, on_delivery=lambda e, m: e and failed.append(e)
             )
-        assert producer.flush(180) == 0
+        assert producer.flush(30) == 0
 
     send()
     traffic = Traffic(tls_connection(proxy, old))
@@ -101,7 +101,7 @@ def test_reload_under_traffic(
             tls_connection(proxy, old)
         assert AdminClient(
             {"bootstrap.servers": proxy.bootstrap, **confluent_tls(new, None)}
-        ).list_topics(timeout=180)
+        ).list_topics(timeout=20)
         send()
     finally:
         traffic.stop()

@@ -143,7 +143,7 @@ def produce_tls(
         value = value_of(0, number, size)
         producer.produce(data.topic, value, b"k%d" % number, 0, on_delivery=delivered)
         producer.poll(0)
-    assert producer.flush(180) == 0
+    assert producer.flush(60) == 0
     written.sort()
 
 

@@ -64,7 +64,7 @@ def transactions(kafka: KafkaServer, topic: str, rng: random.Random, rounds: int
         for number in range(3)
     ]
     for producer in producers:
-        producer.init_transactions(180)
+        producer.init_transactions(30)
     is_open = [False] * len(producers)
     for _ in range(rounds):
         number = rng.randrange(len(producers))
@@ -81,14 +81,14 @@ def transactions(kafka: KafkaServer, topic: str, rng: random.Random, rounds: int
             is_open[number] = False
     for producer, still_open in zip(producers, is_open, strict=True):
         if still_open:
-            producer.abort_transaction(180)
+            producer.abort_transaction(30)
 
 
 def delete_records(kafka: KafkaServer, topic: str, before: int) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     place = TopicPartition(topic, 0, before)
     for future in admin.delete_records([place]).values():
-        future.result(180)
+        future.result(30)
 
 
 async def end_of(cluster: Cluster, tip: TopicIdPartition) -> int:

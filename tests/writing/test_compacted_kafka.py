@@ -51,21 +51,21 @@ def produce(kafka: KafkaServer, topic: str, partition: int, keys: list[str]) -> 
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 100})
     for key in keys:
         producer.produce(topic, value=b"v" * 50, key=key.encode(), partition=partition)
-    assert producer.flush(180) == 0
+    assert producer.flush(30) == 0
 
 
 def set_policy(kafka: KafkaServer, topic: str, policy: str) -> None:
     entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.incremental_alter_configs([resource])[resource].result(180)
+    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 async def compacted(kafka: KafkaServer, topic: str) -> None:
     """Write to partition 0 until the cleaner has removed records from it."""
     async with Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster:
         tip = (await tips(cluster, topic))[0]
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(60):
             for end in range(9, 10_000, 9):
                 await asyncio.to_thread(produce, kafka, topic, 0, ["a"] * 4 + ["b"] * 4 + ["c"])
                 log, position = await broker_batches(cluster, tip, 0, end), 0

@@ -60,7 +60,7 @@ def parts_of_members(kafka: KafkaServer, topic: str) -> list[set[int]]:
     """Each member's partitions, as the brokers' own tools show them."""
     name = group(topic)["group_id"]
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    described = admin.describe_consumer_groups([name])[name].result(180)
+    described = admin.describe_consumer_groups([name])[name].result(30)
     return [{p.partition for p in m.assignment.topic_partitions} for m in described.members]
 
 

@@ -268,7 +268,7 @@ async def read(scene: Scene, local: LocalIndexes | None, offset: int) -> RemoteR
         ) as purgatory,
     ):
         request = RemoteReadRequest(TIP, offset, 100_000, IsolationLevel.READ_UNCOMMITTED)
-        deadline = asyncio.get_running_loop().time() + 180
+        deadline = asyncio.get_running_loop().time() + 60
         fetch = purgatory.watch([request], bytes_max=100_000, deadline=deadline)
         await fetch.completed.wait()
         [result] = fetch.results().values()

@@ -34,7 +34,7 @@ def produce(cluster: KafkaCluster, megabytes: float, seed: int) -> None:
             producer.produce(TOPIC, value=rng.randbytes(2_000), partition=partition)
         if i % 200 == 199:
             assert producer.flush(180) == 0
-    assert producer.flush(180) == 0
+    assert producer.flush(30) == 0
 
 
 def rolled_end(cluster: KafkaCluster, node: int, partition: int) -> int:

@@ -66,7 +66,7 @@ def transactions(kafka: KafkaServer, topic: str, rounds: int, seed: int = 1) -> 
         for n in range(3)
     ]
     for producer in producers:
-        producer.init_transactions(180)
+        producer.init_transactions(30)
         producer.begin_transaction()
     for _ in range(rounds):
         producer = rng.choice(producers)
@@ -74,16 +74,16 @@ def transactions(kafka: KafkaServer, topic: str, rounds: int, seed: int = 1) -> 
             producer.produce(topic, value=rng.randbytes(2_000), partition=0)
         assert producer.flush(180) == 0
         if rng.random() < 0.3:
-            rng.choice([producer.commit_transaction, producer.abort_transaction])(180)
+            rng.choice([producer.commit_transaction, producer.abort_transaction])(30)
             producer.begin_transaction()
     for producer in producers:
-        producer.abort_transaction(180)
+        producer.abort_transaction(30)
 
 
 def delete_records(kafka: KafkaServer, topic: str, before: int) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
-        future.result(180)
+        future.result(30)
 
 
 def folder_of(kafka: KafkaServer, topic: str) -> Path:
@@ -250,7 +250,7 @@ async def test_records_below_the_lso_only(
     topic = create_topic(config=SMALL_SEGMENTS)
     await asyncio.to_thread(produce, kafka_server, topic, 1.5)
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap, "transactional.id": topic})
-    producer.init_transactions(180)
+    producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(topic, value=b"open", partition=0)
     assert producer.flush(180) == 0
@@ -269,7 +269,7 @@ async def test_records_below_the_lso_only(
         await until(manager, archived_to(topic, settled))
         await asyncio.sleep(0.5)  # many process intervals
         assert manager.status()[0].archive_end == settled
-        producer.commit_transaction(180)
+        producer.commit_transaction(30)
         await until(manager, archived_to(topic, bases[-1]))
 
 

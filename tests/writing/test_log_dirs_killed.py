@@ -82,7 +82,7 @@ def run_until_killed(
         [*command, json.dumps(rest), label, *([] if ring is None else [str(ring)])],
         env=environment,
         stdout=subprocess.DEVNULL,
-        timeout=300,
+        timeout=120,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.returncode
@@ -231,7 +231,7 @@ async def finish(
             assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
         changes = {**changes, **QUICK_REMOVAL}
         async with running_archiver(kafka.bootstrap, archive, topic, **changes):
-            async with asyncio.timeout(180):
+            async with asyncio.timeout(60):
                 while (await archive.view(tip)).unfinished:  # noqa: ASYNC110 - knows no events
                     await asyncio.sleep(0.1)
         report = await verify_archive(archive.rsm, archive.rlmm)

@@ -76,7 +76,7 @@ def written_topic(kafka: KafkaServer, name: str, *, forgotten: int = 0) -> None:
     if forgotten:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         (done,) = admin.delete_records([TopicPartition(name, 0, forgotten)]).values()
-        done.result(180)
+        done.result(30)
 
 
 async def test_the_first_archiver_makes_the_archive_and_says_whose_it_is(
@@ -188,14 +188,14 @@ async def test_a_reader_waits_for_the_archive(kafka_server: KafkaServer, tmp_pat
         with pytest.raises(ArchiveMissing):
             await one.rsm.list_partitions()
         running = tasks.create_task(one.own.run())
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(60):
             while not one.headlines():  # noqa: ASYNC110 - it knows no events
                 await asyncio.sleep(0.02)
         assert "there is no archive" in one.headlines()[0]
         written_topic(kafka_server, "own-awaited")
         async with process(configured(kafka_server, tmp_path, "own-awaited")) as writing:
             await writing.own.confirm()
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(60):
             await one.own.confirmed.wait()
         assert one.headlines() == ()
         running.cancel()

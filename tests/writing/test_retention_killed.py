@@ -55,7 +55,7 @@ def run_until_killed(bootstrap: str, folder: Path, label: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     try:
-        assert process.wait(180) == -signal.SIGKILL, f"it has not come to {label!r}"
+        assert process.wait(60) == -signal.SIGKILL, f"it has not come to {label!r}"
     finally:
         process.kill()
         process.wait()

@@ -100,7 +100,7 @@ def produce(cluster: MockCluster, count: int) -> None:
     for i in range(count):
         for partition in range(PARTITIONS):
             producer.produce(TOPIC, value=b"v" * 100, key=str(i).encode(), partition=partition)
-    assert producer.flush(180) == 0
+    assert producer.flush(30) == 0
 
 
 @asynccontextmanager

@@ -113,7 +113,7 @@ def produce(bootstrap: str, topic: str, partitions: int, count: int) -> None:
     for i in range(count):
         for partition in range(partitions):
             producer.produce(topic, value=b"v" * 100, key=str(i).encode(), partition=partition)
-    assert producer.flush(180) == 0
+    assert producer.flush(30) == 0
 
 
 async def meet(

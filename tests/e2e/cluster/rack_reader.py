@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import confluent_kafka
 
-READ_S = 180.0
+READ_S = 60.0
 
 
 class RackReader:

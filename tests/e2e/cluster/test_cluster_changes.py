@@ -72,7 +72,7 @@ def test_a_broker_joins_and_takes_partitions(
         ).brokers  # fmt: skip
         assert brokers[joined].port != three_brokers.nodes[joined].port
         direct = AdminClient({"bootstrap.servers": f"127.0.0.1:{brokers[joined].port}"})
-        assert joined in direct.list_topics(timeout=180).brokers
+        assert joined in direct.list_topics(timeout=60).brokers
         three_brokers.reassign(served.topic, {0: [joined, 2, 3], 1: [joined, 3, 1]})
         three_brokers.move_leaders(served.topic, {0: joined, 1: joined})
         served.wait_until_read()

@@ -142,7 +142,7 @@ def commit(bootstrap: str, group: str, offset: int, epoch: int) -> None:
     try:
         place = confluent_kafka.TopicPartition(TOPIC, 0, offset, leader_epoch=epoch)
         consumer.commit(offsets=[place], asynchronous=False)
-        (committed,) = consumer.committed([place], timeout=180)
+        (committed,) = consumer.committed([place], timeout=30)
         assert (committed.offset, committed.leader_epoch) == (offset, epoch)
     finally:
         consumer.close()

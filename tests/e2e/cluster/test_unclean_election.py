@@ -112,7 +112,7 @@ def isolation_of(client: str, isolation: str) -> dict[str, str]:
 def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "w", **QUIET})
     try:
-        return consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, 0), timeout=180)
+        return consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, 0), timeout=30)
     finally:
         consumer.close()
 
