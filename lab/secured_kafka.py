@@ -27,8 +27,12 @@ SESSION_MS = 3_000
 
 
 def unsecured_token(user: str, lifetime_s: float = 3600.0) -> str:
-    """An unsigned JWT, which Kafka's default OAUTHBEARER validator accepts (KIP-255)."""
-    now = time.time()
+    """An unsigned JWT, which Kafka's default OAUTHBEARER validator accepts (KIP-255).
+
+    Whole seconds: the broker's clock has milliseconds, so a token of this very millisecond would
+    be from its future, and is refused.
+    """
+    now = int(time.time())
 
     def part(content: Mapping[str, object]) -> str:
         return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
