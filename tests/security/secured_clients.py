@@ -108,6 +108,22 @@ def log_in(connection: RawConnection, user: str) -> int:
     return int(answer.session_lifetime_ms)
 
 
+def log_in_halfway(connection: RawConnection, user: str, mechanism: str) -> None:
+    """The first round only. Its answer has no error, also if the broker refuses the token."""
+    first_round = {
+        "SCRAM-SHA-256": f"n,,n={user},r=anonce",
+        "OAUTHBEARER": f"n,,\x01auth=Bearer {unsecured_token(user, lifetime_s=-1.0)}\x01\x01",
+    }
+    handshake = SaslHandshakeRequest[1]()
+    handshake.mechanism = mechanism
+    assert connection.ask(handshake, SaslHandshakeResponse, 1).error_code == 0
+    authenticate = SaslAuthenticateRequest[2]()
+    authenticate.auth_bytes = first_round[mechanism].encode()
+    answer = connection.ask(authenticate, SaslAuthenticateResponse, 2)
+    assert answer.error_code == 0, answer
+    assert answer.auth_bytes
+
+
 class SaslConnection(RawConnection):
     """Logged in as `user` inside its block."""
 

@@ -19,6 +19,7 @@ from secured_clients import (
     java_login,
     kafka_python_login,
     log_in,
+    log_in_halfway,
 )
 from topic_data import TopicData
 
@@ -133,6 +134,17 @@ def fetch_request(version: int, data: TopicData, topic_id: object, session: tupl
     return request
 
 
+def offsets_request(data: TopicData, timestamp: int):
+    request = ListOffsetsRequest[9]()
+    request.replica_id, request.isolation_level = -1, 0
+    asked = ListOffsetsRequest.ListOffsetsTopic(version=9)
+    entry = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(version=9)
+    entry.partition_index, entry.timestamp, entry.current_leader_epoch = 0, timestamp, -1
+    asked.name, asked.partitions = data.topic, [entry]
+    request.topics = [asked]
+    return request
+
+
 @pytest.mark.parametrize("version", [4, 11, 13, 17])
 def test_an_unauthenticated_client_gets_no_answer_about_the_archive(
     version: int, secured: SecuredKafka, proxy: ProxyProcess, open_topic: TopicData
@@ -146,6 +158,31 @@ def test_an_unauthenticated_client_gets_no_answer_about_the_archive(
             with RawConnection(bootstrap) as stranger:
                 assert hangs_up(stranger, asked), bootstrap
         assert alice.fetch(version, open_topic.topic, topic_id, 0).error == 0
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "OAUTHBEARER"])
+def test_a_client_halfway_through_sasl_gets_no_answer_about_the_archive(
+    mechanism: str, secured: SecuredKafka, proxy: ProxyProcess, open_topic: TopicData
+) -> None:
+    """From here on the proxy reads its requests. aiokafka goes on like this if a broker refuses its
+    token."""
+    with SaslConnection(proxy.bootstrap, "alice") as alice:
+        topic_id = alice.topic_id(open_topic.topic)
+        assert alice.fetch_until_data(11, open_topic.topic, topic_id, 0).records
+    for request in (
+        fetch_request(11, open_topic, topic_id, (0, -1)),
+        offsets_request(open_topic, -2),
+    ):
+        request.with_header(correlation_id=77, client_id="raw")
+        answers = []
+        for bootstrap in (secured.sasl, proxy.bootstrap):
+            with RawConnection(bootstrap) as stranger:
+                log_in_halfway(stranger, "alice", mechanism)
+                stranger.send(request.encode(header=True, framed=True))
+                answers.append(stranger.receive())
+                with pytest.raises((AssertionError, ConnectionError)):
+                    stranger.receive()  # the broker has closed the connection
+        assert answers[0] == answers[1]  # error 34, and no record
 
 
 def test_of_an_unauthenticated_client_nothing_is_read(
@@ -209,12 +246,6 @@ def test_an_unauthenticated_client_gets_no_offsets(
     timestamp: int, secured: SecuredKafka, proxy: ProxyProcess, open_topic: TopicData
 ) -> None:
     for bootstrap in (secured.sasl, proxy.bootstrap):
-        request = ListOffsetsRequest[9]()
-        request.replica_id, request.isolation_level = -1, 0
-        asked = ListOffsetsRequest.ListOffsetsTopic(version=9)
-        entry = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(version=9)
-        entry.partition_index, entry.timestamp, entry.current_leader_epoch = 0, timestamp, -1
-        asked.name, asked.partitions = open_topic.topic, [entry]
-        request.topics = [asked]
+        request = offsets_request(open_topic, timestamp)
         with RawConnection(bootstrap) as stranger:
             assert hangs_up(stranger, request), bootstrap
