@@ -31,6 +31,7 @@ from fetchproxy.storage.stores.filesystem import (
     FileTree,
     read_exactly,
     storage_error,
+    sync,
 )
 
 LATER_MS = 2**52
@@ -179,6 +180,25 @@ async def test_puts_and_deletes_in_one_folder_do_not_disturb_each_other(
     async with asyncio.TaskGroup() as group:
         for n in range(4):
             group.create_task(put_and_delete(str(n)))
+
+
+async def test_a_folder_that_is_removed_before_it_is_synced_is_made_again(
+    store: FilesystemObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the delete of the last other object in it, on another thread or host."""
+    removed: list[Path] = []
+
+    def remove_then_sync(path: Path) -> None:
+        if path == root / "p" and not removed:
+            (path / "q").rmdir()
+            path.rmdir()
+            removed.append(path)
+        sync(path)
+
+    monkeypatch.setattr(file_tree, "sync", remove_then_sync)
+    await store.put("p/q/k", b"x")
+    assert removed
+    assert await store.get("p/q/k") == b"x"
 
 
 async def test_stale_temporaries_are_removed(store: FilesystemObjectStore, root: Path) -> None:

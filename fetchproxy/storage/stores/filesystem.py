@@ -396,12 +396,12 @@ class FileTree:
             parent, path = path, path / part
             try:
                 path.mkdir(self._permissions())
+                sync(parent)
             except FileExistsError:
                 continue
-            except FileNotFoundError:  # a delete has just removed it, or the root is missing
+            except FileNotFoundError:  # a delete has just removed `parent`, or the root is missing
                 self.check_present()
                 return
-            sync(parent)
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
