@@ -54,9 +54,10 @@ test: check  ## check, set up the real parts, run every test that is not slow
 	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 rclone gcs azure hdfs kerberos clients spark-oldest spark-newest
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; real=0; alone=0; \
 	echo 'Beside this run the tests without real parts, then those of stores and Spark; their output follows at the end.'; \
-	{ alone=0; nice -n 19 $(BIN)/python -m pytest -m "not slow and not ($(REAL_PARTS))" || alone=$$?; \
+	{ export LAB_PORTS=26000-32000; alone=0; \
+	nice -n 19 $(BIN)/python -m pytest -m "not slow and not ($(REAL_PARTS))" || alone=$$?; \
 	$(BIN)/python -m pytest -m "not slow and ($(STORES_AND_SPARK))" || alone=$$?; exit $$alone; } >"$$log" 2>&1 & beside=$$!; \
-	$(BIN)/python -m pytest -m "not slow and kafka and not ($(STORES_AND_SPARK))" || real=$$?; \
+	LAB_PORTS=20000-26000 $(BIN)/python -m pytest -m "not slow and kafka and not ($(STORES_AND_SPARK))" || real=$$?; \
 	wait $$beside || alone=$$?; cat "$$log"; \
 	exit $$((real | alone))
 

@@ -13,11 +13,16 @@ import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic, sleep
+from typing import TYPE_CHECKING
 
 from lab.errors import PartFailed
 from lab.java import find_java
 from lab.kafka_versions import KAFKA_VERSION, kafka_jars
 from lab.process import OneProcess, ServerProcess, free_port, port_answers
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 _START_ATTEMPTS_MAX = 3
 
@@ -188,7 +193,20 @@ class KafkaServer(OneProcess):
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         new = NewTopic(name, partition_count, replication_factor=1, config=dict(config or {}))
         admin.create_topics([new], operation_timeout=30.0)[name].result(timeout=60.0)
+        # The controller has answered; the broker's own metadata follows.
+        end = monotonic() + 60.0
+        while not self._leads(admin, name, partition_count):
+            if monotonic() > end:
+                raise PartFailed(f"the broker does not lead the new topic {name} after 60 s")
+            sleep(0.01)
         return name
+
+    @staticmethod
+    def _leads(admin: AdminClient, topic: str, partition_count: int) -> bool:
+        partitions = admin.list_topics(topic, timeout=30.0).topics[topic].partitions
+        return len(partitions) == partition_count and all(
+            partition.leader >= 0 for partition in partitions.values()
+        )
 
     def stop(self) -> None:
         """An orderly shutdown. Removes the data unless the caller gave `data_dir`."""

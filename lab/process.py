@@ -27,8 +27,9 @@ _LAUNCHER = Path(__file__).with_name("die_with_parent.py")
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lab-spawner")
 _running: set[subprocess.Popen[bytes]] = set()
 # The ports are below Linux's ephemeral range (32768-60999). So no outgoing connection takes a
-# chosen port before the server binds it, or while a server is down between two starts.
-_PORTS = range(20_000, 32_000)
+# chosen port before the server binds it, or while a server is down between two starts. `make test`
+# gives each of its two runs ports of its own: neither takes a port that the other has chosen.
+_PORTS = range(*map(int, os.environ.get("LAB_PORTS", "20000-32000").split("-")))
 _handed_out: set[int] = set()
 
 
@@ -44,7 +45,7 @@ def free_ports(count: int) -> int:
         if _handed_out.isdisjoint(ports) and all(_is_free(port) for port in ports):
             _handed_out.update(ports)
             return first
-    raise PartFailed(f"no {count} free ports in 200 places tried between 20000 and 32000")
+    raise PartFailed(f"no {count} free ports in 200 places tried of {_PORTS}")
 
 
 def _is_free(port: int) -> bool:
