@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import pytest
 from archive_contract import metadata_objects
@@ -33,6 +33,7 @@ from lab.s3 import RcloneServer, S3Server
 from lab.store_server import StoreServer
 
 Server: TypeAlias = StoreServer | HdfsServer
+T = TypeVar("T")
 
 HASTY = StoreConfig(timeout_ms=1000)
 # Time after a fault for all calls together to end. A part may take three times the time-out to
@@ -163,14 +164,17 @@ def log_content(number: int, size: int) -> bytes:
 
 
 class Workers:
-    """Call one operation again and again in several workers, each until a call fails."""
+    """Call one operation again and again in several workers, each until a call fails.
+
+    Only calls from the fault on count: before it, a busy machine may outlast the short time-outs.
+    """
 
     def __init__(self, call: Callable[[int], Awaitable[None]]) -> None:
         self._call = call
         self._numbers = count()
         self.succeeded = [0] * WORKERS
         self.failed: dict[int, RemoteStorageError] = {}
-        self.stopped = False
+        self.at_fault = self.stopped = False
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as workers:
@@ -184,14 +188,18 @@ class Workers:
                 await self._call(number)
             except RemoteStorageError as error:
                 self.failed[number] = error
-                return
+                if self.at_fault:
+                    return
+                continue
             self.succeeded[worker] += 1
 
     async def each_has_succeeded(self, times: int = 1) -> None:
         wanted = [done + times for done in self.succeeded]
-        while any(done < want for done, want in zip(self.succeeded, wanted, strict=True)):
-            assert not self.failed, self.failed
-            await asyncio.sleep(0.002)
+        async with asyncio.timeout(RECOVERS_MAX_S):
+            while any(  # noqa: ASYNC110 - the workers know no events
+                done < want for done, want in zip(self.succeeded, wanted, strict=True)
+            ):
+                await asyncio.sleep(0.002)
 
 
 @asynccontextmanager
@@ -215,7 +223,7 @@ async def opened(
         yield manager
 
 
-async def in_the_end(call: Callable[[], Awaitable[None]]) -> None:
+async def in_the_end(call: Callable[[], Awaitable[T]]) -> T:
     """Repeat the call while it raises retriable errors."""
     async with asyncio.timeout(RECOVERS_MAX_S):
         while True:
@@ -231,7 +239,7 @@ async def all_end(work: asyncio.Task[None], workers: Workers) -> None:
     """The server does nothing any more, so every worker ends with a failed call."""
     async with asyncio.timeout(ENDS_MAX_S):
         await work
-    assert len(workers.failed) == WORKERS
+    assert len(workers.failed) >= WORKERS
     for error in workers.failed.values():
         assert error.retriable, error
         assert str(error), repr(error)
@@ -264,6 +272,7 @@ async def test_nothing_is_lost_and_it_goes_on(
         workers = Workers(call)
         work = asyncio.create_task(workers.run())
         await workers.each_has_succeeded()
+        workers.at_fault = True
         if fault == "killed":
             await asyncio.to_thread(server.kill)
             await all_end(work, workers)

@@ -157,7 +157,7 @@ def test_a_large_step_is_announced_and_taken_back(
         wait_for("it to be taken back", lambda: not any(path.exists() for path in announced))
         assert json.loads(proxy.get("/api/status"))["headlines"] == []
     # The step was intended: it happens by itself after the grace.
-    soon = {"archive__retention_step_grace_ms": 2_000}
+    soon = {"archive__retention_step_grace_ms": 8_000}
     with archiving(kafka_server, store, name, tmp_path, **mistyped, **soon) as proxy:
         wait_for("the headline", lambda: proxy.logged("retention_step_announced"))
         assert log_files(store) == before
@@ -214,7 +214,13 @@ def test_local_retention_after_the_copy(kafka_server: KafkaServer, tmp_path: Pat
         produce(kafka_server.bootstrap, data, COUNT)
         wait_for("the trimming", lambda: broker_start(kafka_server, name) > 500)
         wait_for("the archive", lambda: archived_ends(store.url, name) == {0: COUNT})
-        time.sleep(1)
+
+        def stands_still() -> bool:
+            start = broker_start(kafka_server, name)
+            time.sleep(7)  # longer than a busy machine may hold up the proxy
+            return broker_start(kafka_server, name) == start
+
+        wait_for("the end of the trimming", stands_still)
         trimmed_to = broker_start(kafka_server, name)
         assert trimmed_to < COUNT - 200  # the local retention was kept
         # In a store outage nothing is archived, so nothing is trimmed, however much is produced.
@@ -313,7 +319,8 @@ def test_a_topic_that_is_deleted_and_created_again(
 ) -> None:
     name, other, store = "retention-again", "retention-again-not", (tmp_path / "store").as_uri()
     folder = Path(store.removeprefix("file://"))
-    with archiving(kafka_server, store, "retention-again.*", tmp_path, **DELETION) as proxy:
+    slowly = {**DELETION, "archive__topic_deletion_grace_ms": 8_000}
+    with archiving(kafka_server, store, "retention-again.*", tmp_path, **slowly) as proxy:
         archived(kafka_server, store, name)
         archived(kafka_server, store, other)
         [first] = [f for f in folder.glob(f"{name}-*") if not f.name.startswith(other)]

@@ -119,7 +119,8 @@ async def running_archiver(
         ArchiveConfig, WritingLimits, topics=topics, **{**QUICK, **changes}
     )
     async with (
-        Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=5_000)) as cluster,
+        # Patient with a busy machine; a test that kills its broker waits this long for an error.
+        Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=12_000)) as cluster,
         open_local_indexes(config, archive.rsm, limits) as local_indexes,
         asyncio.TaskGroup() as tasks,
     ):

@@ -134,7 +134,7 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
     )
     async with (
         serving(broker) as bootstrap,
-        Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=2_000)) as cluster,
+        Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=30_000)) as cluster,
         StoreBackedRemoteLogMetadataManager(planted.rsm, MetadataConfig()) as rlmm,
     ):
         local = LocalRetention(

@@ -140,7 +140,7 @@ async def life(manager: str = "store") -> AsyncIterator[Life]:
     broker = DecidedBroker()
     async with (
         serving(broker) as bootstrap,
-        Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=2_000)) as cluster,
+        Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=30_000)) as cluster,
     ):
         yield Life(broker, cluster, store, planted, log)
 

@@ -127,7 +127,7 @@ async def managed(
 
 
 def cluster_of(mock_cluster: MockCluster) -> Cluster:
-    return Cluster(ClusterConfig(bootstrap=mock_cluster.bootstrap, request_max_ms=5_000))
+    return Cluster(ClusterConfig(bootstrap=mock_cluster.bootstrap, request_max_ms=30_000))
 
 
 async def test_a_follower_knows_what_the_leader_copies_and_copies_nothing(

@@ -77,11 +77,6 @@ class RackReader:
             assert message.error() is None, message.error()
             self.read.append((message.offset(), message.key(), message.value()))
 
-    def poll_for(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self.poll()
-
     def pause(self) -> None:
         self._consumer.pause([self._where])
 
