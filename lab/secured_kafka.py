@@ -29,15 +29,15 @@ SESSION_MS = 3_000
 def unsecured_token(user: str, lifetime_s: float = 3600.0) -> str:
     """An unsigned JWT, which Kafka's default OAUTHBEARER validator accepts (KIP-255).
 
-    Whole seconds: the broker's clock has milliseconds, so a token of this very millisecond would
-    be from its future, and is refused.
+    The broker's clock has milliseconds: it would refuse a token of this very millisecond as one
+    from its future. So the token is issued at the last whole second.
     """
-    now = int(time.time())
+    now = time.time()
 
     def part(content: Mapping[str, object]) -> str:
         return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
 
-    claims = {"sub": user, "iat": now, "exp": now + lifetime_s}
+    claims = {"sub": user, "iat": int(now), "exp": now + lifetime_s}
     return f"{part({'alg': 'none'})}.{part(claims)}."
 
 

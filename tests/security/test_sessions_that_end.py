@@ -191,9 +191,9 @@ def test_who_does_not_authenticate_again_is_cut_off(
     last = data.written[0][-1][0]
 
     def lasted_s(bootstrap: str, offset: int) -> float:
+        begun = time.monotonic()
         with SaslConnection(bootstrap, "alice") as alice:
             topic_id = alice.topic_id(data.topic)
-            begun = time.monotonic()
             errors = set()
 
             def read_on() -> None:

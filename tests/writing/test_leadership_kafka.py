@@ -77,13 +77,15 @@ async def test_two_share_the_partitions_and_one_takes_over_from_the_killed(
 ) -> None:
     topic = kafka.create_topic("shared", PARTITIONS)
     everything = set(range(PARTITIONS))
+    # A busy machine may stall either of them for seconds, and neither may lose its session by that.
+    settings = group(topic, group_session_timeout_ms=12_000)
     async with (
         open_archive(tmp_path / "store") as archive,
-        running_archiver(kafka.bootstrap, archive, topic, **group(topic)) as (manager, cluster),
+        running_archiver(kafka.bootstrap, archive, topic, **settings) as (manager, cluster),
     ):
         await until_true(lambda: led(manager) == everything)
         assert (manager.leadership_state.kind, manager.leadership_state.members) == ("group", 1)
-        with archiver_process(kafka.bootstrap, tmp_path, topic, **group(topic)) as other:
+        with archiver_process(kafka.bootstrap, tmp_path, topic, **settings) as other:
             await until_true(lambda: len(led(manager)) == PARTITIONS // 2)
             await until_true(lambda: manager.leadership_state.members == 2)
             mine = led(manager)
@@ -176,7 +178,7 @@ async def test_the_same_instance_id_twice(kafka: KafkaServer, tmp_path: Path) ->
         assert error is not None
         assert "instance id 'me'" in error
         await asyncio.sleep(4)  # longer than a session
-        assert len(led(late)) == 2
+        await until_true(lambda: len(led(late)) == 2)  # a busy machine may have stalled it
         assert led(early) == set()
 
 
