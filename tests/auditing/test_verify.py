@@ -518,7 +518,7 @@ async def test_many_metadata_objects_take_several_reads() -> None:
 
     archive.store.__class__ = Slow
     async with StoreBackedRemoteLogMetadataManager(
-        archive.rsm, MetadataConfig(), reads_max=1, read_max_ms=50
+        archive.rsm, MetadataConfig(), reads_max=1, read_max_ms=2_000
     ) as rlmm:
         report = await verify_archive(archive.rsm, rlmm)
     assert report.clean

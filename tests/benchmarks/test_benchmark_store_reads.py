@@ -72,7 +72,7 @@ def test_the_relay_delays_and_counts() -> None:
 
 
 def test_requests_at_once_are_one_round_trip() -> None:
-    with store() as port, StoreRelay(port, latency_ms=300) as relay:
+    with store() as port, StoreRelay(port, latency_ms=5_000) as relay:
         parts = parts_of([(f"{relay.endpoint_url}/object", len(CONTENT))], 100_000)
         assert read_all(parts, 3, 100_000) == len(CONTENT)
         assert longest_chain(relay.take()) == 1

@@ -63,7 +63,7 @@ async def test_an_election_that_takes_a_while() -> None:
 
 async def test_a_leader_that_never_comes() -> None:
     broker = ScriptedBroker(fetch_error=6)
-    async with serving(broker) as bootstrap, Cluster(config(bootstrap, 300)) as cluster:
+    async with serving(broker) as bootstrap, Cluster(config(bootstrap, 5_000)) as cluster:
         with pytest.raises(ClusterError) as raised:
             await fetch(cluster)
         assert raised.value.error_code == 6
@@ -120,7 +120,7 @@ async def test_a_broker_that_closes_every_connection() -> None:
         raise ConnectionError
 
     broker.override = hang_up
-    async with serving(broker) as bootstrap, Cluster(config(bootstrap, 200)) as cluster:
+    async with serving(broker) as bootstrap, Cluster(config(bootstrap, 30_000)) as cluster:
         with pytest.raises(ClusterUnavailable):
             await cluster.brokers()
         broker.override = None

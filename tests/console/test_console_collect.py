@@ -240,7 +240,7 @@ async def test_an_outage_of_one_operation_counts_at_once_and_is_named(
     store = (await process.collector()).store
     error = "StorageDenied: token=•••"
     assert (store.url, store.up, store.last_error) == ("s3://•••@bucket", False, error)
-    assert store.failing_seconds == pytest.approx(12, abs=0.2)
+    assert 12 <= store.failing_seconds < 60
     assert [name for name, one in store.operations.items() if one.up is False] == [operation]
     assert metrics.STORE_UP.labels(operation)._value.get() == 0
     process.rsm.health[operation].succeeded(now)

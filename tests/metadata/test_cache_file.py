@@ -322,7 +322,7 @@ def test_killed_at_random(tmp_path: Path, path: Path) -> None:
         with writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"writing\n"
-            while not path.exists():
+            while not file_at(tmp_path).load().metadata_topic_offset:
                 time.sleep(0.01)
             time.sleep(source.uniform(0.0, 0.3))
             writer.kill()

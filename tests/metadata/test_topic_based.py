@@ -26,6 +26,7 @@ from topic_backing import Manager, TopicBacking, TopicContract
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import ConfigError, RemoteStorageError, StorageUnavailable
+from fetchproxy.metadata.remote_log_metadata_manager import READ_MAX_MS
 from fetchproxy.observability.metrics import METADATA_EVENTS_REFUSED, METADATA_UNREADABLE
 from fetchproxy.segments.object_keys import log_start_key
 from fetchproxy.segments.records import LogStartOffset, encode_message
@@ -357,16 +358,24 @@ async def test_a_log_that_never_answers_is_one_that_is_away(backing: TopicBackin
 
     backing.script.before_open = hang
     async with backing.manager(read_max_ms=50) as manager:  # a finite wait
+        follower = manager._follower
+        manager._read_max_ms = follower._read_max_ms = READ_MAX_MS
+        await manager.refresh(TIP, now())
         backing.script.before_append = hang
+        follower._read_max_ms = 50
         with pytest.raises(StorageUnavailable, match=r"append for orders-0: not done within 0\.05"):
             await manager.put(segment(1, 0, 9))
+        follower._read_max_ms = READ_MAX_MS
         await manager.put(segment(1, 0, 9))
         backing.hold()
+        follower._read_max_ms = 50
         with pytest.raises(StorageUnavailable, match=r"to the end: not done within 0\.05 s"):
             await manager.refresh(TIP, now())
         backing.release()
+        follower._read_max_ms = READ_MAX_MS
         assert (await manager.refresh(TIP, now())).copies_started
         backing.store.door.clear()
+        manager._read_max_ms = 50
         with pytest.raises(StorageUnavailable, match="orders-1 in the store: not done within"):
             await manager.refresh(OTHER, now())
 

@@ -33,6 +33,6 @@ async def test_damage_in_a_batch_checked_in_a_thread_is_found() -> None:
         metadata = await side.segment([large])
         damaged = large.content[:-1] + b"!"
         await side.store.inner.put(side.log_key(metadata), damaged)
-        fetch = await fetched(side, 3, wait_s=0.3)
+        fetch = await fetched(side, 3, wait_s=5)
         assert side.log_reads() == 2
         assert not fetch.results() or fetch.results()[0].size_bytes == 0

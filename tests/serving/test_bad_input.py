@@ -17,8 +17,8 @@ from lab.mock_cluster import MockCluster
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     folder: Path = tmp_path_factory.mktemp("bad-input")
     settings: dict[str, object] = {
-        "limits.serving.half_frame_max_ms": 1000,
-        "gateway.idle_max_ms": 4000,
+        "limits.serving.half_frame_max_ms": 6_500,
+        "gateway.idle_max_ms": 9_500,
         "gateway.connections_max": 8,
         "gateway.frame_bytes_max": 1_000_000,
     }
@@ -39,7 +39,7 @@ def connect(proxy: ProxyProcess, last_octet: int = 1) -> socket.socket:
     peer = socket.create_connection(
         ("127.0.0.1", proxy.port), source_address=(f"127.0.0.{last_octet}", 0)
     )
-    peer.settimeout(20)
+    peer.settimeout(60)
     return peer
 
 

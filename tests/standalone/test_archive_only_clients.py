@@ -123,7 +123,6 @@ def member(bootstrap: str, group: str) -> confluent_kafka.Consumer:
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            "session.timeout.ms": 6000,
             "heartbeat.interval.ms": 300,
         }
     )

@@ -372,13 +372,16 @@ async def test_who_is_taken_out_of_the_file_is_let_go_and_a_broken_file_changes_
 async def test_who_does_not_log_in_in_time_is_let_go(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fetchproxy.serving.standalone.session._LOGIN_MAX_S", 0.2)
     settings: dict[str, dict[str, object]] = {"archive_only": {"users_file": str(file)}}
     async with serve_archive(await plant(), settings) as served:
-        silent = await served.client()
-        assert await silent.closed()
+        with monkeypatch.context() as patched:
+            patched.setattr("fetchproxy.serving.standalone.session._LOGIN_MAX_S", 0.2)
+            silent = await served.client()
+            assert await silent.closed()
         known = await logged_in(served, "alice")
-        await asyncio.sleep(0.4)
+        for session in served.server._sessions:
+            session._login_until = 0.0  # type: ignore[attr-defined]
+        await asyncio.sleep(1.0)
         assert (await known.ask(MetadataRequest(topics=None), MetadataResponse, 12)).topics
 
 

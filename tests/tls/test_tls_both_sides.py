@@ -102,10 +102,14 @@ def test_a_client_without_a_certificate_is_told_so(
             **confluent_tls(authority, None),
         }
     )
+
+    def told() -> bool:
+        client.poll(0.5)
+        return any("certificate required" in error.str() for error in errors)
+
     with pytest.raises(confluent_kafka.KafkaException):
         client.list_topics(timeout=3)
-    client.poll(0.5)
-    assert any("certificate required" in error.str() for error in errors), errors
+    wait_for("the alert", told)
     refused = tls_proxy.logged("tls_handshake_failed")
     assert "no_certificate" in {entry["reason"] for entry in refused}
     assert tls_proxy.metric("fetchproxy_tls_handshakes_failed_total", 'no_certificate"') >= 1

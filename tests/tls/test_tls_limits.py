@@ -19,7 +19,7 @@ from lab.mock_cluster import MockCluster
 
 CONNECTIONS_MAX = 8
 SETTINGS: dict[str, object] = {
-    "limits.serving.tls_handshake_max_ms": 2_000,
+    "limits.serving.tls_handshake_max_ms": 7_000,
     "limits.serving.half_frame_max_ms": 700,
     "gateway.connections_max": CONNECTIONS_MAX,
 }
@@ -49,7 +49,7 @@ def _nobody_is_left(proxy: ProxyProcess) -> Iterator[None]:
 
 def plain(proxy: ProxyProcess) -> socket.socket:
     peer = socket.create_connection(("127.0.0.1", proxy.port))
-    peer.settimeout(20)
+    peer.settimeout(60)
     return peer
 
 

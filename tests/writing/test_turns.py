@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -218,7 +219,7 @@ async def test_a_copy_that_hangs_is_shown_and_ended(
     store = StubbornStore(tmp_path / "store", create=True)
     async with (
         open_archive(store) as archive,
-        running_archiver(mock_cluster.bootstrap, archive, TOPIC, copy_max_ms=3_000) as (
+        running_archiver(mock_cluster.bootstrap, archive, TOPIC, copy_max_ms=7_000) as (
             manager,
             _,
         ),
@@ -228,10 +229,11 @@ async def test_a_copy_that_hangs_is_shown_and_ended(
 
         def ended() -> bool:
             told.update(one.what for one in manager.concerns.health.conditions(0.0))
-            return any("took over 3000 ms" in what for what in told)
+            return any("took over 7000 ms" in what for what in told)
 
         await until_true(ended)
-        assert "a copy has taken 0 s so far; the archiver ends it after 3 s" in told
+        shown = r"a copy has taken \d s so far; the archiver ends it after 7 s"
+        assert any(re.fullmatch(shown, what) for what in told)
         await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 100)))
         await until_true(lambda: all(s.copy is None for s in manager.status()))
         await until_true(lambda: all(s.last_error is None for s in manager.status()))
