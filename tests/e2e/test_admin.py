@@ -54,7 +54,10 @@ def test_a_topics_life(through: AdminClient, direct: AdminClient) -> None:
     again = through.create_topics([new])[name]
     with pytest.raises(confluent_kafka.KafkaException, match="TOPIC_ALREADY_EXISTS"):
         again.result(S)
-    assert len(direct.list_topics(name, timeout=S).topics[name].partitions) == 2
+    wait_for(
+        "two partitions",
+        lambda: len(direct.list_topics(name, timeout=S).topics[name].partitions) == 2,
+    )
     through.create_partitions([NewPartitions(name, 3)])[name].result(S)
     wait_for(
         "three partitions",

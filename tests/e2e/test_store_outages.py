@@ -77,7 +77,7 @@ def test_readers_wait_through_an_outage(
             stood_at = [reader.count for reader in readers]
             assert all(100 <= count < 400 for count in stood_at), "it was read from memory"
             assert not any(reader.errors for reader in readers)
-            assert "outage" in proxy.get("/api/status")
+            wait_for("its report", lambda: "outage" in proxy.get("/api/status"))
             store.bring_back()
             for reader in readers:
                 assert reader.records() == data.written

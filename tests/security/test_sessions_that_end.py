@@ -189,11 +189,12 @@ def test_who_does_not_authenticate_again_is_cut_off(
     """At the tail as by the broker; in the archive when its permit is over at the latest."""
     data, _ = two_tiers
     last = data.written[0][-1][0]
+    with SaslConnection(secured.sasl, "alice") as unending:
+        topic_id = unending.topic_id(data.topic)
 
     def lasted_s(bootstrap: str, offset: int) -> float:
         begun = time.monotonic()
         with SaslConnection(bootstrap, "alice") as alice:
-            topic_id = alice.topic_id(data.topic)
             errors = set()
 
             def read_on() -> None:
@@ -203,7 +204,7 @@ def test_who_does_not_authenticate_again_is_cut_off(
 
             with pytest.raises((AssertionError, ConnectionError), match=r"closed|reset|pipe"):
                 read_on()
-            assert errors == {0}
+            assert errors <= {0}  # nothing, if a busy machine begins after the session's end
             return time.monotonic() - begun
 
     session_s, permit_s, slack_s = SESSION_MS / 1000, PERMIT_TTL_MS / 1000, 8.0

@@ -43,10 +43,11 @@ def kafka(serve_part: Callable[..., Iterator[KafkaServer]]) -> Iterator[KafkaSer
 
 
 def group(topic: str, **changes: Any) -> dict[str, Any]:
+    """A busy machine may stall a member for seconds, and it must not lose its session by that."""
     return {
         **SMALL,
         "group_id": f"archivers-of-{topic}",
-        "group_session_timeout_ms": 3_000,
+        "group_session_timeout_ms": 12_000,
         "remote_refresh_interval_ms": 0,
         **changes,
     }
@@ -77,8 +78,7 @@ async def test_two_share_the_partitions_and_one_takes_over_from_the_killed(
 ) -> None:
     topic = kafka.create_topic("shared", PARTITIONS)
     everything = set(range(PARTITIONS))
-    # A busy machine may stall either of them for seconds, and neither may lose its session by that.
-    settings = group(topic, group_session_timeout_ms=12_000)
+    settings = group(topic)
     async with (
         open_archive(tmp_path / "store") as archive,
         running_archiver(kafka.bootstrap, archive, topic, **settings) as (manager, cluster),
@@ -111,12 +111,12 @@ async def test_a_restart_moves_little(kafka: KafkaServer, tmp_path: Path) -> Non
     half = PARTITIONS // 2
     seen: list[set[int]] = []
     async with open_archive(tmp_path / "store") as archive, AsyncExitStack() as exits:
-        first, _ = await start(exits, kafka, topic, archive, group_session_timeout_ms=10_000)
+        first, _ = await start(exits, kafka, topic, archive, group_session_timeout_ms=15_000)
 
         async def life(**changes: Any) -> tuple[set[int], set[int]]:
             """The partitions that the second and the first lead while both run."""
             async with AsyncExitStack() as second_exits:
-                changes = {"group_session_timeout_ms": 10_000, **changes}
+                changes = {"group_session_timeout_ms": 15_000, **changes}
                 second, _ = await start(second_exits, kafka, topic, archive, **changes)
                 await until_true(lambda: len(led(second)) == half)
                 await until_true(lambda: len(led(first)) == half)
@@ -169,15 +169,14 @@ async def test_the_same_instance_id_twice(kafka: KafkaServer, tmp_path: Path) ->
     """The later one wins; the earlier one leads nothing any more and stays out of the group."""
     topic = kafka.create_topic("fenced", 2)
     async with open_archive(tmp_path / "store") as archive, AsyncExitStack() as exits:
-        early, _ = await start(exits, kafka, topic, archive, group_instance_id="me")
+        me: dict[str, Any] = {"group_instance_id": "me", "group_session_timeout_ms": 9_000}
+        early, _ = await start(exits, kafka, topic, archive, **me)
         await until_true(lambda: len(led(early)) == 2)
-        late, _ = await start(exits, kafka, topic, archive, group_instance_id="me")
+        late, _ = await start(exits, kafka, topic, archive, **me)
         await until_true(lambda: len(led(late)) == 2)
         await until_true(lambda: led(early) == set())
-        error = early.leadership_state.error
-        assert error is not None
-        assert "instance id 'me'" in error
-        await asyncio.sleep(4)  # longer than a session
+        await until_true(lambda: "instance id 'me'" in (early.leadership_state.error or ""))
+        await asyncio.sleep(10)  # longer than a session
         await until_true(lambda: len(led(late)) == 2)  # a busy machine may have stalled it
         assert led(early) == set()
 
@@ -186,7 +185,7 @@ async def test_a_broker_that_is_paused(kafka: KafkaServer, tmp_path: Path) -> No
     """Without a coordinator no member leads longer than a session; with it, leading resumes."""
     topic = kafka.create_topic("paused", 2)
     async with open_archive(tmp_path / "store") as archive, AsyncExitStack() as exits:
-        manager, _ = await start(exits, kafka, topic, archive)
+        manager, _ = await start(exits, kafka, topic, archive, group_session_timeout_ms=3_000)
         await until_true(lambda: len(led(manager)) == 2)
         kafka.pause()
         try:
@@ -208,6 +207,6 @@ async def test_one_that_was_replaced_in_its_group(kafka: KafkaServer, tmp_path: 
         4,
         tmp_path,
         OVERTAKEN_TOO_LATE,
-        **group(topic),
+        **group(topic, group_session_timeout_ms=3_000),  # the stopped one is to lose it
     )
     assert finished > seen, "no range was copied twice: this run has shown nothing"

@@ -116,6 +116,13 @@ def produce(bootstrap: str, topic: str, partitions: int, count: int) -> None:
     assert producer.flush(30) == 0
 
 
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
 async def meet(
     bootstrap: str, topic: str, partitions: int, folder: Path, label: str, **changes: Any
 ) -> tuple[int, int]:
@@ -124,6 +131,11 @@ async def meet(
     with archiver_process(bootstrap, folder, topic, f"stop {label}", **changes) as other:
         await asyncio.to_thread(other.wait_for, "stopped")
         await until_true(lambda: other.stopped)
+        begun = {
+            path: content
+            for path in (folder / "store").rglob("*.metadata")
+            if b"COPY_SEGMENT_STARTED" in (content := path.read_bytes())
+        }
         async with (
             open_archive(folder / "store") as archive,
             running_archiver(
@@ -139,6 +151,8 @@ async def meet(
             await until(manager, archived_up_to(topic, ends))
             assert other.running
             assert not other.stopped
+            if label == OVERTAKEN_TOO_LATE:  # then the woken one finishes a copy for certain
+                await until_true(lambda: any(_content(p) != begun[p] for p in begun))
             await asyncio.sleep(1)  # by then the woken one has written its pending data
             other.send(signal.SIGSTOP)  # a look at the writes of both needs them unchanged
             finished = seen = 0
