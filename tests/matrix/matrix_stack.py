@@ -11,11 +11,11 @@ import confluent_kafka
 from archived_topics import SETTINGS, archive_and_trim
 from client_readers import read_confluent
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from fetchproxy_protocol.record_batch import walk
 from matrix_client import Line, by_partition
 from matrix_python_clients import as_lines
-from proxy_process import ProxyProcess
+from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import TopicData, value_of
 
@@ -118,10 +118,27 @@ class MatrixStack:
                 producer.abort_transaction(60)
             else:
                 producer.commit_transaction(60)
+        wait_for("the last markers, which follow the answer to the commit", self._all_decided)
         # A plain record last: clients that cannot see control records find the end by it.
         plain = Producer(writer)
         self._write(plain, b"last", TRANSACTIONS * RECORDS)
         assert plain.flush(60) == 0
+
+    def _all_decided(self) -> bool:
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
+        partitions = [
+            confluent_kafka.TopicPartition(topic, p)
+            for topic in (TOPIC, TWIN)
+            for p in range(PARTITIONS)
+        ]
+
+        def ends(isolation: confluent_kafka.IsolationLevel) -> list[int]:
+            latest = dict.fromkeys(partitions, OffsetSpec.latest())
+            found = admin.list_offsets(latest, isolation_level=isolation)
+            return [found[tp].result(timeout=60).offset for tp in partitions]
+
+        levels = confluent_kafka.IsolationLevel
+        return ends(levels.READ_COMMITTED) == ends(levels.READ_UNCOMMITTED)
 
     def _write(self, producer: Producer, key: bytes, number: int) -> None:
         for topic in (TOPIC, TWIN):
