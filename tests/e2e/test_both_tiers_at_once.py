@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 import confluent_kafka
 import kafka
@@ -24,8 +23,7 @@ pytestmark = pytest.mark.kafka
 
 REMOTE, TAIL = 0, 1
 CLIENTS = ("kafka-python", "confluent-kafka")
-# Limits of a median, as a busy machine may stall any one step for seconds.
-IDLE_TAIL_FETCH_S = 1.0  # a few ms without any wait, 5 s with the long poll
+IDLE_TAIL_FETCH_S = 0.04  # the median; a few ms without any wait
 PROMPT_S = 2.0  # an order of magnitude: a tail that waits for the archive takes for ever
 
 
@@ -117,7 +115,7 @@ def test_neither_tier_waits_for_the_other(
             stood_at = len(reader.offsets[REMOTE])
             assert stood_at < 900
             took = [latency(kafka_server, name, reader) for _ in range(8)]
-            assert median(took) < PROMPT_S, took
+            assert max(took) < PROMPT_S, took
             assert len(reader.offsets[REMOTE]) < 900, "the store was not away"
             own_s3_server.resume()
             wait_for("all of the archive", lambda: read_up_to(reader, 1000))
@@ -138,8 +136,8 @@ def test_an_idle_tail_does_not_slow_the_archive(kafka_server: KafkaServer, tmp_p
     ) as proxy:  # fmt: skip
         archive_and_trim(kafka_server.bootstrap, store, data)
         for session in (False, True):
-            took = fetch_times(proxy.bootstrap, data, session)
-            assert median(took) < IDLE_TAIL_FETCH_S, took
+            took = sorted(fetch_times(proxy.bootstrap, data, session))
+            assert took[len(took) // 2] < IDLE_TAIL_FETCH_S, took
 
 
 def fetch_times(bootstrap: str, data: TopicData, session: bool) -> list[float]:

@@ -204,7 +204,7 @@ def test_who_does_not_authenticate_again_is_cut_off(
 
             with pytest.raises((AssertionError, ConnectionError), match=r"closed|reset|pipe"):
                 read_on()
-            assert errors <= {0}  # nothing, if a busy machine begins after the session's end
+            assert errors == {0}
             return time.monotonic() - begun
 
     session_s, permit_s, slack_s = SESSION_MS / 1000, PERMIT_TTL_MS / 1000, 8.0
