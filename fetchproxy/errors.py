@@ -57,6 +57,13 @@ class DamagedObject(RemoteStorageError, CorruptSegment):
     """
 
 
+class ObjectNotReadable(DamagedObject):
+    """The store has the object, works, and does not give this one out: it was moved to a cold
+    storage class, its key is disabled, it alone is denied, or its blocks are lost. Says which, and
+    what to do. Readers wait at its offsets and never skip them; jobs go on with other objects.
+    """
+
+
 class SegmentLocked(DamagedObject):
     """The segment is encrypted, and no available key opens it; says which key is needed. For
     readers it is lost as if damaged, until an operator restores the key.

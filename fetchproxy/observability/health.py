@@ -98,6 +98,12 @@ class Kind(StrEnum):
         "put the key back into the key ring that `store.encryption_keys` names",
         about="key",
     )
+    OBJECT_NOT_READABLE = _error(
+        "object_not_readable",
+        "the store works and does not give out an object: its offsets cannot be read",
+        "restore the object, enable its key or give access, as the message says; or copy the "
+        "object back to a readable storage class",
+    )
     SEGMENT_METADATA_CHANGED = _error(
         "segment_metadata_changed",
         "somebody has changed the metadata of an encrypted segment: its reads fail",

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, SegmentLocked
+from fetchproxy.errors import CorruptSegment, ObjectNotReadable, SegmentLocked
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.observability.metrics import CORRUPT_CHUNKS, REMOTE_FETCH_BYTES
 from fetchproxy.reading.chunk_cache import Chunk, check_chunk
@@ -98,6 +98,8 @@ class SegmentLoads:
         if isinstance(error, SegmentLocked):
             log.error("segment_locked", **need.metadata.logged, error=str(error))
             return
+        if isinstance(error, ObjectNotReadable):
+            return  # `StoreHealth.reading` has logged it
         CORRUPT_CHUNKS.inc()
         log.error("corrupt_segment", **need.metadata.logged, error=str(error))
 

@@ -73,9 +73,9 @@ class RemoteStorageManager:
         must_exist: bool = False,
         at_rest: AtRest = AS_THEY_ARE,
     ) -> None:
-        self._store = watched = WatchedObjectStore(store)
-        self.health = watched.health
         self._prefix = keys.normal_prefix(prefix)
+        self._store = watched = WatchedObjectStore(store, self._prefix + keys.LAYOUT_OBJECT)
+        self.health = watched.health
         self.identity = OwnIdentity(watched, self._prefix, manager, must_exist=must_exist)
         self.objects = ArchiveObjects(watched, self._prefix)
         self.packed = PackedLogs(watched, self.object_key, at_rest)
@@ -117,10 +117,12 @@ class RemoteStorageManager:
         Raises DamagedObject if a block of a packed log has changed; MetadataChanged if `segment`
         differs from the metadata it was encrypted with.
         """
-        if segment.packed:
-            return await self.packed.read(segment, byte_range)
-        self.packed.check_may_be_plain(segment)
-        return await self._store.get_range(self.object_key(segment, SegmentFile.LOG), byte_range)
+        with self.health.reading(segment):
+            if segment.packed:
+                return await self.packed.read(segment, byte_range)
+            self.packed.check_may_be_plain(segment)
+            key = self.object_key(segment, SegmentFile.LOG)
+            return await self._store.get_range(key, byte_range)
 
     @measured
     async def fetch_index(self, segment: StoredSegment, file: SegmentFile) -> bytes:
@@ -136,11 +138,12 @@ class RemoteStorageManager:
             return b""
         key = self.object_key(segment, file)
         size_max = segment_file_bytes_max(file, key, segment.segment_size_bytes)
-        if not segment.packed:
-            self.packed.check_may_be_plain(segment)
-        elif file is not SegmentFile.PACKING:
-            return await self.packed.read_file(segment, file, size_max)
-        return await self._store.get(key, size_max)
+        with self.health.reading(segment, file):
+            if not segment.packed:
+                self.packed.check_may_be_plain(segment)
+            elif file is not SegmentFile.PACKING:
+                return await self.packed.read_file(segment, file, size_max)
+            return await self._store.get(key, size_max)
 
     @measured
     async def put_index(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
@@ -170,7 +173,9 @@ class RemoteStorageManager:
             if file not in kept_for_last:
                 await self._store.delete(self.object_key(segment, file))
         await self._store.delete(self.object_key(segment, SegmentFile.METADATA))
-        self.health.changed(segment, None)  # no later read of it will clear the condition
+        # No later read of it will clear the conditions.
+        self.health.changed(segment, None)
+        self.health.forget(segment)
 
     @measured
     async def put_segment_metadata(self, segment: StoredSegment, content: bytes) -> None:

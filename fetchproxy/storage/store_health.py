@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from typing import ParamSpec, TypeVar
 from uuid import UUID
 
+from cachetools import LRUCache
+
 from fetchproxy.errors import (
     DamagedObject,
     ObjectNotFound,
+    ObjectNotReadable,
     RangeNotSatisfiable,
     RemoteStorageError,
+    StorageDenied,
     StorageThrottled,
 )
-from fetchproxy.model import StoredSegment, TopicIdPartition
+from fetchproxy.model import (
+    ByteRange,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    StoredSegment,
+    TopicIdPartition,
+)
 from fetchproxy.observability.health import Condition, Health, Kind, of_partition
 from fetchproxy.observability.metrics import (
     STORE_FAILING_SECONDS,
@@ -27,7 +42,14 @@ from fetchproxy.observability.metrics import (
     STORE_REQUESTS_PER_S_MAX,
     STORE_UP,
 )
-from fetchproxy.storage.stores.object_store import ObjectStore, WrappedObjectStore
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.stores.object_store import (
+    OBJECT_BYTES_MAX,
+    SMALL_OBJECT_BYTES_MAX,
+    Content,
+    ObjectStore,
+    WrappedObjectStore,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -249,6 +271,21 @@ class OperationHealth:
             self._waiting.pop(request, None)
 
 
+# A reader that waits for an object asks for it again every minute. If none has for this long, none
+# waits, and nobody would notice that the object can be read again.
+REFUSED_FORGOTTEN_AFTER_S = 600.0
+REFUSED_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """`at`: loop time (s) of the last refusal."""
+
+    segment: StoredSegment
+    why: str
+    at: float
+
+
 class StoreHealth:
     """The health of one store. `run` keeps it current, even without requests to the store."""
 
@@ -256,6 +293,10 @@ class StoreHealth:
         self._health = Health()
         self._of = {one: OperationHealth(one, self._health) for one in StoreOperation}
         self._changed: dict[TopicIdPartition, UUID] = {}  # the reported segment
+        # Longest asked for last. What is forgotten is found again by its next reader.
+        self._refused: LRUCache[tuple[RemoteLogSegmentId, SegmentFile], _Refused] = LRUCache(
+            REFUSED_MAX
+        )
 
     def __getitem__(self, operation: StoreOperation) -> OperationHealth:
         return self._of[operation]
@@ -264,7 +305,9 @@ class StoreHealth:
         return {operation: health.status(now) for operation, health in self._of.items()}
 
     def conditions(self, now: float) -> Iterable[Condition]:
-        """Failing and throttled operations, locked segments and changed metadata."""
+        """Failing and throttled operations; segments that are locked, were changed, or are not
+        given out.
+        """
         return self._health.all(now)
 
     def locked(self, key_id: str, why: str | None) -> None:
@@ -290,9 +333,54 @@ class StoreHealth:
         else:
             self._health.report(of_partition(Kind.SEGMENT_METADATA_CHANGED, tip, what), tip)
 
+    @contextmanager
+    def reading(
+        self, segment: StoredSegment, file: SegmentFile = SegmentFile.LOG
+    ) -> Iterator[None]:
+        """Around a read of one of the segment's objects: if the store does not give this object
+        out, that is a condition of its partition until it does.
+        """
+        place = segment.segment_id, file
+        try:
+            yield
+        except ObjectNotReadable as error:
+            now = asyncio.get_running_loop().time()
+            self._refused[place] = _Refused(segment, str(error), now)
+            self._report_refused(segment.segment_id.topic_id_partition)
+            raise
+        if place in self._refused:
+            del self._refused[place]
+            self._report_refused(segment.segment_id.topic_id_partition)
+
+    def forget(self, segment: StoredSegment) -> None:
+        """The segment was deleted."""
+        for file in SegmentFile:
+            self._refused.pop((segment.segment_id, file), None)
+        self._report_refused(segment.segment_id.topic_id_partition)
+
+    def _report_refused(self, tip: TopicIdPartition) -> None:
+        refused = [
+            one for place, one in self._refused.items() if place[0].topic_id_partition == tip
+        ]
+        if not refused:
+            self._health.clear(Kind.OBJECT_NOT_READABLE, tip)
+            return
+        first = min(refused, key=lambda one: one.segment.start_offset)
+        segments = {one.segment.segment_id for one in refused}
+        more = f" (and {len(segments) - 1} more segments)" if len(segments) > 1 else ""
+        what = f"The store does not give out an object: {first.why}{more}"
+        offsets = None
+        if isinstance(first.segment, RemoteLogSegmentMetadata):
+            offsets = first.segment.start_offset, first.segment.end_offset
+        self._health.report(of_partition(Kind.OBJECT_NOT_READABLE, tip, what, offsets), tip)
+
     def look(self, now: float) -> None:
         for health in self._of.values():
             health.look(now)
+        old = [k for k, one in self._refused.items() if now - one.at >= REFUSED_FORGOTTEN_AFTER_S]
+        for place in old:
+            if self._refused.pop(place, None) is not None:
+                self._report_refused(place[0].topic_id_partition)
 
     async def run(self) -> None:
         while True:
@@ -312,12 +400,55 @@ _OPERATIONS: Mapping[str, StoreOperation] = {
 }
 
 
-class WatchedObjectStore(WrappedObjectStore):
-    """Records another store's health, and slows down if that store refuses requests as too many."""
+# A refusal without a code that says whether the store refuses every object or only this one.
+_OF_STORE_OR_OBJECT = (StorageDenied, RemoteStorageError)
+PROBE_GOOD_FOR_S = 5.0
 
-    def __init__(self, inner: ObjectStore) -> None:
+
+class WatchedObjectStore(WrappedObjectStore):
+    """Records another store's health, and slows down if that store refuses requests as too many.
+
+    `probe_key`: an object that every reader of the archive may read. If it can be read and another
+    object is refused, the fault is of that object (ObjectNotReadable), and not of the store.
+    """
+
+    def __init__(self, inner: ObjectStore, probe_key: str | None = None) -> None:
         super().__init__(inner)
         self.health = StoreHealth()
+        self._probe_key = probe_key
+        self._probed_at = float("-inf")  # loop time of the last probe that succeeded
+
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        async with self.around("get", key), self._blamed(key):
+            return await self.inner.get(key, bytes_max)
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
+        async with self.around("get_range", key), self._blamed(key):
+            return await self.inner.get_range(key, byte_range)
+
+    @asynccontextmanager
+    async def _blamed(self, key: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except RemoteStorageError as error:
+            if type(error) not in _OF_STORE_OR_OBJECT or not await self._gives_others(key):
+                raise
+            raise ObjectNotReadable(
+                f"{error}; the store gives out other objects: give access to this object or its "
+                "key, or copy it again"
+            ) from error
+
+    async def _gives_others(self, key: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self._probe_key is None or key == self._probe_key:
+            return False
+        if now - self._probed_at > PROBE_GOOD_FOR_S:
+            try:
+                await self.inner.get(self._probe_key, SMALL_OBJECT_BYTES_MAX)
+            except RemoteStorageError:
+                return False
+            self._probed_at = now
+        return True
 
     def around(
         self, verb: str, key: str | None = None

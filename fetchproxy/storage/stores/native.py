@@ -34,7 +34,7 @@ from fetchproxy.storage.stores.object_store import (
     Content,
     ObjectStore,
     StoredObject,
-    error_of,
+    answered,
     file_bytes,
     file_parts,
     whole,
@@ -47,6 +47,8 @@ _STATUS = re.compile(r"(?:status code: |\(code: )(\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{1,300})")
 _CAUSE = re.compile(r"kind: (\w+)")
+_REQUEST = re.compile(r"<RequestId>([\w+/=-]{1,100})</RequestId>")
+_RETRIES = re.compile(r"after (\d+) retries")
 _QUERY = re.compile(r"\?\S*")  # of a URL: it contains an Azure signature
 _BEHIND_END = re.compile(r'Wanted range starting at|CONTENT_RANGE header: "bytes \S+/0"')
 _TEXT_MAX = 300
@@ -71,9 +73,15 @@ def native_error(error: Exception, what: str) -> RemoteStorageError:
         return RemoteStorageError(f"{what}: {short}")
     name = code[1] if code else ""
     message = _MESSAGE.search(said)
-    kind = error_of(int(status[1]), name)
-    told = ": ".join(part for part in (name, message[1].strip() if message else "") if part)
-    return kind(f"{what}: status {status[1]} {told}".rstrip())
+    tried = int(retries[1]) + 1 if (retries := _RETRIES.search(said)) else 1
+    told = [
+        name,
+        message[1].strip() if message else "",
+        f"(request {request[1]})" if (request := _REQUEST.search(said)) else "",
+        f"(tried {tried} times)" if tried > 1 else "",
+    ]
+    text = " ".join(filter(None, [": ".join(filter(None, told[:2])), *told[2:]]))
+    return answered(what, int(status[1]), name, f"status {status[1]} {text}".rstrip())
 
 
 def native_code(error: BaseException | None) -> str:

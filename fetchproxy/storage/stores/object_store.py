@@ -13,6 +13,7 @@ from typing import Self
 
 from fetchproxy.errors import (
     ObjectNotFound,
+    ObjectNotReadable,
     RangeNotSatisfiable,
     RemoteStorageError,
     StorageDenied,
@@ -87,6 +88,16 @@ _BY_CODE: dict[str, type[RemoteStorageError]] = {
     "InvalidToken": StorageDenied,
     "InvalidAccessKeyId": StorageDenied,
     "SignatureDoesNotMatch": StorageDenied,
+    "BlobImmutableDueToPolicy": StorageDenied,
+    # About one object, while the store works. (A disabled key may be that of one object or of all:
+    # `store_health` asks for another object.)
+    "InvalidObjectState": ObjectNotReadable,
+    "BlobArchived": ObjectNotReadable,
+    "BlobBeingRehydrated": ObjectNotReadable,
+    "KMS.ThrottlingException": StorageThrottled,
+    "KMS.KMSInternalException": StorageUnavailable,
+    "KMS.DependencyTimeoutException": StorageUnavailable,
+    "KMS.KeyUnavailableException": StorageUnavailable,
     "AuthorizationHeaderMalformed": StorageDenied,
     # Status 400, but caused by the transmission.
     "RequestTimeout": StorageUnavailable,
@@ -98,9 +109,20 @@ _BY_CODE: dict[str, type[RemoteStorageError]] = {
 }
 
 
+# What to do about an object in such a state.
+REMEDIES: Mapping[str, str] = {
+    "InvalidObjectState": "it is in a cold storage class: restore it, or copy it back to a "
+    "storage class that can be read at once",
+    "BlobArchived": "it is in the archive tier: set its tier to hot or cool",
+    "BlobBeingRehydrated": "it is being brought back from the archive tier: it takes hours",
+}
+
+
 def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
     if code in _BY_CODE:
         return _BY_CODE[code]
+    if code.startswith("KMS."):
+        return StorageDenied
     if status == 404:
         return ObjectNotFound
     if status == 416:
@@ -113,6 +135,17 @@ def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
     if status in (408, 409) or status >= 500 or status < 300:
         return StorageUnavailable
     return RemoteStorageError  # the store does not understand the request
+
+
+def answered(
+    what: str, status: int, code: str, said: str, *, may_be_absent: bool = True
+) -> RemoteStorageError:
+    """The domain's error for a store's error answer. `said`: what the answer tells."""
+    kind = error_of(status, code)
+    if kind is ObjectNotFound and not may_be_absent:
+        kind = StorageUnavailable
+    remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
+    return kind(f"{what}: {said}{remedy}")
 
 
 # The largest sizes of objects that are read whole. An object larger than any that was ever written

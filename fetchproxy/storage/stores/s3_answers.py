@@ -12,7 +12,6 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from fetchproxy.errors import (
-    ObjectNotFound,
     RemoteStorageError,
     StorageDenied,
     StorageUnavailable,
@@ -20,7 +19,7 @@ from fetchproxy.errors import (
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.object_store import (
     StoredObject,
-    error_of,
+    answered,
 )
 
 # In practice servers, proxies and caches give wrong answers: they ignore a range, list in another
@@ -119,11 +118,12 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
     try:
         yield
     except boto.ClientError as error:
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        kind = error_of(status, error_code(error))
-        if kind is ObjectNotFound and not may_be_absent:
-            kind = StorageUnavailable
-        raise kind(f"{what}: {error}") from error
+        about = error.response.get("ResponseMetadata", {})
+        status = int(about.get("HTTPStatusCode", 0))
+        request = f" (request {about['RequestId']})" if about.get("RequestId") else ""
+        said = f"{error}{request}".replace(" (reached max retries: 0)", "")
+        code = error_code(error)
+        raise answered(what, status, code, said, may_be_absent=may_be_absent) from error
     except _UNAVAILABLE as error:
         raise StorageUnavailable(f"{what}: {error or type(error).__name__}") from error
     except _DENIED as error:

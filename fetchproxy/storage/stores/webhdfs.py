@@ -21,6 +21,7 @@ from fetchproxy.config.values import secret_from
 from fetchproxy.errors import (
     ConfigError,
     ObjectNotFound,
+    ObjectNotReadable,
     RemoteStorageError,
     StorageDenied,
     StorageThrottled,
@@ -54,6 +55,8 @@ _DENIED = frozenset(
     }
 )
 _THROTTLED = frozenset({"ServerTooBusyException", "RetriableException"})
+# No DataNode that is up has a block of the file. Others may be starting, so it may come back.
+_LOST_BLOCKS = frozenset({"BlockMissingException", "CannotObtainBlockLengthException"})
 # No retry helps after these; all other errors of HDFS come and go with its nodes.
 _LASTING = frozenset(
     {
@@ -105,6 +108,8 @@ def _kind(fault: RemoteFault) -> type[RemoteStorageError]:
         return StorageDenied
     if name in _THROTTLED or (not name and status in (429, 503)):
         return StorageThrottled
+    if name in _LOST_BLOCKS:
+        return ObjectNotReadable
     return RemoteStorageError if name in _LASTING else StorageUnavailable
 
 

@@ -1,0 +1,211 @@
+"""The store works and does not give out one object: a fault of that object, with its remedy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from memory_object_store import MemoryObjectStore
+from obstore import exceptions as native
+from virtual_loop import run_virtual
+
+from fetchproxy.errors import (
+    ObjectNotFound,
+    ObjectNotReadable,
+    RemoteStorageError,
+    StorageDenied,
+    StorageThrottled,
+    StorageUnavailable,
+)
+from fetchproxy.model import ByteRange
+from fetchproxy.observability.health import Kind
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.contract import segment
+from fetchproxy.storage.packed_logs import LogSegmentData
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.store_health import (
+    PROBE_GOOD_FOR_S,
+    REFUSED_FORGOTTEN_AFTER_S,
+    StoreOperation,
+)
+from fetchproxy.storage.stores.locations import S3Location
+from fetchproxy.storage.stores.native import native_error
+from fetchproxy.storage.stores.object_store import ObjectStore, error_of
+from fetchproxy.storage.stores.s3 import S3ObjectStore
+from fetchproxy.storage.stores.webhdfs import RemoteFault, translated
+from lab.s3 import MotoServer
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (403, "InvalidObjectState", ObjectNotReadable),
+        (409, "BlobArchived", ObjectNotReadable),
+        (409, "BlobBeingRehydrated", ObjectNotReadable),
+        (400, "KMS.DisabledException", StorageDenied),
+        (400, "KMS.AnyOtherException", StorageDenied),
+        (400, "KMS.ThrottlingException", StorageThrottled),
+        (500, "KMS.KMSInternalException", StorageUnavailable),
+        (409, "BlobImmutableDueToPolicy", StorageDenied),
+    ],
+)
+def test_codes_of_an_objects_state(status: int, code: str, kind: type[RemoteStorageError]) -> None:
+    assert error_of(status, code) is kind
+    assert not issubclass(kind, StorageUnavailable) or kind.retriable
+
+
+def test_azures_archive_tier_is_named_with_its_remedy() -> None:
+    error = native_error(
+        native.GenericError(
+            "Generic MicrosoftAzure error: Error performing GET http://h/c/k?sig=s in 1ms, after "
+            "2 retries, max_retries: 3, retry_timeout: 9s - Server returned non-2xx status code: "
+            "409 Conflict: <Error><Code>BlobArchived</Code><Message>This operation is not permitted"
+            "</Message><RequestId>4442587F</RequestId></Error>"
+        ),
+        "get k",
+    )
+    assert isinstance(error, ObjectNotReadable)
+    assert str(error) == (
+        "get k: status 409 BlobArchived: This operation is not permitted (request 4442587F) "
+        "(tried 3 times); it is in the archive tier: set its tier to hot or cool"
+    )
+
+
+def test_lost_blocks_of_hdfs() -> None:
+    lost = pytest.raises(ObjectNotReadable, match="get k: BlockMissingException: no live node")
+    with lost, translated("get k", may_be_absent=True):
+        raise RemoteFault(403, "BlockMissingException", "no live node")
+
+
+class Guarded(MemoryObjectStore):
+    """Denies reads of the keys whose name contains one of `denied`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.denied: set[str] = set()
+        self.asked: list[str] = []
+
+    async def get(self, key: str, bytes_max: int = 1 << 26) -> bytes:
+        self._check(key)
+        return await super().get(key, bytes_max)
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
+        self._check(key)
+        return await super().get_range(key, byte_range)
+
+    def _check(self, key: str) -> None:
+        self.asked.append(key)
+        if any(part in key for part in self.denied):
+            raise StorageDenied(f"get {key}: status 403 AccessDenied")
+
+
+async def archive_of(store: ObjectStore, folder: Path) -> RemoteStorageManager:
+    manager = RemoteStorageManager(store, "p")
+    log = folder / "log"
+    log.write_bytes(b"0123456789")
+    for number in (1, 2):
+        copied = segment(number * 10, segment_id=number)
+        await manager.copy_log_segment_data(copied, LogSegmentData(log, b"i", None, b"e"))
+    return manager
+
+
+def test_denied_for_one_object_or_for_all(tmp_path: Path) -> None:
+    first, second = segment(10, segment_id=1), segment(20, segment_id=2)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = Guarded()
+        manager = await archive_of(store, tmp_path)
+        health = manager.health
+        store.denied = {manager.object_key(first, SegmentFile.LOG)}
+        store.asked.clear()
+        for _ in range(2):
+            with pytest.raises(ObjectNotReadable, match=r"AccessDenied.*gives out other objects"):
+                await manager.fetch_log_segment(first, ByteRange(0, 5))
+        assert len([key for key in store.asked if key.endswith("remote-log-layout")]) == 1
+        assert await manager.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
+        assert health[StoreOperation.READ].status(loop.time()).up
+        (condition,) = health.conditions(loop.time())
+        assert condition.kind == Kind.OBJECT_NOT_READABLE
+        assert (condition.first_offset, condition.last_offset) == (10, 19)
+        assert store.denied.pop() in condition.what
+
+        await manager.fetch_log_segment(second, ByteRange(0, 5))  # says nothing of the first
+        assert list(health.conditions(loop.time()))
+        await manager.fetch_log_segment(first, ByteRange(0, 5))
+        assert not list(health.conditions(loop.time()))
+
+        store.denied = {""}
+        await asyncio.sleep(PROBE_GOOD_FOR_S + 1)
+        with pytest.raises(StorageDenied):
+            await manager.fetch_log_segment(first, ByteRange(0, 5))
+        assert health[StoreOperation.READ].status(loop.time()).up is False
+
+    run_virtual(main)
+
+
+def test_the_condition_ends_with_the_segment_or_when_nobody_asks(tmp_path: Path) -> None:
+    first, second = segment(10, segment_id=1), segment(20, segment_id=2)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = Guarded()
+        manager = await archive_of(store, tmp_path)
+        store.denied = {".log", ".index"}
+        for one in (first, second):
+            with pytest.raises(ObjectNotReadable):
+                await manager.fetch_log_segment(one, ByteRange(0, 5))
+            with pytest.raises(ObjectNotReadable):
+                await manager.fetch_index(one, SegmentFile.INDEX)
+        (condition,) = manager.health.conditions(loop.time())
+        assert condition.what.endswith("(and 1 more segments)")
+        await manager.delete_log_segment_data(first)
+        (condition,) = manager.health.conditions(loop.time())
+        assert (condition.first_offset, condition.last_offset) == (20, 29)
+        await asyncio.sleep(REFUSED_FORGOTTEN_AFTER_S)
+        manager.health.look(loop.time())
+        assert not list(manager.health.conditions(loop.time()))
+
+    run_virtual(main)
+
+
+@pytest.fixture(scope="module")
+def moto_server() -> Iterator[MotoServer]:
+    with MotoServer() as server:
+        yield server
+
+
+async def test_an_object_that_a_lifecycle_rule_has_moved_to_glacier(
+    moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in moto_server.environment.items():
+        monkeypatch.setenv(name, value)
+    place = S3Location("cold", endpoint_url=moto_server.endpoint_url, region=moto_server.region)
+    store = S3ObjectStore(place)
+    first, second = segment(10, segment_id=1), segment(20, segment_id=2)
+    client = await store._opened()
+    await client.create_bucket(Bucket="cold")
+    manager = await archive_of(store, tmp_path)
+    async with manager:
+        key = manager.object_key(first, SegmentFile.LOG)
+        moved = {"Bucket": "cold", "Key": key, "CopySource": f"cold/{key}"}
+        await client.copy_object(**moved, StorageClass="GLACIER")
+        with pytest.raises(ObjectNotReadable, match=r"InvalidObjectState.*storage class"):
+            await manager.fetch_log_segment(first, ByteRange(0, 5))
+        assert await manager.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
+        now = asyncio.get_running_loop().time()
+        (condition,) = manager.health.conditions(now)
+        assert condition.kind == Kind.OBJECT_NOT_READABLE
+        # The remedy: restore it, then copy it back.
+        await client.restore_object(Bucket="cold", Key=key, RestoreRequest={"Days": 1})
+        await client.copy_object(**moved, StorageClass="STANDARD")
+        assert await manager.fetch_log_segment(first, ByteRange(0, 5)) == b"01234"
+        assert not list(manager.health.conditions(now))
+
+
+async def test_a_missing_object_is_not_mixed_up_with_one_that_is_refused(tmp_path: Path) -> None:
+    manager = await archive_of(MemoryObjectStore(), tmp_path)
+    with pytest.raises(ObjectNotFound):
+        await manager.fetch_log_segment(segment(30, segment_id=3), ByteRange(0, 5))
