@@ -51,6 +51,7 @@ class BrokerWatch:
         self._cluster = cluster
         self._brokers: dict[HostPort, _Broker] = {}
         self._ever_named: set[HostPort] = set()  # by the cluster
+        self._by_id: dict[int, HostPort] = {}  # the last address of each broker ever named
         self._none_since: float | None = None
         self._health = Health()
 
@@ -73,11 +74,16 @@ class BrokerWatch:
         self._publish()
 
     def _note_named(self, now: float) -> None:
-        named = self._cluster.broker_addresses()
+        by_id = self._cluster.known_brokers()
+        named = dict.fromkeys(by_id.values())
+        for node_id, before in self._by_id.items():
+            if before not in named and by_id.get(node_id, before) != before:
+                self._brokers.pop(before, None)  # the broker has moved
+        self._by_id.update(by_id)
         for address in named or self._cluster.bootstrap:
             self._brokers.setdefault(address, _Broker(now)).named_at = now
         # A bootstrap address that the cluster does not name is not one of the brokers.
-        strange = set(self._cluster.bootstrap) - set(named) - self._ever_named if named else set()
+        strange = set(self._cluster.bootstrap) - {*named} - self._ever_named if named else set()
         self._ever_named.update(named)
         self._brokers = {
             address: broker

@@ -6,6 +6,8 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
+from itertools import zip_longest
 from typing import Self, TypeVar
 from uuid import UUID
 
@@ -29,7 +31,7 @@ from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition, is_topic_name
 from fetchproxy.observability.health import Condition
-from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.runtime.flights import SingleFlight, first_success
 from fetchproxy.tls.contexts import ReloadingContext, upstream_context
 
 __all__ = ["Cluster", "FetchedPartition", "TopicInfo"]
@@ -42,6 +44,8 @@ _CONSUMER = -1  # replica_id
 _NO_SESSION = -1  # session_epoch of a full fetch outside any session (KIP-227)
 _TOPIC_RESOURCE = 2  # of DescribeConfigs
 
+# After this pause without a connection to one broker, the next one is tried too.
+CONNECT_STAGGER_S = 1.0
 # Brokers and topics are asked for again after this age. A wrong leader is noticed at once.
 METADATA_AGE_MAX_MS = 30_000
 
@@ -90,15 +94,15 @@ class Cluster:
         return () if self._sasl is None else self._sasl.health.all(now)
 
     # --- brokers and topics ---
-    async def brokers(self) -> dict[int, HostPort]:
-        """The brokers, at most METADATA_AGE_MAX_MS old."""
-        if self._metadata.brokers_at < self._oldest(None):
+    async def brokers(self, max_age_ms: int | None = None) -> dict[int, HostPort]:
+        """The brokers by id, at most METADATA_AGE_MAX_MS old."""
+        if self._metadata.brokers_at < self._oldest(max_age_ms):
             await self._ask_metadata([])
         return dict(self._metadata.brokers)
 
-    def broker_addresses(self) -> list[HostPort]:
-        """The brokers that the cluster named last; empty before the first answer. Never blocks."""
-        return list(self._metadata.brokers.values())
+    def known_brokers(self) -> Mapping[int, HostPort]:
+        """By id, as the cluster named them last; empty before the first answer. Never blocks."""
+        return self._metadata.brokers
 
     async def greet(self, address: HostPort) -> None:
         """Ask this broker which brokers it knows. Raises ClusterError."""
@@ -315,21 +319,23 @@ class Cluster:
         return self._connections.exclusive(address)
 
     async def ask_any(self, ask: Callable[[BrokerConnection], Awaitable[T]]) -> T:
-        """`ask` the broker that answered last, else other brokers, else the bootstrap addresses.
+        """`ask` the broker that answered last, else other brokers or the bootstrap addresses.
 
-        A broker that hangs gets connect_max_ms while others are left, even on an open connection.
+        The next one is tried if a broker cannot be connected at once. A broker that hangs gets
+        connect_max_ms while others are left, even on an open connection.
         """
         error: ClusterUnavailable | None = None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.request_max_ms / 1000
         candidates = self._candidates()
-        for left, address in zip(reversed(range(len(candidates))), candidates, strict=True):
-            if error is not None and loop.time() > deadline:
-                break
-            patience_s = self._config.connect_max_ms / 1000 if left else None
+        while candidates and (error is None or loop.time() <= deadline):
+            connects = [partial(self._connections.shared, address) for address in candidates]
+            connection = await first_success(connects, CONNECT_STAGGER_S, ClusterUnavailable)
+            candidates.remove(address := connection.address)
+            patience_s = self._config.connect_max_ms / 1000 if candidates else None
             try:
                 async with asyncio.timeout(patience_s):
-                    answer = await ask(await self._connections.shared(address))
+                    answer = await ask(connection)
             except ClusterUnavailable as failure:
                 error = failure
             except TimeoutError:
@@ -342,10 +348,12 @@ class Cluster:
         raise error or ClusterUnavailable("no broker is known")
 
     def _candidates(self) -> list[HostPort]:
-        known = self.broker_addresses()
+        """Bootstrap addresses come between the known brokers, which may all have moved."""
+        known = list(self._metadata.brokers.values())
         self._rng.shuffle(known)  # spread the load if the last broker fails
         first = [] if self._last_good is None else [self._last_good]
-        return list(dict.fromkeys([*first, *known, *self.bootstrap]))
+        mixed = [one for pair in zip_longest(known, self.bootstrap) for one in pair if one]
+        return list(dict.fromkeys([*first, *mixed]))
 
     def _oldest(self, max_age_ms: int | None) -> float:
         age_ms = METADATA_AGE_MAX_MS if max_age_ms is None else max_age_ms

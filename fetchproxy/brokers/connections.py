@@ -29,7 +29,7 @@ from fetchproxy.config.values import HostPort
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.loop import uninitialised
-from fetchproxy.tls.contexts import ReloadingContext, in_words, looks_like_tls, tls_to
+from fetchproxy.tls.contexts import ReloadingContext, dial, in_words, looks_like_tls
 
 _SIZE_BYTES = 4
 _CORRELATION_ID_BYTES = 4
@@ -331,16 +331,15 @@ class BrokerConnections:
         """Raises ClusterUnavailable within connect_max_ms (plus request_max_ms for a token), and
         AuthenticationRefused.
         """
-        loop = asyncio.get_running_loop()
         if self._sasl is not None:
             await self._sasl.prepare()
         try:
             async with asyncio.timeout(self._config.connect_max_ms / 1000):
-                _, connection = await loop.create_connection(
+                _, connection = await dial(
                     lambda: BrokerConnection(address, self._config),
                     address.host,
                     address.port,
-                    **tls_to(address.host, self._tls),
+                    self._tls,
                 )
                 try:
                     await connection.negotiate()

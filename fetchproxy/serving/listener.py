@@ -212,6 +212,10 @@ class Listener:
         if not self._sessions:
             self._empty.set()
 
+    def close_sessions(self, which: Callable[[ClientSession], bool], reason: str) -> None:
+        for session in [session for session in self._sessions if which(session)]:
+            session.close(reason)
+
     async def _serve(self, session: ClientSession) -> None:
         try:
             await session.run()

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import structlog
 
@@ -436,6 +436,33 @@ async def keep_fresh(
             await context.look()
             context.warn_of_expiry(wall_clock_ms(), EXPIRY_WARNING_MS)
         await asyncio.sleep(interval_ms / 1000)
+
+
+# A host name may stand for many addresses. The next one is tried after this pause, so that one dead
+# address does not use up the time for all of them.
+_NEXT_ADDRESS_AFTER_S = 0.25
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+
+async def dial(
+    factory: Callable[[], P], host: str, port: int, upstream: ReloadingContext | None
+) -> tuple[asyncio.Transport, P]:
+    """Connect to a broker. Raises only OSError, also for an address that nobody can dial.
+
+    Kafka accepts host names and ports that Python refuses by other errors than OSError: a label
+    that is empty or longer than 63 characters, a NUL, a port that is no port.
+    """
+    try:
+        return await asyncio.get_running_loop().create_connection(
+            factory,
+            host,
+            port,
+            happy_eyeballs_delay=_NEXT_ADDRESS_AFTER_S,
+            **tls_to(host, upstream),
+        )
+    # A UnicodeError is a ValueError. asyncio raises IndexError if each try failed by any of these.
+    except (ValueError, OverflowError, IndexError) as error:
+        raise OSError(f"this address cannot be used: {error}") from error
 
 
 # Any: keywords of `create_connection`, which its own signature checks.

@@ -49,8 +49,9 @@ class MetadataAnswer:
         flexible = is_flexible(ApiKey.METADATA, api_version)
         cursor.skip(4, "throttle time")
         for _ in range(cursor.count(flexible) or 0):
-            node_id = cursor.int32()
-            self.brokers[node_id] = cursor.string(flexible), cursor.int32()
+            node_id, host, port = cursor.int32(), cursor.string(flexible), cursor.int32()
+            if node_id >= 0:  # no broker has another id; negative ids mean "none"
+                self.brokers[node_id] = host, port
             cursor.skip_string(flexible)  # rack
             cursor.skip_tags(flexible)
             yield

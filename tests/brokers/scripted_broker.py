@@ -32,6 +32,7 @@ class ScriptedBroker:
     fetch_error: int = 0
     port: int = 0
     peers: dict[int, int] = field(default_factory=dict)  # node id -> port
+    hosts: dict[int, str] = field(default_factory=dict)  # node id -> host, if not 127.0.0.1
     override: Answer | None = None
     asked: list[int] = field(default_factory=list)  # api keys
 
@@ -70,7 +71,7 @@ class ScriptedBroker:
         return MetadataResponse(
             throttle_time_ms=0,
             brokers=[
-                broker(node_id=node, host="127.0.0.1", port=port, rack=None)
+                broker(node_id=node, host=self.hosts.get(node, "127.0.0.1"), port=port, rack=None)
                 for node, port in {self.node_id: self.port, **self.peers}.items()
             ],
             cluster_id="c",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
-from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.runtime.flights import SingleFlight, first_success
 
 
 class Work:
@@ -81,3 +82,35 @@ async def test_a_cancelled_waiter_leaves_the_others_alone() -> None:
         work.go.set()
     assert waiter.cancelled()
     assert leader.result() == stays.result() == 1
+
+
+async def test_the_next_try_begins_when_one_fails_or_takes_long() -> None:
+    begun: list[str] = []
+
+    async def hang() -> str:
+        begun.append("hang")
+        await asyncio.Event().wait()
+        return ""
+
+    async def fail() -> str:
+        begun.append("fail")
+        raise OSError("refused")
+
+    async def answer() -> str:
+        begun.append("answer")
+        return "here"
+
+    assert await first_success([answer, hang], 60.0, OSError) == "here"
+    assert await first_success([fail, hang, answer], 0.01, OSError) == "here"
+    assert begun == ["answer", "fail", "hang", "answer"]
+
+
+async def test_the_last_failure_is_raised_and_another_error_at_once() -> None:
+    async def fail(error: Exception) -> str:
+        raise error
+
+    tries = [partial(fail, OSError(str(number))) for number in range(3)]
+    with pytest.raises(OSError, match="2"):
+        await first_success(tries, 60.0, OSError)
+    with pytest.raises(KeyError):
+        await first_success([tries[0], partial(fail, KeyError("bug")), tries[1]], 60.0, OSError)

@@ -133,3 +133,34 @@ def test_a_wrong_bootstrap_is_said_within_15_s() -> None:
         assert [e["addresses"] for e in said] == ["10.0.0.99:9092"]
 
     run_watch(main, "10.0.0.99:9092")
+
+
+def test_one_that_moved_is_not_missed_at_its_old_address() -> None:
+    async def main(simulated: SimulatedCluster, watch: BrokerWatch, entries: list[Any]) -> None:
+        node = simulated.nodes[1]
+        leave(node)
+        await asyncio.sleep(KNOWN_WITHIN_S)
+        assert watch.status().away == ("10.0.0.2:9092",)
+        node.address = ("10.0.0.22", 9092)
+        come_back(node)
+        await asyncio.sleep(KNOWN_WITHIN_S)
+        assert watch.status() == BrokersStatus(3)
+        assert [e["event"] for e in entries] == ["broker_away", "broker_away_no_more"]
+
+    run_watch(main)
+
+
+def test_all_of_them_moved_behind_the_bootstrap_name() -> None:
+    async def main(simulated: SimulatedCluster, watch: BrokerWatch, entries: list[Any]) -> None:
+        for node in simulated.nodes:
+            leave(node)
+        await asyncio.sleep(KNOWN_WITHIN_S)
+        for node in simulated.nodes:
+            node.address = (f"10.0.0.{node.node_id + 20}", 9092)
+            come_back(node)
+        simulated.network.listen(lambda: BrokerProtocol(simulated.nodes[2]), "10.0.0.1", 9092)
+        await asyncio.sleep(KNOWN_WITHIN_S)
+        assert (missing_of(watch), headlines_of(watch), reachable()) == ((), (), 3)
+        assert watch.status() == BrokersStatus(3)
+
+    run_watch(main)

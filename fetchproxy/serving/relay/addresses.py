@@ -133,10 +133,12 @@ class AddressMap:
             return await self._open_listener(node_id, self._places[node_id].listen_port)
         configured = self._config.node_port_base
         port = (configured or self.default_base) + node_id
+        if configured and port >= PORTS:
+            raise OSError(f"gateway.node_port_base leads to {port} for node {node_id}: not a port")
         if configured:
             return await self._open_listener(node_id, port)
         try:
-            free = port < PORTS and port not in self._reserved
+            free = 0 < port < PORTS and port not in self._reserved
             return await self._open_listener(node_id, port if free else 0)
         except OSError as error:
             log.warning("node_port_taken", broker_id=node_id, port=port, error=str(error))

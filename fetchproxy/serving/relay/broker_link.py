@@ -127,6 +127,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     _frame_bytes_max: int
     _records: RecordPipe | None = None
     _sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
+    address: tuple[str, int] | None = None  # the broker's, as it was dialed
     expected: deque[Answer] = field(default_factory=deque)
     transport: asyncio.Transport | None = None
     heard: bool = False  # since the owner last looked

@@ -134,7 +134,11 @@ class HeldReaders:
                 too_long.add(key)
             elif held.unclaimed_since is not None and now - held.unclaimed_since >= SILENT_MAX_S:
                 abandoned.add(key)
-        judged = await judge(by_id, offsets, now, too_long | abandoned)
+        try:
+            judged = await judge(by_id, offsets, now, too_long | abandoned)
+        except Exception as error:  # the readers stay held; the gateway must not fail by them
+            log.exception("held_readers_not_judged", error=repr(error))
+            return
         async for key, judgement in each_of(judged.items()):
             self._settle(by_id, key, offsets[key], judgement, key in too_long)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from struct import Struct
@@ -15,7 +14,7 @@ import structlog
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
-from fetchproxy.config.values import parse_bootstrap
+from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.metadata.leader_views import LeaderViews
@@ -23,7 +22,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.runtime.flights import SingleFlight, first_success
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.archived_reads import SkippedOffsets
@@ -43,13 +42,13 @@ from fetchproxy.serving.relay.served_archive import (
 )
 from fetchproxy.serving.relay.session import Relay, RelaySession
 from fetchproxy.serving.relay.withheld import SharedByFetches
-from fetchproxy.serving.session import Address
+from fetchproxy.serving.session import Address, ClientSession
 from fetchproxy.serving.transport import open_record_pipe
 from fetchproxy.tls.contexts import (
     ReloadingContext,
+    dial,
     in_words,
     listener_context,
-    tls_to,
     upstream_context,
 )
 
@@ -150,10 +149,9 @@ class UpstreamDial:
         self, address: Address, factory: Callable[[], P]
     ) -> tuple[asyncio.Transport, P]:
         host, port = address
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_max_s):
-                return await loop.create_connection(factory, host, port, **tls_to(host, self._tls))
+                return await dial(factory, host, port, self._tls)
         except TimeoutError:
             raise OSError(f"{host}:{port} did not answer in time") from None
         except OSError as error:
@@ -179,30 +177,15 @@ class UpstreamDial:
 
     async def _race(self, addresses: Sequence[Address]) -> Address:
         """Ask the brokers in order: the next one when one fails, or is silent for `stagger_ms`."""
-        waiting = deque(addresses)
-        asked: set[asyncio.Task[Address | OSError]] = set()
-        failure = OSError("no broker address is known")
-        async with asyncio.TaskGroup() as tasks:
-            while waiting or asked:
-                if waiting:
-                    asked.add(tasks.create_task(self._ask(waiting.popleft()), name="ask-broker"))
-                pause = self._stagger_s if waiting else None
-                done, asked = await asyncio.wait(
-                    asked, timeout=pause, return_when=asyncio.FIRST_COMPLETED
-                )
-                for answer in (task.result() for task in done):
-                    if isinstance(answer, OSError):
-                        failure = answer
-                        continue
-                    self._answered = answer
-                    self._answered_at = asyncio.get_running_loop().time()
-                    for task in asked:
-                        task.cancel()
-                    return answer
-        raise failure
+        asks = [partial(self._ask, address) for address in addresses]
+        answered = await first_success(asks, self._stagger_s, OSError)
+        self._answered, self._answered_at = answered, asyncio.get_running_loop().time()
+        return answered
 
-    async def _ask(self, address: Address) -> Address | OSError:
-        """Send one ApiVersions request. Returns the address if any byte comes back."""
+    async def _ask(self, address: Address) -> Address:
+        """Send one ApiVersions request. Returns the address if any byte comes back; else raises
+        OSError.
+        """
         reader = asyncio.StreamReader()
         try:
             async with asyncio.timeout(self._connect_max_s):
@@ -212,20 +195,19 @@ class UpstreamDial:
                 try:
                     transport.write(_API_VERSIONS)
                     if not await reader.read(1):
-                        return ConnectionResetError("closed without an answer")
+                        raise ConnectionResetError("closed without an answer")
                 finally:
                     transport.abort()
         except TimeoutError:
-            return OSError(f"{address[0]}:{address[1]} did not answer in time")
-        except OSError as error:
-            return error
+            raise OSError(f"{address[0]}:{address[1]} did not answer in time") from None
         return address
 
 
 # A listener for each node of the cluster, and the parts that all sessions share.
 
-# While no broker answers, the brokers are asked for the nodes this often.
-NODES_RETRY_INTERVAL_S = 1.0
+# Time between two looks at the brokers that the cluster names, and the age of an answer that still
+# counts for a node that cannot be reached.
+NODES_LOOK_INTERVAL_S = 1.0
 
 
 @asynccontextmanager
@@ -290,7 +272,7 @@ async def open_gateway(
         listener.run(positions.run(), "archiver-positions")
         listener.run(fetches.topics.run(), "archived-topics")
         listener.run(fetches.held.run(fetches.judge), "held-readers")
-        listener.run(nodes.open_remembered(), "remembered-nodes")
+        listener.run(nodes.follow_cluster(), "nodes")
         log.info("gateway_listening", host=listener.host, port=listener.port)
         yield listener
 
@@ -352,20 +334,38 @@ class _Nodes:
         await self._listener.open(self._sessions(None))
         self.addresses.default_base = self._listener.port + 1
 
-    async def open_remembered(self) -> None:
-        """Open the listeners of all nodes: a client that knew this proxy before its restart
-        connects to a node without asking first.
+    async def follow_cluster(self) -> None:
+        """For ever: open a listener for each node that the cluster names, because clients that knew
+        this proxy before its restart connect to a node without asking first. If nodes have moved,
+        their ports lead to the new addresses.
         """
         while True:
+            with suppress(ClusterError):  # no broker answers: the broker watch says so
+                await self._follow(await self._cluster.brokers())
+            await asyncio.sleep(NODES_LOOK_INTERVAL_S)
+
+    async def _follow(self, brokers: Mapping[int, HostPort]) -> None:
+        named = {node_id: (broker.host, broker.port) for node_id, broker in brokers.items()}
+        if named == self.addresses.brokers:
+            return
+        self.addresses.brokers.clear()  # removed brokers; their listeners stay, as they may return
+        for node_id, address in named.items():
             try:
-                brokers = await self._cluster.brokers()
-                await self.addresses.ensure((n, b.host, b.port) for n, b in brokers.items())
-                return
-            except ClusterError:
-                await asyncio.sleep(NODES_RETRY_INTERVAL_S)
+                await self.addresses.ensure([(node_id, *address)])
             except OSError as error:
-                log.warning("node_listeners_not_opened", error=str(error))
-                return
+                log.warning("node_listener_not_opened", broker_id=node_id, error=str(error))
+        taken = set(named.values())
+
+        def is_misled(session: ClientSession) -> bool:
+            """Another broker is now at the address that it is connected to, and answers it: so the
+            client would never leave.
+            """
+            if not isinstance(session, RelaySession) or session.node_id is None:
+                return False
+            reached = None if session.link is None else session.link.address
+            return reached in taken and named.get(session.node_id) != reached
+
+        self._listener.close_sessions(is_misled, "broker_moved")
 
     async def _listen(self, node_id: int, port: int) -> asyncio.Server:
         return await self._listener.listen(port, self._sessions(node_id))
@@ -387,19 +387,39 @@ class _Nodes:
 
     # -- brokers ---------------------------------------------------------------------------------
     async def _connect(self, node_id: int | None, factory: Callable[[], BrokerLink]) -> BrokerLink:
-        if node_id is None:
-            return await self._dial.to_any(self._bootstrap, factory)
-        return await self._dial.to(await self._broker_address(node_id), factory)
+        if node_id is not None:
+            return await self._connect_node(node_id, factory)
+        # The bootstrap addresses may be gone, while the brokers are there.
+        known = sorted(self.addresses.brokers.values())
+        return await self._dial.to_any(list(dict.fromkeys([*self._bootstrap, *known])), factory)
 
-    async def _broker_address(self, node_id: int) -> Address:
-        """Raises OSError if the cluster does not have the node, or no broker answers."""
-        address = self.addresses.brokers.get(node_id)
-        if address is None:  # its port was open from the start, or a client remembered it
+    async def _connect_node(self, node_id: int, factory: Callable[[], BrokerLink]) -> BrokerLink:
+        """Raises OSError if the cluster does not have the node, or it cannot be reached."""
+        known, failure = self.addresses.brokers.get(node_id), None
+        if known is not None:
             try:
-                brokers = await self._cluster.brokers()
-            except ClusterError as error:
-                raise OSError(f"node {node_id} is not known: {error}") from error
-            if node_id not in brokers:
-                raise OSError(f"node {node_id} is not in the cluster")
-            address = (brokers[node_id].host, brokers[node_id].port)
-        return address
+                return await self._connect_to(known, factory)
+            except OSError as error:
+                failure = error
+        # The node has moved, or its port was open before the node was known.
+        now = await self._address_now(node_id)
+        if failure is not None and now in (None, known):
+            raise failure
+        if now is None:
+            raise OSError(f"node {node_id} is not in the cluster")
+        self.addresses.brokers[node_id] = now
+        return await self._connect_to(now, factory)
+
+    async def _connect_to(self, address: Address, factory: Callable[[], BrokerLink]) -> BrokerLink:
+        link = await self._dial.to(address, factory)
+        link.address = address
+        return link
+
+    async def _address_now(self, node_id: int) -> Address | None:
+        """As the cluster names it now; None: it does not. Raises OSError if no broker answers."""
+        try:
+            brokers = await self._cluster.brokers(round(NODES_LOOK_INTERVAL_S * 1000))
+        except ClusterError as error:
+            raise OSError(f"node {node_id} is not known: {error}") from error
+        broker = brokers.get(node_id)
+        return None if broker is None else (broker.host, broker.port)
