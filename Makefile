@@ -12,10 +12,6 @@ STORE ?= file
 MINUTES ?= 30
 SEED ?=
 UV := uv==0.13.8
-# Tests of Kafka mostly wait, and tests without real parts mostly compute, so the two run side by side. The second
-# group ends sooner, so the tests of stores and Spark run after it.
-STORES_AND_SPARK := s3 or gcs or azure or hdfs or spark
-REAL_PARTS := kafka or $(STORES_AND_SPARK)
 
 .PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline bench-appetite soak chaos lock clean
 
@@ -52,14 +48,7 @@ format: venv  ## let ruff format and fix what it can
 
 test: check  ## check, set up the real parts, run every test that is not slow
 	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 rclone gcs azure hdfs kerberos clients spark-oldest spark-newest
-	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; real=0; alone=0; \
-	echo 'Beside this run the tests without real parts, then those of stores and Spark; their output follows at the end.'; \
-	{ export LAB_PORTS=26000-32000; alone=0; \
-	nice -n 19 $(BIN)/python -m pytest -m "not slow and not ($(REAL_PARTS))" || alone=$$?; \
-	$(BIN)/python -m pytest -m "not slow and ($(STORES_AND_SPARK))" || alone=$$?; exit $$alone; } >"$$log" 2>&1 & beside=$$!; \
-	LAB_PORTS=20000-26000 $(BIN)/python -m pytest -m "not slow and kafka and not ($(STORES_AND_SPARK))" || real=$$?; \
-	wait $$beside || alone=$$?; cat "$$log"; \
-	exit $$((real | alone))
+	$(BIN)/python tests/make_test/run_folders.py -m "not slow"
 
 test-all: check  ## the same with the slow tests
 	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 rclone gcs azure hdfs kerberos clients frameworks rust spark spark-oldest spark-4.1 spark-4.2 spark-newest

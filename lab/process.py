@@ -6,12 +6,15 @@ This module knows nothing about the server, and it never leaves a process behind
 from __future__ import annotations
 
 import atexit
+import fcntl
+import functools
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -27,25 +30,48 @@ _LAUNCHER = Path(__file__).with_name("die_with_parent.py")
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lab-spawner")
 _running: set[subprocess.Popen[bytes]] = set()
 # The ports are below Linux's ephemeral range (32768-60999). So no outgoing connection takes a
-# chosen port before the server binds it, or while a server is down between two starts. `make test`
-# gives each of its two runs ports of its own: neither takes a port that the other has chosen.
-_PORTS = range(*map(int, os.environ.get("LAB_PORTS", "20000-32000").split("-")))
+# chosen port before the server binds it, or while a server is down between two starts.
+_PORTS = range(20_000, 32_000)
+_PORTS_TRIED_MAX = 1_000
+_handing_out = threading.Lock()
 _handed_out: set[int] = set()
 
 
 def free_port() -> int:
-    """A free loopback TCP port that this process has not handed out yet."""
+    """A free loopback TCP port, and no process of this user gets it before this one has ended."""
     return free_ports(1)
 
 
 def free_ports(count: int) -> int:
     """The first of `count` consecutive free ports, for servers that use several in a row."""
-    for first in random.SystemRandom().sample(_PORTS, 200):
-        ports = range(first, first + count)
-        if _handed_out.isdisjoint(ports) and all(_is_free(port) for port in ports):
-            _handed_out.update(ports)
-            return first
-    raise PartFailed(f"no {count} free ports in 200 places tried of {_PORTS}")
+    with _handing_out:
+        for first in random.SystemRandom().sample(_PORTS, _PORTS_TRIED_MAX):
+            ports = range(first, first + count)
+            if _handed_out.isdisjoint(ports) and _lock(ports):
+                if all(_is_free(port) for port in ports):
+                    _handed_out.update(ports)
+                    return first
+                fcntl.lockf(_locks(), fcntl.LOCK_UN, count, first)
+    raise PartFailed(f"no {count} free ports in {_PORTS_TRIED_MAX} places tried of {_PORTS}")
+
+
+@functools.cache
+def _locks() -> int:
+    """A file in which each process locks one byte for each port that it was handed.
+
+    A port is chosen long before a server binds it, so to see that it is free is not enough. The
+    kernel gives such a lock to one process, never to its children, and takes it back at the end of
+    the process. The file must be opened only once: closing it anywhere gives all locks back.
+    """
+    return os.open(Path("/tmp", f"fetchproxy-lab-ports-{os.getuid()}"), os.O_RDWR | os.O_CREAT)
+
+
+def _lock(ports: range) -> bool:
+    try:
+        fcntl.lockf(_locks(), fcntl.LOCK_EX | fcntl.LOCK_NB, len(ports), ports.start)
+    except (BlockingIOError, PermissionError):  # POSIX allows either
+        return False
+    return True
 
 
 def _is_free(port: int) -> bool:

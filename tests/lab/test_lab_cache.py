@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -56,6 +57,29 @@ def test_ports_are_not_handed_out_twice() -> None:
     ports = [free_port() for _ in range(50)]
     first = free_ports(5)
     assert len({*ports, *range(first, first + 5)}) == 55
+
+
+def test_no_port_is_handed_to_two_processes() -> None:
+    """None of the ports is ever bound. Two processes choose at once, then two more."""
+    take = (
+        "from lab.process import free_port, free_ports\n"
+        "ports = [free_port() for _ in range(800)]\n"
+        "ports += [first + n for first in [free_ports(7) for _ in range(20)] for n in range(7)]\n"
+        "print(*ports, flush=True); input()"
+    )
+    handed_out: list[int] = []
+    with contextlib.ExitStack() as ends:
+        for _ in range(2):
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            takers = [
+                ends.enter_context(subprocess.Popen([sys.executable, "-c", take], **pipes))
+                for _ in range(2)
+            ]
+            for taker in takers:
+                assert taker.stdout is not None
+                handed_out += map(int, taker.stdout.readline().split())
+        assert len(handed_out) == 4 * (800 + 20 * 7)
+        assert len(set(handed_out)) == len(handed_out)
 
 
 def test_a_server_survives_the_thread_that_started_it(tmp_path: Path) -> None:

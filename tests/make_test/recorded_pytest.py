@@ -1,0 +1,46 @@
+"""`python recorded_pytest.py FILE ARGUMENT…` is `pytest ARGUMENT…` that also writes its results.
+
+Each line of FILE is a JSON object, written when the thing happens, so a killed process leaves what
+was until then: `{"test", "outcome", "reason"}` for a test (a failure in its setup, call or teardown
+each), `{"uncollected"}` for a module that cannot be collected, and last of all `{"exit_status"}`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TextIO
+
+import pytest
+
+
+class Recorder:
+    """A pytest plugin."""
+
+    def __init__(self, lines: TextIO) -> None:
+        self._lines = lines
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or not report.passed:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+            self._write(test=report.nodeid, outcome=report.outcome, reason=reason)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write(uncollected=report.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self._write(exit_status=int(exitstatus))
+
+    def _write(self, **fields: str | int) -> None:
+        print(json.dumps(fields), file=self._lines, flush=True)
+
+
+def main(file: str, *arguments: str) -> int:
+    with open(file, "w", encoding="utf-8") as lines:
+        return pytest.main([*arguments], plugins=[Recorder(lines)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
