@@ -29,6 +29,10 @@ from lab.mock_cluster import MockCluster
 from lab.s3 import RcloneServer, S3Server
 from lab.store_server import StoreServer
 
+# Tests start hundreds of processes. Without bytecode each of them compiles all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 pytest.register_assert_rewrite("fetchproxy.storage.contract")
 
 # Modules have unique names, so the tests of each folder may use what stands beside others.

@@ -104,15 +104,12 @@ def run_pytest(name: str, arguments: Sequence[str], record: Path, output: Path |
     # The kernel ends it if this process is killed. -P: the tests see no folder of ours on the path.
     launch = [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid())]
     pytest = [sys.executable, "-P", str(_RECORDED_PYTEST), str(record), "-p", "no:cacheprovider"]
-    # Else every process that a test starts would compile every module that it imports.
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     with open(output or os.devnull, "wb") as file:
         ended = subprocess.run(
             [*launch, *pytest, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file if output else None,
             stderr=subprocess.STDOUT if output else None,
-            env=environment,
             check=False,
         )
     lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
