@@ -20,7 +20,7 @@ import structlog
 import typer
 
 from fetchproxy.config.values import mask_text
-from fetchproxy.errors import CorruptSegment, FetchProxyError, leaves
+from fetchproxy.errors import FetchProxyError, leaves
 from fetchproxy.runtime.loop import TimedEventLoop
 
 log = structlog.get_logger(__name__)
@@ -104,5 +104,5 @@ def _forget_signals(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _is_users(error: BaseException) -> bool:
-    """True: an error of configuration, store or brokers. Corrupt data is a fault for `verify`."""
-    return isinstance(error, FetchProxyError) and not isinstance(error, CorruptSegment)
+    """True: an error of configuration, store, stored data or brokers."""
+    return isinstance(error, FetchProxyError)

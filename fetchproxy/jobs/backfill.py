@@ -7,6 +7,7 @@ interruption, the next run does the remaining ranges. A later run adds newly arc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from uuid import UUID
 from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_files import Manifest, OutputFolder, write_range
-from fetchproxy.jobs.backfill_plan import BackfillRange, backfill_input, next_plan
+from fetchproxy.jobs.backfill_plan import BackfillRange, backfill_input, next_plan, of_other_topics
 from fetchproxy.jobs.runner import Done, Failure, Runner, Work
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
@@ -69,13 +70,14 @@ def backfill(
     partition is left out, as a failure, if the archive lacks some of its offsets.
 
     `source`: the options of `format("remotelog")`. `output`: a path or URI that all executors
-    reach; only one run at a time may write to it. Raises ConfigError, RemoteStorageError,
-    CorruptSegment, PipelineFailed, and OSError if the output cannot be written.
+    reach; only one run at a time may write to it. Raises ConfigError, also if the output cannot be
+    written; RemoteStorageError, CorruptSegment, PipelineFailed.
     """
     if compression not in CODECS:
         raise ConfigError(f"compression {compression!r}: expected one of {', '.join(CODECS)}")
     target = Target(parse_options(source), OutputFolder(output), compression)
-    plan = plan_backfill(target, range_bytes_max)
+    with _output_errors(output):
+        plan = plan_backfill(target, range_bytes_max)
     work = Work(
         "backfill",
         partial(backfill_range, target),
@@ -84,9 +86,19 @@ def backfill(
     )
     done = runner.each(plan.tasks, work)
     if not done.failures:
-        target.folder.remove_parts()
+        with _output_errors(output):
+            target.folder.remove_parts()
     frame = runner.frame([_row(manifest) for manifest in done.results], MANIFEST_SCHEMA)
     return Done(done.results, (*plan.left_out, *done.failures), frame), plan.ranges_before
+
+
+@contextmanager
+def _output_errors(output: str) -> Iterator[None]:
+    """The driver's own reads and writes in the output. A task's errors fail its range alone."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"the output {output} cannot be read or written: {error}") from error
 
 
 def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
@@ -95,11 +107,15 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     """
     options, folder = target.options, target.folder
     asked, left_out = in_loop(backfill_input(options))
-    views = {(view.tip.topic, view.tip.partition): view for view, _ in asked}
     number, last = folder.last_plan()
     manifests = folder.manifests()
     done = [manifest.range for manifest in manifests if manifest.is_whole]
     begun = [manifest.range for manifest in manifests if not manifest.is_whole]
+    known = (*(last.ranges if last else ()), *done, *begun)
+    left_out = (*left_out, *of_other_topics(known, asked))
+    unread = {failure.what for failure in left_out}
+    asked = [(view, span) for view, span in asked if str(view.tip) not in unread]
+    views = {(view.tip.topic, view.tip.partition): view for view, _ in asked}
     plan = next_plan(
         last,
         done,
@@ -114,7 +130,6 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     tasks: list[RangeTask] = []
     gone: list[Failure] = []
     finished = set(done)
-    unread = {failure.what for failure in left_out}
     for one in plan.ranges:
         if one in finished or f"{one.topic}-{one.partition}" in unread:
             continue

@@ -22,6 +22,7 @@ from fetchproxy.jobs.backfill_plan import BackfillRange, Plan
 from fetchproxy.remotelog.task_reader import PassedOver
 
 #     topic=<topic>/date=<yyyy-mm-dd>/<topic>-<partition>-<first>-<last>.parquet
+#                                     (`file_names` says for which topics the name is another)
 #     _backfill/plan-<number>.json    the ranges that were not done when the plan was made
 #     _backfill/done/<range>.json     a range's manifest: the names of its files, all complete
 #     _backfill/parts/                files that are being written
@@ -115,7 +116,7 @@ class OutputFolder:
         path = f"{_SIDE}/done/{name}.json"
         if self.fs.get_file_info(self.path(path)).type == pafs.FileType.NotFound:
             return None
-        return Manifest.decode(self._read(path))
+        return Manifest.decode(self._read(path), self.path(path))
 
     def put_manifest(self, manifest: Manifest) -> None:
         name = f"{_SIDE}/done/{manifest.range.name}.json"
@@ -174,6 +175,9 @@ OPEN_DATES_MAX = 16
 # Columns with a dictionary. For other columns a dictionary is useless and takes a fifth of the
 # writing time.
 _REPEATING = ["key", "partition", "timestampType"]
+# Days since 1970 that `date` can name. All others, and no timestamp, are one day without a name.
+_DAY_MIN, _DAY_MAX = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
+_NO_DAY = _DAY_MAX + 1
 _NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for a missing date
 
 
@@ -213,12 +217,18 @@ class Manifest:
         return json.dumps(document).encode()
 
     @classmethod
-    def decode(cls, raw: bytes) -> Manifest:
-        """Raises ValueError, KeyError or TypeError."""
-        document = json.loads(raw)
-        files = tuple(WrittenFile(**file) for file in document["files"])
-        passed_over = document.get("passed_over", 0), document.get("faults", 0)
-        return cls(BackfillRange(*document["range"]), document["rows"], files, *passed_over)
+    def decode(cls, raw: bytes, where: str) -> Manifest:
+        """Raises ConfigError, naming `where`."""
+        try:
+            document = json.loads(raw)
+            files = tuple(WrittenFile(**file) for file in document["files"])
+            passed_over = document.get("passed_over", 0), document.get("faults", 0)
+            return cls(BackfillRange(*document["range"]), document["rows"], files, *passed_over)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{where} is not a manifest of a backfill: {error!r}: restore it from a copy, or "
+                "write into another output"
+            ) from None
 
 
 @dataclass(slots=True)
@@ -353,8 +363,9 @@ def by_day(batch: Any) -> Iterator[tuple[int, Any]]:
     rows = batch.drop_columns(["topic"])
     if not rows.num_rows:
         return
-    times = rows.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
-    days = np.floor_divide(times, DAY_US)
+    times = rows.column("timestamp").cast(pa.int64()).fill_null(_NO_DAY * DAY_US)
+    days = np.floor_divide(times.to_numpy(zero_copy_only=False), DAY_US)
+    days[(days < _DAY_MIN) | (days > _DAY_MAX)] = _NO_DAY
     first, last = int(days.min()), int(days.max())
     if first == last:
         yield first, rows
@@ -364,7 +375,6 @@ def by_day(batch: Any) -> Iterator[tuple[int, Any]]:
 
 
 def day_name(day: int) -> str:
-    try:
-        return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
-    except OverflowError:
-        return _NO_DATE  # out of range: producers may set any timestamp
+    if not _DAY_MIN <= day <= _DAY_MAX:
+        return _NO_DATE  # producers may set any timestamp
+    return (date(1970, 1, 1) + timedelta(days=day)).isoformat()

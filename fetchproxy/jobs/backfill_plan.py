@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from fetchproxy.errors import ConfigError
+from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError
 from fetchproxy.jobs.runner import Failure
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.remotelog.archive_reading import PASSED_OVER, ArchiveReading
-from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, SourceOptions
-from fetchproxy.remotelog.planning import Asked, OffsetSpan
+from fetchproxy.remotelog.archive_reading import ArchiveReading
+from fetchproxy.remotelog.file_names import file_stem
+from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, Place, SourceOptions
+from fetchproxy.remotelog.planning import PASSED_OVER, Asked, OffsetSpan
+from fetchproxy.remotelog.rate_limits import Views
 from fetchproxy.writing.archive_health import uncovered
 
 # The spans to write, and the partitions that are left out because some offsets are missing. A
@@ -31,16 +33,29 @@ async def backfill_input(options: SourceOptions) -> BackfillInput:
             for topic in missing:
                 if topic not in there:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
-        asked = await reading.asked(views)
+        reading.check_bounds(views)
+        asked, failures = await _spans(reading, views)
         if not options.fail_on_data_loss:
-            return asked, ()
+            return asked, tuple(failures)
         losses = {view.tip: said for view, _ in asked if (said := _outside(options, view))}
         sound = [(view, span) for view, span in asked if view.tip not in losses]
         losses |= await reading.holes((view, reading.looked_at(span)) for view, span in sound)
-    failures = [
+    failures += [
         Failure(str(tip), f"{said}; {PASSED_OVER}", False) for tip, said in sorted(losses.items())
     ]
     return [(view, span) for view, span in sound if view.tip not in losses], tuple(failures)
+
+
+async def _spans(reading: ArchiveReading, views: Views) -> tuple[list[Asked], list[Failure]]:
+    """The spans to write. A partition that cannot be searched by timestamp stops no other."""
+    asked: list[Asked] = []
+    failures: list[Failure] = []
+    for view in views.values():
+        try:
+            asked.append((view, await reading.span_of(view)))
+        except (RemoteStorageError, CorruptSegment) as error:
+            failures.append(Failure(str(view.tip), str(error), error.retriable))
+    return asked, failures
 
 
 def _outside(options: SourceOptions, view: PartitionView) -> str | None:
@@ -72,7 +87,9 @@ class BackfillRange(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.topic}-{self.partition}-{self.first:020d}-{self.end - 1:020d}"
+        """For people, and for files."""
+        stem = file_stem(self.topic)
+        return f"{stem}-{self.partition}-{self.first:020d}-{self.end - 1:020d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +116,24 @@ class Plan:
             raise ConfigError(f"{where} is not a backfill plan: {error!r}") from None
 
 
+def of_other_topics(ranges: Iterable[BackfillRange], wanted: Iterable[Asked]) -> list[Failure]:
+    """The partitions for which the output has ranges of another topic of the same name."""
+    ids: dict[str, set[str]] = {}
+    for one in ranges:
+        ids.setdefault(one.topic, set()).add(one.topic_id)
+    return [
+        Failure(
+            str(view.tip),
+            f"the output has records of another topic {view.tip.topic}, with the id "
+            f"{min(others)}; the id of this topic is {view.tip.topic_id}: it was deleted and made "
+            "again, and needs an output of its own",
+            False,
+        )
+        for view, _ in wanted
+        if (others := ids.get(view.tip.topic, set()) - {str(view.tip.topic_id)})
+    ]
+
+
 def next_plan(
     last: Plan | None,
     done: Iterable[BackfillRange],
@@ -112,8 +147,7 @@ def next_plan(
 
     `begun`: ranges that are written but lack records that were passed over.
 
-    Raises ConfigError if the output was begun with other settings, or with another topic of the
-    same name.
+    Raises ConfigError if the output was begun with other settings.
     """
     if last is not None and dict(last.settings) != dict(settings):
         raise ConfigError(
@@ -122,18 +156,12 @@ def next_plan(
     finished = set(done)
     planned = dict.fromkeys((*(last.ranges if last else ()), *begun))
     waiting = [r for r in planned if r not in finished]
-    known: dict[tuple[str, int], list[BackfillRange]] = {}
+    known: dict[Place, list[BackfillRange]] = {}
     for one in (*finished, *waiting):
         known.setdefault((one.topic, one.partition), []).append(one)
     ranges = waiting
     for view, span in wanted:
         before = known.get((view.tip.topic, view.tip.partition), [])
-        others = {r.topic_id for r in before} - {str(view.tip.topic_id)}
-        if others:
-            raise ConfigError(
-                f"the output has records of another topic {view.tip.topic}, with the id "
-                f"{others.pop()}; the id of this topic is {view.tip.topic_id}"
-            )
         taken = sorted((one.first, one.end - 1) for one in before)
         for first, end in uncovered(span.start, span.end - 1, taken):
             ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max)

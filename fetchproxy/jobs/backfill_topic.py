@@ -9,25 +9,33 @@ The target assigns its own offsets. In the target, every timestamp is of type Cr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from fetchproxy_protocol.apis import ErrorCode
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, ProducerFencedError
+from kafka.errors import (
+    InvalidRecordError,
+    InvalidTimestampError,
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    ProducerFencedError,
+)
 from kafka.serializer import Serializer
 from kafka.structs import OffsetAndMetadata
 
 from fetchproxy.archive import for_executors, in_loop, open_cluster
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.brokers.connections import CLIENT_ID
 from fetchproxy.config.schema import ClusterConfig, Config
 from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
 from fetchproxy.jobs.backfill_plan import backfill_input
 from fetchproxy.jobs.runner import Done, Failure, Runner, Work
-from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import ReadTask, plan_tasks
@@ -40,15 +48,25 @@ TRANSACTION_BYTES_MAX = 16 * 1024 * 1024
 BATCH_BYTES = 256 * 1024
 REQUEST_BYTES_MAX = 100 * 1024 * 1024  # the brokers' own limit is message.max.bytes
 LINGER_MS = 20
+# While a transaction is being committed, the target is looked at every 5 s. The end comes after
+# twice the brokers' own time for a transaction (transaction.timeout.ms, a minute).
+LOOK_EVERY_S = 5
+TRANSACTION_LOOKS_MAX = 24
+CLOSE_MAX_S = 5
+_TIMESTAMP_MIN, _TIMESTAMP_MAX = -(2**63), 2**63 - 1
 
 COPIED_SCHEMA = "partition int, records bigint, source_end bigint, passed_over bigint, faults int"
 
 
 class PartitionTask(NamedTuple):
-    """The whole requested span of a partition, including records that may be copied already."""
+    """The whole requested span of a partition, including records that may be copied already.
+
+    `target_id`: of the topic that is written to, as text; empty: its brokers have no topic ids.
+    """
 
     task: ReadTask
     end: int
+    target_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +128,20 @@ def plan_topic(
         raise ConfigError(
             f"--to-topic takes records of one topic, not of {', '.join(sorted(topics))}"
         )
-    there = in_loop(_partition_count(config, target.topic))
+    try:
+        info = in_loop(_topic(config, target.topic))
+    except ClusterError as error:
+        if error.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+        raise ClusterError(
+            f"topic {target.topic} is not there: make it first", error.error_code
+        ) from error
+    there = len(info.leaders)
     needed = max((view.tip.partition for view, _ in asked), default=-1) + 1
     if there < needed:
         raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {needed}")
     found = [
-        PartitionTask(task, span.end)
+        PartitionTask(task, span.end, _id_text(info))
         for view, span in sorted(asked, key=lambda one: one[0].tip)
         for task in plan_tasks([(view, span)], partition_bytes_max=2**62)
     ]
@@ -127,24 +153,49 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
     RemoteStorageError.
     """
     tip, place = wanted.task.tip, TopicPartition(target.topic, wanted.task.tip.partition)
-    group, topic_id = f"fetchproxy-backfill-{tip.topic}", str(tip.topic_id)
-    # Closing the producer aborts an open transaction.
-    with _kafka_errors(str(tip)), closing(_producer(target, tip)) as producer:
-        # Fences an earlier producer of this partition and aborts its open transaction.
-        producer.init_transactions()
-        copied = _Transactions(producer, place, group, topic_id)
-        done = _come_to(target, group, place, topic_id)
-        if done is None:
-            done = 0
-            copied.begin()
-        end = max(wanted.end, done)
-        task, passed_over = from_offset(wanted.task, done), PassedOver()
-        if task is not None:
-            for batch in read_task(target.options, task, COLUMNS, passed_over=passed_over):
-                copied.add(batch)
-        copied.end(end)
+    group = f"fetchproxy-backfill-{tip.topic}"
+    origin = _Origin(str(tip.topic_id), wanted.target_id)
+    copied, passed_over = _Transactions(place, group, origin.encode()), PassedOver()
+    try:
+        # Closing the producer aborts an open transaction.
+        with closing(_producer(target, wanted)) as producer:
+            # Fences an earlier producer of this partition and aborts its open transaction.
+            producer.init_transactions()
+            done = _come_to(target, group, place, origin)
+            copied.begin(producer, done)
+            end = max(wanted.end, done or 0)
+            task = from_offset(wanted.task, done or 0)
+            if task is not None:
+                for batch in read_task(
+                    target.options, task, COLUMNS, passed_over=passed_over, exact=True
+                ):
+                    copied.add(batch)
+            copied.end(end)
+    except ClusterError as error:
+        raise ClusterError(f"{tip}: {error}", error.error_code) from error
+    except KafkaError as error:
+        raise _in_words(error, target, wanted, copied.refused_from) from error
+    if (said := _moved(target, wanted.target_id)) is not None:
+        raise ClusterError(f"{tip}: {said}")
     left_out = passed_over.records, passed_over.faults
     return CopiedPartition(place.partition, copied.records, end, *left_out)
+
+
+class _Origin(NamedTuple):
+    """Which topic was copied into which: kept beside the position. Earlier programs kept only the
+    first id.
+    """
+
+    source_id: str
+    target_id: str
+
+    def encode(self) -> str:
+        return f"{self.source_id} {self.target_id}"
+
+    @classmethod
+    def decode(cls, text: str) -> _Origin:
+        source, _, to = text.partition(" ")
+        return cls(source, to)
 
 
 def from_offset(task: ReadTask, first: int) -> ReadTask | None:
@@ -164,6 +215,16 @@ class _Null(bytes):
 
 
 _NULL = _Null()
+
+
+class _HeaderKey(str):
+    """A header's key of any bytes. kafka-python takes text alone, and encodes it by `encode`."""
+
+    __slots__ = ("raw",)
+    raw: bytes
+
+    def encode(self, *_: object) -> bytes:
+        return self.raw
 
 
 class _Nulls(Serializer):  # type: ignore[misc]  # kafka-python has no types here
@@ -189,62 +250,126 @@ def _or_null(value: bytes | None) -> bytes:
     return _NULL if value is None else value
 
 
+def _header_key(raw: bytes) -> str:
+    key = _HeaderKey()
+    key.raw = raw
+    return key
+
+
 def _headers(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, bytes | None]]:
-    pairs: list[tuple[str, bytes | None]] = [(h["key"], _or_null(h["value"])) for h in found]
+    pairs: list[tuple[str, bytes | None]] = [
+        (_header_key(h["key"]), _or_null(h["value"])) for h in found
+    ]
     if any(value is _NULL for _, value in pairs):
         return _HeadersWithNulls(pairs)
     return pairs
 
 
+class _Producer(KafkaProducer):  # type: ignore[misc]
+    """kafka-python waits without end for the end of a transaction, as when the topic is gone. Here
+    every wait asks `moved` again and again, and ends at last.
+    """
+
+    def __init__(self, moved: Callable[[], str | None], **settings: Any) -> None:
+        self._moved = moved
+        super().__init__(**settings)
+
+    def send_offsets_to_transaction(self, offsets: Any, group: str) -> None:
+        manager = self._transaction_manager
+        self._ended(manager.send_offsets_to_transaction(offsets, group))
+
+    def commit_transaction(self) -> None:
+        self._ended(self._transaction_manager.begin_commit())
+
+    def close(self, timeout: float | None = None, null_logger: bool = False) -> None:
+        """Aborts an open transaction, if the brokers answer within CLOSE_MAX_S."""
+        timeout = CLOSE_MAX_S if timeout is None else timeout
+        try:
+            super().close(timeout, null_logger)
+        except KafkaTimeoutError:
+            self._sender.force_close()
+            super().close(timeout, null_logger)
+
+    def _ended(self, result: Any) -> None:
+        """Raises ClusterError, KafkaError."""
+        self._sender.wakeup()
+        for _ in range(TRANSACTION_LOOKS_MAX):
+            if result.wait(timeout_ms=LOOK_EVERY_S * 1000):
+                return
+            if (said := self._moved()) is not None:
+                raise ClusterError(said)
+        waited_s = TRANSACTION_LOOKS_MAX * LOOK_EVERY_S
+        raise KafkaTimeoutError(f"the brokers have not ended a transaction within {waited_s} s")
+
+
 class _Transactions:
     """Sends records in transactions. Each transaction commits the source offset reached by it."""
 
-    def __init__(self, producer: Any, place: Any, group: str, topic_id: str) -> None:
-        self._producer = producer
+    def __init__(self, place: Any, group: str, origin: str) -> None:
+        self._producer: Any = None
         self._place = place
         self._group = group
-        self._topic_id = topic_id
-        self._sent: list[Any] = []
+        self._origin = origin
+        self._sent: dict[int, Any] = {}  # by the source's offset
         self._bytes = 0
+        self._times = (_TIMESTAMP_MAX, _TIMESTAMP_MIN)  # least and greatest of unsent records
         self.records = 0
 
     def add(self, batch: Any) -> None:
-        columns = [batch.column(name).to_pylist() for name in ("key", "value", "offset", "headers")]
-        times = batch.column("timestamp").cast("int64").to_pylist()
-        for key, value, offset, headers, micros in zip(*columns, times, strict=True):
+        names = ("key", "value", "offset", "headers", "timestamp")
+        columns = [batch.column(name).to_pylist() for name in names]
+        for key, value, offset, headers, timestamp in zip(*columns, strict=True):
             if not self._sent:
                 self._producer.begin_transaction()
-            self._sent.append(
-                self._producer.send(
-                    self._place.topic,
-                    value=_or_null(value),
-                    key=key,
-                    headers=_headers(headers or ()),
-                    partition=self._place.partition,
-                    timestamp_ms=micros // 1000,
-                )
+            self._part_if_too_far(timestamp)
+            self._sent[offset] = self._producer.send(
+                self._place.topic,
+                value=_or_null(value),
+                key=key,
+                headers=_headers(headers or ()),
+                partition=self._place.partition,
+                timestamp_ms=timestamp,
             )
             self._bytes += len(key or b"") + len(value or b"")
             if len(self._sent) >= TRANSACTION_RECORDS_MAX or self._bytes >= TRANSACTION_BYTES_MAX:
                 self._commit(offset + 1)
 
-    def begin(self) -> None:
-        """Commit offset 0, which marks the target's records as this source's, aborted ones too."""
-        self._producer.begin_transaction()
-        self._commit(0)
+    def _part_if_too_far(self, timestamp: int) -> None:
+        """A batch holds timestamps as distances of 64 bits, so two that lie further apart go in two
+        batches.
+        """
+        least, greatest = min(self._times[0], timestamp), max(self._times[1], timestamp)
+        if greatest - least > _TIMESTAMP_MAX:
+            self._producer.flush(TRANSACTION_LOOKS_MAX * LOOK_EVERY_S)
+            least = greatest = timestamp
+        self._times = least, greatest
+
+    def begin(self, producer: Any, come_to: int | None) -> None:
+        """`come_to` None: commit offset 0, which marks the target's records as this source's,
+        aborted ones too.
+        """
+        self._producer = producer
+        if come_to is None:
+            producer.begin_transaction()
+            self._commit(0)
+
+    @property
+    def refused_from(self) -> int | None:
+        """The source's offset of the first record that the brokers have refused."""
+        return next((offset for offset, sent in self._sent.items() if sent.failed()), None)
 
     def end(self, next_offset: int) -> None:
         if self._sent:
             self._commit(next_offset)
 
     def _commit(self, next_offset: int) -> None:
-        come_to = OffsetAndMetadata(next_offset, self._topic_id, -1)
+        come_to = OffsetAndMetadata(next_offset, self._origin, -1)
         self._producer.send_offsets_to_transaction({self._place: come_to}, self._group)
         self._producer.commit_transaction()
-        for sent in self._sent:
+        for sent in self._sent.values():
             sent.get(timeout=0)  # raises the send's error; all sends have ended
         self.records += len(self._sent)
-        self._sent, self._bytes = [], 0
+        self._sent, self._bytes, self._times = {}, 0, (_TIMESTAMP_MAX, _TIMESTAMP_MIN)
 
 
 def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
@@ -278,8 +403,10 @@ def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
     return settings
 
 
-def _producer(target: TopicTarget, tip: TopicIdPartition) -> Any:
-    return KafkaProducer(
+def _producer(target: TopicTarget, wanted: PartitionTask) -> _Producer:
+    tip = wanted.task.tip
+    return _Producer(
+        partial(_moved, target, wanted.target_id),
         **kafka_settings(target.cluster),
         transactional_id=f"fetchproxy-backfill-{tip.topic_id}-{tip.partition}-{target.topic}",
         value_serializer=_Nulls(),
@@ -291,7 +418,7 @@ def _producer(target: TopicTarget, tip: TopicIdPartition) -> Any:
     )
 
 
-def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int | None:
+def _come_to(target: TopicTarget, group: str, place: Any, origin: _Origin) -> int | None:
     """The first source offset that the target does not have. None: the backfill has not begun.
     Raises ConfigError if the origin of the target's records is unknown or another topic.
     """
@@ -307,30 +434,72 @@ def _come_to(target: TopicTarget, group: str, place: Any, topic_id: str) -> int 
                     "offsets.retention.minutes); use a new topic, or give --append"
                 )
             return None
-    if committed.metadata not in ("", topic_id):
+    known = _Origin.decode(committed.metadata)
+    if known.source_id not in ("", origin.source_id):
         raise ConfigError(
             f"{place.topic}-{place.partition} has records of another topic of that name, with the "
-            f"id {committed.metadata}"
+            f"id {known.source_id}"
         )
+    if known.target_id not in ("", origin.target_id):
+        raise ConfigError(f"{place.topic}-{place.partition}: {_made_again(place.topic)}")
     return int(committed.offset)
 
 
-async def _partition_count(config: Config, topic: str) -> int:
-    async with open_cluster(config) as cluster:
-        return len((await cluster.topic_by_name(topic, max_age_ms=0)).leaders)
+def _made_again(topic: str) -> str:
+    return (
+        f"topic {topic} was deleted and made again after this backfill had begun, so it lacks what "
+        "was copied before: delete it, make it again, and run the backfill again"
+    )
 
 
-@contextmanager
-def _kafka_errors(what: str) -> Iterator[None]:
+def _moved(target: TopicTarget, target_id: str) -> str | None:
+    """What has become of the target since the plan. None: it is there, or no broker answers."""
     try:
-        yield
-    except ProducerFencedError as error:
-        raise ClusterError(
-            f"{what}: another backfill into the same topic has taken over"
-        ) from error
-    except KafkaError as error:
-        kind = ClusterUnavailable if getattr(error, "retriable", False) else ClusterError
-        raise kind(f"{what}: {type(error).__name__}: {error}") from error
+        info = in_loop(_topic(Config(cluster=target.cluster), target.topic))
+    except ClusterError as error:
+        if error.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return None
+        return (
+            f"topic {target.topic} is not there any more: make it again, and run the backfill again"
+        )
+    return None if _id_text(info) == target_id else _made_again(target.topic)
+
+
+def _id_text(info: TopicInfo) -> str:
+    return str(info.topic_id) if info.topic_id.int else ""
+
+
+async def _topic(config: Config, topic: str) -> TopicInfo:
+    async with open_cluster(config) as cluster:
+        return await cluster.topic_by_name(topic, max_age_ms=0)
+
+
+def _in_words(
+    error: KafkaError, target: TopicTarget, wanted: PartitionTask, refused_from: int | None
+) -> ClusterError:
+    what = str(wanted.task.tip)
+    if refused_from is not None:
+        what += f", at or after offset {refused_from}"
+    if isinstance(error, ProducerFencedError):
+        return ClusterError(f"{what}: another backfill into the same topic has taken over")
+    if (said := _moved(target, wanted.target_id)) is not None:
+        return ClusterError(f"{what}: {said}")
+    kind = ClusterUnavailable if getattr(error, "retriable", False) else ClusterError
+    remedy = _REMEDIES.get(type(error), "").format(topic=target.topic)
+    return kind(f"{what}: {type(error).__name__}: {error}{remedy}")
+
+
+# What brokers may refuse in a copy, and the topic's setting that lets it in.
+_REMEDIES = {
+    InvalidTimestampError: "; records keep their timestamps, which lie too far ahead or back for "
+    "the topic: set message.timestamp.after.max.ms and message.timestamp.before.max.ms of {topic} "
+    "to 9223372036854775807 (retention.ms=-1 keeps old records from being deleted), and run it "
+    "again",
+    MessageSizeTooLargeError: "; set max.message.bytes of {topic} to that of the source or above, "
+    "and run it again",
+    InvalidRecordError: "; a compacted topic takes no record without a key: copy into one with "
+    "cleanup.policy=delete",
+}
 
 
 def _text(path: object) -> str | None:

@@ -1,6 +1,6 @@
 """Runs a job's work in this process or on Spark's executors, with the same function.
 
-An error of the domain (a store that does not answer, corrupt bytes) fails only its item: the other
+An error (a store that does not answer, corrupt bytes, a defect) fails only its item: the other
 items continue, and the result names the failed one. Spark repeats a task that was lost with its
 worker process. So the work must allow being done twice, even at the same time.
 """
@@ -22,11 +22,15 @@ from functools import partial
 from multiprocessing import get_context, parent_process
 from typing import Any, Generic, TypeVar
 
+import structlog
+
 from fetchproxy.archive import in_loop
 from fetchproxy.config.schema import LogConfig
 from fetchproxy.errors import FetchProxyError, PipelineFailed, leaves
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remotelog.session import keep_what_is_loaded
+
+log = structlog.get_logger(__name__)
 
 Opened = TypeVar("Opened")
 T = TypeVar("T")
@@ -228,7 +232,7 @@ async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
             doing.add(number, await _attempted(result, work.name(item)))
 
     async with AsyncExitStack() as stack:
-        with _domain_errors("") as failures:
+        with _errors_of("") as failures:
             opened = await stack.enter_async_context(work.opened())
         for failure in failures:  # as on executors: a failure for each item
             for number, item in left:
@@ -309,29 +313,39 @@ def _on_executor(
 
 
 def attempt(work: Callable[[T], R], item: T, name: str) -> R | Failure:
-    """The result or a Failure. Raises errors outside the domain, which are bugs."""
-    with _domain_errors(name) as failures:
+    """The result or a Failure."""
+    with _errors_of(name) as failures:
         return work(item)
     return failures[0]
 
 
 async def _attempted(work: Coroutine[Any, Any, R], name: str) -> R | Failure:
-    with _domain_errors(name) as failures:
+    with _errors_of(name) as failures:
         return await work
     return failures[0]
 
 
 @contextmanager
-def _domain_errors(name: str) -> Iterator[list[Failure]]:
-    """Turns domain errors into a Failure of the item `name`. An OSError is of the worker's disk."""
+def _errors_of(name: str) -> Iterator[list[Failure]]:
+    """Turns errors into a Failure of the item `name`. An OSError is of the worker's disk. Any other
+    error is a defect: it is logged with its traceback, and costs no other item.
+    """
     failures: list[Failure] = []
     try:
         yield failures
-    except* (FetchProxyError, OSError) as group:
-        errors = list(leaves(group))
-        text = "; ".join(dict.fromkeys(f"{type(e).__name__}: {e}" for e in errors))
-        retriable = all(getattr(e, "retriable", True) for e in errors)
+    except Exception as error:
+        errors = list(leaves(error))
+        defects = [e for e in errors if not isinstance(e, FetchProxyError | OSError)]
+        if defects:
+            log.error("job_item_defect", part=name, exc_info=error)
+        text = "; ".join(dict.fromkeys(_in_words(e, e in defects) for e in errors))
+        retriable = not defects and all(getattr(e, "retriable", True) for e in errors)
         failures.append(Failure(name, text, retriable))
+
+
+def _in_words(error: BaseException, is_defect: bool) -> str:
+    said = f"{type(error).__name__}: {error}"
+    return f"{said} (a defect of fetchproxy: the log has it in full)" if is_defect else said
 
 
 def named(names: Sequence[str]) -> str:

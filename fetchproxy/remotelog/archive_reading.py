@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import structlog
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import first_record_at_or_after, walk
 
@@ -36,6 +38,7 @@ from fetchproxy.remotelog.options import (
 )
 from fetchproxy.remotelog.planning import (
     ALL_OFFSETS,
+    PASSED_OVER,
     Asked,
     DataLoss,
     OffsetSpan,
@@ -53,13 +56,14 @@ from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_ret
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 
+log = structlog.get_logger(__name__)
+
 # Hides latency, within the store's own limits.
 PARTITIONS_AT_ONCE_MAX = 16
 # Time for the store to confirm that it has the archive: a mistyped place fails within seconds.
 FIRST_ANSWER_MAX_S = 10.0
 # Number of topics that an error names.
 TOPICS_NAMED_MAX = 5
-PASSED_OVER = "with failOnDataLoss=false it is passed over"
 
 # Planning of most archives ends before a second process would have started.
 ALONE_S = 2.0
@@ -176,9 +180,8 @@ class ArchiveReading:
 
         Raises ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
         """
-        self._check_partitions("ending", self._options.ending, views)
-        starts, ends = await self.starts(views), await self.ends(views)
-        asked = [(view, OffsetSpan(starts[at], ends[at])) for at, view in views.items()]
+        self.check_bounds(views)
+        asked = [(view, await self.span_of(view)) for view in views.values()]
         await self.check_no_loss((view, self.looked_at(span)) for view, span in asked)
         return asked
 
@@ -205,31 +208,38 @@ class ArchiveReading:
         look = partial(holes_of, self.rsm, list(asked), views_of_store=of_store)
         return await with_retries("records of offsets", look, self._options.plan_max_ms / 1000)
 
+    def check_bounds(self, views: Views) -> None:
+        """Raises ConfigError if an option names some partitions and not others."""
+        self._check_partitions("ending", self._options.ending, views)
+        self._check_partitions("starting", self._options.starting, views)
+
+    async def span_of(self, view: PartitionView) -> OffsetSpan:
+        """The offsets to read of a partition, without a look for holes. Raises as `asked`."""
+        return OffsetSpan(await self._start(view), await self._end(view))
+
     async def starts(self, views: Views) -> dict[Place, int]:
         """The offset at which reading of each partition begins. Raises as `asked`."""
-        options = self._options
-        self._check_partitions("starting", options.starting, views)
-        starts: dict[Place, int] = {}
-        for place, view in views.items():
-            start = await self._resolved(options.starting, view)
-            if start is None and options.starting_after_end_is_error:
-                raise ConfigError(
-                    f"remotelog: no record of {view.tip} has the starting timestamp or a later one "
-                    "(startingOffsetsByTimestampStrategy=latest starts at the end then)"
-                )
-            starts[place] = view.log_end_offset or 0 if start is None else start
-        return starts
+        self._check_partitions("starting", self._options.starting, views)
+        return {place: await self._start(view) for place, view in views.items()}
 
-    async def ends(self, views: Views, *, so_far: bool = False) -> dict[Place, int]:
-        """The offset at which reading of each partition ends.
-
-        `so_far`: the archive may still grow up to the ending offsets.
+    async def ends(self, views: Views) -> dict[Place, int]:
+        """The offset at which reading of each partition ends. The archive may still grow up to the
+        ending offsets.
         """
-        ends = {}
-        for place, view in views.items():
-            end = await self._resolved(self._options.ending, view, clipped=so_far)
-            ends[place] = view.log_end_offset or 0 if end is None else end
-        return ends
+        return {place: await self._end(view, so_far=True) for place, view in views.items()}
+
+    async def _start(self, view: PartitionView) -> int:
+        start = await self._resolved(self._options.starting, view)
+        if start is None and self._options.starting_after_end_is_error:
+            raise ConfigError(
+                f"remotelog: no record of {view.tip} has the starting timestamp or a later one "
+                "(startingOffsetsByTimestampStrategy=latest starts at the end then)"
+            )
+        return view.log_end_offset or 0 if start is None else start
+
+    async def _end(self, view: PartitionView, *, so_far: bool = False) -> int:
+        end = await self._resolved(self._options.ending, view, clipped=so_far)
+        return view.log_end_offset or 0 if end is None else end
 
     def _check_partitions(self, side: str, bound: Bound, views: Views) -> None:
         """As in Spark's source, `bound` names all partitions or none, so that none is forgotten.
@@ -365,8 +375,39 @@ def tasks_of(options: SourceOptions, asked: Iterable[Asked]) -> list[ReadTask]:
     )
 
 
-# The next offset to read of each partition, as in Spark's Kafka source: {"topic": {"0": 23}}.
-StreamOffset = dict[str, dict[str, int]]
+# The next offset to read of each partition, as in Spark's Kafka source, and the topic's id:
+# {"topic": {"0": 23, "topicId": "5b0c…"}}. Checkpoints of earlier versions lack the id.
+StreamOffset = dict[str, dict[str, Any]]
+_TOPIC_ID = "topicId"
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """`ids`: by topic; a topic may lack its id."""
+
+    ends: Ends
+    ids: Mapping[str, str]
+
+    def encode(self) -> StreamOffset:
+        document: StreamOffset = {**by_topic(self.ends)}
+        for topic in document.keys() & self.ids.keys():
+            document[topic] = {**document[topic], _TOPIC_ID: self.ids[topic]}
+        return document
+
+    @classmethod
+    def decode(cls, offset: StreamOffset) -> _Position:
+        ids = {topic: said[_TOPIC_ID] for topic, said in offset.items() if _TOPIC_ID in said}
+        ends = {
+            topic: {key: end for key, end in said.items() if key != _TOPIC_ID}
+            for topic, said in offset.items()
+        }
+        return cls(by_place(ends), ids)
+
+    def without(self, topics: Collection[str]) -> _Position:
+        """Reading of `topics` has not begun."""
+        ends = {place: end for place, end in self.ends.items() if place[0] not in topics}
+        ids = {topic: topic_id for topic, topic_id in self.ids.items() if topic not in topics}
+        return _Position(ends, ids)
 
 
 class FollowedArchive:
@@ -380,7 +421,7 @@ class FollowedArchive:
         self._reading = ArchiveReading(options)
         self._loop = LoopThread("archive", self._reading)
         self._views: Views = {}
-        self._read_up_to: Ends = {}
+        self._read_up_to = _Position({}, {})
         # Set for a query with availableNow: it ends at these offsets.
         self._last_ends: Ends | None = None
         self._batch_at: float | None = None
@@ -394,42 +435,56 @@ class FollowedArchive:
             # The archive may begin above the offset at which it has to begin.
             below = [(self._views[at], OffsetSpan(0, start)) for at, start in starts.items()]
             self._loop.done(self._reading.check_no_loss(below))
-        self._read_up_to = starts
-        return by_topic(starts)
+        self._read_up_to = self._position(starts)
+        return self._read_up_to.encode()
 
     def end_with_what_is_there(self) -> None:
         self._last_ends = self._ends()
 
     def latest(self, start: StreamOffset | None = None, *, limited: bool = False) -> StreamOffset:
-        """The archive's current ends, never below `start` (None: the end of the last batch).
+        """The archive's current ends; never below `start` (None: the end of the last batch) unless
+        the archive was truncated or a topic made again, and `failOnDataLoss` is false.
 
-        `limited`: the options' limits for one batch apply.
+        `limited`: the options' limits for one batch apply. Raises DataLoss.
         """
-        starts = self._read_up_to if start is None else by_place(start)
+        before = self._read_up_to if start is None else _Position.decode(start)
         ends = dict(self._ends())
         if self._last_ends is not None:
             ends = {
                 k: min(end, self._last_ends[k]) for k, end in ends.items() if k in self._last_ends
             }
-        for key, offset in starts.items():
-            ends[key] = max(offset, ends.get(key, offset))
+        starts = dict(before.without(self._made_again(before)).ends)
+        for key, offset in list(starts.items()):
+            if (end := self._truncated_to(key, offset)) is not None:
+                starts[key] = ends[key] = end
+            else:
+                ends[key] = max(offset, ends.get(key, offset))
         if not limited:
-            return by_topic(ends)
+            return self._position(ends, before).encode()
         begins = new_offsets(self._views, starts, ends)
         if self._waits(sum(ends[key] - begin for key, begin in begins.items())):
-            return by_topic(starts)
-        return by_topic(admitted(self._views, begins, ends, self._options.trigger))
+            return self._position(starts, before).encode()
+        trigger = self._options.trigger
+        return self._position(admitted(self._views, begins, ends, trigger), before).encode()
 
     def last_seen(self) -> StreamOffset:
         """The archive's ends at the last look, for the query's progress."""
-        return by_topic({key: view.log_end_offset or 0 for key, view in self._views.items()})
+        ends = {key: view.log_end_offset or 0 for key, view in self._views.items()}
+        return self._position(ends).encode()
 
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """Raises DataLoss if the archive lacks an offset between `start` and `end`."""
-        begins, ends = by_place(start), by_place(end)
+        until = _Position.decode(end)
+        before = _Position.decode(start)
+        others = {t for t, known in before.ids.items() if until.ids.get(t, known) != known}
+        begins = before.without(others).ends
         views = self._views
-        if any(key not in views or (views[key].log_end_offset or 0) < e for key, e in ends.items()):
+        if any(
+            key not in views or (views[key].log_end_offset or 0) < e
+            for key, e in until.ends.items()
+        ):
             views = self._look()
+        ends = until.without(self._made_again(until)).ends
         asked: list[Asked] = []
         for key, offset_end in ends.items():
             if key not in views:
@@ -443,8 +498,50 @@ class FollowedArchive:
                 _check_ends(view, span, first)
             asked.append((view, span))
         self._loop.done(self._reading.check_no_loss(asked))
-        self._read_up_to = ends
+        self._read_up_to = until
         return tasks_of(self._options, asked)
+
+    def _position(self, ends: Ends, before: _Position | None = None) -> _Position:
+        """With the ids of the last look, or of `before` for topics that it did not find."""
+        ids = dict(before.ids) if before is not None else {}
+        return _Position(ends, {**ids, **_ids(self._views)})
+
+    def _made_again(self, position: _Position) -> set[str]:
+        """The topics that are other ones in the archive now. Raises DataLoss."""
+        now = _ids(self._views)
+        again = {t for t, known in position.ids.items() if now.get(t, known) != known}
+        for topic in sorted(again):
+            what = (
+                f"topic {topic} was deleted and made again: its id was {position.ids[topic]}, and "
+                f"is {now[topic]}"
+            )
+            if self._options.fail_on_data_loss:
+                raise DataLoss(
+                    f"{what}; start a query with a new checkpoint, or with failOnDataLoss=false "
+                    "this one goes on at the beginning of the new topic"
+                )
+            log.warning("archived_data_lost", error=what)
+        return again
+
+    def _truncated_to(self, place: Place, offset: int) -> int | None:
+        """The archive's end, if it lies below `offset`, which was read up to. Raises DataLoss.
+
+        Metadata that cannot be read, or files that are older than the store, prove nothing.
+        """
+        view = self._views.get(place)
+        if view is None or view.unreadable or self._options.metadata_cache_dir is not None:
+            return None
+        end = view.log_end_offset or 0
+        if end >= offset:
+            return None
+        what = (
+            f"{view.tip}: offsets {end} to {offset - 1} were read and are not in the archive any "
+            f"more, which ends at {end - 1}: the log was truncated, or segments are lost"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLoss(f"{what}; with failOnDataLoss=false reading goes on at offset {end}")
+        log.warning("archived_data_lost", error=what)
+        return end
 
     def close(self) -> None:
         self._loop.close()
@@ -454,7 +551,7 @@ class FollowedArchive:
         return self._views
 
     def _ends(self) -> Ends:
-        return self._loop.done(self._reading.ends(self._look(), so_far=True))
+        return self._loop.done(self._reading.ends(self._look()))
 
     def _waits(self, new: int) -> bool:
         """True: the batch waits for more offsets. `new`: the number of new offsets.
@@ -470,6 +567,10 @@ class FollowedArchive:
             return True
         self._batch_at = now
         return False
+
+
+def _ids(views: Views) -> dict[str, str]:
+    return {topic: str(view.tip.topic_id) for (topic, _), view in views.items()}
 
 
 def _check_ends(view: PartitionView, span: OffsetSpan, first: int) -> None:

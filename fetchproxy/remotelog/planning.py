@@ -31,6 +31,9 @@ class DataLoss(FetchProxyError):
     """Requested offsets are not in the archive, and `failOnDataLoss` is set."""
 
 
+PASSED_OVER = "with failOnDataLoss=false it is passed over"
+
+
 class OffsetSpan(NamedTuple):
     """Offsets from `start`, below `end`."""
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from fetchproxy.remotelog.decoder.record_rows import TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _RANGES = ("EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual")
-_NEVER_NULL = ("topic", "partition", "offset", "timestamp")
+_COLUMNS = ("topic", "partition", "offset", "timestamp")
 
 
 @dataclass(slots=True)
@@ -65,10 +67,12 @@ class PushedFilters:
         kind = type(each).__name__
         path: tuple[str, ...] = getattr(each, "attribute", ())
         value: Any = getattr(each, "value", None)
-        if len(path) != 1 or path[0] not in _NEVER_NULL:
+        if len(path) != 1 or path[0] not in _COLUMNS:
             return False
         name = path[0]
         if kind == "IsNotNull":
+            if name == "timestamp":
+                self._timestamp_not_null()
             return True
         if kind == "In":
             return self._take_set(name, value)
@@ -80,12 +84,18 @@ class PushedFilters:
             if not isinstance(value, datetime) or value.tzinfo is None:
                 return False
             since = value - _EPOCH
+            self._timestamp_not_null()
             self.timestamp.narrow(kind, since // _MILLISECOND, -(-since // _MILLISECOND))
             return True
         if not isinstance(value, int):
             return False
         (self.partition if name == "partition" else self.offset).narrow(kind, value, value)
         return True
+
+    def _timestamp_not_null(self) -> None:
+        """A timestamp without microseconds is null, and no comparison with null holds."""
+        self.timestamp.narrow("GreaterThanOrEqual", TIMESTAMP_MIN_MS, TIMESTAMP_MIN_MS)
+        self.timestamp.narrow("LessThanOrEqual", TIMESTAMP_MAX_MS, TIMESTAMP_MAX_MS)
 
     def _take_set(self, name: str, values: Iterable[Any]) -> bool:
         """A null in `values` equals nothing."""

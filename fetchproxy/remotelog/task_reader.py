@@ -14,13 +14,21 @@ from typing import Any, TypeVar
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.errors import (
+    CorruptSegment,
+    DamagedObject,
+    FetchProxyError,
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    RemoteStorageError,
+)
 from fetchproxy.model import ByteRange, IsolationLevel
 from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches
 from fetchproxy.remotelog.decoder.log_decoder import AbortedBatches, LogDecoder
 from fetchproxy.remotelog.decoder.record_rows import RowLimits
+from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.options import SourceOptions
-from fetchproxy.remotelog.planning import ReadTask, SegmentPart
+from fetchproxy.remotelog.planning import PASSED_OVER, ReadTask, SegmentPart
 from fetchproxy.remotelog.session import share_one_heap
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
@@ -75,8 +83,8 @@ class _Range:
 class PassedOver:
     """Data that a task skipped by its options. `records`: an upper bound that includes markers."""
 
-    # Damaged batches (corruptBatches=skip), and missing objects or reads beyond their ends
-    # (failOnDataLoss=false).
+    # Damaged batches and indexes (corruptBatches=skip), missing objects or reads beyond their ends
+    # (failOnDataLoss=false), and objects that cannot be read (either option).
     faults: int = 0
     records: int = 0
 
@@ -87,13 +95,17 @@ def read_task(
     columns: Sequence[str],
     rows: RowLimits = RowLimits(),  # noqa: B008 - frozen
     passed_over: PassedOver | None = None,
+    *,
+    exact: bool = False,
 ) -> Iterator[Any]:
     """Yields pyarrow.RecordBatches in the order of offsets. Counts skipped data in `passed_over`.
+
+    `exact`: see ArrowBatches.
 
     Raises CorruptSegment and RemoteStorageError, both with topic, partition, offset and object.
     """
     share_one_heap()
-    arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition)
+    arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition, exact=exact)
     rsm = opened_store(options)
     with closing(LoopThread("store", rsm)) as loop:
         reading = _TaskReading(options, task, rsm, loop, arrow, passed_over or PassedOver())
@@ -132,7 +144,7 @@ class _TaskReading:
         self._loop = loop
         self._decoder = LogDecoder(arrow, self._damaged, goes_on=options.skip_corrupt)
         self._passed_over = passed_over
-        self._key = ""  # of the object that is being decoded
+        self._key = ""  # of the object whose content is being looked at
         self._faults: list[dict[str, Any]] = []
 
     def ranges(self) -> Iterator[_Range]:
@@ -142,8 +154,8 @@ class _TaskReading:
             where = f"{tip}, offsets {part.offset_from} to {part.offset_end - 1}"
             try:
                 index, aborted = self._indexes(part, where)
-            except ObjectNotFound as error:
-                self._lost(error, part.offset_from, part.offset_end)
+            except (ObjectNotFound, CorruptSegment) as error:
+                self._not_read(error, part.offset_from, part.offset_end)
                 continue
             key = rsm.object_key(part, SegmentFile.LOG)
             for i, j in _runs(part, index):
@@ -160,19 +172,23 @@ class _TaskReading:
         committed = self._options.isolation is IsolationLevel.READ_COMMITTED
         committed = committed and part.has_aborted_txns
         files = [SegmentFile.INDEX, *[SegmentFile.TXN] * committed]
-        keys = [self._rsm.object_key(part, file) for file in files]
-        reads = [
-            self._begin(f"{where}: {key}", partial(self._rsm.fetch_index, part, file))
-            for file, key in zip(files, keys, strict=True)
-        ]
-        raw = [read.result() for read in reads]
+        reads: list[tuple[str, Future[bytes]]] = []
+        for file in files:
+            key = self._rsm.object_key(part, file)
+            read = partial(self._rsm.fetch_index, part, file)
+            reads.append((key, self._begin(f"{where}: {key}", read)))
+        raw = []
+        for self._key, reading in reads:
+            raw.append(reading.result())
+        self._key = reads[0][0]
         try:
             index = RemoteLogIndex.parse(raw[0])
             index.check_covers(part.stored_end_offset, part.segment_size_bytes)
+            self._key = reads[-1][0]
             return index, AbortedBatches(decode_aborted(raw[1])) if committed else None
         except CorruptSegment as error:
             raise CorruptSegment(
-                f"{where}: {keys[0]}: {error}; `fetchproxy verify --repair` rebuilds it"
+                f"{where}: {self._key}: {error}; `fetchproxy verify --repair` rebuilds it"
             ) from error
 
     def _begin(self, what: str, read: Callable[[], Awaitable[T]]) -> Future[T]:
@@ -182,9 +198,9 @@ class _TaskReading:
         self._key, span, part, decoder = each.key, each.span, each.part, self._decoder
         try:
             data = each.data.result()
-        except (ObjectNotFound, RangeNotSatisfiable) as error:
+        except (ObjectNotFound, RangeNotSatisfiable, DamagedObject) as error:
             end = min(span.last_offset + 1, part.offset_end)
-            self._lost(error, max(span.first_offset, part.offset_from), end)
+            self._not_read(error, max(span.first_offset, part.offset_from), end)
             return
         yield from decoder.decode(
             data,
@@ -195,7 +211,7 @@ class _TaskReading:
             borders=each.borders,
             aborted=each.aborted,
         )
-        if len(data) < span.length:
+        if len(data) < span.length and decoder.next_offset < part.offset_end:
             what = f"the log ends, its index goes on to {span.end}"
             self._damaged(span.position + len(data), span.last_offset, what)
             if decoder.next_offset:
@@ -210,17 +226,28 @@ class _TaskReading:
                 f"{tip}, offset {offset}: {self._key}, byte {position}: {what} "
                 "(corruptBatches=skip leaves such batches out)"
             )
-        place = {"topic": tip.topic, "partition": tip.partition, "offset": offset}
-        self._faults.append({**place, "object": self._key, "byte": position, "what": what})
-        self._passed_over.faults += 1
+        self._note(offset, what, position)
 
-    def _lost(self, error: Exception, offset_from: int, offset_end: int) -> None:
-        """Raises `error`, or counts the offsets of the missing objects as skipped."""
-        if self._options.fail_on_data_loss:
-            raise error
+    def _not_read(self, error: FetchProxyError, offset_from: int, offset_end: int) -> None:
+        """Counts the offsets of an object that cannot be read as skipped, or raises the error, with
+        the option that passes over such an object.
+        """
+        damaged = isinstance(error, CorruptSegment)
+        may_skip = damaged and self._options.skip_corrupt
+        # Of a DamagedObject the store gives nothing, as of one that is missing.
+        may_lose = isinstance(error, RemoteStorageError) and not self._options.fail_on_data_loss
+        if not (may_skip or may_lose):
+            way = "corruptBatches=skip leaves its offsets out" if damaged else PASSED_OVER
+            raise type(error)(f"{error} ({way})") from error
         log.warning("archived_data_lost", error=str(error))
-        self._passed_over.faults += 1
+        self._note(offset_from, str(error))
         self._passed_over.records += offset_end - offset_from
+
+    def _note(self, offset: int, what: str, byte: int | None = None) -> None:
+        tip = self._task.tip
+        place = {"topic": tip.topic, "partition": tip.partition, "offset": offset}
+        self._faults.append({**place, "object": self._key, "byte": byte, "what": what})
+        self._passed_over.faults += 1
 
     def report(self) -> None:
         """Writes one line in the worker's log and, if the options name a folder, JSON lines."""
@@ -231,7 +258,9 @@ class _TaskReading:
             folder = Path(self._options.corrupt_report)
             folder.mkdir(parents=True, exist_ok=True)
             lines = "".join(f"{json.dumps(fault)}\n" for fault in self._faults)
-            (folder / f"{self._task.tip}-{self._task.offsets.start:020d}.json").write_text(lines)
+            tip, first = self._task.tip, self._task.offsets.start
+            name = f"{file_stem(tip.topic)}-{tip.partition}-{first:020d}.json"
+            (folder / name).write_text(lines)
 
 
 def _runs(part: SegmentPart, index: RemoteLogIndex) -> Iterator[tuple[int, int]]:

@@ -9,10 +9,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import legal_logs
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
 from made_batches import CODECS, Record, made_batch, marker
 from written_archive import TIP, WrittenArchive
 
@@ -20,8 +24,10 @@ from fetchproxy.errors import ConfigError, ObjectNotFound
 from fetchproxy.jobs import backfill_files as parquet_range
 from fetchproxy.jobs.backfill import Target, backfill, backfill_range, plan_backfill
 from fetchproxy.jobs.backfill_files import OPEN_DATES_MAX, Manifest, OutputFolder, by_day, day_name
+from fetchproxy.jobs.backfill_plan import BackfillRange
 from fetchproxy.jobs.runner import Failure, attempt
 from fetchproxy.model import AbortedTxn, TopicIdPartition
+from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.options import parse_options
 from fetchproxy.remotelog.task_reader import PassedOver
 from fetchproxy.segments.object_keys import SegmentFile
@@ -433,8 +439,145 @@ def test_what_goes_over_the_pipe_comes_back(archive: WrittenArchive, tmp_path: P
     tasks = plan_backfill(to, 1_500).tasks
     sent, task = pickle.loads(pickle.dumps((to, tasks[0])))
     manifest = backfill_range(sent, task)
-    assert Manifest.decode(manifest.encode()) == manifest
+    assert Manifest.decode(manifest.encode(), "") == manifest
     assert to.folder.manifest(task.range.name) == manifest
+
+
+@pytest.mark.parametrize("topic", ["_x", "__audit", ".x", "...", "y" * 231])
+def test_readers_find_the_files_of_any_topic(tmp_path: Path, topic: str) -> None:
+    """They leave out files whose names begin with `_` or `.`, without a word."""
+    archive = WrittenArchive(tmp_path / "archive")
+    for partition in (0, 2**31 - 1):
+        archive.add(batches(0, 2), tip=TopicIdPartition(TIP.topic_id, topic, partition))
+    out = tmp_path / "out"
+    to = target(archive, out, topics=topic)
+    run(to, 10**9)
+    assert {(row["topic"], row["partition"]) for row in rows(out)} == {
+        (topic, 0),
+        (topic, 2**31 - 1),
+    }
+    assert len(rows(out)) == 40
+    assert run(to, 10**9) == []
+
+
+def test_names_of_files_stay_apart_and_fit() -> None:
+    long = ["y" * 249, "y" * 248 + "z", "_" + "y" * 248, "." + "y" * 248, "y" * 151]
+    topics = [*long, "orders", "_x", "__x", ".x", "topic", "topic-_x"]
+    names = [BackfillRange(t, "", 2**31 - 1, 2**63 - 2, 2**63 - 1).name for t in topics]
+    assert len(set(names)) == len(topics)
+    assert not [name for name in names if name.startswith(("_", "."))]
+    part = f"-{10_000}.parquet.{'f' * 32}"
+    assert max(len(name + part) for name in names) <= 255
+    assert file_stem("y" * 140) == "y" * 140
+
+
+def test_any_timestamp_and_any_header_key(tmp_path: Path) -> None:
+    """Those that microseconds or a calendar cannot hold cost no other record."""
+    day, second = 86_400_000, 1_000
+    last_day = 253_402_300_799_999  # of the year 9999
+    times = [
+        5,
+        2**63 - 1,
+        -(2**63),
+        last_day,
+        last_day + 1,
+        last_day + 400 * day,
+        -62_135_596_800_001,
+    ]
+    times += [-1, -second, 2**63 // 1000, 2**63 // 1000 + 1]
+    records = [
+        legal_logs.Record(n, time, None, b"%d" % n, ((b"\xff\xfek", None), (b"", b"")))
+        for n, time in enumerate(times)
+    ]
+    made = legal_logs.Batch(0, len(times) - 1, tuple(records), times[0], max(times))
+    archive = WrittenArchive(tmp_path / "archive")
+    archive.add([legal_logs.sealed(made).content])
+    out = tmp_path / "out"
+    assert sum(m.rows for m in run(target(archive, out), 10**9)) == len(times)
+    table = ds.dataset(out, format="parquet", partitioning="hive").to_table().sort_by("offset")
+    table.validate(full=True)
+    assert table.column("offset").to_pylist() == list(range(len(times)))
+    assert table.column("timestamp").cast(pa.int64()).to_pylist() == [
+        time * 1000 if abs(time) <= 2**63 // 1000 else None for time in times
+    ]
+    assert table.column("headers").to_pylist() == [
+        [{"key": "\ufffd\ufffdk", "value": None}, {"key": "", "value": b""}]
+    ] * len(times)
+    dates = {path.parent.name for path in parquet_of(out)}
+    named = {"date=1970-01-01", "date=1969-12-31", "date=9999-12-31"}
+    assert dates == {*named, "date=__HIVE_DEFAULT_PARTITION__"}
+
+
+@settings(max_examples=25)
+@given(log=legal_logs.legal_logs(value_bytes_max=5_000))
+def test_every_legal_log_is_written_whole(
+    log: legal_logs.LegalLog, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    kept = [batch for batch in log.batches if batch.last_offset >= log.log_start]
+    if not kept:
+        return
+    folder = tmp_path_factory.mktemp("legal")
+    archive = WrittenArchive(folder / "archive")
+    archive.add([batch.content for batch in kept])
+    out = folder / "out"
+    run(target(archive, out), 10**12)
+    expected_offsets = [
+        batch.base_offset + record.offset_delta
+        for batch in kept
+        if not batch.is_control
+        for record in batch.records
+    ]
+    files = parquet_of(out)
+    tables = [pq.read_table(path, partitioning=None) for path in files]
+    for table in tables:
+        table.validate(full=True)
+    found = sorted(o for table in tables for o in table.column("offset").to_pylist())
+    assert found == expected_offsets
+
+
+def test_a_topic_that_was_made_again_stops_no_other(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    to = target(archive, tmp_path / "out", topics="orders,others")
+    others = TopicIdPartition(UUID(int=7), "others", 0)
+    archive.add(batches(0), tip=others)
+    run(to, 10**9)
+    again = TopicIdPartition(UUID(int=8), "orders", 0)
+    archive.add(batches(0), tip=again, event_timestamp_ms=1)
+    archive.add(batches(100), tip=others)
+    planned = plan_backfill(to, 10**9)
+    (failure,) = planned.left_out
+    assert (failure.what, failure.retriable) == ("orders-0", False)
+    assert f"the id of this topic is {again.topic_id}" in failure.error
+    assert [task.range.topic for task in planned.tasks] == ["others"]
+
+
+def test_a_partition_that_cannot_be_searched_stops_no_other(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    archive.add(batches(0), tip=TopicIdPartition(TIP.topic_id, TIP.topic, 1))
+    archive.path(archive.segments[0], SegmentFile.INDEX).unlink()
+    to = target(archive, tmp_path / "out", startingTimestamp=str(START_MS))
+    planned = plan_backfill(to, 10**9)
+    (failure,) = planned.left_out
+    assert failure.what == "orders-0"
+    assert archive.path(archive.segments[0], SegmentFile.INDEX).name in failure.error
+    assert {task.range.partition for task in planned.tasks} == {1}
+
+
+def test_an_output_that_cannot_be_written_or_read(archive: WrittenArchive, tmp_path: Path) -> None:
+    source = {"store": archive.url, "topics": "orders"}
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ConfigError, match=f"the output {file} cannot be read or written"):
+        backfill(None, source, str(file))
+    to = target(archive, tmp_path / "out")
+    done = run(to)
+    manifest = tmp_path / f"out/_backfill/done/{done[0].range.name}.json"
+    for damaged in ("", "{}", "[]", manifest.read_text()[:-5]):
+        manifest.write_text(damaged)
+        with pytest.raises(ConfigError, match=f"{manifest.name} is not a manifest"):
+            plan_backfill(to, 1_500)
 
 
 def test_an_output_of_an_unknown_kind_and_an_unknown_codec(archive: WrittenArchive) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from retention_segments import TIP, archives, segment
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.jobs.backfill_plan import BackfillRange, Plan, next_plan
+from fetchproxy.jobs.backfill_plan import BackfillRange, Plan, next_plan, of_other_topics
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
@@ -105,8 +105,11 @@ def test_a_topic_that_was_made_again_is_refused() -> None:
     first = planned(build_view(TIP, row(4), 0.0))
     other = TopicIdPartition(UUID(int=2), TIP.topic, TIP.partition)
     view = replace(build_view(TIP, row(4, 4), 0.0), tip=other)
-    with pytest.raises(ConfigError, match="another topic orders"):
-        planned(view, first)
+    asked = [(view, whole(view))]
+    (refused,) = of_other_topics(first.ranges, asked)
+    assert refused.what == "orders-0"
+    assert "another topic orders" in refused.error
+    assert of_other_topics((), asked) == []
 
 
 def test_a_plan_is_read_back_and_damage_is_named() -> None:

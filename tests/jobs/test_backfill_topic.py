@@ -6,13 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from time import sleep
 from typing import Any
+from uuid import uuid4
 
+import legal_logs
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from hypothesis import Phase, given, settings
 from made_batches import CODECS, Record, made_batch
 from topic_copier_process import RECORDS_MAX
 from written_archive import TIP, WrittenArchive
@@ -20,6 +25,7 @@ from written_archive import TIP, WrittenArchive
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.schema import ClusterConfig, Config
 from fetchproxy.errors import ClusterError, ConfigError
+from fetchproxy.jobs import backfill_topic as job
 from fetchproxy.jobs.backfill_topic import (
     CopiedPartition,
     TopicTarget,
@@ -28,6 +34,9 @@ from fetchproxy.jobs.backfill_topic import (
     plan_topic,
 )
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS, ArrowBatches
+from fetchproxy.remotelog.decoder.log_decoder import LogDecoder
+from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import parse_options
 from lab.kafka import KafkaServer
 
@@ -123,6 +132,155 @@ def test_every_record_with_all_that_it_has_and_no_more_in_a_second_run(
     assert [done.records for done in run(to, kafka_server)] == [0, 0]
     for partition in range(2):
         assert read(kafka_server, topic, partition) == expected(partition)
+
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+ANY_TIME = {"message.timestamp.after.max.ms": str(INT64_MAX), "retention.ms": "-1"}
+Exact = tuple[int, bytes | None, bytes | None, Any]
+
+
+def stored(kafka: KafkaServer, topic: str) -> list[Exact]:
+    """What the broker's log has, markers left out: no client here gives out any header key."""
+    logs = sorted((kafka.data_dir / f"{topic}-0").glob("*.log"))
+    rows = ArrowBatches(COLUMNS, topic, 0, exact=True)
+    found: list[Exact] = []
+    for log in logs:
+        for batch in LogDecoder(rows, lambda *said: pytest.fail(str(said))).decode(
+            log.read_bytes(), RowLimits()
+        ):
+            found += [
+                (
+                    row["timestamp"],
+                    row["key"],
+                    row["value"],
+                    row["headers"] and [(h["key"], h["value"]) for h in row["headers"]],
+                )
+                for row in batch.to_pylist()
+            ]
+    return found
+
+
+def written(records: Iterable[tuple[int, legal_logs.Record]]) -> list[Exact]:
+    return [(at, r.key, r.value, list(r.headers) or None) for at, r in records]
+
+
+def copied(archive: WrittenArchive, kafka: KafkaServer, topic: str) -> None:
+    to = target(archive, kafka, topic)
+    for task in plan_topic(config_of(kafka), to)[0]:
+        copy_partition(to, task)
+
+
+def test_a_copy_is_a_copy_of_bytes(
+    tmp_path: Path, kafka_server: KafkaServer, create_topic: CreateTopic
+) -> None:
+    """Also of two timestamps in one batch that lie further apart than 63 bits."""
+    times = [5, -1, -2, INT64_MAX, INT64_MIN, 0, INT64_MAX, INT64_MIN + 1, 4_102_444_800_000]
+    keys = (b"\xff\xfek", b"", b"\xed\xa0\x80", b"h\x00")
+    values: list[bytes | None] = [None, b"", b"\xff"]
+    records = [
+        legal_logs.Record(
+            n,
+            at,
+            values[n % 3],
+            values[n // 3 % 3],
+            tuple((k, values[n % 3]) for k in keys[n % 5 :]),
+        )
+        for n, at in enumerate(times)
+    ]
+    batch = legal_logs.Batch(0, len(times) - 1, tuple(records), times[0], INT64_MAX)
+    archive = WrittenArchive(tmp_path / "archive")
+    archive.add([legal_logs.sealed(batch).content])
+    topic = create_topic(1, ANY_TIME)
+    copied(archive, kafka_server, topic)
+    assert stored(kafka_server, topic) == written(zip(times, records, strict=True))
+
+
+@settings(max_examples=4, phases=[Phase.generate], deadline=None)
+@given(log=legal_logs.legal_logs(value_bytes_max=5_000).filter(lambda log: len(log.batches) > 3))
+def test_every_legal_log_is_copied_whole(
+    log: legal_logs.LegalLog,
+    tmp_path_factory: pytest.TempPathFactory,
+    kafka_server: KafkaServer,
+) -> None:
+    kept = [batch for batch in log.batches if batch.last_offset >= log.log_start]
+    archive = WrittenArchive(tmp_path_factory.mktemp("legal"))
+    archive.add([batch.content for batch in kept])
+    topic = kafka_server.create_topic(f"legal-{uuid4().hex}", 1, ANY_TIME)
+    copied(archive, kafka_server, topic)
+    data = [batch for batch in kept if not batch.is_control]
+    assert stored(kafka_server, topic) == written(
+        (batch.timestamp_of(record), record) for batch in data for record in batch.records
+    )
+
+
+def test_what_the_target_refuses_is_named_with_the_setting_that_lets_it_in(
+    tmp_path: Path, kafka_server: KafkaServer, create_topic: CreateTopic
+) -> None:
+    archive = WrittenArchive(tmp_path / "archive")
+    archive.add([made_batch(0, [Record(), Record(timestamp=4_102_444_800_000)])])
+    topic = create_topic(1, {"message.timestamp.after.max.ms": "3600000", "retention.ms": "-1"})
+    with pytest.raises(
+        ClusterError, match=r"orders-0, at or after offset 0: InvalidTimestamp.*"
+    ) as e:
+        copied(archive, kafka_server, topic)
+    assert (
+        f"set message.timestamp.after.max.ms and message.timestamp.before.max.ms of {topic}"
+        in str(e.value)
+    )
+    archive = WrittenArchive(tmp_path / "large")
+    archive.add([made_batch(0, [Record(value=bytes(5000))])])
+    topic = create_topic(1, {"max.message.bytes": "2000"})
+    with pytest.raises(ClusterError, match=f"set max.message.bytes of {topic}"):
+        copied(archive, kafka_server, topic)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_target_that_is_deleted_is_noticed(
+    archive: WrittenArchive,
+    kafka_server: KafkaServer,
+    create_topic: CreateTopic,
+    monkeypatch: pytest.MonkeyPatch,
+    comes_back: bool,
+) -> None:
+    """In the middle of the copy, and by the next run."""
+    topic = create_topic(2)
+    to = target(archive, kafka_server, topic)
+    (task, other), _ = plan_topic(config_of(kafka_server), to)
+    assert copy_partition(to, other).records == 300
+    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
+    commit, commits = job._Transactions._commit, []
+
+    def committing(self: Any, next_offset: int) -> None:
+        commit(self, next_offset)
+        commits.append(next_offset)
+        if len(commits) == 2:
+            admin.delete_topics([topic])[topic].result(60)
+            gone(admin, topic)
+            if comes_back:
+                kafka_server.create_topic(topic, 2)
+
+    monkeypatch.setattr(job._Transactions, "_commit", committing)
+    monkeypatch.setattr(job, "TRANSACTION_RECORDS_MAX", 100)
+    monkeypatch.setattr(job, "LOOK_EVERY_S", 1)
+    monkeypatch.setattr(job, "CLOSE_MAX_S", 1)
+    said = f"topic {topic} was deleted and made again after this backfill had begun"
+    gone_for_good = f"topic {topic} is not there any more: make it again"
+    with pytest.raises(ClusterError, match=said if comes_back else gone_for_good):
+        copy_partition(to, task)
+    if not comes_back:
+        with pytest.raises(ClusterError, match=f"topic {topic} is not there: make it first"):
+            plan_topic(config_of(kafka_server), to)
+        return
+    again, _ = plan_topic(config_of(kafka_server), to)
+    # Brokers forget a deleted topic's positions: of this partition one was committed since.
+    with pytest.raises(ConfigError, match=said):
+        copy_partition(to, again[0])
+    assert copy_partition(to, again[1]).records == 300
+
+
+def gone(admin: AdminClient, topic: str) -> None:
+    while topic in admin.list_topics(timeout=30).topics:
+        sleep(0.05)
 
 
 def test_one_that_was_killed_goes_on_and_repeats_nothing(

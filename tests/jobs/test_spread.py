@@ -16,6 +16,7 @@ import pytest
 
 from fetchproxy.errors import CorruptSegment, PipelineFailed, StorageUnavailable
 from fetchproxy.jobs.runner import (
+    Failure,
     Here,
     OnSpark,
     Progress,
@@ -167,15 +168,19 @@ def test_a_worker_process_that_dies_is_named_by_what_it_had() -> None:
     assert not [child for child in active_children() if child.is_alive()]
 
 
-def test_a_defect_in_a_worker_process_is_raised_with_its_place() -> None:
-    with pytest.raises(KeyError) as raised:
-        Here().each([1], Work("break", broken))
-    assert "in broken" in str(raised.value.__cause__)
+def test_a_defect_costs_its_item_alone() -> None:
+    done = Here().each([2, 0, 4], Work("break", broken_at_zero))
+    assert done.results == (2, 4)
+    (failure,) = done.failures
+    assert (failure.what, failure.retriable) == ("0", False)
+    assert failure.error == "KeyError: 0 (a defect of fetchproxy: the log has it in full)"
     assert not [child for child in active_children() if child.is_alive()]
 
 
-def broken(number: int) -> int:
-    raise KeyError(number)
+def broken_at_zero(number: int) -> int:
+    if not number:
+        raise KeyError(number)
+    return number
 
 
 def killed(number: int) -> None:
@@ -194,21 +199,16 @@ def test_nothing_to_do_asks_spark_nothing() -> None:
     assert Here().each([], Work("halve", halved)).results == ()
 
 
-def test_a_defect_is_no_failure_of_an_item() -> None:
-    def broken(number: int) -> int:
-        raise KeyError(number)
-
-    with pytest.raises(KeyError):
-        attempt(broken, 1, "1")
-
-
 def test_a_defect_beside_a_failure_is_not_hidden() -> None:
     def broken(number: int) -> int:
         raise ExceptionGroup("both", [StorageUnavailable("away"), KeyError(number)])
 
-    with pytest.raises(ExceptionGroup, match="both") as raised:
-        attempt(broken, 1, "1")
-    assert [type(e) for e in raised.value.exceptions] == [KeyError]
+    failure = attempt(broken, 1, "1")
+    assert isinstance(failure, Failure)
+    assert failure.error == (
+        "StorageUnavailable: away; KeyError: 1 (a defect of fetchproxy: the log has it in full)"
+    )
+    assert not failure.retriable
 
 
 def test_a_lost_worker_is_told_from_a_defect() -> None:

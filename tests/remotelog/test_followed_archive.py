@@ -46,7 +46,8 @@ def spans(tasks: list[ReadTask]) -> list[tuple[int, OffsetSpan]]:
 
 def at(**offsets: int) -> StreamOffset:
     """`at(_0=5, _1=7)`"""
-    return {"orders": {name[1:]: offset for name, offset in offsets.items()}}
+    said = {name[1:]: offset for name, offset in offsets.items()}
+    return {"orders": {**said, "topicId": str(TIP.topic_id)}}
 
 
 @pytest.fixture
@@ -259,3 +260,86 @@ def test_a_batch_that_was_planned_misses_what_vanished_since(archive: WrittenArc
         stream.tasks(at(_0=0), at(_0=30))
     with followed(archive, failOnDataLoss="false") as lenient:
         assert spans(lenient.tasks(at(_0=0), at(_0=30))) == [(0, OffsetSpan(0, 10))]
+
+
+# --- a world that moves ---
+
+AGAIN = TopicIdPartition(UUID(int=2), "orders", 0)
+
+
+def make_again(archive: WrittenArchive, *bases: int) -> None:
+    """The topic was deleted and made again; both are in the archive."""
+    for base in bases:
+        content = [made_batch(base, [Record(value=bytes(1000), timestamp=base)] * 10)]
+        archive.add(content, tip=AGAIN, event_timestamp_ms=1)
+
+
+def again_at(**offsets: int) -> StreamOffset:
+    return {"orders": {**at(**offsets)["orders"], "topicId": str(AGAIN.topic_id)}}
+
+
+def test_a_topic_that_was_made_again_is_noticed(archive: WrittenArchive) -> None:
+    add(archive, 0, OTHER)  # the new topic has no such partition
+    with followed(archive) as stream, followed(archive, failOnDataLoss="false") as lenient:
+        read = stream.latest(stream.initial())
+        assert read == at(_0=30, _1=10)
+        assert lenient.latest(read) == read
+        make_again(archive, 0)
+        said = f"topic orders was deleted and made again: its id was {TIP.topic_id}"
+        with pytest.raises(DataLoss, match=said):
+            stream.latest(read)
+        end = lenient.latest(read)
+        assert end == again_at(_0=10)
+        assert [task.tip for task in lenient.tasks(read, end)] == [AGAIN]
+        assert spans(lenient.tasks(read, end)) == [(0, OffsetSpan(0, 10))]
+        assert lenient.latest(end) == end
+        make_again(archive, 10, 20, 30)
+        grown = lenient.latest(end)
+        assert spans(lenient.tasks(end, grown)) == [(0, OffsetSpan(10, 40))]
+
+
+def test_limits_hold_in_a_topic_that_was_made_again(archive: WrittenArchive) -> None:
+    make_again(archive, 0)
+    options = {"failOnDataLoss": "false", "maxOffsetsPerTrigger": "4"}
+    with followed(archive, **options) as lenient:
+        assert batches_of(lenient, at(_0=30)) == [again_at(_0=o) for o in (4, 8, 10)]
+
+
+def test_a_batch_of_a_topic_that_was_made_again_since_reads_nothing_of_the_new_one(
+    archive: WrittenArchive,
+) -> None:
+    make_again(archive, 0, 10, 20)
+    with followed(archive) as stream, pytest.raises(DataLoss, match="deleted and made again"):
+        stream.tasks(at(_0=0), at(_0=20))
+    with followed(archive, failOnDataLoss="false") as lenient:
+        assert lenient.tasks(at(_0=0), at(_0=20)) == []
+
+
+def test_a_checkpoint_without_the_id_goes_on_and_gets_it(archive: WrittenArchive) -> None:
+    with followed(archive) as stream:
+        before: StreamOffset = {"orders": {"0": 12}}
+        end = stream.latest(before)
+        assert end == at(_0=30)
+        assert spans(stream.tasks(before, end)) == [(0, OffsetSpan(12, 30))]
+        assert stream.tasks({"orders": {"0": 30}}, end) == []
+
+
+def test_an_archive_that_was_truncated(archive: WrittenArchive) -> None:
+    with followed(archive) as stream, followed(archive, failOnDataLoss="false") as lenient:
+        read = stream.latest(stream.initial())
+        forget(archive, 2)
+        with pytest.raises(DataLoss, match="orders-0: offsets 20 to 29 were read and are not in"):
+            stream.latest(read)
+        back = lenient.latest(read)
+        assert back == at(_0=20)
+        assert lenient.tasks(read, back) == []
+        add(archive, 20)
+        add(archive, 30)
+        assert spans(lenient.tasks(back, lenient.latest(back))) == [(0, OffsetSpan(20, 40))]
+
+
+def test_metadata_that_cannot_be_read_are_no_truncation(archive: WrittenArchive) -> None:
+    with followed(archive, failOnDataLoss="false") as lenient:
+        read = lenient.latest(lenient.initial())
+        archive.path(archive.segments[2], SegmentFile.METADATA).write_bytes(b"{")
+        assert lenient.latest(read) == read

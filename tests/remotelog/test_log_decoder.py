@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import struct
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
+import legal_logs
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from legal_logs import Batch, LegalLog, sealed
 from made_batches import (
     BUILDERS,
     CODECS,
@@ -282,13 +286,173 @@ def test_no_timestamp_is_what_spark_makes_of_it() -> None:
     assert [row.timestamp for row in as_rows(decoded(reseal(batch)))] == [-1]
 
 
-def test_a_timestamp_that_microseconds_cannot_say_is_a_fault() -> None:
+@pytest.mark.parametrize(
+    ("timestamp", "micros"),
+    [
+        (2**63 // 1000, 2**63 // 1000 * 1000),
+        (2**63 // 1000 + 1, None),
+        (-(2**63 // 1000), -(2**63 // 1000) * 1000),
+        (-(2**63 // 1000) - 1, None),
+        (2**63 - 1, None),
+        (-(2**63), None),
+    ],
+)
+def test_a_timestamp_without_microseconds_is_null_and_costs_no_other_record(
+    timestamp: int, micros: int | None
+) -> None:
     batch = bytearray(made_batch(0, [Record(timestamp=0)]))
-    struct.pack_into(">qq", batch, 27, 2**62, 2**62)
-    log = reseal(batch) + made_batch(1, [Record()])
-    left, faults = decoded_with_faults(log)
-    assert left == [1]
-    assert faults == [(0, 0, "a timestamp is too large for microseconds")]
+    struct.pack_into(">qq", batch, 27, timestamp, timestamp)
+    log = reseal(batch) + made_batch(1, [Record(timestamp=5)])
+    table = pa.Table.from_batches(decoded(log))
+    table.validate(full=True)
+    assert table.column("timestamp").cast(pa.int64()).to_pylist() == [micros, 5000]
+    decoder = LogDecoder(ArrowBatches(["timestamp"], "orders", 7, exact=True), raised)
+    exact = pa.Table.from_batches(decoder.decode(log, RowLimits()))
+    assert exact.column("timestamp").to_pylist() == [timestamp, 5]
+
+
+# --- whatever Kafka may hold ---
+
+
+def java_text(raw: bytes) -> str:
+    """As Java's `new String(raw, UTF_8)`: for it, a surrogate is one malformed part."""
+    whole = re.sub(rb"\xed[\xa0-\xbf][\x80-\xbf]?", b"\xef\xbf\xbd", raw)
+    return whole.decode("utf-8", "replace")
+
+
+# Read by a JVM 17: String(bytes, UTF_8).getBytes(UTF_8).
+JAVA_TEXTS = {
+    "fffe6b": "efbfbdefbfbd6b",
+    "eda080": "efbfbd",
+    "eda041": "efbfbd41",
+    "eda0": "efbfbd",
+    "edbfbf80": "efbfbdefbfbd",
+    "c080": "efbfbdefbfbd",
+    "c3": "efbfbd",
+    "e08080": "efbfbdefbfbdefbfbd",
+    "e0a0": "efbfbd",
+    "e0a041": "efbfbd41",
+    "e18041": "efbfbd41",
+    "f09f": "efbfbd",
+    "f09f98": "efbfbd",
+    "f09f9841": "efbfbd41",
+    "f09f9880": "f09f9880",
+    "f08f8080": "efbfbdefbfbdefbfbdefbfbd",
+    "f4908080": "efbfbdefbfbdefbfbdefbfbd",
+    "f5808080": "efbfbdefbfbdefbfbdefbfbd",
+    "f880808080": "efbfbdefbfbdefbfbdefbfbdefbfbd",
+    "80bf": "efbfbdefbfbd",
+}
+
+
+def test_the_reference_reads_as_a_jvm() -> None:
+    for raw, text in JAVA_TEXTS.items():
+        assert java_text(bytes.fromhex(raw)).encode().hex() == text
+
+
+def logs_of_keys(keys: Sequence[bytes]) -> bytes:
+    batch = Batch(0, 0, (legal_logs.Record(0, 5, None, None, tuple((k, k) for k in keys)),), 5, 5)
+    return sealed(batch).content
+
+
+def test_header_keys_of_any_bytes_are_javas_text() -> None:
+    pieces = (b"A", b"\x80", b"\xa0", b"\xbf", b"\xc2", b"\xe0", b"\xed", b"\xf0", b"\xf4", b"\xff")
+    keys = [b"".join(chosen) for n in range(5) for chosen in product(pieces, repeat=n)]
+    keys += [bytes.fromhex(raw) for raw in JAVA_TEXTS]
+    [batch] = decoded(logs_of_keys(keys))
+    batch.validate(full=True)
+    [headers] = batch.column("headers").to_pylist()
+    assert [header["key"] for header in headers] == [java_text(key) for key in keys]
+    assert [header["value"] for header in headers] == keys
+
+
+def micros_of(timestamp: int) -> int | None:
+    return timestamp * 1000 if abs(timestamp) <= 2**63 // 1000 else None
+
+
+@settings(max_examples=150)
+@given(legal_logs.legal_logs(value_bytes_max=20_000), st.integers(1, 9), st.booleans())
+def test_every_legal_log_gives_every_record(log: LegalLog, rows_max: int, goes_on: bool) -> None:
+    exact = [
+        (
+            batch.base_offset + record.offset_delta,
+            batch.timestamp_of(record),
+            int(bool(batch.flags & legal_logs.LOG_APPEND_TIME)),
+            record.key,
+            record.value,
+            record.headers or None,
+        )
+        for batch in log.batches
+        if not batch.is_control
+        for record in batch.records
+    ]
+    names = ["offset", "timestamp", "timestampType", "key", "value", "headers"]
+    for is_exact in (True, False):
+        rows = ArrowBatches(COLUMNS, "orders", 7, exact=is_exact, rows_max=rows_max)
+        decoder = LogDecoder(rows, raised, goes_on=goes_on)
+        made = list(decoder.decode(log.content, RowLimits(), borders=[]))
+        table = pa.Table.from_batches(made, arrow_schema(exact=is_exact))
+        table.validate(full=True)
+        columns = [
+            table.column("timestamp").cast(pa.int64()).to_pylist()
+            if name == "timestamp"
+            else table.column(name).to_pylist()
+            for name in names
+        ]
+        found = [
+            (*row[:5], row[5] and tuple((h["key"], h["value"]) for h in row[5]))
+            for row in zip(*columns, strict=True)
+        ]
+        expected = (
+            exact
+            if is_exact
+            else [
+                (o, micros_of(t), *rest, hs and tuple((java_text(k), v) for k, v in hs))
+                for o, t, *rest, hs in exact
+            ]
+        )
+        assert found == expected
+
+
+def test_records_beyond_the_range_and_headers_nobody_asks_for_may_be_anything() -> None:
+    def odd(base: int) -> bytes:
+        """Its headers do not fill their part of the record."""
+        batch = bytearray(made_batch(base, [Record(headers=(("h", b"xy"),))]))
+        batch[-1 - len(b"xy")] = 2  # the value's length: one byte
+        return reseal(batch)
+
+    log = odd(0) + made_batch(1, [Record()]) + odd(2)
+    inside = RowLimits(offset_from=1, offset_end=2)
+    for goes_on in (False, True):
+        for columns, limits, left in ((COLUMNS, inside, [1]), (["offset", "key"], None, [0, 1, 2])):
+            decoder = LogDecoder(ArrowBatches(columns, "orders", 7), raised, goes_on=goes_on)
+            assert offsets(list(decoder.decode(log, limits or RowLimits()))) == left
+    with pytest.raises(AssertionError, match="offset 0: a record's headers"):
+        decoded(log)
+
+
+def test_damage_beyond_the_range_is_nobodys() -> None:
+    batches = [made_batch(10 * i, [Record()] * 10) for i in range(5)]
+    size = len(batches[0])
+    inside = RowLimits(offset_from=20, offset_end=30)
+    borders = [i * size for i in range(5)]
+
+    def read(damaged: bytearray) -> list[int]:
+        decoder = LogDecoder(ArrowBatches(["offset"], "orders", 7), raised)
+        found = decoder.decode(bytes(damaged), inside, borders=borders, last_offset=49)
+        return offsets(list(found))
+
+    for number in (0, 1, 3, 4):
+        for byte in (2, 8, 16, 23, 70):  # base offset, size, magic, last offset delta, a record
+            damaged = bytearray(b"".join(batches))
+            damaged[number * size + byte] ^= 0x81
+            assert read(damaged) == list(range(20, 30)), (number, byte)
+    for byte in (2, 8, 16, 23, 70):
+        damaged = bytearray(b"".join(batches))
+        damaged[2 * size + byte] ^= 0x81
+        with pytest.raises(AssertionError, match="byte"):
+            read(damaged)
+    assert read(bytearray(b"".join(batches)[: -size - 3])) == list(range(20, 30))
 
 
 # --- damage ---

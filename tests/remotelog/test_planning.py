@@ -166,6 +166,19 @@ def test_filters_become_ranges_and_the_rest_stays_with_spark() -> None:
     assert (filters.timestamp.least, filters.timestamp.most) == (ms + 2, ms + 1)
 
 
+def test_a_filter_on_timestamps_leaves_out_those_that_are_null() -> None:
+    from datetime import UTC, datetime
+
+    for taken in (
+        filter_of("IsNotNull", "timestamp"),
+        filter_of("GreaterThan", "timestamp", datetime(2026, 1, 1, tzinfo=UTC)),
+    ):
+        filters = PushedFilters()
+        assert filters.push([taken]) == []
+        assert not filters.timestamp.has(2**63 // 1000 + 1)
+        assert filters.timestamp.has(2**63 // 1000)
+
+
 @given(
     st.integers(-3, 3),
     st.integers(0, 999),

@@ -14,7 +14,13 @@ import pytest
 from made_batches import CODECS, READERS, Record, made_batch, marker, rows_read_by
 from written_archive import TIP, WrittenArchive
 
-from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound, StorageUnavailable
+from fetchproxy.errors import (
+    ConfigError,
+    CorruptSegment,
+    ObjectNotFound,
+    ObjectNotReadable,
+    StorageUnavailable,
+)
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.model import AbortedTxn, TopicIdPartition
 from fetchproxy.remotelog import task_reader
@@ -285,10 +291,68 @@ def test_a_missing_object_is_named(archive: WrittenArchive, file: SegmentFile) -
     assert found == [*range(100), *range(200, 300)]
 
 
-def test_a_damaged_index_is_named_with_what_helps(archive: WrittenArchive) -> None:
-    damage(archive.path(archive.segments[1], SegmentFile.INDEX), 40)
-    with pytest.raises(CorruptSegment, match=r"index: .*verify --repair"):
+@pytest.mark.parametrize("file", [SegmentFile.INDEX, SegmentFile.TXN])
+def test_a_damaged_index_is_named_with_what_helps(tmp_path: Path, file: SegmentFile) -> None:
+    archive = WrittenArchive(tmp_path)
+    data: dict[str, Any] = {"producer_id": 7, "transactional": True}
+    archive.add([*batches_of(0, 1, **data), marker(10, 7, 0)], aborted=[AbortedTxn(0, 10, 7, 11)])
+    archive.add(batches_of(11, 1))
+    path = archive.path(archive.segments[0], file)
+    path.write_bytes(path.read_bytes()[:-3])
+    committed = {"isolationLevel": "read_committed"}
+    with pytest.raises(CorruptSegment, match=r"verify --repair.*corruptBatches=skip") as raised:
+        offsets_read(archive, **committed)
+    assert f"orders-0, offsets 0 to 10: {path.relative_to(archive.folder)}: " in str(raised.value)
+    passed_over = PassedOver()
+    options = {**committed, "corruptBatches": "skip"}
+    assert offsets_read(archive, passed_over=passed_over, **options) == list(range(11, 21))
+    assert passed_over == PassedOver(faults=1, records=11)
+    with pytest.raises(CorruptSegment):  # it is there, and damaged
+        offsets_read(archive, **committed, failOnDataLoss="false")
+
+
+@pytest.mark.parametrize("file", [SegmentFile.LOG, SegmentFile.INDEX])
+def test_an_object_that_the_store_does_not_give_out_is_named_and_passed_over(
+    archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: SegmentFile
+) -> None:
+    """As one that was moved to a cold storage class."""
+    key = str(archive.path(archive.segments[1], file).relative_to(archive.folder))
+    withheld(monkeypatch, key)
+    said = f"orders-0, offsets 100 to 199: {key}.*GLACIER: restore it.*corruptBatches=skip"
+    with pytest.raises(ObjectNotReadable, match=said):
         offsets_read(archive)
+    for number, option in enumerate(({"corruptBatches": "skip"}, {"failOnDataLoss": "false"})):
+        passed_over, report = PassedOver(), tmp_path / f"report-{number}"
+        found = offsets_read(archive, passed_over=passed_over, corruptReport=str(report), **option)
+        assert found == [*range(100), *range(200, 300)]
+        assert passed_over == PassedOver(faults=1, records=100)
+        [line] = [json.loads(text) for f in report.iterdir() for text in f.read_text().splitlines()]
+        assert (line["object"], line["offset"], line["byte"]) == (key, 100, None)
+
+
+def withheld(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """Reads of one object fail as those of a store that does not give it out."""
+    begin = task_reader._TaskReading._begin
+
+    def asked(reading: Any, what: str, read: Any) -> Any:
+        async def refused() -> bytes:
+            raise ObjectNotReadable("GLACIER: restore it")
+
+        return begin(reading, what, refused if key in what else read)
+
+    monkeypatch.setattr(task_reader._TaskReading, "_begin", asked)
+
+
+def test_a_report_of_any_topic_has_a_name_that_files_may_have(tmp_path: Path) -> None:
+    for number, topic in enumerate(("__audit", "." + "x" * 230, "y" * 231)):
+        archive = WrittenArchive(tmp_path / str(number))
+        archive.add(batches_of(0, 1), tip=TopicIdPartition(TIP.topic_id, topic, 2**31 - 1))
+        damage(archive.path(archive.segments[0], SegmentFile.LOG), 70)
+        report = tmp_path / f"report-{number}"
+        options = {"corruptBatches": "skip", "corruptReport": str(report), "topics": topic}
+        assert offsets_read(archive, **options) == []
+        [file] = report.iterdir()
+        assert not file.name.startswith(("_", "."))
 
 
 def test_a_store_that_fails_for_a_while_is_asked_again(

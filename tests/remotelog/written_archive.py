@@ -65,7 +65,7 @@ class WrittenArchive:
             segment_id=RemoteLogSegmentId(tip, uuid5(tip.topic_id, f"{len(self.segments)}")),
             start_offset=first,
             end_offset=headers[-1].last_offset,
-            max_timestamp_ms=max(header.max_timestamp for header in headers),
+            max_timestamp_ms=max(-1, *(header.max_timestamp for header in headers)),
             event_timestamp_ms=event_timestamp_ms,
             segment_leader_epochs=(EpochStart(0, first),),
             segment_size_bytes=len(log),

@@ -3,7 +3,8 @@
     key binary, value binary, topic string, partition int, offset long, timestamp timestamp (UTC,
     µs), timestampType int (0 CreateTime, 1 LogAppendTime), headers list<struct<key, value>>
 
-Source: Spark's KafkaRecordToRowConverter. As there, a record without headers has null headers.
+Source: Spark's KafkaRecordToRowConverter. As there, a record without headers has null headers, and
+a header's key is text as Java decodes it. A timestamp that has no microseconds is null.
 Control batches never give rows. Batches of aborted transactions give none if those are known.
 `log_decoder` checks the CRC-32C of each batch in the offset range, also if it gives no row.
 """
@@ -33,6 +34,13 @@ _TYPES: dict[str, Any] = {
     "headers": pa.list_(pa.field("element", _HEADER)),
 }
 COLUMNS = tuple(_TYPES)
+# Types of exact rows, for copies: header keys of any bytes, any timestamp.
+_EXACT_HEADER = pa.struct([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
+_EXACT_TYPES = {
+    **_TYPES,
+    "timestamp": pa.int64(),
+    "headers": pa.list_(pa.field("element", _EXACT_HEADER)),
+}
 
 # Spark's own limit (spark.sql.execution.arrow.maxRecordsPerBatch) is 10,000 rows. The pipe to the
 # JVM is no faster with 10,000 to 50,000 rows, and slower with larger batches.
@@ -50,9 +58,10 @@ _IN_HEADERS = {"topic", "partition", "offset", "timestampType"}
 HEADER_ROWS_MAX = 2_000_000
 
 
-def arrow_schema(columns: Sequence[str] = COLUMNS) -> Any:
+def arrow_schema(columns: Sequence[str] = COLUMNS, *, exact: bool = False) -> Any:
     """A pyarrow schema; each column is one of `COLUMNS`."""
-    return pa.schema([pa.field(name, _TYPES[name]) for name in columns])
+    kinds = _EXACT_TYPES if exact else _TYPES
+    return pa.schema([pa.field(name, kinds[name]) for name in columns])
 
 
 class ArrowBatches:
@@ -64,10 +73,13 @@ class ArrowBatches:
         topic: str,
         partition: int,
         *,
+        exact: bool = False,
         rows_max: int = ROWS_MAX,
         batch_bytes_max: int = BATCH_BYTES_MAX,
     ) -> None:
-        self._schema = arrow_schema(columns)
+        """`exact`: header keys as bytes, timestamps as int64 in ms."""
+        self._exact = exact
+        self._schema = arrow_schema(columns, exact=exact)
         self._columns = tuple(columns)
         self._rows_max = rows_max
         self._batch_bytes_max = batch_bytes_max
@@ -87,9 +99,16 @@ class ArrowBatches:
         cursor = np.zeros(3, np.int64)
         room_bytes = self._batch_bytes_max
         while cursor[rows.AT_BATCH] < len(batches):
-            buffers = RowBuffers(self._rows_max, room_bytes, self._columns)
+            buffers = RowBuffers(self._rows_max, room_bytes, self._schema)
             count, needed, fault = rows.fill_rows(
-                data, batches, cursor, limits, self._row_bytes, room_bytes, buffers.arrays
+                data,
+                batches,
+                cursor,
+                limits,
+                self._row_bytes,
+                room_bytes,
+                self._exact,
+                buffers.arrays,
             )
             if fault:
                 raise BrokenRecords(int(cursor[rows.AT_BATCH]), rows.FAULTS[fault])
@@ -99,6 +118,15 @@ class ArrowBatches:
                 room_bytes = self._batch_bytes_max
             elif needed:
                 room_bytes = needed  # one record that is larger than a batch
+
+    def first_fault(self, data: Any, batch: Any, limits: RowLimits) -> str | None:
+        """The fault that `of` would find in a batch's records.
+
+        A caller that skips damaged batches asks first, so that it gives out no rows of them.
+        """
+        headers = "headers" in self._columns
+        fault = rows.fault_in(data, batch, limits.offset_from, limits.offset_end, headers)
+        return rows.FAULTS.get(fault)
 
     def headers_suffice(self, batches: Any, limits: RowLimits) -> bool:
         """True: the headers give every requested column, so the records stay compressed.
@@ -178,9 +206,11 @@ class RowBuffers:
     `fill_rows` writes into `arrays`.
     """
 
-    def __init__(self, rows_max: int, room_bytes: int, columns: Sequence[str]) -> None:
+    def __init__(self, rows_max: int, room_bytes: int, schema: Any) -> None:
+        self._schema = schema
+
         def rows_of(name: str) -> int:
-            return rows_max * (name in columns)
+            return rows_max * (name in schema.names)
 
         self._numbers = {
             "offset": _Memory(rows_max, np.int64),
@@ -192,7 +222,7 @@ class RowBuffers:
         self._header_ends = _Memory(with_headers and with_headers + 1, np.int32)
         self._header_ends.array[:1] = 0
         entries = room_bytes // rows.HEADER_BYTES * (with_headers > 0)
-        self._entries = [_ValuesMemory(entries, room_bytes) for _ in _HEADER]
+        self._entries = [_ValuesMemory(entries, room_bytes) for _ in range(2)]  # keys, values
         self.arrays = rows.Buffers(
             offsets=self._numbers["offset"].array,
             timestamps=self._numbers["timestamp"].array,
@@ -206,19 +236,21 @@ class RowBuffers:
         )
 
     def column(self, name: str, count: int) -> Any:
+        kind = self._schema.field(name).type
         if name in self._values:
-            return self._values[name].column(_TYPES[name], count)
+            return self._values[name].column(kind, count)
         if name != "headers":
-            return pa.Array.from_buffers(
-                _TYPES[name], count, [None, self._numbers[name].cut(count)]
-            )
+            validity = None
+            if pa.types.is_timestamp(kind):
+                validity = _validity(self.arrays.timestamps != rows.NO_MICROSECONDS, count)
+            return pa.Array.from_buffers(kind, count, [validity, self._numbers[name].cut(count)])
         entries = int(self._header_ends.array[count])
-        pairs = zip(_HEADER, self._entries, strict=True)
+        pairs = zip(kind.value_type, self._entries, strict=True)
         columns = [memory.column(field.type, entries) for field, memory in pairs]
-        structs = pa.StructArray.from_arrays(columns, fields=list(_HEADER))
+        structs = pa.StructArray.from_arrays(columns, fields=list(kind.value_type))
         validity = _validity(self.arrays.headers_there, count)
         buffers = [validity, self._header_ends.cut(count + 1)]
-        return pa.Array.from_buffers(_TYPES[name], count, buffers, children=[structs])
+        return pa.Array.from_buffers(kind, count, buffers, children=[structs])
 
 
 def _validity(there: Any, count: int) -> Any:
@@ -226,17 +258,6 @@ def _validity(there: Any, count: int) -> Any:
     if there[:count].all():
         return None
     return pa.py_buffer(np.packbits(there[:count], bitorder="little"))
-
-
-def first_fault(data: Any, batch: Any) -> str | None:
-    """The fault that `ArrowBatches.of` would find in a batch's records, headers included.
-
-    A caller that skips damaged batches asks first, so that it gives out no rows of them.
-    """
-    nothing, cursor = RowLimits(offset_end=0), np.zeros(3, np.int64)
-    buffers = RowBuffers(1, rows.HEADER_BYTES, ("headers",))
-    _, _, fault = rows.fill_rows(data, batch[np.newaxis], cursor, nothing, 0, 0, buffers.arrays)
-    return rows.FAULTS.get(fault)
 
 
 class BrokenRecords(Exception):

@@ -21,7 +21,7 @@ from fetchproxy_protocol.record_batch import (
 )
 
 from fetchproxy.model import AbortedTxn
-from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches, BrokenRecords, first_fault
+from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches, BrokenRecords
 from fetchproxy.remotelog.decoder.header_scan import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -153,6 +153,11 @@ class Arena:
         self._bytes = larger
 
 
+def _outside(begin: int, end: int, limits: RowLimits) -> bool:
+    """True: nobody asks for offsets of `begin` … `end - 1`, nor for `begin`."""
+    return begin >= limits.offset_end or max(end, begin + 1) <= limits.offset_from
+
+
 # Arguments: byte position in the log, offset, text of the fault. If it raises, decoding ends.
 OnFault = Callable[[int, int, str], None]
 
@@ -195,20 +200,27 @@ class LogDecoder:
         at = 0
         while at < len(data):
             headers = scan_headers(data, at, len(data))
-            placed = self._in_place(headers, first_offset, last_offset)
+            broken_at = headers.end
+            at = len(data)
+            after = last_offset + 1  # the first offset behind what the scan could read
+            if headers.fault != WHOLE:
+                index = bisect_right(borders, position + broken_at)
+                if index < len(borders):
+                    at = borders[index] - position
+                    after = min(int.from_bytes(data[at : at + 8], "big"), after)
+            placed = self._in_place(headers, first_offset, last_offset, limits)
             yield from self._rows_of(headers, placed, limits, aborted)
             if placed.any():
                 first_offset = int(headers.table[placed, LAST_OFFSET].max()) + 1
                 self.next_offset = first_offset
             if headers.fault == WHOLE:
                 return
-            what = f"batch {FAULTS[headers.fault]}"
-            self._on_fault(position + headers.end, first_offset, what)
-            index = bisect_right(borders, position + headers.end)
-            at = borders[index] - position if index < len(borders) else len(data)
-            following = int.from_bytes(data[at : at + 8], "big") if at < len(data) else OFFSET_MAX
-            self.next_offset = max(first_offset, min(following, last_offset + 1))
-            self.records_skipped += self.next_offset - first_offset
+            after = max(first_offset, after)
+            if _outside(first_offset, after, limits):
+                continue
+            self._on_fault(position + broken_at, first_offset, f"batch {FAULTS[headers.fault]}")
+            self.next_offset = after
+            self.records_skipped += after - first_offset
 
     def _rows_of(
         self,
@@ -252,18 +264,21 @@ class LogDecoder:
                 yield from self._flush(headers, self._arena.data, packed, limits)
                 self._arena.clear()
             if codecs[i]:
-                if self._unpack(headers, i, codecs[i]):
+                if self._unpack(headers, i, codecs[i], limits):
                     packed.append(i)
-            elif self._looks_sound(headers, headers.data, i):
+            elif self._looks_sound(headers, headers.data, i, limits):
                 stored.append(i)
         yield from self._flush(headers, headers.data, stored, limits)
         yield from self._flush(headers, self._arena.data, packed, limits)
         self._arena.clear()
 
-    def _in_place(self, headers: ScannedHeaders, first_offset: int, last_offset: int) -> Any:
+    def _in_place(
+        self, headers: ScannedHeaders, first_offset: int, last_offset: int, limits: RowLimits
+    ) -> Any:
         """A boolean for each batch: its offsets rise and lie within the index's bounds.
 
-        The checksum does not cover base offsets.
+        The checksum does not cover base offsets. A batch that is not in its place is a fault if an
+        asked offset may have been there.
         """
         table = headers.table
         bases, lasts = table[:, BASE_OFFSET], table[:, LAST_OFFSET]
@@ -271,8 +286,12 @@ class LogDecoder:
         inside = np.flatnonzero(placed)
         placed[inside[1:][bases[inside[1:]] <= lasts[inside[:-1]]]] = False
         for i in np.flatnonzero(~placed).tolist():
-            what = f"batch has offsets {bases[i]} to {lasts[i]}, where others belong"
-            self._fault_in(headers, i, what)
+            before, behind = lasts[:i][placed[:i]], bases[i + 1 :][placed[i + 1 :]]
+            begin = int(before[-1]) + 1 if len(before) else first_offset
+            end = int(behind[0]) if len(behind) else last_offset + 1
+            if not _outside(begin, end, limits):
+                what = f"batch has offsets {bases[i]} to {lasts[i]}, where others belong"
+                self._fault_in(headers, i, what)
         return placed
 
     def _sound(self, headers: ScannedHeaders, indices: Any) -> set[int]:
@@ -290,7 +309,7 @@ class LogDecoder:
                 self._fault_in(headers, i, what)
         return sound
 
-    def _unpack(self, headers: ScannedHeaders, i: int, codec: int) -> bool:
+    def _unpack(self, headers: ScannedHeaders, i: int, codec: int, limits: RowLimits) -> bool:
         """True: the batch's records are now in the arena, and sound."""
         batch = headers.table[i]
         start, end = batch[START], batch[END]
@@ -299,12 +318,12 @@ class LogDecoder:
         except MalformedMessage as error:
             self._fault_in(headers, i, str(error))
             return False
-        return self._looks_sound(headers, self._arena.data, i)
+        return self._looks_sound(headers, self._arena.data, i, limits)
 
-    def _looks_sound(self, headers: ScannedHeaders, data: Any, i: int) -> bool:
+    def _looks_sound(self, headers: ScannedHeaders, data: Any, i: int, limits: RowLimits) -> bool:
         if not self._goes_on:
             return True
-        fault = first_fault(data, headers.table[i])
+        fault = self._rows.first_fault(data, headers.table[i], limits)
         if fault is not None:
             self._fault_in(headers, i, fault)
         return fault is None

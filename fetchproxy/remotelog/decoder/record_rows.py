@@ -33,21 +33,24 @@ AT_BATCH, AT_POSITION, AT_RECORD = range(3)
 OFFSET_MAX = 2**63 - 1
 _ANY_TIMESTAMP = (-(2**63), 2**63 - 1)
 
-SOUND, BAD_VARINT, TOO_LONG, BAD_LENGTH, BAD_HEADERS, BYTES_LEFT, BAD_TIMESTAMP = range(7)
+SOUND, BAD_VARINT, TOO_LONG, BAD_LENGTH, BAD_HEADERS, BYTES_LEFT = range(6)
 FAULTS = {
     BAD_VARINT: "a number in a record has no end",
     TOO_LONG: "a record is longer than its batch",
     BAD_LENGTH: "a key or a value is longer than its record",
     BAD_HEADERS: "a record's headers do not fill their part of the record",
     BYTES_LEFT: "bytes follow the last record",
-    BAD_TIMESTAMP: "a timestamp is too large for microseconds",
 }
 
 # Bytes of a header besides its key and value: their ends, and the flag for a value.
 HEADER_BYTES = 12
 
 _VARINT_BYTES_MAX = 10
-_TIMESTAMP_MAX_MS = 2**63 // 1000 - 1
+
+# Timestamps, in ms, that have microseconds. Kafka allows any int64; Spark's own Kafka source ends
+# the query at a timestamp beyond these. Here it is null, so that it costs no other record.
+TIMESTAMP_MIN_MS, TIMESTAMP_MAX_MS = -(2**63 // 1000), 2**63 // 1000
+NO_MICROSECONDS = -(2**63)
 
 
 class RowLimits(NamedTuple):
@@ -78,7 +81,7 @@ class Buffers(NamedTuple):
     """The buffers of Arrow columns; empty for a column that is not wanted."""
 
     offsets: Any  # int64
-    timestamps: Any  # int64, in µs
+    timestamps: Any  # int64, in µs, or NO_MICROSECONDS; in ms if the rows are exact
     timestamp_types: Any  # int32
     key: Values
     value: Values
@@ -115,6 +118,18 @@ def _byte_at(typing_context: Any, address: Any) -> Any:
         return builder.zext(builder.load(pointer), ir.IntType(64))
 
     return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _put_byte(typing_context: Any, address: Any, value: Any) -> Any:
+    """Writes the low byte of an int64 at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        builder.store(builder.trunc(arguments[1], ir.IntType(8)), pointer)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 # Below, places are addresses in memory: `at` is the next byte to read, `end` the first byte that
@@ -156,17 +171,104 @@ def _field(at: int, end: int) -> Any:
     return length, start, start + max(length, 0), SOUND
 
 
+# Text as Java's `new String(bytes, UTF_8)` reads it, and so Kafka's and Spark's clients: each
+# malformed part becomes U+FFFD. Which bytes are one part differs from Python's rule: a surrogate
+# in three bytes is one part here. `tests/remotelog/test_java_text.py` asks a JVM.
+
+
 @compiled
-def _headers_bytes(at: int, end: int, count: int) -> Any:
+def _no_tail(byte: int) -> bool:
+    return byte & 0xC0 != 0x80
+
+
+@compiled
+def _of_two(at: int, end: int) -> Any:
+    if end - at < 2 or _no_tail(_byte_at(at + 1)):
+        return 1, False
+    return 2, True
+
+
+@compiled
+def _of_three(first: int, at: int, end: int) -> Any:
+    left = end - at
+    second = _byte_at(at + 1) if left > 1 else 0
+    if left < 2 or _no_tail(second) or (first == 0xE0 and second < 0xA0):
+        return 1, False
+    if left < 3 or _no_tail(_byte_at(at + 2)):
+        return 2, False
+    return 3, not (first == 0xED and second >= 0xA0)  # a surrogate
+
+
+@compiled
+def _of_four(first: int, at: int, end: int) -> Any:
+    left = end - at
+    second = _byte_at(at + 1) if left > 1 else 0
+    if left < 2 or first > 0xF4 or _no_tail(second):
+        return 1, False
+    if (first == 0xF0 and second < 0x90) or (first == 0xF4 and second > 0x8F):
+        return 1, False
+    if left < 3 or _no_tail(_byte_at(at + 2)):
+        return 2, False
+    if left < 4 or _no_tail(_byte_at(at + 3)):
+        return 3, False
+    return 4, True
+
+
+@compiled
+def _character(at: int, end: int) -> Any:
+    """(bytes of the character, or of a malformed part; True: it is a character)."""
+    first = _byte_at(at)
+    if first < 0x80:
+        return 1, True
+    if 0xC2 <= first < 0xE0:
+        return _of_two(at, end)
+    if 0xE0 <= first < 0xF0:
+        return _of_three(first, at, end)
+    if 0xF0 <= first < 0xF8:
+        return _of_four(first, at, end)
+    return 1, False
+
+
+@compiled
+def _text_bytes(at: int, end: int) -> Any:
+    """Bytes of the text that `_put_text` writes."""
+    total = np.int64(0)
+    while at < end:
+        size, sound = _character(at, end)
+        total += size if sound else 3
+        at += size
+    return total
+
+
+@compiled
+def _put_text(at: int, end: int, to: int) -> Any:
+    """Writes the text to the address `to`. Returns the address after it."""
+    while at < end:
+        size, sound = _character(at, end)
+        if sound:
+            for i in range(size):
+                _put_byte(to + i, _byte_at(at + i))
+            to += size
+        else:
+            _put_byte(to, 0xEF)
+            _put_byte(to + 1, 0xBF)
+            _put_byte(to + 2, 0xBD)
+            to += 3
+        at += size
+    return to
+
+
+@compiled
+def _headers_bytes(at: int, end: int, count: int, exact: bool) -> Any:
     """(bytes of keys and values, fault). The headers have to end where the record ends."""
     total = np.int64(0)
     if count > end - at:
         return total, BAD_HEADERS
     for _ in range(count):
-        length, _, at, fault = _field(at, end)
+        length, start, at, fault = _field(at, end)
         if fault != SOUND or length < 0:
             return total, BAD_HEADERS
-        total += length
+        total += length if exact else _text_bytes(start, at)
         length, _, at, fault = _field(at, end)
         if fault != SOUND:
             return total, BAD_HEADERS
@@ -186,17 +288,30 @@ def _put(length: int, origin: int, at: int, to: Any) -> None:
 
 
 @compiled
-def _put_headers(at: int, end: int, count: int, row: int, to: Any) -> None:
+def _put_headers(at: int, end: int, count: int, row: int, exact: bool, to: Any) -> None:
     """Writes the headers of one row, which `_headers_bytes` has found sound."""
     entry = np.int64(to.header_ends[row])
     for _ in range(count):
         length, start, at, _ = _field(at, end)
-        _put(length, start, entry, to.header_key)
+        if exact:
+            _put(length, start, entry, to.header_key)
+        else:
+            base = np.int64(to.header_key.data.ctypes.data)
+            text = base + np.int64(to.header_key.ends[entry])
+            to.header_key.there[entry] = 1
+            to.header_key.ends[entry + 1] = _put_text(start, at, text) - base
         length, start, at, _ = _field(at, end)
         _put(length, start, entry, to.header_value)
         entry += 1
     to.headers_there[row] = count > 0
     to.header_ends[row + 1] = entry
+
+
+@compiled
+def _micros(timestamp: int) -> int:
+    if TIMESTAMP_MIN_MS <= timestamp <= TIMESTAMP_MAX_MS:
+        return timestamp * 1000
+    return NO_MICROSECONDS
 
 
 @compiled
@@ -231,12 +346,20 @@ def _parse(at: int, end: int) -> Any:
 
 @compiled
 def fill_rows(
-    data: Any, batches: Any, cursor: Any, limits: Any, row_bytes: int, room: int, to: Any
+    data: Any,
+    batches: Any,
+    cursor: Any,
+    limits: Any,
+    row_bytes: int,
+    room: int,
+    exact: bool,
+    to: Any,
 ) -> Any:
     """Writes as many rows of `batches` as fit into `to` and `room`; starts at and moves `cursor`.
 
     `batches`: rows of a ScannedHeaders' table. `limits`: RowLimits. `row_bytes`: bytes of a row
-    besides its key, value and headers. `room`: in bytes. `to`: Buffers.
+    besides its key, value and headers. `room`: in bytes. `exact`: headers' keys as their bytes,
+    and timestamps in ms. `to`: Buffers.
 
     Returns (rows, bytes of the next record if it did not fit, fault). At a fault the cursor is in
     the faulty batch.
@@ -256,34 +379,50 @@ def fill_rows(
             fault, after, delta, offset, key_length, key, value_length, value, count, place = (
                 _parse(at, end)
             )
-            timestamp = append_time if is_append else first_time + delta
-            of_headers = np.int64(0)
-            if fault == SOUND and headers:
-                of_headers, fault = _headers_bytes(place, after, count)
-            if fault == SOUND and abs(timestamp) > _TIMESTAMP_MAX_MS:
-                fault = BAD_TIMESTAMP
             if fault != SOUND:
                 return row, np.int64(0), fault
+            timestamp = append_time if is_append else first_time + delta
             offset += first_offset
             if offset_from <= offset < offset_end and timestamp_min <= timestamp <= timestamp_max:
                 needed = row_bytes + keys * max(key_length, 0) + values * max(value_length, 0)
-                needed += headers * (of_headers + count * HEADER_BYTES)
+                if headers:
+                    of_headers, fault = _headers_bytes(place, after, count, exact)
+                    if fault != SOUND:
+                        return row, np.int64(0), fault
+                    needed += of_headers + count * HEADER_BYTES
                 if row == len(to.offsets) or needed > room:
                     cursor[AT_POSITION], cursor[AT_RECORD] = at - base, record
                     return row, needed, SOUND
                 room -= needed
                 to.offsets[row] = offset
-                to.timestamps[row] = timestamp * 1000
+                to.timestamps[row] = timestamp if exact else _micros(timestamp)
                 to.timestamp_types[row] = is_append
                 if keys:
                     _put(key_length, key, row, to.key)
                 if values:
                     _put(value_length, value, row, to.value)
                 if headers:
-                    _put_headers(place, after, count, row, to)
+                    _put_headers(place, after, count, row, exact, to)
                 row += 1
             at = after
         if at != end:
             return row, np.int64(0), BYTES_LEFT
         cursor[AT_BATCH], cursor[AT_POSITION], cursor[AT_RECORD] = number + 1, 0, 0
     return row, np.int64(0), SOUND
+
+
+@compiled
+def fault_in(data: Any, batch: Any, offset_from: int, offset_end: int, headers: bool) -> Any:
+    """The fault of a batch's records. `headers`: of the headers of these offsets, too."""
+    base = np.int64(data.ctypes.data)
+    at, end = base + batch[START], base + batch[END]
+    for _ in range(batch[COUNT]):
+        fault, after, _, offset, _, _, _, _, count, place = _parse(at, end)
+        if fault != SOUND:
+            return fault
+        if headers and offset_from <= batch[BASE_OFFSET] + offset < offset_end:
+            _, fault = _headers_bytes(place, after, count, True)
+            if fault != SOUND:
+                return fault
+        at = after
+    return SOUND if at == end else BYTES_LEFT
