@@ -11,9 +11,10 @@ UPSTREAM ?= mock
 STORE ?= file
 MINUTES ?= 30
 SEED ?=
+EXAMPLES ?= 24
 UV := uv==0.13.8
 
-.PHONY: help venv check format test test-all oracle demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline bench-appetite soak chaos lock clean
+.PHONY: help venv check format test test-all oracle strange demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline bench-appetite soak chaos lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 19
@@ -57,6 +58,10 @@ test-all: check  ## the same with the slow tests
 oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORACLE_SEED=N for others
 	$(BIN)/python -m lab setup kafka kafka-newest
 	$(BIN)/python -m pytest tests/oracle
+
+strange: venv  ## logs that Kafka may hold, generated, through every part and store; EXAMPLES=N SEED=N for others
+	$(BIN)/python -m lab setup kafka s3 gcs azure
+	STRANGE_EXAMPLES=$(EXAMPLES) STRANGE_SEED=$(or $(SEED),0) $(BIN)/python -m pytest tests/strange $(wildcard tests/*/test_strange_*.py)
 
 demo: venv  ## the whole story in a minute; UPSTREAM=mock|kafka STORE=file|s3|gcs|azure|hdfs
 	$(BIN)/python -m demo --upstream $(UPSTREAM) --store $(STORE)

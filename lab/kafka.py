@@ -168,7 +168,7 @@ class KafkaServer(OneProcess):
             self._start_once()
             return
         for attempt in range(1, _START_ATTEMPTS_MAX + 1):
-            self._prepare()
+            self.prepare()
             try:
                 self._start_once()
                 return
@@ -220,8 +220,9 @@ class KafkaServer(OneProcess):
         self._server().stop(timeout_s=60.0)
         self.start()
 
-    def _prepare(self) -> None:
-        """Chooses ports, writes the configuration and formats the log directory."""
+    def prepare(self) -> None:
+        """Chooses ports, writes the configuration and formats the log directory, as `start` does
+        by itself: for a test that puts files into the log directory before the first start."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._port = self._chosen_port or free_port()
         settings = self._settings(controller_port=free_port())

@@ -252,7 +252,8 @@ class SegmentSummary:
                 f"{self._tip}: the log was compacted ({sign}); such a log is not archived"
             )
         epoch = header.partition_leader_epoch
-        if self._epochs and epoch < self._epochs[-1].epoch:
+        # -1: its writer knew no epoch. Such a batch belongs to the epoch before it, as in Kafka.
+        if self._epochs and 0 <= epoch < self._epochs[-1].epoch:
             raise CorruptSegment(
                 f"{self._tip}: leader epoch {epoch} at offset {header.base_offset} "
                 f"after epoch {self._epochs[-1].epoch}"
@@ -264,7 +265,7 @@ class SegmentSummary:
             raise CorruptSegment(f"{self._tip}: {error}") from None
         if epoch >= 0 and (not self._epochs or epoch > self._epochs[-1].epoch):
             # A segment may begin inside a batch (DeleteRecords).
-            start = header.base_offset if self._epochs else self.start_offset
+            start = max(header.base_offset, self.start_offset)
             self._epochs.append(EpochStart(epoch, start))
         if is_abort:
             self._aborted.abort_marker(header.producer_id, header.base_offset)

@@ -158,6 +158,7 @@ CONTROL_MASK = 0x20
 
 CONTROL_ABORT = 0
 CONTROL_COMMIT = 1
+CONTROL_EMPTY = -1  # compaction has taken the marker's record, after all data of its transaction
 
 _HEADER = Struct(">qiixIhiqqqhii")  # all fields except the magic
 # base offset, length, magic, last offset delta: enough for a walk that returns positions.
@@ -326,6 +327,11 @@ def _record_starts(
         yield timestamp_delta, offset_delta, at, pos
 
 
+def _int64(value: int) -> int:
+    """As it overflows in Java: any two timestamps may be in one batch, their delta is an int64."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
 def _stored_records(buf: Buffer, header: BatchHeader) -> Buffer:
     return memoryview(buf)[header.position + HEADER_BYTES : header.position + header.size]
 
@@ -339,8 +345,9 @@ def unpacks_to(buf: Buffer, header: BatchHeader, bytes_max: int) -> int | None:
 def control_type(buf: Buffer, header: BatchHeader) -> int:
     """The type in the first control record's key: `CONTROL_ABORT`, `CONTROL_COMMIT` or newer.
 
-    Source: Kafka's ControlRecordType. Raises `MalformedMessage` if the batch is not a control batch
-    or has no record, `Truncated` for a key shorter than 4 bytes.
+    `CONTROL_EMPTY` if the batch has no record. Source: Kafka's ControlRecordType. Raises
+    `MalformedMessage` if the batch is not a control batch, `Truncated` for a key shorter than 4
+    bytes.
     """
     if not header.is_control:
         raise MalformedMessage(f"batch at offset {header.base_offset} is not a control batch")
@@ -352,7 +359,7 @@ def control_type(buf: Buffer, header: BatchHeader) -> int:
             raise Truncated(f"control record key of {key_bytes} bytes")
         kind: int = _CONTROL_KEY.unpack_from(records, key)[1]
         return kind
-    raise MalformedMessage(f"control batch at offset {header.base_offset} has no record")
+    return CONTROL_EMPTY
 
 
 def first_record_at_or_after(
@@ -378,7 +385,7 @@ def first_record_at_or_after(
                 records, count - looked_at, pos
             ):
                 offset = header.base_offset + offset_delta
-                timestamp = header.base_timestamp + timestamp_delta
+                timestamp = _int64(header.base_timestamp + timestamp_delta)
                 if header.is_log_append_time:
                     timestamp = header.max_timestamp
                 if timestamp >= timestamp_ms and offset >= from_offset:

@@ -37,6 +37,7 @@ LONG_FOLDERS: Final = {
     "tests/writing": 3,
     "tests/standalone": 1,
     "tests/remotelog": 1,
+    "tests/strange": 1,
     "tests/contracts": 1,
     "tests/serving": 2,
     "tests/jobs": 1,

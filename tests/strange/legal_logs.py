@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import cramjam
+import lz4.frame
 from fastcrc.crc32 import iscsi as crc32c
 from hypothesis import strategies as st
 
@@ -232,7 +233,7 @@ def _compressed(batch: Batch, data: bytes) -> bytes:
     if batch.codec == SNAPPY:
         return bytes(cramjam.snappy.compress_raw(data)) if batch.raw_snappy else _xerial(data)
     if batch.codec == LZ4:  # independent blocks: Kafka's own LZ4 reader knows no others
-        return bytes(cramjam.lz4.compress(data, level=1))
+        return bytes(lz4.frame.compress(data, block_linked=False, store_size=False))
     if batch.codec == ZSTD:
         return bytes(cramjam.zstd.compress(data))
     return data

@@ -1,0 +1,113 @@
+"""What fetchproxy says of the generated logs, compared with what the broker said. Not a test.
+
+Each function returns the differences in words; there may be none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import asked
+from asked import READ_COMMITTED, READ_UNCOMMITTED, Key, Read, key_of
+from oracle import (
+    LATEST,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+    Oracle,
+    asked_epochs,
+    asked_times,
+    ends_of,
+    expected_aborted,
+    expected_records,
+    offsets_of,
+    starts_of,
+)
+from oracle_wire import WireConnection
+
+_NAMES = {READ_UNCOMMITTED: "read_uncommitted", READ_COMMITTED: "read_committed"}
+
+
+def cluster_differences(wire: WireConnection, oracle: Oracle) -> Iterator[str]:
+    """Of a proxy before the cluster, whatever the archive has of the logs."""
+    for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
+        ends = ends_of(oracle.planted, isolation)
+        reads = asked.read(wire, oracle.planted, isolation, starts_of(oracle.planted), ends)
+        yield from _read_differences(oracle, isolation, reads)
+        found = asked.list_offsets(wire, asked_times(oracle.planted), isolation)
+        for place, expected in oracle.offsets[isolation].items():
+            if found[place] != expected:
+                yield f"ListOffsets {_NAMES[isolation]} {place}: {found[place]}, not {expected}"
+    epochs = asked.epoch_ends(wire, asked_epochs(oracle.planted))
+    for place, end in oracle.epochs.items():
+        if epochs[place] != end:
+            yield f"OffsetForLeaderEpoch {place}: {epochs[place]}, not {end}"
+
+
+def _read_differences(oracle: Oracle, isolation: int, reads: Mapping[Key, Read]) -> Iterator[str]:
+    for planted in oracle.planted:
+        key = key_of(planted)
+        found, expected = reads[key], oracle.reads[isolation][key]
+        where = f"Fetch {_NAMES[isolation]} of {key}"
+        if found.error:
+            yield f"{where}: error {found.error} at offset {found.next_offset}"
+        if found.records != expected.records:
+            yield f"{where}: {offsets_of(found.records)}, not {offsets_of(expected.records)}"
+        if found.aborted != expected.aborted:
+            yield f"{where}: aborted {found.aborted}, not {expected.aborted}"
+        marks = found.high_watermark, found.last_stable, found.log_start
+        right = expected.high_watermark, expected.last_stable, expected.log_start
+        # -1: just after the proxy's start, it does not know how far back the archive goes.
+        if marks != right and marks != (*right[:2], -1):
+            yield f"{where}: marks {marks}, not {right}"
+
+
+def archived_ends(oracle: Oracle) -> dict[Key, int]:
+    """What has to be archived in the end: all below the last stable offset."""
+    return ends_of(oracle.planted, READ_COMMITTED)
+
+
+def archive_lag(wire: WireConnection, oracle: Oracle) -> dict[Key, int]:
+    """The partitions whose archive does not reach its end yet, with where it ends."""
+    ends = {key: end for key, end in archived_ends(oracle).items() if _has_archive(oracle, key)}
+    found = asked.list_offsets(wire, [(key, LATEST_TIERED) for key in ends])
+    return {
+        key: found[key, LATEST_TIERED][1]
+        for key, end in ends.items()
+        if found[key, LATEST_TIERED][1] != end - 1
+    }
+
+
+def _has_archive(oracle: Oracle, key: Key) -> bool:
+    return bool(oracle.reads[READ_COMMITTED][key].records)
+
+
+def archive_differences(wire: WireConnection, oracle: Oracle) -> Iterator[str]:
+    """Of archive-only, which knows what is archived and no more."""
+    held = [p for p in oracle.planted if _has_archive(oracle, key_of(p))]
+    starts, ends = starts_of(held), ends_of(held, READ_COMMITTED)
+    for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
+        reads = asked.read(wire, held, isolation, starts, ends)
+        for planted in held:
+            key, log = key_of(planted), planted.log
+            where = f"Fetch {_NAMES[isolation]} of {key}"
+            found = reads[key]
+            expected = expected_records(log, log.log_start, READ_COMMITTED)
+            if found.error or found.records != expected:
+                read, right = offsets_of(found.records), offsets_of(expected)
+                yield f"{where}: error {found.error}, {read}, not {right}"
+            aborted = expected_aborted(log) if isolation == READ_COMMITTED else set()
+            if found.aborted != aborted:
+                yield f"{where}: aborted {found.aborted}, not {aborted}"
+            marks = found.high_watermark, found.last_stable, found.log_start
+            if marks != (ends[key], ends[key], log.log_start):
+                yield f"{where}: marks {marks}, not {(ends[key], ends[key], log.log_start)}"
+    asks = list(asked_times(held))
+    found_offsets = asked.list_offsets(wire, asks)
+    for (key, time), (error, offset, at, _) in found_offsets.items():
+        broker = oracle.offsets[READ_UNCOMMITTED].get((key, time))
+        # It knows fewer records than the broker, so others may be the newest.
+        if broker is None or time == MAX_TIMESTAMP or (time != LATEST and broker[1] >= ends[key]):
+            continue
+        right = (0, ends[key], -1, 0) if time == LATEST else broker
+        if (error, offset, at) != right[:3]:
+            yield f"ListOffsets {key, time}: {(error, offset, at)}, not {right}"
