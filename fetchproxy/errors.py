@@ -37,6 +37,22 @@ class StorageUnavailable(RemoteStorageError):
     retriable = True
 
 
+class KeyServiceError(RemoteStorageError):
+    """The key service gave no data key. This says nothing about the store."""
+
+
+class KeyServiceDenied(KeyServiceError, StorageDenied):
+    pass
+
+
+class KeyServiceThrottled(KeyServiceError, StorageThrottled):
+    pass
+
+
+class KeyServiceUnavailable(KeyServiceError, StorageUnavailable):
+    pass
+
+
 class ArchiveMissing(StorageUnavailable):
     """The store answers, but has no archive at this place. It must not count as an empty archive:
     readers would then skip archived records.

@@ -104,6 +104,18 @@ class Kind(StrEnum):
         "restore the object, enable its key or give access, as the message says; or copy the "
         "object back to a readable storage class",
     )
+    KEY_SERVICE_FAILING = _error(
+        "key_service_failing",
+        "the key service gives no keys: encrypted segments are not read, and no new ones written",
+        "repair the key service, the network to it, or this process's rights and credentials there",
+        about="service",
+    )
+    KEY_RING_UNUSABLE = _error(
+        "key_ring_unusable",
+        "the changed key ring file cannot be used; the last keys stay in use until a restart",
+        "correct the file as the error says; fetchproxy reads it again by itself",
+        about="path",
+    )
     SEGMENT_METADATA_CHANGED = _error(
         "segment_metadata_changed",
         "somebody has changed the metadata of an encrypted segment: its reads fail",

@@ -320,6 +320,11 @@ STORE_UP = gauge(
     "1 if the last request of the operation (list, read, write, delete) succeeded, 0 if it failed",
     "operation",
 )
+KEY_SERVICE_UP = gauge(
+    "fetchproxy_key_service_up",
+    "1 if the last request to the key service succeeded, 0 if it failed",
+    "service",
+)
 STORE_FAILING_SECONDS = gauge(
     "fetchproxy_store_failing_seconds",
     "Seconds since requests of the operation began to fail; 0 while they succeed",

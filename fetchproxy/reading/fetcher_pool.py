@@ -16,6 +16,7 @@ from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.errors import (
     CorruptSegment,
     FetchProxyError,
+    KeyServiceError,
     ObjectNotFound,
     RangeNotSatisfiable,
     RemoteStorageError,
@@ -281,6 +282,7 @@ class Load:
     `key`: makes the load single-flight. `attempt`: one try. `size_bytes`: reserved for each try.
     `on_corrupt`: called once if the stored bytes are wrong, before the load is done. `nearby`:
     called first, without a place among the reads of the store; returns None if it has no chunk.
+    `prepare`: called before each try, without such a place.
     `chunk`: the loaded chunk, for the waiting callers, because the cache may have evicted it.
     """
 
@@ -294,6 +296,7 @@ class Load:
     ahead: bool = False
     client: Hashable = None  # the load takes this client's turn
     nearby: Callable[[], Awaitable[Chunk | None]] | None = None
+    prepare: Callable[[], Awaitable[None]] | None = None
     begun_at: float = 0.0
     failures: int = 0
     failing_since: float | None = None
@@ -425,6 +428,10 @@ class FetcherPool:
 
     async def _attempt(self, load: Load) -> FetchProxyError | None:
         """One try under a permit and a time-out. Returns its error, or None."""
+        began_at = asyncio.get_running_loop().time()
+        if load.prepare is not None and (failure := await self._try(load, load.prepare)):
+            self._note(load, failure, began_at)
+            return failure
         permit = load.permit = Permit(load.size_bytes, load.ahead, load.client)
         REMOTE_LOG_READER_TASK_QUEUE_SIZE.inc()
         try:
@@ -434,7 +441,7 @@ class FetcherPool:
         began_at = asyncio.get_running_loop().time()
         REMOTE_READS_IN_FLIGHT.inc()
         try:
-            failure = await self._try(load)
+            failure = await self._try(load, load.attempt)
         finally:
             REMOTE_READS_IN_FLIGHT.dec()
             load.permit = None
@@ -442,10 +449,12 @@ class FetcherPool:
         self._note(load, failure, began_at)
         return failure
 
-    async def _try(self, load: Load) -> FetchProxyError | None:
+    async def _try(
+        self, load: Load, work: Callable[[], Awaitable[Chunk | None]]
+    ) -> FetchProxyError | None:
         try:
             async with asyncio.timeout(self._attempt_max_s):
-                load.chunk = await load.attempt()
+                load.chunk = await work()
         except TimeoutError:
             return StorageUnavailable(f"{load.what}: no answer in {self._attempt_max_s} s")
         except RangeNotSatisfiable as error:
@@ -468,7 +477,8 @@ class FetcherPool:
         load.failures += 1
         if load.failing_since is None:
             load.failing_since = began_at
-        self._health.failed(now, began_at, failure)
+        if not isinstance(failure, KeyServiceError):  # it has a health of its own
+            self._health.failed(now, began_at, failure)
         log.debug(
             "remote_read_failed",
             topic=load.tip.topic,

@@ -59,7 +59,8 @@ def take_folder(folder: Path, config_key: str) -> IO[bytes]:
         raise ConfigError(f"{config_key} = {folder}: {error.strerror}") from error
 
 
-# A file's state: mtime (ns), size, inode. None: the file does not exist.
+# A file's state: ctime (ns), which changes with its mode and owner too, size, inode. None: the file
+# does not exist.
 Stamp = tuple[int, int, int] | None
 
 
@@ -69,4 +70,4 @@ def stamp_of(file: Path) -> Stamp:
         found = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_ctime_ns, found.st_size, found.st_ino

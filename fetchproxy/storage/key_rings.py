@@ -9,6 +9,7 @@ that they encrypted. Without an active key (null) the process only reads encrypt
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -22,9 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fetchproxy.errors import ConfigError, CorruptSegment, SegmentLocked
+from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError, SegmentLocked
 from fetchproxy.model import RemoteLogSegmentId
-from fetchproxy.runtime.folders import stamp_of
+from fetchproxy.observability.health import Condition, Health, Kind
+from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.runtime.folders import Stamp, stamp_of
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.segments.packing import NONCE_BYTES, WrappedKey
 from fetchproxy.storage.ciphers import KEY_BYTES, AesGcm, check_aes
@@ -51,6 +54,8 @@ def key_context(segment_id: RemoteLogSegmentId, digest: str) -> KeyContext:
 
 
 class KeyRing(ABC):
+    health: Health  # its conditions
+
     @property
     @abstractmethod
     def writes(self) -> bool:
@@ -74,6 +79,10 @@ class KeyRing(ABC):
         (the key service failed).
         """
 
+    @abstractmethod
+    async def run(self) -> None:
+        """Keep `health` current, also while no key is used. For ever."""
+
     async def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Idempotent."""
 
@@ -83,6 +92,14 @@ class KeyRings(KeyRing):
 
     def __init__(self, rings: Sequence[KeyRing]) -> None:
         self._rings = rings
+        self.health = Health()
+        for ring in rings:
+            self.health.watch(ring.health.all)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for ring in self._rings:
+                tasks.create_task(ring.run(), name="key ring")
 
     @property
     def writes(self) -> bool:
@@ -175,8 +192,12 @@ def parse_keys(raw: bytes) -> Keys:
 def read_keys(path: Path) -> Keys:
     """Raises ConfigError if the file is missing, is not a key ring, or is readable by others."""
     try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        # Without waiting: a FIFO would wait for ever for somebody who writes to it.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"the key ring {path} is not a file")
+            mode = stat.S_IMODE(status.st_mode)
             raw = file.read(RING_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(f"the key ring {path}: {error.strerror}") from None
@@ -230,27 +251,53 @@ def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
         raise ConfigError(f"the key ring {path}: {error.strerror}") from None
 
 
+# A changed file is noticed this soon, also while no key is used.
+LOOK_INTERVAL_S = 1.0
+
+
 class FileKeyRing(KeyRing):
-    """Reads the file again when it has changed, so an added key is used at once."""
+    """Reads the file again when it has changed, so an added key is used at once. If the file cannot
+    be used then, the last keys stay, and a condition says so.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError."""
         self._path = path
         self._seen = stamp_of(self._path)
-        self._keys = read_keys(path)
+        self.keys = read_keys(path)  # as last read
+        self._looks = SingleFlight[Keys]()
+        self.health = Health()
         check_aes()
 
-    @property
-    def keys(self) -> Keys:
-        """The keys as last read. A file that cannot be read now changes nothing."""
+    async def run(self) -> None:
+        while True:
+            await self._keys_now()
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    async def _keys_now(self) -> Keys:
+        # On a thread: a folder of the network may hang.
+        return await self._looks.run("look", self._look)
+
+    async def _look(self) -> Keys:
+        try:
+            self._seen, self.keys = await asyncio.to_thread(self._read_if_changed)
+        except ConfigError as error:
+            what = f"The changed key ring cannot be used; the last keys stay in use: {error}"
+            kind, path = Kind.KEY_RING_UNUSABLE, str(self._path)
+            before = self.health.reported(kind, path)
+            if before is not None and before.what != what:
+                self.health.forget(kind, path)  # another error is logged again
+            self.health.report(Condition(kind, what, path), error=str(error))
+        else:
+            self.health.clear(Kind.KEY_RING_UNUSABLE, str(self._path))
+        return self.keys
+
+    def _read_if_changed(self) -> tuple[Stamp, Keys]:
+        """Raises ConfigError. A stamp from before the read: a later change is seen next time."""
         seen = stamp_of(self._path)
-        if seen != self._seen and seen is not None:
-            try:
-                self._keys = read_keys(self._path)
-            except ConfigError:
-                return self._keys
-            self._seen = seen
-        return self._keys
+        if seen == self._seen and seen is not None:
+            return seen, self.keys
+        return seen, read_keys(self._path)
 
     @property
     def writes(self) -> bool:
@@ -260,18 +307,19 @@ class FileKeyRing(KeyRing):
         return _KEY_ID.fullmatch(key_id) is not None
 
     async def active_key_id(self) -> str:
-        return self.keys.active or ""
+        return (await self._keys_now()).active or ""
 
     async def wrap(self, data_key: bytes, context: KeyContext) -> WrappedKey:
-        keys = self.keys
-        assert keys.active is not None
+        keys = await self._keys_now()
+        if keys.active is None:
+            raise RemoteStorageError(f"the key ring {self._path} has no active key any more")
         nonce = os.urandom(NONCE_BYTES)
         label = _label(keys.active, context)
         sealed = AesGcm(keys.keys[keys.active]).seal(nonce, data_key, label)
         return WrappedKey(keys.active, nonce + sealed)
 
     async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
-        key = self.keys.keys.get(wrapped.key_id)
+        key = (await self._keys_now()).keys.get(wrapped.key_id)
         if key is None:
             raise SegmentLocked(
                 f"it is encrypted with the key {wrapped.key_id!r}, and the key ring {self._path} "

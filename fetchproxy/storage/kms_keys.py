@@ -7,27 +7,36 @@ archiver also needs kms:Encrypt and kms:DescribeKey.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
+from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
 from fetchproxy.config.values import KeyRingPlace
 from fetchproxy.errors import (
+    KeyServiceDenied,
+    KeyServiceError,
+    KeyServiceThrottled,
+    KeyServiceUnavailable,
     RemoteStorageError,
     SegmentLocked,
     StorageDenied,
-    StorageThrottled,
-    StorageUnavailable,
 )
+from fetchproxy.observability.health import Condition, Health, Kind
+from fetchproxy.observability.metrics import KEY_SERVICE_UP
 from fetchproxy.segments.packing import WrappedKey
 from fetchproxy.storage.ciphers import KEY_BYTES, check_aes
 from fetchproxy.storage.key_rings import KeyContext, KeyRing
+from fetchproxy.storage.stores.aws_credentials import AwsCredentials
 
 CONNECT_MAX_S = 3
-ANSWER_MAX_S = 10
+ANSWER_MAX_S = 5
+REQUEST_MAX_S = 8.0  # both, and a second try with other credentials
+REQUESTS_AT_ONCE = 16
+# A silent service is asked by one request at a time after this pause; all others fail at once.
+ASKED_AGAIN_AFTER_S = 2.0
 _LOCKED = frozenset(
     {
         "NotFoundException",  # deleted, or in another account or region
@@ -63,6 +72,12 @@ class KmsKeyRing(KeyRing):
         self._client: Any = None  # aiobotocore has no types
         self._opening = asyncio.Lock()
         self._active = ""
+        self._credentials: AwsCredentials | None = None
+        self._places = asyncio.Semaphore(REQUESTS_AT_ONCE)
+        self._silent_until = 0.0  # loop s; 0: it is not silent
+        self._failed: tuple[str, dict[str, Any]] | None = None  # the last request without a key
+        self.service = f"AWS KMS in {place.region}"
+        self.health = Health()
 
     @property
     def writes(self) -> bool:
@@ -109,26 +124,91 @@ class KmsKeyRing(KeyRing):
         self._client = None
         await self._opened.aclose()
 
+    # --- health ---
+    async def run(self) -> None:
+        """While the service fails, ask it from time to time, so that its own answer ends that."""
+        while True:
+            await asyncio.sleep(ASKED_AGAIN_AFTER_S)
+            failed = self._failed
+            if failed is None:
+                continue
+            with suppress(RemoteStorageError):
+                await self._ask(failed[0], **failed[1])
+
+    def _note(self, error: Exception | None) -> None:
+        """`error`: why the service gave no key; None: it answered."""
+        kind, service = Kind.KEY_SERVICE_FAILING, self.service
+        KEY_SERVICE_UP.labels(service).set(error is None)
+        if error is None:
+            self.health.clear(kind, service)
+        else:
+            what = f"The key service gives no keys: {error}"
+            self.health.report(Condition(kind, what, service), error=str(error))
+
+    # --- requests ---
     async def _ask(self, operation: str, **request: Any) -> dict[str, Any]:
-        try:
-            client = await self._open()
-            answer: dict[str, Any] = await getattr(client, operation)(**request)
+        """Raises KeyServiceError, at once while the service is silent, and SegmentLocked."""
+        async with self._places:
+            clock = asyncio.get_running_loop().time
+            if clock() < self._silent_until:
+                raise KeyServiceUnavailable(f"{self.service} did not answer a moment ago")
+            if self._silent_until > 0:  # one request tries, others fail meanwhile
+                self._silent_until = clock() + REQUEST_MAX_S
+            try:
+                answer = await self._answer(operation, request)
+            except KeyServiceError as error:
+                if isinstance(error, KeyServiceUnavailable):
+                    self._silent_until = clock() + ASKED_AGAIN_AFTER_S
+                else:
+                    self._silent_until = 0.0
+                self._failed = operation, request
+                self._note(error)
+                raise
+            except RemoteStorageError:  # an answer about this key
+                self._answered()
+                raise
+            self._answered()
             return answer
+
+    def _answered(self) -> None:
+        self._silent_until, self._failed = 0.0, None
+        self._note(None)
+
+    async def _answer(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(REQUEST_MAX_S):
+                client = await self._open()
+                assert self._credentials is not None
+                used = await self._credentials.get_frozen_credentials()
+                try:
+                    answer = await getattr(client, operation)(**request)
+                except ClientError as error:
+                    refused = _translated(error, request["KeyId"])
+                    if not isinstance(refused, StorageDenied):
+                        raise
+                    if not await self._credentials.renewed_since(used):
+                        raise
+                    answer = await getattr(client, operation)(**request)
         except ClientError as error:
             raise _translated(error, request["KeyId"]) from error
         except (BotoCoreError, OSError) as error:  # a TimeoutError is an OSError
-            raise StorageUnavailable(f"AWS KMS does not answer: {error!r}") from error
+            raise KeyServiceUnavailable(f"{self.service} does not answer: {error!r}") from error
+        found: dict[str, Any] = answer
+        return found
 
     async def _open(self) -> Any:
         async with self._opening:
             if self._client is None:
+                session = AioSession()
+                self._credentials = await AwsCredentials.of(session, None)
                 config = AioConfig(
                     connect_timeout=CONNECT_MAX_S,
                     read_timeout=ANSWER_MAX_S,
+                    max_pool_connections=REQUESTS_AT_ONCE,
                     retries={"total_max_attempts": 1},  # the caller retries, and logs it
                 )
                 self._client = await self._opened.enter_async_context(
-                    get_session().create_client(
+                    session.create_client(
                         "kms",
                         region_name=self._place.region,
                         endpoint_url=self._place.endpoint_url,
@@ -144,8 +224,8 @@ def _translated(error: ClientError, key_id: str) -> RemoteStorageError:
     if code in _LOCKED:
         return SegmentLocked(what)
     if code in _DENIED:
-        return StorageDenied(what)
+        return KeyServiceDenied(what)
     if code in _THROTTLED:
-        return StorageThrottled(what)
+        return KeyServiceThrottled(what)
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    return StorageUnavailable(what) if status >= 500 else RemoteStorageError(what)
+    return KeyServiceUnavailable(what) if status >= 500 else RemoteStorageError(what)

@@ -65,6 +65,8 @@ from fetchproxy.storage.stores.object_store import (
 
 # Memory for packings: of about 500 segments of 1 GiB, or 10,000 of 64 MiB.
 PACKINGS_BYTES_MAX = 16 * 1024 * 1024
+# Segments that are opened at once for reads. More wait, and none of them keeps a plain one waiting.
+OPENED_AT_ONCE = 32
 _PACKED_SUFFIX = ".packed"
 
 
@@ -171,6 +173,9 @@ class PackedLogs:
         self._store = store
         self._object_key = object_key
         self._at_rest = at_rest
+        if at_rest.keys is not None:
+            store.health.watch_keys(at_rest.keys)
+        self._places = asyncio.Semaphore(OPENED_AT_ONCE)
         self._opening: SingleFlight[OpenedLog] = SingleFlight()
         self._opened: LRUCache[int, OpenedLog] = LRUCache(
             PACKINGS_BYTES_MAX, getsizeof=lambda opened: opened.packing.memory_bytes
@@ -280,6 +285,14 @@ class PackedLogs:
         self._check_described(segment, opened.packing.described)
         return opened
 
+    async def prepare(self, segment: StoredSegment) -> None:
+        """Open the segment before its bytes are read: the key service may take long, and must not
+        hold a place among the reads of the store meanwhile. Raises as `opened`.
+        """
+        if segment.segment_id.id.int not in self._opened:
+            async with self._places:
+                await self.opened(segment)
+
     def _check_described(self, segment: StoredSegment, described: Described | None) -> None:
         """Runs at each use, because metadata read again later may differ."""
         if described is None or isinstance(segment, ListedSegment):
@@ -340,10 +353,10 @@ class PackedLogs:
                 )
             data_key = await keys.unwrap(wrapped, key_context(packing.segment_id, packing.digest))
         except SegmentLocked as error:
-            self._store.health.locked(wrapped.key_id, str(error))
+            self._store.health.locked(segment.segment_id.id, wrapped.key_id, str(error))
             key = self._object_key(segment, SegmentFile.PACKING)
             raise SegmentLocked(f"{key}: {error}") from None
-        self._store.health.locked(wrapped.key_id, None)
+        self._store.health.locked(segment.segment_id.id, wrapped.key_id, None)
         return data_key
 
     @measured

@@ -13,7 +13,7 @@ from contextlib import (
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
 from cachetools import LRUCache
@@ -100,6 +100,12 @@ GROWTH_PER_S = 1.1
 FORGOTTEN_AFTER_S = 60.0
 # The store refuses concurrent requests together: this counts as one refusal.
 _SAME_REFUSAL_S = 1.0
+
+
+# Locked segments that are counted, for each key.
+LOCKED_MAX = 10_000
+# A locked segment that nobody has tried to read for this long is forgotten: it may be deleted.
+LOCKED_FORGOTTEN_S = 600.0
 
 
 class RequestBudget:
@@ -286,6 +292,14 @@ class _Refused:
     at: float
 
 
+class WatchedKeys(Protocol):
+    """A key ring with a health of its own, which `run` keeps current."""
+
+    health: Health
+
+    async def run(self) -> None: ...
+
+
 class StoreHealth:
     """The health of one store. `run` keeps it current, even without requests to the store."""
 
@@ -293,6 +307,9 @@ class StoreHealth:
         self._health = Health()
         self._of = {one: OperationHealth(one, self._health) for one in StoreOperation}
         self._changed: dict[TopicIdPartition, UUID] = {}  # the reported segment
+        # By key: segments that it does not open, with the loop time of the last try, oldest first.
+        self._locked: dict[str, dict[UUID, float]] = {}
+        self._keys: WatchedKeys | None = None
         # Longest asked for last. What is forgotten is found again by its next reader.
         self._refused: LRUCache[tuple[RemoteLogSegmentId, SegmentFile], _Refused] = LRUCache(
             REFUSED_MAX
@@ -310,13 +327,31 @@ class StoreHealth:
         """
         return self._health.all(now)
 
-    def locked(self, key_id: str, why: str | None) -> None:
-        """`why`: the reason why the key's segments cannot be decrypted; None: they can."""
-        if why is None:
+    def watch_keys(self, keys: WatchedKeys) -> None:
+        """The conditions of a key ring, which `run` keeps current too."""
+        self._keys = keys
+        self._health.watch(keys.health.all)
+
+    def locked(self, segment_id: UUID, key_id: str, why: str | None) -> None:
+        """`why`: the reason why this segment cannot be decrypted; None: it can. Another segment of
+        the same key says nothing about this one.
+        """
+        locked = self._locked.setdefault(key_id, {})
+        locked.pop(segment_id, None)
+        if why is not None:
+            locked[segment_id] = asyncio.get_running_loop().time()
+            if len(locked) > LOCKED_MAX:
+                del locked[next(iter(locked))]
+            self._say_locked(key_id, why)
+        elif not locked:
+            del self._locked[key_id]
             self._health.clear(Kind.SEGMENTS_LOCKED, key_id)
-        else:
-            what = f"Encrypted segments cannot be read: {why}"
-            self._health.report(Condition(Kind.SEGMENTS_LOCKED, what, key_id))
+
+    def _say_locked(self, key_id: str, why: str) -> None:
+        count = len(self._locked[key_id])
+        which = "An encrypted segment" if count == 1 else f"{count} encrypted segments"
+        what = f"{which} cannot be read: {why}"
+        self._health.report(Condition(Kind.SEGMENTS_LOCKED, what, key_id))
 
     def changed(self, segment: StoredSegment, what: str | None) -> None:
         """`what`: how the segment's metadata differs from the metadata it was encrypted with; None:
@@ -354,6 +389,8 @@ class StoreHealth:
 
     def forget(self, segment: StoredSegment) -> None:
         """The segment was deleted."""
+        for key_id in list(self._locked):
+            self.locked(segment.segment_id.id, key_id, None)
         for file in SegmentFile:
             self._refused.pop((segment.segment_id, file), None)
         self._report_refused(segment.segment_id.topic_id_partition)
@@ -381,11 +418,17 @@ class StoreHealth:
         for place in old:
             if self._refused.pop(place, None) is not None:
                 self._report_refused(place[0].topic_id_partition)
+        for key_id, locked in list(self._locked.items()):
+            for segment_id in [one for one, at in locked.items() if now - at > LOCKED_FORGOTTEN_S]:
+                self.locked(segment_id, key_id, None)
 
     async def run(self) -> None:
-        while True:
-            self.look(asyncio.get_running_loop().time())
-            await asyncio.sleep(LOOK_INTERVAL_S)
+        async with asyncio.TaskGroup() as tasks:
+            if self._keys is not None:
+                tasks.create_task(self._keys.run(), name="key ring")
+            while True:
+                self.look(asyncio.get_running_loop().time())
+                await asyncio.sleep(LOOK_INTERVAL_S)
 
 
 _OPERATIONS: Mapping[str, StoreOperation] = {

@@ -13,6 +13,7 @@ from virtual_loop import run_virtual
 from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.errors import (
     CorruptSegment,
+    KeyServiceUnavailable,
     ObjectNotFound,
     RangeNotSatisfiable,
     StorageDenied,
@@ -262,5 +263,28 @@ def test_cancelled_at_any_turn_it_gives_everything_back(turns: int) -> None:
         assert fetchers.ahead_bytes == 0
         budget = fetchers.budget
         assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (0, 0, 0)
+
+    run(test)
+
+
+def test_a_key_service_that_hangs_holds_no_place_and_is_no_outage_of_the_store() -> None:
+    async def test() -> None:
+        async def hang() -> None:
+            await asyncio.sleep(7)
+            raise KeyServiceUnavailable("it does not answer")
+
+        async with pool(fetcher_tasks_max=2, chunk_read_max_ms=10_000) as fetchers:
+            locked = [Work().load(now() + 30, f"locked {number}") for number in range(10)]
+            for load in locked:
+                load.prepare = hang
+                fetchers.load(load)
+            await asyncio.sleep(1)
+            plain = Work([0.5])
+            began_at = now()
+            await fetchers.load(plain.load(now() + 30, "plain")).done.wait()
+            assert now() - began_at == pytest.approx(0.5)
+            await asyncio.sleep(20)
+            assert fetchers._health.failing_since is None
+            fetchers.cancel_all()
 
     run(test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -14,8 +15,9 @@ from aiobotocore.session import get_session
 from fetchproxy.cli.keys import rewrap_archive
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import KeyRingPlace, parse_key_ring, parse_key_rings
-from fetchproxy.errors import SegmentLocked, StorageUnavailable
+from fetchproxy.errors import KeyServiceUnavailable, SegmentLocked, StorageUnavailable
 from fetchproxy.model import ByteRange
+from fetchproxy.observability.health import Kind
 from fetchproxy.segments.packing import WrappedKey
 from fetchproxy.storage.key_rings import NO_KEYS, key_context, write_keys
 from fetchproxy.storage.kms_keys import KmsKeyRing, _translated
@@ -190,8 +192,51 @@ async def test_a_key_that_is_not_there_locks(ring: KmsKeyRing, key: str, endpoin
 
 async def test_a_service_that_does_not_answer_locks_nothing(key: str) -> None:
     ring = KmsKeyRing(place_of(f"http://127.0.0.1:{free_port()}", key))
-    with pytest.raises(StorageUnavailable, match="AWS KMS does not answer"):
+    with pytest.raises(StorageUnavailable, match="does not answer"):
         await ring.wrap(DATA_KEY, CONTEXT)
+    await ring.close()
+
+
+class Silent:
+    """A service that accepts requests and answers none, until it hangs up."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.hangs_up = asyncio.Event()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.asked += 1
+        await self.hangs_up.wait()
+        writer.close()
+
+
+async def test_a_silent_service_is_asked_by_one_and_fails_the_others_at_once(
+    key: str, endpoint: str
+) -> None:
+    """And its own answer alone ends the condition: nobody has to read an encrypted segment."""
+    silent = Silent()
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    place = place_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", key)
+    ring = KmsKeyRing(place)
+    async with server:
+        silent.hangs_up.set()
+        with pytest.raises(KeyServiceUnavailable):
+            await ring.wrap(DATA_KEY, CONTEXT)
+        assert silent.asked == 1
+        [condition] = ring.health.all(0.0)
+        assert condition.kind == Kind.KEY_SERVICE_FAILING
+        for _ in range(20):
+            with pytest.raises(KeyServiceUnavailable, match="a moment ago"):
+                await ring.wrap(DATA_KEY, CONTEXT)
+        assert silent.asked == 1
+    await ring.close()
+    ring._place = place_of(endpoint, key)  # the service answers again
+    running = asyncio.create_task(ring.run())
+    async with asyncio.timeout(120):
+        while list(ring.health.all(0.0)):  # noqa: ASYNC110 - the service's answer is no event
+            await asyncio.sleep(0.05)
+    running.cancel()
+    assert (await ring.wrap(DATA_KEY, CONTEXT)).key_id == key
     await ring.close()
 
 
@@ -200,9 +245,9 @@ async def test_a_service_that_does_not_answer_locks_nothing(key: str) -> None:
     [
         ("DisabledException", 400, "SegmentLocked"),
         ("KMSInvalidStateException", 400, "SegmentLocked"),
-        ("AccessDeniedException", 400, "StorageDenied"),
-        ("ThrottlingException", 400, "StorageThrottled"),
-        ("KMSInternalException", 500, "StorageUnavailable"),
+        ("AccessDeniedException", 400, "KeyServiceDenied"),
+        ("ThrottlingException", 400, "KeyServiceThrottled"),
+        ("KMSInternalException", 500, "KeyServiceUnavailable"),
         ("ValidationException", 400, "RemoteStorageError"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -30,7 +31,7 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
 )
-from fetchproxy.observability.health import Kind
+from fetchproxy.observability.health import Condition, Kind
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.packing import BLOCK_BYTES, decode_packing, encode_packing
 from fetchproxy.storage.ciphers import stream_at
@@ -543,6 +544,81 @@ def test_a_key_ring_is_its_owners_alone(ring: Path) -> None:
         write_keys(ring, NO_KEYS, new=True)
     assert repr(read_keys(ring)) == "Keys(active='k1')"
     assert sorted(path.name for path in ring.parent.iterdir()) == ["keys.json", "spooled.log"]
+
+
+def unusable(ring: Path, how: str) -> None:
+    if how == "open to others":
+        ring.chmod(0o640)
+    elif how == "cut":
+        ring.write_bytes(ring.read_bytes()[:40])
+    else:
+        ring.unlink()
+        if how == "a FIFO":
+            os.mkfifo(ring)
+
+
+@pytest.mark.parametrize("how", ["open to others", "cut", "removed", "a FIFO"])
+async def test_a_ring_that_becomes_unusable_keeps_its_keys_and_says_so(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData, how: str
+) -> None:
+    kept = ring.read_bytes()
+    async with manager(store, ring) as rsm:
+        await rsm.copy_log_segment_data(packed_segment(), data)
+        running = asyncio.create_task(rsm.health.run())
+        unusable(ring, how)
+
+        def said() -> list[Condition]:
+            return [one for one in rsm.health.conditions(0.0) if one.kind == "key_ring_unusable"]
+
+        await until(lambda: bool(said()))  # no key is used meanwhile
+        assert str(ring) in said()[0].what
+        with pytest.raises(ConfigError):
+            FileKeyRing(ring)
+        async with manager(store, None) as without:
+            with pytest.raises(SegmentLocked):
+                await without.fetch_log_segment(packed_segment(), ByteRange(0, 2))
+        rsm.packed._opened.clear()
+        assert await rsm.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
+        ring.unlink(missing_ok=True)
+        ring.touch(0o600)
+        ring.write_bytes(kept)
+        await until(lambda: not said())
+        running.cancel()
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not what():  # noqa: ASYNC110 - the look at the file is no event
+            await asyncio.sleep(0.02)
+
+
+async def test_a_locked_segment_is_unlocked_by_its_own_success_alone(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData
+) -> None:
+    async with manager(store, ring) as rsm:
+        for number in (1, 2):
+            await rsm.copy_log_segment_data(packed_segment(number), data)
+        packing = rsm.object_key(packed_segment(1), SegmentFile.PACKING)
+        kept = await store.get(packing)
+        packed = decode_packing(kept, packing)
+        assert packed.key is not None
+        other = replace(packed.key, wrapped=packed.key.wrapped[:-1] + b"?")
+        await store.put(packing, encode_packing(replace(packed, key=other)))
+
+        async def read(number: int) -> None:
+            rsm.packed._opened.clear()
+            await rsm.fetch_log_segment(packed_segment(number), ByteRange(0, 2))
+
+        def locked() -> list[str]:
+            return [one.kind for one in rsm.health.conditions(0.0)]
+
+        with pytest.raises(SegmentLocked):
+            await read(1)
+        await read(2)
+        assert locked() == ["segments_locked"]
+        await store.put(packing, kept)
+        await read(1)
+        assert locked() == []
 
 
 async def test_a_ring_without_an_active_key_reads_and_does_not_write(
