@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -121,9 +122,11 @@ class Parts:
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
         """The offset from which this process gathers `tip`. None: it does not gather it. NOT_KNOWN:
-        also if the archiver does not run yet.
+        also if the archiver does not run yet and will match the topic.
         """
-        return NOT_KNOWN if self.manager is None else self.manager.gathered_from(tip)
+        if self.manager is not None:
+            return self.manager.gathered_from(tip)
+        return NOT_KNOWN if re.fullmatch(self.config.archive.topics or "", tip.topic) else None
 
     @property
     def mode(self) -> str:
@@ -408,6 +411,7 @@ async def _keep_archiving(parts: Parts) -> None:
             rng=parts.random,
             local_indexes=parts.local_indexes,
             limits=parts.limits.writing,
+            metadata_topic=parts.config.metadata.topic_name,
         )
         await parts.manager.run()
 
@@ -423,10 +427,12 @@ async def _archive_once(parts: Parts) -> None:
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
         limits=parts.limits.writing,
+        metadata_topic=parts.config.metadata.topic_name,
     )
-    archived, refused = await archive_pass.run(), archive_pass.discovery.refused
+    await archive_pass.run()
+    refused = archive_pass.discovery.refused
     if refused:
         reasons = "; ".join(f"{topic}: {reason}" for topic, reason in refused.items())
         raise ConfigError(f"not archived: {reasons}")
-    if not archived:
-        raise ConfigError(f"archive.topics = {parts.config.archive.topics!r} matches no topic")
+    if why := archive_pass.discovery.why_nothing():
+        raise ConfigError(why)

@@ -67,6 +67,10 @@ class CorruptSegment(FetchProxyError):
     """Bytes with a wrong checksum or structure."""
 
 
+class LogDamaged(CorruptSegment):
+    """A batch in the broker's log has a wrong checksum or structure; names its offsets."""
+
+
 class DamagedObject(RemoteStorageError, CorruptSegment):
     """An object that the proxy cannot have stored: too large for its name, or not a file. It was
     not read. The store itself works.
@@ -114,10 +118,6 @@ class LogDirUnusable(FetchProxyError):
     """A broker's log directory cannot be archived now; says which folder or file, and why. A later
     attempt may succeed.
     """
-
-
-class CompactedLog(FetchProxyError):
-    """The broker's log has holes from compaction."""
 
 
 class LogDiverged(FetchProxyError):

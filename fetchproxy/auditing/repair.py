@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from fetchproxy.auditing.faults import Fault, RepairReport
 from fetchproxy.auditing.verify import CHUNK_BYTES
-from fetchproxy.errors import CompactedLog, CorruptSegment, DamagedObject, ObjectNotFound
+from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
@@ -319,7 +319,7 @@ class _PartitionRepair:
             listed = ListedSegment.like(metadata)
             derived = await derive_segment(self.rsm, listed, self.chunk_bytes)
             check_whole(derived.segment, witnesses)
-        except (CorruptSegment, CompactedLog) as error:
+        except CorruptSegment as error:
             reason = f"nothing can be derived from its log: {error}"
         except ObjectNotFound:
             reason = "its log is missing"

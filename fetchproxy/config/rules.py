@@ -5,7 +5,6 @@ Messages name the keys, and never a secret value.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from fetchproxy.config.memory_plan import CHUNK_BYTES
@@ -72,7 +71,7 @@ def _archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None
 
 
 def _archive_faults(config: Config) -> Iterator[str]:
-    archive, metadata = config.archive, config.metadata
+    archive = config.archive
     if config.store.encryption_keys is not None and config.remote_fetch.disk_cache_dir is not None:
         # The disk cache keeps unencrypted records, also after the process has ended.
         yield (
@@ -92,15 +91,6 @@ def _archive_faults(config: Config) -> Iterator[str]:
             "archive.group_id and archive.log_dirs are both set: with archive.log_dirs, "
             "the archiver beside a partition's leader archives the partition"
         )
-    name = metadata.topic_name
-    # Internal topics begin with `__`, and a pattern never archives them.
-    if metadata.manager == "topic" and archive.topics is not None and not name.startswith("__"):
-        matches = re.fullmatch(archive.topics, name)
-        if matches is not None:
-            yield (
-                f"metadata.topic_name = {name}: archive.topics matches it; "
-                "expected a name that begins with __"
-            )
 
 
 def _port_faults(gateway: GatewayConfig) -> Iterator[str]:

@@ -45,7 +45,8 @@ class ArchiveConfig(Section):
     """The archiver (RemoteLogManager)."""
 
     topics: OptionalPattern = None
-    """Topics to archive: a regular expression that matches the whole name."""
+    """Topics to archive: a regular expression that matches the whole name. Kafka's internal topics
+    are never archived."""
     log_dirs: OptionalPaths = None
     """All log.dirs of a broker on this host. The archiver then copies rolled segment files of the
     partitions that this broker leads. Not set: it fetches segments from the brokers over the
@@ -184,6 +185,10 @@ class AttachConfig(Section):
     """
 
 
+# The topic of Kafka's own tiered storage, too.
+METADATA_TOPIC = "__remote_log_metadata"
+
+
 class MetadataConfig(Section):
     """Metadata of the archive's segments."""
 
@@ -192,7 +197,7 @@ class MetadataConfig(Section):
     needs no listings and keeps 100 bytes per segment in memory. Every process of one archive needs
     the same value. Archive-only mode always reads the store.
     """
-    topic_name: str = "__remote_log_metadata"
+    topic_name: str = METADATA_TOPIC
     """Name of the metadata topic. Choose another one for a second archive of the same cluster, or
     if the brokers use this topic for tiered storage of their own.
     """

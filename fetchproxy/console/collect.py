@@ -9,7 +9,6 @@ updates the gauges of the archived ranges.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -58,6 +57,7 @@ from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.appetite import Appetites, ClientStatus
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns, StoredConcerns, read_concerns
+from fetchproxy.writing.discovery import matching_topics, partitions_of
 from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.status import PartitionArchiveStatus
 
@@ -287,17 +287,12 @@ class StatusCollector:
         """Partitions of the topics to be archived, also if nothing of them is archived yet."""
         if self.config.archive.topics is None or self.cluster is None:
             return []
-        pattern = re.compile(self.config.archive.topics)
         try:
             topics = await self.cluster.topics()
         except ClusterError:
             return self._tips
-        return [
-            TopicIdPartition(topic.topic_id, topic.name, partition)
-            for topic in topics
-            if pattern.fullmatch(topic.name) and not topic.is_internal
-            for partition in topic.leaders
-        ]
+        pattern, own = self.config.archive.topics, self.config.metadata.topic_name
+        return partitions_of(matching_topics(pattern, topics, own))
 
     def _note_archive(self, error: RemoteStorageError | None) -> None:
         """Reports the error, unless the store itself fails, which has a condition of its own."""

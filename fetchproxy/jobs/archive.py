@@ -119,10 +119,15 @@ def plan_archive(config: Config) -> ArchivePlan:
 async def _plan(config: Config, topics: str) -> ArchivePlan:
     async with managed_archive(config, create=True, must_exist=False) as opened:
         cluster = opened.cluster
-        discovery = TopicDiscovery(cluster, topics, WritingLimits.discovery_interval_ms)
+        discovery = TopicDiscovery(
+            cluster,
+            topics,
+            WritingLimits.discovery_interval_ms,
+            metadata_topic=config.metadata.topic_name,
+        )
         tips = partitions_of(await discovery.look())
-        if not tips and not discovery.refused:
-            raise ConfigError(f"archive.topics = {topics!r} matches no topic")
+        if why := discovery.why_nothing():
+            raise ConfigError(why)
         found: list[PlannedPartition] = []
 
         async def look(tip: TopicIdPartition) -> None:
@@ -145,7 +150,7 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
 
 def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, ArchivedPartition]:
     """Copies segments, then deletes those that retention has expired. Fails with
-    RemoteStorageError, ClusterError, LogTruncated, CompactedLog, CorruptSegment, OSError.
+    RemoteStorageError, ClusterError, LogTruncated, CorruptSegment, OSError.
     """
     config = for_executors(config)
     return StoreWork(
@@ -168,6 +173,7 @@ async def _archive_partition(
         topic_configs={planned.tip.topic_id: planned.topic_config},
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
+        metadata_topic=config.metadata.topic_name,
     )
     await archive_pass.archive([planned.tip])
     view = await opened.rlmm.refresh(planned.tip, asyncio.get_running_loop().time())

@@ -184,8 +184,8 @@ class Kind(StrEnum):
     READERS_HELD = _warning(
         "readers_held",
         "readers wait for records that the brokers have deleted and that are not archived yet",
-        "find out what delays the archiver",
-        about="",
+        "find out what delays that for which they wait",
+        about="wait",
     )
     GATEWAY_NOT_LISTENING = _warning(
         "gateway_not_listening",
@@ -207,8 +207,14 @@ class Kind(StrEnum):
     )
     PARTITION_STOPPED = _error(
         "partition_stopped",
-        "nothing is archived or deleted: the log begins again, was truncated or was compacted",
+        "nothing is archived or deleted: the log begins again, or was truncated",
         "run `fetchproxy resolve`",
+    )
+    LOG_DAMAGED = _error(
+        "log_damaged",
+        "a batch in the brokers' log is damaged: nothing from there on is archived",
+        "let another replica lead (`kafka-leader-election.sh`), or delete the records up to the "
+        "batch's last offset (`kafka-delete-records.sh`); the archiver then continues by itself",
     )
     LOCAL_TRIMMING_STOPPED = _error(
         "local_trimming_stopped",

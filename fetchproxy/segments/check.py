@@ -185,7 +185,9 @@ class TxnCheck:
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self._run_start: int | None = None
-        self._ended: set[int] = set()  # producers with a marker seen since then
+        self._next_offset: int | None = None
+        self._has_holes = False  # compaction has removed records since then
+        self._ended: dict[int, int] = {}  # producer -> its last marker seen since then
         self._key = ""
         self._end_offset = -1
         self._entries: tuple[AbortedTxn, ...] = ()
@@ -196,7 +198,8 @@ class TxnCheck:
     def restart(self) -> None:
         self._open.clear()
         self._ended.clear()
-        self._run_start = None
+        self._run_start = self._next_offset = None
+        self._has_holes = False
 
     def begin(
         self, entries: tuple[AbortedTxn, ...], key: str, start_offset: int, end_offset: int
@@ -213,16 +216,23 @@ class TxnCheck:
         self._faults = []
 
     def batch(self, header: BatchHeader, control: int | None) -> None:
+        self._note_holes(header)
         if not header.is_transactional:
             return
         if control is None:
             self._open.setdefault(header.producer_id, _Open(header.base_offset))
         elif control == CONTROL_ABORT:
             self._aborted(header.producer_id, header.base_offset)
-            self._ended.add(header.producer_id)
+            self._ended[header.producer_id] = header.base_offset
         elif control == CONTROL_COMMIT:
             self._committed(header.producer_id, header.base_offset)
-            self._ended.add(header.producer_id)
+            self._ended[header.producer_id] = header.base_offset
+
+    def _note_holes(self, header: BatchHeader) -> None:
+        expected, self._next_offset = self._next_offset, header.last_offset + 1
+        missing = expected is not None and header.base_offset > expected
+        if missing or header.records_count != header.last_offset_delta + 1:
+            self._has_holes = True
 
     def end(self) -> list[Finding]:
         """The faults of this segment's index, and of earlier ones that this segment proves."""
@@ -232,7 +242,7 @@ class TxnCheck:
             else:
                 txn.unlisted_in = txn.unlisted_in or self._key
         for i, entry in enumerate(self._entries):
-            if i not in self._explained and not self._begins_unseen(entry, self._end_offset):
+            if i not in self._explained and not self._may_begin_unseen(entry, self._end_offset):
                 self._fault(
                     i,
                     entry.first_offset,
@@ -244,11 +254,12 @@ class TxnCheck:
     def _aborted(self, producer_id: int, marker: int) -> None:
         txn = self._open.pop(producer_id, None)
         if txn is None:
-            # No data was seen: none was written (no entry), or it lies below the checked offsets.
+            # No data was seen: none was written (no entry), it lies below the checked offsets, or
+            # compaction has removed it.
             self._explained.update(
                 i
                 for i in self._of_producer.get(producer_id, ())
-                if self._begins_unseen(self._entries[i], marker)
+                if self._may_begin_unseen(self._entries[i], marker)
             )
             return
         what = f"the transaction of producer {producer_id}, aborted at {marker}, is not listed"
@@ -274,20 +285,22 @@ class TxnCheck:
             entry = self._entries[i]
             if entry.last_offset == last_offset and (
                 entry.first_offset == txn.first_offset
-                or (entry.first_offset < txn.first_offset and self._begins_below(entry))
+                or (entry.first_offset < txn.first_offset and self._begins_after_marker(entry))
             ):
                 self._explained.add(i)
                 return True
         return False
 
-    def _begins_below(self, entry: AbortedTxn) -> bool:
-        """True: the entry may be right. A seen marker ends what its producer began below."""
-        if self._run_start is None or entry.producer_id in self._ended:
+    def _begins_after_marker(self, entry: AbortedTxn) -> bool:
+        """True: the entry may be right: its first records lie below the checked offsets, or
+        compaction has removed them. A seen marker ends what its producer began before.
+        """
+        if self._run_start is None or entry.first_offset <= self._ended.get(entry.producer_id, -1):
             return False
-        return entry.first_offset < self._run_start
+        return self._has_holes or entry.first_offset < self._run_start
 
-    def _begins_unseen(self, entry: AbortedTxn, last_offset: int) -> bool:
-        return entry.last_offset == last_offset and self._begins_below(entry)
+    def _may_begin_unseen(self, entry: AbortedTxn, last_offset: int) -> bool:
+        return entry.last_offset == last_offset and self._begins_after_marker(entry)
 
     def _fault(self, entry: int | None, offset: int, what: str) -> None:
         position = None if entry is None else entry * ENTRY_BYTES
@@ -355,6 +368,8 @@ class SegmentCheck:
         self._first = True
         self._suspect: int | None = None  # byte of a batch with a bad CRC: its size may be wrong
         self._cut = False
+        # (byte, base offset, expected offset) of the last batch, if it begins behind a hole.
+        self._hole: tuple[int, int, int] | None = None
         self._max_timestamp_ms = -1
         self._span = 0  # the first span that does not end at or before the position
         self._sum: _SpanSum | None = None  # of that span; None: not comparable
@@ -383,7 +398,9 @@ class SegmentCheck:
     def finish(self) -> None:
         end_offset = self._metadata.stored_end_offset
         trusted = not self._cut and self._suspect is None
-        if trusted and self._expected and end_offset + 1 not in self._expected:
+        if self._hole is not None and self._expected[:1] != (end_offset + 1,):
+            self._refuse_hole()
+        elif trusted and self._expected and end_offset + 1 not in self._expected:
             self._log_fault(
                 self._size,
                 end_offset,
@@ -430,16 +447,18 @@ class SegmentCheck:
         known = len(self.findings)
         suspected = self._suspect is not None
         follows = self._follows(header)
+        self._judge_hole(header)
         if not sound and suspected and not follows:
             return False
         self._suspect = None if sound else position
         control: int | None = None
         if not sound:
             self._log_fault(position, header.base_offset, "CRC-32C of the batch does not match")
+        elif not (follows or suspected) and header.base_offset > max(self._expected):
+            self._hole = position, header.base_offset, self._expected[0]
         elif not (follows or suspected):
             base, expected = header.base_offset, self._expected[0]
-            kind = "hole" if base > expected else "overlap"
-            what = f"{kind}: batch begins at offset {base}, expected {expected}"
+            what = f"overlap: batch begins at offset {base}, expected {expected}"
             self._log_fault(position, base, what)
         elif self._counts(header, position):
             self._check_epoch(header, position)
@@ -456,6 +475,21 @@ class SegmentCheck:
                 self._txns.batch(header, control)
         self._add_to_span(header, position, clean=len(self.findings) == known)
         return True
+
+    def _judge_hole(self, header: BatchHeader) -> None:
+        """Compaction leaves holes, and the CRC does not cover the base offset. So a batch behind a
+        hole is believed unless the next batch, the index or the segment's end contradicts it.
+        """
+        if self._hole is not None and self._expected and header.base_offset < self._expected[0]:
+            self._refuse_hole()
+        self._hole = None
+
+    def _refuse_hole(self) -> None:
+        if self._hole is not None:
+            position, base, expected = self._hole
+            what = f"hole: batch begins at offset {base}, expected {expected}"
+            self._log_fault(position, base, what)
+            self._hole = None
 
     def _counts(self, header: BatchHeader, position: int) -> bool:
         """False: the batch lies above the clipped segment's end, which is between batches.
@@ -526,7 +560,9 @@ class SegmentCheck:
             ("lastTimestamp", span.max_timestamp_ms, total.max_timestamp_ms),
         )
         wrong = [f"{name} is {a}, in the log {b}" for name, a, b in pairs if a != b]
-        if wrong:
+        if wrong and self._hole is not None:
+            self._refuse_hole()
+        elif wrong:
             self._index_fault(span, "; ".join(wrong))
 
     def _index_fault(self, span: IndexSpan, what: str) -> None:

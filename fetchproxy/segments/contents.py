@@ -13,7 +13,7 @@ from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.primitives import Buffer
 from fetchproxy_protocol.record_batch import CONTROL_ABORT, BatchHeader, control_type
 
-from fetchproxy.errors import CompactedLog, CorruptSegment
+from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 
@@ -83,26 +83,9 @@ def listed_aborted(txns: Iterable[tuple[int, int, int]], last: int) -> tuple[Abo
     return tuple(entries)
 
 
-# Kafka numbers records and transaction markers without a hole, and a producer fills the offsets of
-# its batch. Only the log cleaner removes records: whole batches, or records from inside a batch,
-# which keeps its last offset. So compaction shows as long as the compacted part is in the log,
-# even if the topic's cleanup.policy is `delete` again. A part that has lost no record is archived
-# like any other.
-
-
-def compaction_sign(header: BatchHeader, position: int) -> str | None:
-    """The sign of compaction in the next batch at `position`, in words. None: there is none.
-
-    A batch may begin below `position` (DeleteRecords, or a resume in the middle), never above it.
-    """
-    if header.base_offset > position:
-        return f"offsets {position} to {header.base_offset - 1} are missing"
-    if header.records_count != header.last_offset_delta + 1:
-        return (
-            f"the batch at offset {header.base_offset} holds {header.records_count} records for "
-            f"{header.last_offset_delta + 1} offsets"
-        )
-    return None
+# A log may have holes: the log cleaner removes whole batches, and records from inside a batch,
+# which keeps its last offset. They stay when the topic's `cleanup.policy` is `delete` again, and
+# then they are final. They are archived as they are (docs/adr/0063).
 
 
 # Only batches whose last offset is below the last stable offset are taken (read_committed). So all
@@ -114,6 +97,7 @@ class CutReason(StrEnum):
     AGE = "age"  # its first batch was read segment_age_max_ms ago
     SPOOL = "spool"  # all gathered segments exceed spool_bytes_max, or the disk is full
     GAP = "gap"  # the broker has deleted the next offsets
+    FAULT = "fault"  # the next batch in the broker's log is damaged
     SHORT = "short"  # there are no more batches, and the caller waits for none
 
 
@@ -218,9 +202,8 @@ class GatheredSegment:
 class SegmentSummary:
     """Collects the data of metadata and indexes from batches in the order of the log. Pure.
 
-    `add` raises CorruptSegment if a batch does not continue the log, and CompactedLog if it shows
-    that records were removed; then the summary is useless. `first_timestamp_ms`: of the first
-    record; None before it.
+    `add` raises CorruptSegment if a batch does not continue the log; then the summary is useless.
+    `first_timestamp_ms`: of the first record; None before it.
     """
 
     def __init__(self, tip: TopicIdPartition, start_offset: int) -> None:
@@ -246,11 +229,6 @@ class SegmentSummary:
 
     def add(self, records: Buffer, header: BatchHeader) -> None:
         """Adds the next batch, which lies in `records`. `add_bytes` counts its bytes."""
-        sign = compaction_sign(header, self.position)
-        if sign is not None:
-            raise CompactedLog(
-                f"{self._tip}: the log was compacted ({sign}); such a log is not archived"
-            )
         epoch = header.partition_leader_epoch
         # -1: its writer knew no epoch. Such a batch belongs to the epoch before it, as in Kafka.
         if self._epochs and 0 <= epoch < self._epochs[-1].epoch:

@@ -39,7 +39,7 @@ async def derive_segment(
 ) -> DerivedSegment:
     """Read the whole `.log`. Of `segment`, only the id and start offset of its key are used.
 
-    Memory: two chunks, or the largest batch. Raises CorruptSegment, CompactedLog, ObjectNotFound,
+    Memory: two chunks, or the largest batch. Raises CorruptSegment, ObjectNotFound,
     RemoteStorageError.
     """
     summary = SegmentSummary(segment.segment_id.topic_id_partition, segment.start_offset)

@@ -8,23 +8,29 @@ from uuid import UUID
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.messages import RETRIABLE
+from fetchproxy.config.schema import METADATA_TOPIC
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID, TopicIdPartition
 from fetchproxy.observability.health import Health, Kind, of_topic
 from fetchproxy.observability.metrics import ARCHIVE_REFUSED_TOPICS
 
-_INTERNAL_PREFIX = "__"
+
+def is_internal(topic: TopicInfo, metadata_topic: str) -> bool:
+    """Kafka's own flag decides: users' topics may begin with `__` too. `metadata_topic`: the topic
+    of our own metadata (`metadata.topic_name`), which is no user's either.
+    """
+    return topic.is_internal or topic.name == metadata_topic
 
 
-def matching_topics(pattern: str, topics: Iterable[TopicInfo]) -> list[TopicInfo]:
-    """The topics whose whole name matches. Internal topics never match."""
+def matching_topics(
+    pattern: str, topics: Iterable[TopicInfo], metadata_topic: str
+) -> list[TopicInfo]:
+    """The topics whose whole name matches and that are not internal. Every part uses this rule."""
     compiled = re.compile(pattern)
     return [
         topic
         for topic in topics
-        if not topic.is_internal
-        and not topic.name.startswith(_INTERNAL_PREFIX)
-        and compiled.fullmatch(topic.name)
+        if compiled.fullmatch(topic.name) and not is_internal(topic, metadata_topic)
     ]
 
 
@@ -50,15 +56,23 @@ class TopicDiscovery:
     """The last result stands until the next `look` succeeds, so an outage changes no topic."""
 
     def __init__(
-        self, cluster: Cluster, pattern: str, interval_ms: int, health: Health | None = None
+        self,
+        cluster: Cluster,
+        pattern: str,
+        interval_ms: int,
+        health: Health | None = None,
+        metadata_topic: str = METADATA_TOPIC,
     ) -> None:
         self._health = health or Health()
         self._cluster = cluster
         self._pattern = pattern
         self._interval_ms = interval_ms
+        self._metadata_topic = metadata_topic
         self._configs: dict[UUID, dict[str, str]] = {}
         # Topic -> why it is not archived, although `archive.topics` matches it.
         self.refused: dict[str, str] = {}
+        # Internal topics that `archive.topics` names.
+        self.internal: list[str] = []
 
     def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
         """An archived topic's settings at the last `look`. None: they cannot be read."""
@@ -70,7 +84,13 @@ class TopicDiscovery:
         archived: list[TopicInfo] = []
         refused: dict[str, str] = {}
         configs: dict[UUID, dict[str, str]] = {}
-        for topic in matching_topics(self._pattern, topics):
+        matching = matching_topics(self._pattern, topics, self._metadata_topic)
+        self.internal = [
+            topic.name
+            for topic in topics
+            if is_internal(topic, self._metadata_topic) and self.names(topic.name)
+        ]
+        for topic in matching:
             reason = await self._judge(topic, configs)
             if reason is None:
                 archived.append(topic)
@@ -79,6 +99,21 @@ class TopicDiscovery:
         self._configs = configs
         self._publish(refused)
         return archived
+
+    def names(self, topic: str) -> bool:
+        """Whether `archive.topics` matches this whole name."""
+        return re.fullmatch(self._pattern, topic) is not None
+
+    def why_nothing(self) -> str | None:
+        """Why the last `look` found no topic to archive and refused none, as a sentence."""
+        if self._configs or self.refused:
+            return None
+        if not self.internal:
+            return f"archive.topics = {self._pattern!r} matches no topic"
+        return (
+            f"archive.topics = {self._pattern!r} matches only internal topics, which are not "
+            f"archived: {', '.join(self.internal)}"
+        )
 
     async def _judge(self, topic: TopicInfo, configs: dict[UUID, dict[str, str]]) -> str | None:
         try:

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import structlog
 
-from fetchproxy.errors import CompactedLog, CopyOvertaken, CorruptSegment, ObjectNotFound
+from fetchproxy.errors import CopyOvertaken, CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -147,7 +147,7 @@ async def merged_log(
     """(the merged log, the log's epochs up to its end, also those that ended before it). `writer`:
     new, at the start of the first source; the caller discards it.
 
-    Memory: two chunks, or the largest batch. Raises CorruptSegment or CompactedLog if the segments
+    Memory: two chunks, or the largest batch. Raises CorruptSegment if the segments
     disagree with their metadata or indexes; ObjectNotFound, RemoteStorageError; OSError.
     """
     aborted: list[tuple[AbortedTxn, ...]] = []
@@ -293,7 +293,7 @@ class PartitionMerger:
                 done.overtaken += 1
                 self._note("merge_overtaken", sources, error)
                 continue
-            except (CorruptSegment, CompactedLog, ObjectNotFound) as error:
+            except (CorruptSegment, ObjectNotFound) as error:
                 if await self._stand(sources):
                     offsets = f"{sources[0].start_offset} to {sources[-1].end_offset}"
                     done.refused.append(f"{tip}, offsets {offsets}: {error}")

@@ -223,7 +223,8 @@ class OwnArchive:
 
     async def _check_nothing_trimmed(self, there: str, known: Set[UUID]) -> None:
         """Archivers trim only archived records. `known`: the topics of this archive."""
-        topics = matching_topics(self.config.archive.topics or "", await self.cluster.topics(0))
+        pattern, own = self.config.archive.topics or "", self.config.metadata.topic_name
+        topics = matching_topics(pattern, await self.cluster.topics(0), own)
         if not known.isdisjoint(topic.topic_id for topic in topics):
             return
         tips = partitions_of([topic for topic in topics if await self._trims(topic)])

@@ -9,12 +9,14 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 import structlog
 
+from fetchproxy.brokers.messages import RETRIABLE
 from fetchproxy.errors import (
     ClusterError,
-    CompactedLog,
     CopyOvertaken,
     CorruptSegment,
+    DamagedObject,
     FetchProxyError,
+    LogDamaged,
     LogDiverged,
     LogTruncated,
     RemoteStorageError,
@@ -77,6 +79,11 @@ class PartitionArchiver:
         return NOT_KNOWN if resumed is None or resumed.position is None else resumed.position
 
     @property
+    def holds_records(self) -> bool:
+        """Whether it has records that are not archived yet, perhaps the only copy of them."""
+        return self._resumed is not None and self._gathered is not None
+
+    @property
     def _gathered(self) -> SegmentSummary | None:
         """None: no byte is gathered."""
         gathered = self.gatherer.gathered
@@ -109,7 +116,7 @@ class PartitionArchiver:
         short.
 
         Raises RemoteStorageError and ClusterError (worth another try), LogTruncated (is not),
-        CorruptSegment, CompactedLog (no retry mends it), OSError of the spool's disk.
+        CorruptSegment (no retry mends it), OSError of the spool's disk.
         """
         with self._forgetting():
             return await self._turn(close_short)
@@ -335,7 +342,7 @@ class ManagedPartition:
     last_error: str | None = None
     last_success_ms: int | None = None
     stopped: bool = False
-    given_up: bool = False  # for good, until a restart
+    failure: Exception | None = None  # of the last turn
     led: bool = False  # by this archiver, at the last change of leadership
 
     @property
@@ -437,11 +444,21 @@ class ManagedPartition:
         """Stop, and overwrite nothing archived: only an operator can say which log is right."""
         await self.release()
         # No await from here until the turn is over.
-        self.given_up = isinstance(error, CompactedLog)
         self.last_error = str(error)
         self.stopped = True
         self.concerns.hold(Kind.PARTITION_STOPPED, self.tip, str(error))
         self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
+
+    @property
+    def brings_nothing(self) -> bool:
+        """The last turn failed, nothing is gathered, and the next turn will fail too: readers must
+        not wait for this partition. A store, brokers or a disk may work again by themselves.
+        """
+        return (
+            self.failure is not None
+            and not may_pass(self.failure)
+            and not self.archiver.holds_records
+        )
 
     def note_failure(self, error: Exception) -> None:
         message = str(error) or type(error).__name__
@@ -452,34 +469,51 @@ class ManagedPartition:
         # A failing store fails for all partitions: log one line a minute for all of them.
         about = "store" if isinstance(error, RemoteStorageError) else self.tip.topic
         self.warnings.warn("partition_process_failed", about, **self.tip.logged, error=message)
-        self.failed(message)
+        self.failed(message, error)
 
-    def failed(self, message: str) -> None:
+    def failed(self, message: str, error: Exception) -> None:
         """Report the failure. The caller has logged it."""
-        self.last_error = message
-        failing = of_partition(Kind.PARTITION_FAILING, self.tip, message)
-        self.concerns.health.hold(failing, self.tip)
+        self.last_error, self.failure = message, error
+        if isinstance(error, LogDamaged):
+            self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
+            self.concerns.hold(Kind.LOG_DAMAGED, self.tip, message)
+        else:
+            failing = of_partition(Kind.PARTITION_FAILING, self.tip, message)
+            self.concerns.health.hold(failing, self.tip)
 
     def note_success(self, now_ms: int) -> None:
         if self.last_error is not None:
             self.warnings.info("partition_recovered", self.tip.topic, **self.tip.logged)
         self.stopped = False
+        self.failure = None
         self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
         self.watch.disk_works(self.tip)
         if self.leads:
             self.concerns.release(Kind.PARTITION_STOPPED, self.tip)
+            self.concerns.release(Kind.LOG_DAMAGED, self.tip)
         else:  # its leader's report stands
-            self.concerns.forget(self.tip, Kind.PARTITION_STOPPED)
+            self.concerns.forget(self.tip, Kind.PARTITION_STOPPED, Kind.LOG_DAMAGED)
         self.last_error = None
         self.last_success_ms = now_ms
 
     async def drop(self) -> None:
         """Another archiver, or none, manages the partition from now on."""
-        self.concerns.forget(self.tip, Kind.PARTITION_STOPPED, Kind.PARTITION_FAILING)
+        lasting = Kind.PARTITION_STOPPED, Kind.LOG_DAMAGED
+        self.concerns.forget(self.tip, *lasting, Kind.PARTITION_FAILING)
         self.watch.forget(self.tip)
         self.watch.disk_works(self.tip)
         log.info("partition_unassigned", **self.tip.logged)
         await self.release()
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a turn that failed with `error` may succeed later although nobody acts."""
+    if isinstance(error, ClusterError):
+        code = error.error_code
+        return error.retriable or code is None or code in RETRIABLE
+    # The state of one object stays as it is.
+    away = isinstance(error, RemoteStorageError) and not isinstance(error, DamagedObject)
+    return away or isinstance(error, OSError)
 
 
 def _bytes_per_offset(view: PartitionView) -> float | None:

@@ -13,12 +13,11 @@ import structlog
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.group_member import GroupSettings
-from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.config.schema import METADATA_TOPIC, ArchiveConfig
 from fetchproxy.config.values import parse_paths
 from fetchproxy.errors import (
     ClusterError,
     ClusterUnavailable,
-    CompactedLog,
     FetchProxyError,
     LogTruncated,
     RemoteStorageError,
@@ -115,6 +114,7 @@ class _Archiver:
     wall_clock_ms: Callable[[], int]
     uuid_factory: Callable[[], UUID]
     limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
+    metadata_topic: str = METADATA_TOPIC
 
     def __post_init__(self) -> None:
         config, cluster, rsm, rlmm = self.config, self.cluster, self.rsm, self.rlmm
@@ -123,7 +123,11 @@ class _Archiver:
             raise ValueError("archive.topics is not set")
         self.concerns = ArchiverConcerns(rsm.objects)  # for the parts that show it
         self.discovery = TopicDiscovery(
-            cluster, config.topics, limits.discovery_interval_ms, self.concerns.health
+            cluster,
+            config.topics,
+            limits.discovery_interval_ms,
+            self.concerns.health,
+            self.metadata_topic,
         )
         self.source = open_source(config, cluster, limits.fetch_bytes_max)
         self.truncation = LogTruncation(LeaderLog(cluster), rsm, rlmm, wall_clock_ms=clock)
@@ -249,14 +253,16 @@ class RemoteLogManager(_Archiver):
         return tip in self._partitions
 
     def gathered_from(self, tip: TopicIdPartition) -> int | None:
-        """The offset from which on this archiver gathers the partition. None: it does not.
-        NOT_KNOWN: the offset is not known, or after a start the archiver's partitions are not.
+        """The offset from which on this archiver gathers the partition. None: it does not, or its
+        turns fail for a reason that no retry mends, so readers must not wait for it. NOT_KNOWN: the
+        offset is not known, or after a start the archiver's partitions are not.
         Never blocks.
         """
         partition = self._partitions.get(tip)
         if partition is None:
-            return None if self._discovered else NOT_KNOWN
-        if partition.stopped or not partition.leads:
+            may_be = not self._discovered and self.discovery.names(tip.topic)
+            return NOT_KNOWN if may_be else None
+        if partition.stopped or not partition.leads or partition.brings_nothing:
             return None
         return partition.archiver.position
 
@@ -314,8 +320,7 @@ class RemoteLogManager(_Archiver):
         if tip not in self._partitions:
             self._partitions[tip] = self._managed(tip, spool)
             log.info("partition_assigned", **tip.logged)
-        if not self._partitions[tip].given_up:
-            self._schedule.assign(tip)
+        self._schedule.assign(tip)
 
     def _managed(self, tip: TopicIdPartition, spool: Spool) -> ManagedPartition:
         return ManagedPartition(
@@ -339,7 +344,7 @@ class RemoteLogManager(_Archiver):
         self._wake.set()
 
     async def _unassign(self, tip: TopicIdPartition) -> None:
-        if self._schedule.unassign(tip) or self._partitions[tip].given_up:
+        if self._schedule.unassign(tip):
             await self._drop(tip)
 
     async def _drop(self, tip: TopicIdPartition) -> None:
@@ -398,10 +403,8 @@ class RemoteLogManager(_Archiver):
         loop = asyncio.get_running_loop()
         try:
             more = await self._turn(partition)
-        except (LogTruncated, CompactedLog) as error:
+        except LogTruncated as error:
             await partition.stop(error)
-            if partition.given_up:
-                self._schedule.unassign(tip)
             # The partition stays scheduled: an operator's decision takes effect without a restart.
             kept = self._schedule.succeeded(tip, loop.time())
         except (FetchProxyError, OSError) as error:
@@ -411,13 +414,13 @@ class RemoteLogManager(_Archiver):
             # The top of a background loop: one partition's defect must not end other partitions'
             # turns.
             log.exception("partition_process_crashed", **tip.logged)
-            partition.failed(repr(error))
+            partition.failed(repr(error), error)
             kept = self._schedule.failed(tip, loop.time())
         else:
             partition.note_success(self.wall_clock_ms())
             kept = self._schedule.succeeded(tip, loop.time(), more_waits=more)
         self._publish(tip)
-        if not kept and not partition.given_up:
+        if not kept:
             await self._drop(tip)
 
     async def _turn(self, partition: ManagedPartition) -> bool:
@@ -455,7 +458,7 @@ class ArchivePass(_Archiver):
     It uses the same PartitionArchiver, so it resumes where any archiver stopped, even beside
     another archiver. `topic_configs`: None for the brokers' answer at `run`.
 
-    `run` and `archive` raise ClusterError, RemoteStorageError, LogTruncated, CompactedLog,
+    `run` and `archive` raise ClusterError, RemoteStorageError, LogTruncated,
     CorruptSegment, OSError (in a group); the next pass goes on from there.
     """
 

@@ -35,10 +35,6 @@ def test_a_member_of_a_group() -> None:
             ["archive.log_dirs=/a,/c", "archive.spool_dir=/c/spool"],
             "archive.spool_dir = /c/spool: expected a folder outside of /c",
         ),
-        (
-            ["archive.topics=.*", "metadata.manager=topic", "metadata.topic_name=remote-log"],
-            "metadata.topic_name = remote-log: archive.topics matches it",
-        ),
         (["archive.group_instance_id=a"], "archive.group_id is not"),
         (
             ["archive.group_id=g", "archive.log_dirs=/a"],

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from uuid import UUID
 
+import pytest
 from fetchproxy_protocol.fetch import PartitionKey
 from virtual_loop import run_virtual
 
@@ -14,12 +15,12 @@ from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.serving.relay.held_readers import ABSENT_MAX_S, HeldReaders
-from fetchproxy.serving.relay.judgement import Judgement, Verdict
+from fetchproxy.serving.relay.judgement import ENDS, Judgement, Verdict, Wait
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
-HOLD = Judgement(Verdict.HOLD, TIP)
-NOT_KNOWN = Judgement(Verdict.HOLD, TIP, known=False)
+HOLD = Judgement(Verdict.HOLD, TIP, waits_for=Wait.GATHERED)
+NOT_KNOWN = Judgement(Verdict.HOLD, TIP, waits_for=Wait.ANSWER)
 LOST = Judgement(Verdict.LOST, TIP, forward_to=500)
 HELD_MAX_MS = 10_000
 
@@ -72,7 +73,9 @@ def test_all_held_partitions_are_one_look_a_second_and_none_where_nobody_is_held
             keys = [(b"t", n) for n in range(1_000)]
             for key in keys:
                 tip = TIP._replace(partition=key[1])
-                held.hold(reader, False, key, 7, Judgement(Verdict.HOLD, tip))
+                held.hold(
+                    reader, False, key, 7, Judgement(Verdict.HOLD, tip, waits_for=Wait.GATHERED)
+                )
             assert in_metric() == 1_000
             await asyncio.sleep(5.5)
             assert len(judge.looks) == 5
@@ -107,7 +110,7 @@ def test_a_copy_that_nobody_owns_to_is_given_up_as_a_silent_archiver_is() -> Non
     """A crash leaves an unfinished copy for ever; a change of archiver is silent for a moment."""
 
     async def main() -> None:
-        left = Judgement(Verdict.HOLD, TIP, only_a_copy=True)
+        left = Judgement(Verdict.HOLD, TIP, waits_for=Wait.COPY)
         judge, reader = Judge(left), Reader()
         async with running(judge, held_max_ms=1_800_000) as held:
             held.hold(reader, False, KEY, 7, left)
@@ -118,6 +121,34 @@ def test_a_copy_that_nobody_owns_to_is_given_up_as_a_silent_archiver_is() -> Non
                 await asyncio.sleep(2)
             await asyncio.sleep(SILENT_MAX_S + 2)
             assert reader.settled == [(KEY, 7, Verdict.LOST)]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("wait", Wait)
+def test_every_wait_has_its_limit_and_is_shown(wait: Wait) -> None:
+    """A reader waits for nothing that is not in the table, and for no longer than it says."""
+    limit_s = {"held_max_ms": 100.0, "SILENT_MAX_S": SILENT_MAX_S, None: None}[ENDS[wait][1]]
+
+    async def main() -> None:
+        verdict = Verdict.END if wait is Wait.RECORDS else Verdict.HOLD
+        waits = Judgement(verdict, TIP, waits_for=wait)
+        reader = Reader()
+        async with running(Judge(waits), held_max_ms=100_000) as held:
+            held.hold(reader, False, KEY, 7, waits)
+            shown = [(one.subject, one.what) for one in held.conditions()]
+            if wait is Wait.RECORDS:
+                assert shown == [], "at the log's end, as every reader"
+            else:
+                assert [subject for subject, _ in shown] == [wait.name.lower()]
+                assert wait.value in shown[0][1]
+                assert f"such as {TIP} at offset 7" in shown[0][1]
+            for _ in range(round(limit_s or 300) - 1):
+                assert held.waits(reader, False, KEY, 7)
+                await asyncio.sleep(1)
+            await asyncio.sleep(2.5)
+            ended = [] if limit_s is None else [(KEY, 7, Verdict.LOST)]
+            assert reader.settled == ended
 
     run_virtual(main)
 
@@ -145,7 +176,7 @@ def test_while_nothing_is_known_no_time_is_counted() -> None:
 
 def test_one_at_the_logs_end_waits_for_records_and_not_for_the_archiver() -> None:
     async def main() -> None:
-        judge, reader = Judge(Judgement(Verdict.END, TIP)), Reader()
+        judge, reader = Judge(Judgement(Verdict.END, TIP, waits_for=Wait.RECORDS)), Reader()
         async with running(judge) as held:
             held.hold(reader, False, KEY, 7, HOLD)
             assert in_metric() == 1
@@ -183,8 +214,8 @@ def test_a_partition_is_counted_once_however_its_readers_name_the_topic() -> Non
             held.hold(Reader(), False, KEY, 7, HOLD)
             held.hold(Reader(), True, (TIP.topic_id.bytes, 0), 7, HOLD)
             assert in_metric() == 1
-            held.hold(Reader(), False, (b"u", 0), 7, Judgement(Verdict.HOLD, known=False))
-            held.hold(Reader(), False, (b"u", 1), 7, Judgement(Verdict.HOLD, known=False))
+            held.hold(Reader(), False, (b"u", 0), 7, Judgement(Verdict.HOLD, waits_for=Wait.ANSWER))
+            held.hold(Reader(), False, (b"u", 1), 7, Judgement(Verdict.HOLD, waits_for=Wait.ANSWER))
             assert in_metric() == 3
 
     run_virtual(main)

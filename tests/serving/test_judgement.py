@@ -10,6 +10,7 @@ from fetchproxy_protocol.fetch import FetchEntry, PartitionKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
@@ -20,7 +21,13 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.relay.judgement import Judgement, Verdict, decide
+from fetchproxy.serving.relay.judgement import (
+    Judgement,
+    Verdict,
+    Wait,
+    decide,
+    what_is_waited_for,
+)
 from fetchproxy.serving.relay.withheld import FetchMarks, Knowledge, Split
 
 TIP = TopicIdPartition(UUID(int=1), "t", 0)
@@ -91,6 +98,27 @@ def test_what_is_on_its_way_for_too_long_is_not_waited_for(
     seen: PartitionView, gathered_from: int | None
 ) -> None:
     assert decide(450, seen, EDGES, gathered_from, patient=False) == LOST
+
+
+@pytest.mark.parametrize(
+    ("offset", "gathered_from", "waits_for"),
+    [
+        (450, 400, Wait.GATHERED),
+        (420, 450, Wait.GATHERED),
+        (450, NOT_KNOWN, Wait.POSITION),
+        (450, NOBODY, Wait.COPY),
+        (450, 700, Wait.COPY),  # the archiver is past it: who copies was killed
+        (990, 400, Wait.LOG_RETURNS),
+    ],
+)
+def test_what_a_held_reader_waits_for(
+    offset: int, gathered_from: int | None, waits_for: Wait
+) -> None:
+    assert what_is_waited_for(offset, EDGES, gathered_from) is waits_for
+
+
+def test_an_end_that_the_log_does_not_reach_again_is_not_waited_for_for_ever() -> None:
+    assert decide(990, view((0, 989)), EDGES, NOBODY, patient=False) == PASS_ON
 
 
 def test_where_the_broker_has_nothing_more_the_reader_is_at_the_end() -> None:

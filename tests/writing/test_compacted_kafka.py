@@ -26,9 +26,9 @@ from confluent_kafka.admin import (
 )
 from fetchproxy_protocol.record_batch import walk
 
+from fetchproxy.auditing.verify import verify_partition
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
-from fetchproxy.segments.contents import compaction_sign
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -70,32 +70,47 @@ async def compacted(kafka: KafkaServer, topic: str) -> None:
                 await asyncio.to_thread(produce, kafka, topic, 0, ["a"] * 4 + ["b"] * 4 + ["c"])
                 log, position = await broker_batches(cluster, tip, 0, end), 0
                 for header in walk(log):
-                    if compaction_sign(header, position) is not None:
+                    few = header.records_count != header.last_offset_delta + 1
+                    if few or header.base_offset > position:
                         return
                     position = header.last_offset + 1
                 await asyncio.sleep(0.2)
 
 
-async def test_what_was_compacted_once_stops_and_the_rest_is_archived(
+def abort(kafka: KafkaServer, topic: str, keys: list[str]) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for key in keys:
+        producer.produce(topic, value=b"aborted", key=key.encode(), partition=0)
+    producer.flush(30)
+    producer.abort_transaction(30)
+
+
+async def test_what_was_compacted_once_is_archived_with_its_holes(
     kafka: KafkaServer, tmp_path: Path
 ) -> None:
-    topic = kafka.create_topic("once-compacted", 2, COMPACTED)
+    """As soon as the policy is `delete`, by a running archiver, and each part takes it as it is."""
+    topic = kafka.create_topic("once-compacted", 1, COMPACTED)
+    await asyncio.to_thread(produce, kafka, topic, 0, ["a", "b"])
+    await asyncio.to_thread(abort, kafka, topic, ["a", "x", "y"])
     await compacted(kafka, topic)
-    await asyncio.to_thread(set_policy, kafka, topic, "delete")
-    await asyncio.to_thread(produce, kafka, topic, 1, ["a", "b", "a"])
     async with (
         open_archive(tmp_path / "store") as archive,
         running_archiver(kafka.bootstrap, archive, topic) as (manager, cluster),
     ):
-        await until(manager, archived_up_to(topic, {1: 3}))
-        await until(manager, lambda found: found[0].stopped)
-        stopped, sound = manager.status()
-        assert stopped.last_error is not None
-        assert "the log was compacted" in stopped.last_error
-        assert (sound.stopped, sound.last_error) == (False, None)
-        first, second = await tips(cluster, topic)
-        assert archive.rlmm.list_remote_log_segments(first) == ()
-        assert await archive.batches(second) == await broker_batches(cluster, second, 0, 3)
+        await until_true(lambda: topic in manager.discovery.refused)
+        await asyncio.to_thread(set_policy, kafka, topic, "delete")
+        await asyncio.to_thread(produce, kafka, topic, 0, ["a", "b", "a"])
+        (tip,) = await tips(cluster, topic)
+        now = asyncio.get_running_loop().time()
+        end = (await cluster.log_edges(tip, not_older_than=now)).high_watermark
+        await until(manager, archived_up_to(topic, {0: end}))
+        assert manager.discovery.refused == {}
+        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
+        report = await verify_partition(archive.rsm, archive.rlmm, tip)
+        assert report.faults == []
+        assert report.clean
 
 
 async def test_a_topic_that_becomes_compacted_is_archived_no_more(

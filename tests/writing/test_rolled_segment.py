@@ -17,7 +17,7 @@ from planted_log_dir import (
     rolled,
 )
 
-from fetchproxy.errors import CompactedLog, CorruptSegment, LogDirUnusable
+from fetchproxy.errors import CorruptSegment, LogDirUnusable
 from fetchproxy.model import AbortedTxn, EpochStart
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
@@ -276,7 +276,6 @@ def test_old_message_formats_are_named(folder: Path, spool: Path, magic: int) ->
 @pytest.mark.parametrize(
     ("batches", "error", "match"),
     [
-        ([batch(0), batch(20, epoch=2)], CompactedLog, "compacted"),
         ([batch(0), batch(5), batch(15), batch(20, epoch=2)], CorruptSegment, "begins at offset 5"),
         ([batch(0), batch(10)], LogDirUnusable, "ends before offset 20"),
         ([*FIRST, bytes(30)], CorruptSegment, "magic 0"),
@@ -291,6 +290,12 @@ def test_a_file_that_is_not_the_segment_is_refused(
 ) -> None:
     plant_segment(folder, 0, batches)
     refused(folder, 0, spool, error, match)
+
+
+def test_holes_that_compaction_has_left_are_taken_as_they_are(folder: Path, spool: Path) -> None:
+    batches = [batch(0), batch(20, epoch=2)]
+    plant_segment(folder, 0, batches)
+    assert take(folder, 0, spool).log.read_bytes() == b"".join(batches)
 
 
 def test_indexes_that_do_not_fit_are_left_out(folder: Path, spool: Path) -> None:

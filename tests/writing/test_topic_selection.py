@@ -15,11 +15,16 @@ def topic(name: str, is_internal: bool = False, topic_id: UUID = UUID(int=1)) ->
     return TopicInfo(topic_id, name, is_internal, {1: (1, 0), 0: (1, 0)})
 
 
-def test_whole_names_match_and_internal_ones_never() -> None:
-    topics = [topic("orders"), topic("orders-eu"), topic("__orders"), topic("int", True)]
-    assert [t.name for t in matching_topics("orders", topics)] == ["orders"]
-    assert [t.name for t in matching_topics(".*", topics)] == ["orders", "orders-eu"]
-    assert matching_topics("order", topics) == []
+OWN = "remote-log"
+
+
+def test_whole_names_match_and_internal_is_what_kafka_calls_internal() -> None:
+    names = ["orders", "orders-eu", "__audit", "__debezium-heartbeat.srv", "-", ".hidden", "_"]
+    own = [topic("__consumer_offsets", True), topic("not-by-name", True), topic(OWN)]
+    topics = [*map(topic, names), *own]
+    assert [t.name for t in matching_topics("orders", topics, OWN)] == ["orders"]
+    assert [t.name for t in matching_topics(".*", topics, OWN)] == names
+    assert matching_topics("order|remote-log", topics, OWN) == []
 
 
 @pytest.mark.parametrize(

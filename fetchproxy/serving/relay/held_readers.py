@@ -11,14 +11,23 @@ import structlog
 from fetchproxy_protocol.fetch import PartitionKey
 
 from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
+from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.runtime.loop import each_of
-from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
+from fetchproxy.serving.relay.judgement import (
+    ENDS,
+    HELD_VERDICTS,
+    UNCERTAIN_WAITS,
+    Judgement,
+    Verdict,
+    Wait,
+)
 
 # One look a second for all of them. A reader goes on as soon as its offset is archived, an archiver
-# has passed it over, no archiver gathers it any more, or `held_max_ms` is over. An unfinished copy
-# that no archiver claims is waited for no longer than a silent archiver.
+# has passed it over, no archiver gathers it any more, or `held_max_ms` is over. `judgement.ENDS`
+# has each reason to wait and what ends it. A wait that may be for nothing (`UNCERTAIN_WAITS`) lasts
+# no longer than a silent archiver is believed.
 
 log = structlog.get_logger(__name__)
 
@@ -44,13 +53,13 @@ class HeldReader(Protocol):
 class _Held:
     """`since`: loop time since which the offset is known to be on its way; None: not known.
 
-    `unclaimed_since`: since when only an unfinished copy says so.
+    `uncertain_since`: since when it is only possible (`UNCERTAIN_WAITS`).
     `readers`: when each has last fetched (loop s).
     """
 
     judgement: Judgement
     since: float | None = None
-    unclaimed_since: float | None = None
+    uncertain_since: float | None = None
     readers: dict[HeldReader, float] = field(default_factory=dict)
 
 
@@ -125,17 +134,17 @@ class HeldReaders:
         self, judge: JudgeOffsets, by_id: bool, offsets: Mapping[PartitionKey, int]
     ) -> None:
         now = self._clock()
-        too_long, abandoned = set(), set()
+        too_long, for_nothing = set(), set()
         async for key, offset in each_of(offsets.items()):
             held = self._held.get((by_id, key, offset))
             if held is None:
                 continue
             if held.since is not None and now - held.since >= self._held_max_s:
                 too_long.add(key)
-            elif held.unclaimed_since is not None and now - held.unclaimed_since >= SILENT_MAX_S:
-                abandoned.add(key)
+            elif held.uncertain_since is not None and now - held.uncertain_since >= SILENT_MAX_S:
+                for_nothing.add(key)
         try:
-            judged = await judge(by_id, offsets, now, too_long | abandoned)
+            judged = await judge(by_id, offsets, now, too_long | for_nothing)
         except Exception as error:  # the readers stay held; the gateway must not fail by them
             log.exception("held_readers_not_judged", error=repr(error))
             return
@@ -170,14 +179,15 @@ class HeldReaders:
     def _note(self, held: _Held, judgement: Judgement) -> None:
         """Counts only the time in which both archiver and reader could have gone on."""
         held.judgement = judgement
-        if not judgement.known or judgement.verdict is not Verdict.HOLD:
+        waits_for, now = judgement.waits_for, self._clock()
+        if waits_for is None or ENDS[waits_for][1] is None:
             held.since = None
         elif held.since is None:
-            held.since = self._clock()
-        if held.since is None or not judgement.only_a_copy:
-            held.unclaimed_since = None
-        elif held.unclaimed_since is None:
-            held.unclaimed_since = self._clock()
+            held.since = now
+        if waits_for not in UNCERTAIN_WAITS:
+            held.uncertain_since = None
+        elif held.uncertain_since is None:
+            held.uncertain_since = now
 
     async def _forget_absent(self) -> None:
         oldest = self._clock() - ABSENT_MAX_S
@@ -186,12 +196,23 @@ class HeldReaders:
                 self._remove(where, reader)
 
     def conditions(self) -> Iterator[Condition]:
-        if count := self._waiting():
+        """One for each reason to wait."""
+        waits: dict[Wait, dict[object, tuple[bool, PartitionKey, int]]] = {}
+        for where, held in self._held.items():
+            reason = held.judgement.waits_for
+            if reason is not None and reason is not Wait.RECORDS:
+                tip = held.judgement.tip
+                waits.setdefault(reason, {}).setdefault(tip or where[:2], where)
+        for reason, partitions in waits.items():
+            count, (first, (_, key, offset)) = len(partitions), next(iter(partitions.items()))
             of = "1 partition" if count == 1 else f"{count} partitions"
+            place = str(first) if isinstance(first, TopicIdPartition) else f"partition {key[1]}"
+            end, _ = ENDS[reason]
             yield Condition(
                 Kind.READERS_HELD,
-                f"readers of {of} wait for the archiver: the brokers have deleted the requested "
-                "records, and they are not archived yet",
+                f"readers of {of} wait for {reason.value} (such as {place} at offset {offset}), "
+                f"until {end}",
+                reason.name.lower(),
             )
 
     def _waiting(self) -> int:

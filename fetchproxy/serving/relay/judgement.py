@@ -13,6 +13,7 @@ from fetchproxy_protocol.fetch import PartitionKey, TopicRef
 
 from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, FetchProxyError, RemoteStorageError
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, RemoteLogSegmentState, TopicIdPartition
@@ -50,19 +51,49 @@ class Verdict(Enum):
 HELD_VERDICTS = (Verdict.HOLD, Verdict.END)
 
 
+class Wait(Enum):
+    """What a reader that is held waits for. A reader waits for nothing else."""
+
+    ANSWER = "brokers and store to answer"
+    GATHERED = "an archiver to copy the records that it gathers"
+    POSITION = "an archiver to find out where it goes on"
+    COPY = "a copy that no archiver claims"
+    LEADER = "the leader to confirm what the archive has"
+    LOG_RETURNS = "a log that begins again to reach the archive's end"
+    RECORDS = "new records"
+
+
+# What ends each wait before the named limit; None: no limit, because the wait is not for archived
+# records, or an outage must not cost a reader its place.
+ENDS: Mapping[Wait, tuple[str, str | None]] = {
+    Wait.ANSWER: ("they answer", None),
+    Wait.GATHERED: (
+        "the offset is archived, or the archiver passes it, fails for good or is silent",
+        "held_max_ms",
+    ),
+    Wait.POSITION: ("the archiver knows its position, or fails for good", "SILENT_MAX_S"),
+    Wait.COPY: ("the copy is finished or removed, or an archiver claims it", "SILENT_MAX_S"),
+    Wait.LEADER: ("leader or archiver has compared both logs", "held_max_ms"),
+    Wait.LOG_RETURNS: ("the log reaches the offset", "held_max_ms"),
+    Wait.RECORDS: ("a record is produced", None),
+}
+# These may last for ever although no archiver will ever bring the records.
+UNCERTAIN_WAITS = frozenset(wait for wait, (_, limit) in ENDS.items() if limit == "SILENT_MAX_S")
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`known`: made from fresh knowledge. `forward_to`: the broker's log start, for LOST.
-
-    `only_a_copy`: for HOLD, only an unfinished copy is known, and no archiver claims it. That lasts
-    seconds between two archivers, and for ever after one was killed.
-    """
+    """`forward_to`: the broker's log start, for LOST. `waits_for`: for HELD_VERDICTS."""
 
     verdict: Verdict
     tip: TopicIdPartition | None = None
     forward_to: int = -1
-    known: bool = True
-    only_a_copy: bool = False
+    waits_for: Wait | None = None
+
+
+def _held(tip: TopicIdPartition | None, waits_for: Wait) -> Judgement:
+    verdict = Verdict.END if waits_for is Wait.RECORDS else Verdict.HOLD
+    return Judgement(verdict, tip, waits_for=waits_for)
 
 
 def decide(
@@ -83,7 +114,7 @@ def decide(
     if offset > edges.high_watermark:
         # At the end of an archive whose log has begun again: the log may get there.
         at_end = offset == view.log_end_offset
-        return Verdict.HOLD if at_end else Verdict.PASS_ON
+        return Verdict.HOLD if at_end and patient else Verdict.PASS_ON
     if offset >= edges.log_start_offset:
         return Verdict.LOCAL
     if offset < view.raised_log_start:
@@ -97,6 +128,17 @@ def decide(
     if start is None:
         return Verdict.PASS_ON  # never archived: the client begins at the log start
     return Verdict.END if edges.log_start_offset == edges.high_watermark else Verdict.LOST
+
+
+def what_is_waited_for(offset: int, edges: LogEdges, gathered_from: int | None) -> Wait:
+    """For an offset that `decide` holds."""
+    if offset > edges.high_watermark:
+        return Wait.LOG_RETURNS
+    if gathered_from == NOT_KNOWN:
+        return Wait.POSITION
+    if gathered_from is None or gathered_from >= edges.log_start_offset:
+        return Wait.COPY
+    return Wait.GATHERED
 
 
 def _is_more_coming(
@@ -197,7 +239,7 @@ class Judging:
             self.archive.warnings.warn("topic_not_described", name, topic=name)
             return Judgement(Verdict.PASS_ON)  # this user cannot archive it either
         self._warn(None, None, error)
-        return Judgement(Verdict.HOLD, known=False)
+        return _held(None, Wait.ANSWER)
 
     # --- the archive ---
     async def _from_memory(self, tips: Tips) -> None:
@@ -209,7 +251,7 @@ class Judging:
             for key, tip in seen.items():
                 view = views.view(tip)
                 if tip in held:
-                    self.found[key] = Judgement(Verdict.HOLD, tip, known=False)
+                    self.found[key] = _held(tip, Wait.ANSWER)
                 elif view is not None and view.answers_for(self.offsets[key]):
                     self.found[key] = Judgement(Verdict.REMOTE, tip)
             await asyncio.sleep(0)
@@ -278,14 +320,15 @@ class Judging:
         async for key, tip in each_of(self._left(tips).items()):
             # An archiver that has it in its spool has not copied it yet.
             gathered_from, offset = archive.positions.gathered_from(tip), self.offsets[key]
+            known = edges[tip]
             waits = gathered_from is not None and gathered_from <= offset
             seen = archive.rlmm.view(tip)
             # A log start never falls, but a person may declare a log another one's history.
             settled = not archive.views.begins_again(tip)
             if settled and seen is not None and offset < seen.raised_log_start:
                 self.found[key] = Judgement(Verdict.PASS_ON, tip)  # deleted on purpose
-            elif waits and key not in self.impatient:
-                self.found[key] = Judgement(Verdict.HOLD, tip)
+            elif waits and key not in self.impatient and isinstance(known, LogEdges):
+                self.found[key] = _held(tip, what_is_waited_for(offset, known, gathered_from))
             else:
                 between[key] = tip
         # Not older than the archivers' positions: an offset below them is in the view, or is lost.
@@ -297,7 +340,7 @@ class Judging:
             for key, tip in piece:
                 known = edges[tip]
                 if tip in held or isinstance(known, ClusterError):
-                    self.found[key] = Judgement(Verdict.HOLD, tip, known=False)
+                    self.found[key] = _held(tip, Wait.ANSWER)
                 else:
                     self.found[key] = self._decided(key, tip, known)
             await asyncio.sleep(0)
@@ -325,21 +368,22 @@ class Judging:
         verdict = decide(offset, view, edges, gathered_from, patient=patient)
         forward_to = edges.log_start_offset if verdict is Verdict.LOST else -1
         if verdict is Verdict.HOLD:
-            only_a_copy = gathered_from is None and offset < edges.log_start_offset
-            return Judgement(verdict, tip, only_a_copy=only_a_copy)
+            return _held(tip, what_is_waited_for(offset, edges, gathered_from))
         if verdict in (Verdict.LOST, Verdict.END):
             stored = archive.rlmm.view(tip)
             hidden = stored is not None and stored.answers_for(self.offsets[key])
             if hidden and key not in self.impatient:
                 # Hidden since an election: leader or archiver will settle it (`LeaderViews`).
-                return Judgement(Verdict.HOLD, tip)
+                return _held(tip, Wait.LEADER)
             if self.refuses_lost:
                 verdict = Verdict.REFUSED
+        if verdict is Verdict.END:
+            return _held(tip, Wait.RECORDS)
         return Judgement(verdict, tip, forward_to)
 
     def _not_known(self, key: PartitionKey, tip: TopicIdPartition, error: FetchProxyError) -> None:
         self._warn(tip, self.offsets[key], error)
-        self.found[key] = Judgement(Verdict.HOLD, tip, known=False)
+        self.found[key] = _held(tip, Wait.ANSWER)
 
     def _warn(
         self, tip: TopicIdPartition | None, offset: int | None, error: FetchProxyError

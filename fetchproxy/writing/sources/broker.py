@@ -13,7 +13,7 @@ from fetchproxy_protocol.record_batch import BatchHeader, check_crc, walk
 from fetchproxy.brokers.cluster import FetchedPartition
 from fetchproxy.config.memory_plan import FETCH_BYTES_MAX
 from fetchproxy.config.schema import ArchiveConfig
-from fetchproxy.errors import ClusterUnavailable, CorruptSegment
+from fetchproxy.errors import ClusterUnavailable, LogDamaged
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.segments.contents import CutReason, GatheredSegment, cut_reason, plan_take
 from fetchproxy.writing.sources.segment_source import (
@@ -77,7 +77,12 @@ class BatchGatherer(SegmentGatherer):
             if not await self.pace.turn(until):
                 return None
             bytes_max = self.pace.step(min(room, self.fetch_bytes_max))
-            read = await self.read(writer.position, bytes_max)
+            try:
+                read = await self.read(writer.position, bytes_max)
+            except LogDamaged:
+                if writer.size_bytes == 0:
+                    raise
+                return CutReason.FAULT
             if isinstance(read, LogGap):
                 # The next segment meets the gap again and records it.
                 return CutReason.GAP if writer.size_bytes > 0 else read
@@ -109,8 +114,8 @@ class BatchGatherer(SegmentGatherer):
         """Whole batches below the last stable offset: at least one if there is one, more while they
         fit into `bytes_max` bytes.
 
-        Raises LogTruncated if the log ends below `position`, CorruptSegment for a malformed batch
-        or one that fails its CRC-32C, ClusterError.
+        Raises LogTruncated if the log ends below `position`, LogDamaged if the first batch is
+        malformed or fails its CRC-32C, ClusterError.
         """
         fetched = await self.cluster.fetch(
             self.tip,
@@ -120,7 +125,10 @@ class BatchGatherer(SegmentGatherer):
             isolation=IsolationLevel.READ_COMMITTED,
         )
         if fetched.error_code == 0:
-            return fetched, await asyncio.to_thread(_checked, self.tip, fetched)
+            headers, fault = await asyncio.to_thread(_checked, self.tip, position, fetched)
+            if fault is not None and not any(h.last_offset >= position for h in headers):
+                raise fault
+            return fetched, headers
         # The error does not say if the offset is below or above the log: ask for the current ends.
         gap = self._gap(position, await self._edges())
         if gap is not None:
@@ -180,7 +188,10 @@ class BatchGatherer(SegmentGatherer):
         return segment
 
 
-def _checked(tip: TopicIdPartition, fetched: FetchedPartition) -> list[BatchHeader]:
+def _checked(
+    tip: TopicIdPartition, position: int, fetched: FetchedPartition
+) -> tuple[list[BatchHeader], LogDamaged | None]:
+    """The batches up to the first damaged one, and what is wrong with that one."""
     records = memoryview(fetched.records)
     headers: list[BatchHeader] = []
     try:
@@ -188,8 +199,12 @@ def _checked(tip: TopicIdPartition, fetched: FetchedPartition) -> list[BatchHead
             if header.last_offset >= fetched.last_stable_offset:
                 break
             if not check_crc(records, header):
-                raise CorruptSegment(f"{tip}: batch at offset {header.base_offset} fails its CRC")
+                offsets = f"{header.base_offset} to {header.last_offset}"
+                what = f"the broker's log is damaged: the batch of offsets {offsets} fails its CRC"
+                return headers, LogDamaged(f"{tip}: {what}")
             headers.append(header)
     except WireError as error:
-        raise CorruptSegment(f"{tip}: the broker's batches are malformed: {error}") from None
-    return headers
+        at = headers[-1].last_offset + 1 if headers else position
+        what = f"the broker's log is damaged: the batch at or after offset {at}: {error}"
+        return headers, LogDamaged(f"{tip}: {what}")
+    return headers, None

@@ -204,7 +204,7 @@ def take_segment(
     """Check the segment's file and store it at `path`, from the batch with the position on. A copy
     there is encrypted with `stream_key` and settled; a link is the broker's own file.
 
-    Raises SegmentGone, CorruptSegment, CompactedLog; LogDirUnusable for data that are not archived
+    Raises SegmentGone, CorruptSegment; LogDirUnusable for data that are not archived
     or that a later look may find in order; OSError; Stopped as soon as `go_on` returns False. After
     an error nothing is left at `path`.
     """
