@@ -47,9 +47,10 @@ format: venv  ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-test: check  ## check, set up the real parts, run every test that is not slow
-	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 rclone gcs azure hdfs kerberos clients spark-oldest spark-newest
-	$(BIN)/python tests/make_test/run_folders.py -m "not slow"
+test: venv  ## check, set up the real parts, run every test that is not slow
+	$(BIN)/python tests/make_test/run_folders.py --check '$(MAKE) --no-print-directory check' --setup \
+		'$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 rclone gcs azure hdfs kerberos clients spark-oldest spark-newest' \
+		-m "not slow"
 
 test-all: check  ## the same with the slow tests
 	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 rclone gcs azure hdfs kerberos clients frameworks rust spark spark-oldest spark-4.1 spark-4.2 spark-newest

@@ -6,7 +6,10 @@ failed, the run is green. Those tests are printed last as `flaky`, and `tests/fl
 until they are mended. Everything else is red: a test that fails alone, a pytest that was killed or
 broke, a module that cannot be collected, a folder without a test that ran.
 
-`python tests/make_test/run_folders.py [--lanes N] [ARGUMENT OF PYTEST…]`, in the project's folder.
+    python tests/make_test/run_folders.py [--setup COMMAND] [--check COMMAND] [ARGUMENT OF PYTEST…]
+
+It runs in the project's folder. Both commands run beside the tests, and the run is red if one of
+them fails. Tests of real parts begin when `--setup` has ended.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,21 +32,27 @@ from typing import Final
 
 FLAKY_MAX: Final = 5
 FLAKY_FILE: Final = Path("tests/flaky.txt")
-# Tests mostly wait for real parts, so one lane more than there are cores keeps the cores busy.
-LANES: Final = (os.cpu_count() or 1) + 1
+# Tests of real parts mostly wait, and the others mostly compute, so that one lane of the latter
+# beside as many lanes of the former as there are cores keeps the cores busy. A lane without work of
+# its own kind takes the other's.
+REAL_LANES: Final = os.cpu_count() or 1
+_REAL_PART: Final = re.compile(r"\bmark\.(kafka|s3|gcs|azure|hdfs|spark)\b")
 # The folders that take longest, in this order, so that no lane ends long after the others; and in
 # how many pieces each is run. Every piece starts a broker of its own if its tests need one.
 LONG_FOLDERS: Final = {
-    "tests/e2e": 3,
+    "tests/e2e": 4,
+    "tests/e2e/cluster": 1,
     "tests/matrix": 1,
-    "tests/writing": 3,
-    "tests/standalone": 1,
     "tests/remotelog": 1,
     "tests/strange": 1,
-    "tests/contracts": 1,
-    "tests/serving": 2,
     "tests/jobs": 1,
+    "tests/writing": 2,
+    "tests/contracts": 1,
     "tests/simulation": 1,
+    "tests/oracle": 1,
+    "tests/serving": 2,
+    "tests/security": 1,
+    "tests/standalone": 1,
 }
 _RECORDED_PYTEST = Path(__file__).with_name("recorded_pytest.py")
 _LAUNCHER = Path(__file__).parents[2] / "lab/die_with_parent.py"
@@ -50,10 +61,11 @@ _SEVERITY = ("passed", "skipped", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one pytest runs: a folder's modules, or some of them."""
+    """What one process runs: a command, or a pytest of a folder's modules or some of them."""
 
     name: str
-    modules: tuple[str, ...]
+    modules: tuple[str, ...] = ()
+    command: str = ""
 
 
 @dataclass(slots=True)
@@ -76,45 +88,61 @@ class Result:
         """Why this run proves nothing, so that running its failed tests again would not help."""
         if self.uncollected:
             return f"cannot collect {', '.join(self.uncollected)}"
-        if self.exit_code < 0 or self.exit_status is None:
-            return f"pytest ended with exit code {self.exit_code} before it was done"
+        if self.exit_status is None:
+            return f"ended with exit code {self.exit_code} before it was done"
         if self.exit_status == 5:
             return "no test ran"
         if self.exit_code != (1 if self.failed else 0):
-            return f"pytest ended with exit code {self.exit_code}, {len(self.failed)} tests failed"
+            return f"ended with exit code {self.exit_code}, {len(self.failed)} tests failed"
         return None
 
 
-def pieces(tests: Path) -> list[Piece]:
-    """Every folder below `tests` that holds test modules, the longest first."""
-    folders: dict[str, list[str]] = {}
+def pieces(tests: Path) -> tuple[list[Piece], list[Piece]]:
+    """Those with real parts and those without, each the longest first.
+
+    Together they are every module of tests below `tests`.
+    """
+    real: dict[str, list[str]] = {}
+    alone: dict[str, list[str]] = {}
     for module in sorted(tests.rglob("test_*.py")):
+        needs = _REAL_PART.search(module.read_text(encoding="utf-8"))
+        folders = real if needs else alone
         folders.setdefault(module.parent.as_posix(), []).append(module.as_posix())
+    return list(_cut(real, ", real parts")), list(_cut(alone, ""))
+
+
+def _cut(folders: dict[str, list[str]], suffix: str) -> Iterator[Piece]:
     longest = [name for name in LONG_FOLDERS if name in folders]
-    return [
-        Piece(f"{name} {part + 1}/{count}" if count > 1 else name, tuple(modules))
-        for name in dict.fromkeys([*longest, *folders])
-        for count in [LONG_FOLDERS.get(name, 1)]
-        for part in range(count)
-        if (modules := folders[name][part::count])
-    ]
+    for name in dict.fromkeys([*longest, *folders]):
+        count = min(LONG_FOLDERS.get(name, 1), len(folders[name]))
+        for part in range(count):
+            number = f" {part + 1}/{count}" if count > 1 else ""
+            yield Piece(name + number + suffix, tuple(folders[name][part::count]))
 
 
-def run_pytest(name: str, arguments: Sequence[str], record: Path, output: Path | None) -> Result:
-    """Returns when it has ended. `output`: the file for what it prints; None: our own output."""
-    # The kernel ends it if this process is killed. -P: the tests see no folder of ours on the path.
-    launch = [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid())]
-    pytest = [sys.executable, "-P", str(_RECORDED_PYTEST), str(record), "-p", "no:cacheprovider"]
+def launch(command: Sequence[str], output: Path | None, niceness: int = 0) -> int:
+    """The command's exit code. `output`: the file for what it prints; None: our own output."""
+    # The kernel ends it if this process is killed.
+    by = [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid()), "nice", "-n", str(niceness)]
     with open(output or os.devnull, "wb") as file:
-        ended = subprocess.run(
-            [*launch, *pytest, *arguments],
+        return subprocess.run(
+            [*by, *command],
             stdin=subprocess.DEVNULL,
             stdout=file if output else None,
             stderr=subprocess.STDOUT if output else None,
             check=False,
-        )
+        ).returncode
+
+
+def run_pytest(
+    name: str, arguments: Sequence[str], record: Path, output: Path | None, niceness: int = 0
+) -> Result:
+    """Returns when it has ended."""
+    # -P: the tests see no folder of ours on their path.
+    pytest = [sys.executable, "-P", str(_RECORDED_PYTEST), str(record), "-p", "no:cacheprovider"]
+    exit_code = launch([*pytest, *arguments], output, niceness)
     lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-    return read_result(name, ended.returncode, lines)
+    return read_result(name, exit_code, lines)
 
 
 def read_result(name: str, exit_code: int, lines: Iterable[str]) -> Result:
@@ -133,30 +161,83 @@ def read_result(name: str, exit_code: int, lines: Iterable[str]) -> Result:
     return result
 
 
-def run_side_by_side(
-    todo: Sequence[Piece], arguments: Sequence[str], lanes: int, folder: Path
-) -> list[Result]:
-    """A line for each piece when it has ended, and all that it printed if it was not green."""
+class Lanes:
+    """Runs pieces side by side, until all are done or a command has failed."""
 
-    def run(number: int, piece: Piece) -> tuple[Result, Path, float]:
+    def __init__(
+        self,
+        real: Sequence[Piece],
+        alone: Sequence[Piece],
+        setup: str | None,
+        arguments: Sequence[str],
+        folder: Path,
+    ) -> None:
+        self._todo = {True: deque(real), False: deque(alone)}
+        self._arguments, self._folder = arguments, folder
+        self._setup = setup
+        self._ready = setup is None  # for tests with real parts
+        self._changed = threading.Condition()
+        self.results: list[Result] = []
+
+    def run(self) -> None:
+        """Prints a line for each piece that has ended, and its output if it was not green."""
+        lanes: list[Callable[[], None]] = [lambda: self._lane(real=False, niceness=10)]
+        lanes += [lambda: self._lane(real=True, niceness=0)] * REAL_LANES
+        if self._setup is not None:
+            lanes.append(self._set_up)
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            try:
+                for ended in as_completed([pool.submit(lane) for lane in lanes]):
+                    ended.result()
+            except BaseException:
+                self._give_up()
+                raise
+
+    def _set_up(self) -> None:
+        assert self._setup is not None
+        self._run(Piece("set up", command=self._setup), 0)
+        with self._changed:
+            self._ready = True
+            self._changed.notify_all()
+
+    def _lane(self, *, real: bool, niceness: int) -> None:
+        while (piece := self._take(real)) is not None:
+            self._run(piece, niceness)
+
+    def _take(self, real: bool) -> Piece | None:
+        with self._changed:
+            while True:
+                for kind in (real, not real):
+                    if self._todo[kind] and (self._ready or not kind):
+                        return self._todo[kind].popleft()
+                if not self._todo[True]:
+                    return None
+                self._changed.wait()
+
+    def _run(self, piece: Piece, niceness: int) -> None:
         started = time.monotonic()
-        record, output = folder / f"{number}.json", folder / f"{number}.log"
-        result = run_pytest(piece.name, [*arguments, *piece.modules], record, output)
-        return result, output, time.monotonic() - started
+        file = self._folder / re.sub(r"\W+", "-", piece.name)
+        output, record = file.with_suffix(".log"), file.with_suffix(".json")
+        if piece.command:
+            result = Result(piece.name, launch(["bash", "-c", piece.command], output, niceness))
+            result.exit_status = 0
+        else:
+            arguments = [*self._arguments, *piece.modules]
+            result = run_pytest(piece.name, arguments, record, output, niceness)
+        line = f"{piece.name:32} {summary([result])} in {time.monotonic() - started:.0f} s"
+        with self._changed:
+            self.results.append(result)
+            if result.failed or result.broken or piece.command:
+                print(output.read_text(encoding="utf-8", errors="replace"))
+            print(line, flush=True)
+        if piece.command and result.broken:
+            self._give_up()
 
-    results = []
-    with ThreadPoolExecutor(lanes) as pool:
-        running = [pool.submit(run, *numbered) for numbered in enumerate(todo)]
-        try:
-            for ended in as_completed(running):
-                result, output, seconds = ended.result()
-                results.append(result)
-                if result.failed or result.broken:
-                    print(output.read_text(encoding="utf-8", errors="replace"))
-                print(f"{result.name:24} {summary([result])} in {seconds:.0f} s", flush=True)
-        finally:
-            pool.shutdown(cancel_futures=True)
-    return results
+    def _give_up(self) -> None:
+        with self._changed:
+            for todo in self._todo.values():
+                todo.clear()
+            self._changed.notify_all()
 
 
 def run_again(results: Sequence[Result], arguments: Sequence[str], folder: Path) -> list[str]:
@@ -195,16 +276,22 @@ def print_flaky(flaky: Sequence[str]) -> None:
 
 def summary(results: Iterable[Result]) -> str:
     counts = Counter(outcome for result in results for outcome in result.outcomes.values())
-    return ", ".join(f"{counts[o]} {o}" for o in reversed(_SEVERITY) if counts[o]) or "0 passed"
+    return ", ".join(f"{counts[o]} {o}" for o in reversed(_SEVERITY) if counts[o]) or "done"
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lanes", type=int, default=LANES)
+    parser.add_argument("--setup", help="sets up the real parts", metavar="COMMAND")
+    parser.add_argument("--check", help="must succeed, too", metavar="COMMAND")
     options, arguments = parser.parse_known_args(command_line)
     started = time.monotonic()
+    real, alone = pieces(Path("tests"))
+    if options.check:
+        alone.insert(0, Piece("check", command=options.check))
     with tempfile.TemporaryDirectory(prefix="make-test-") as folder:
-        results = run_side_by_side(pieces(Path("tests")), arguments, options.lanes, Path(folder))
+        lanes = Lanes(real, alone, options.setup, arguments, Path(folder))
+        lanes.run()
+        results = lanes.results
         red = run_again(results, arguments, Path(folder))
     for reason, count in sorted(Counter(r for result in results for r in result.reasons).items()):
         print(f"{count} x {reason}")
@@ -214,7 +301,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
         print_flaky([test for result in results for test in result.failed])
         counts = counts.replace("failed", "flaky")
     print("\n" + f" {counts} in {time.monotonic() - started:.2f}s ".center(80, "="))
-    return 1 if red or not results else 0
+    return 1 if red or not any(result.outcomes for result in results) else 0
 
 
 if __name__ == "__main__":

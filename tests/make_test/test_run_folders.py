@@ -117,14 +117,12 @@ BROKEN = {
     "import no_such_module\n": "cannot collect tests/broken0/test_broken0.py",
     "def test(:\n": "cannot collect tests/broken1/test_broken1.py",
     "def test():\n    import os\n    os.kill(os.getpid(), 9)\n": (
-        "pytest ended with exit code -9 before it was done"
+        "ended with exit code -9 before it was done"
     ),
-    "def test():\n    import os\n    os._exit(0)\n": (
-        "pytest ended with exit code 0 before it was done"
-    ),
-    "def test():\n    raise KeyboardInterrupt\n": "pytest ended with exit code 2, 0 tests failed",
+    "def test():\n    import os\n    os._exit(0)\n": ("ended with exit code 0 before it was done"),
+    "def test():\n    raise KeyboardInterrupt\n": "ended with exit code 2, 0 tests failed",
     "import atexit, os\natexit.register(os._exit, 3)\ndef test():\n    pass\n": (
-        "pytest ended with exit code 3, 0 tests failed"
+        "ended with exit code 3, 0 tests failed"
     ),
     "X = 1\n": "no test ran",
     "import pytest\n@pytest.mark.slow\ndef test():\n    pass\n": "no test ran",
@@ -157,7 +155,7 @@ def test_a_pytest_that_is_killed_is_red_whatever_else_it_left() -> None:
         assert running.stdout is not None
         output = running.stdout.read()
     assert running.returncode == 1
-    assert "ERROR tests/hangs: pytest ended with exit code -9" in output
+    assert "ERROR tests/hangs: ended with exit code -9" in output
 
 
 def pid_of(folder: str, parent: int) -> int:
@@ -169,19 +167,36 @@ def pid_of(folder: str, parent: int) -> int:
     raise AssertionError(f"no pytest of {folder}")
 
 
+def test_what_is_checked_and_set_up_counts_too() -> None:
+    """A failed check ends the run soon; what had begun is not thrown away."""
+    Path("pytest.ini").write_text("[pytest]\nmarkers = kafka\n")
+    test = "def test_real():\n    assert Path('there').read_text() == 'ready'\n"
+    write(
+        "real", f"import pytest\nfrom pathlib import Path\npytestmark = pytest.mark.kafka\n\n{test}"
+    )
+    set_up = "sleep 0.1; echo -n ready > there"
+    code, output = make_test("--setup", set_up, "--check", "echo it is well")
+    assert code == 0
+    assert "it is well" in output
+    assert " 2 passed in " in output.splitlines()[-1]
+    for name, arguments in (("check", ["--check", "exit 2"]), ("set up", ["--setup", "exit 2"])):
+        code, output = make_test(*arguments)
+        assert code == 1
+        assert f"ERROR {name}: ended with exit code 2" in output
+
+
 def test_every_module_is_in_one_piece() -> None:
     write("e2e", PASSES)
-    for number in range(4):
-        Path(f"tests/e2e/test_{number}.py").write_text(PASSES)
+    real = PASSES + "\n\npytestmark = pytest.mark.kafka\n"
+    for number in range(5):
+        Path(f"tests/e2e/test_{number}.py").write_text(real)
     Path("tests/good/below").mkdir()
     Path("tests/good/below/test_below.py").write_text(PASSES)
     Path("tests/test_tidy.py").write_text(PASSES)
-    found = pieces(Path("tests"))
-    assert [piece.name for piece in found] == [
-        *(f"tests/e2e {part}/3" for part in (1, 2, 3)),
-        *("tests/good/below", "tests/good", "tests"),
-    ]
-    modules = [module for piece in found for module in piece.modules]
+    with_parts, without = pieces(Path("tests"))
+    assert [p.name for p in with_parts] == [f"tests/e2e {n}/4, real parts" for n in (1, 2, 3, 4)]
+    assert [p.name for p in without] == ["tests/e2e", "tests/good/below", "tests/good", "tests"]
+    modules = [module for piece in with_parts + without for module in piece.modules]
     assert sorted(modules) == sorted(map(str, Path("tests").rglob("test_*.py")))
 
 

@@ -84,6 +84,9 @@ def stop_within_rename(label: str) -> None:
             print("stopped", flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(1.0)  # a thread may run on for a moment before the signal reaches it
+            written = rename(self, target)
+            print("written", flush=True)
+            return written
         return rename(self, target)
 
     Path.replace = replace  # type: ignore[assignment, method-assign]

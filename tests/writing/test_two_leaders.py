@@ -113,6 +113,7 @@ async def test_finished_when_its_objects_had_been_deleted(
             tip = (await tips(cluster, TOPIC))[0]
             if lives:
                 other.send(signal.SIGCONT)
+                await asyncio.to_thread(other.wait_for, "written")
             else:
                 # The test writes its metadata for it: the woken process might take it back at once.
                 other.send(signal.SIGKILL)
@@ -125,8 +126,6 @@ async def test_finished_when_its_objects_had_been_deleted(
                 assert first.segment_id == said.segment_id, "readers are not sent there"
                 attempt.parent.mkdir(exist_ok=True)
                 attempt.write_bytes(encode_segment(said))
-            if lives:
-                await asyncio.sleep(2)  # it is awake and has written it
             await until_true(lambda: not attempt.exists())
             expected = await broker_batches(cluster, tip, 0, MEETING_COUNT)
             assert await readable(archive, tip) == expected
