@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from fetchproxy_protocol.apis import WireError
@@ -16,6 +16,7 @@ from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import ClusterUnavailable, LogDamaged
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.segments.contents import CutReason, GatheredSegment, cut_reason, plan_take
+from fetchproxy.segments.old_formats import converted, has_old_format
 from fetchproxy.writing.sources.segment_source import (
     LogGap,
     SegmentGatherer,
@@ -28,10 +29,11 @@ log = structlog.get_logger(__name__)
 
 # Reads the log with Fetch requests, read_committed, so that the answers list aborted transactions.
 #
-# It works with any broker. It checks each batch's CRC-32C, because the archive has to return the
-# batch years later. A thread does the check, because the tail's relay shares the loop. The archiver
-# decides where segments end (`contents`), because a broker does not tell where its own segments
-# end.
+# It works with any broker. Messages of the formats v0 and v1 become batches (`old_formats`): these
+# alone are not stored byte for byte. It checks each batch's CRC-32C, because the archive has to
+# return the batch years later. A thread does the check, because the tail's relay shares the loop.
+# The archiver decides where segments end (`contents`), because a broker does not tell where its own
+# segments end.
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -42,6 +44,7 @@ class BatchGatherer(SegmentGatherer):
     def __post_init__(self) -> None:
         self._writer: SegmentWriter | None = None
         self._was_cut_short = False  # because the spool's disk was full
+        self._converts = False
 
     async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
         writer = self._writer
@@ -125,10 +128,13 @@ class BatchGatherer(SegmentGatherer):
             isolation=IsolationLevel.READ_COMMITTED,
         )
         if fetched.error_code == 0:
-            headers, fault = await asyncio.to_thread(_checked, self.tip, position, fetched)
+            checked, headers, fault = await asyncio.to_thread(_checked, self.tip, position, fetched)
+            if checked is not fetched and not self._converts:
+                self._converts = True  # logged once
+                log.info("old_message_format_converted", **self.tip.logged, offset=position)
             if fault is not None and not any(h.last_offset >= position for h in headers):
                 raise fault
-            return fetched, headers
+            return checked, headers
         # The error does not say if the offset is below or above the log: ask for the current ends.
         gap = self._gap(position, await self._edges())
         if gap is not None:
@@ -190,8 +196,10 @@ class BatchGatherer(SegmentGatherer):
 
 def _checked(
     tip: TopicIdPartition, position: int, fetched: FetchedPartition
-) -> tuple[list[BatchHeader], LogDamaged | None]:
-    """The batches up to the first damaged one, and what is wrong with that one."""
+) -> tuple[FetchedPartition, list[BatchHeader], LogDamaged | None]:
+    """The batches up to the first damaged one, and what is wrong with that one. `records` has
+    other bytes only if the log has messages of the formats v0 or v1.
+    """
     records = memoryview(fetched.records)
     headers: list[BatchHeader] = []
     try:
@@ -201,10 +209,24 @@ def _checked(
             if not check_crc(records, header):
                 offsets = f"{header.base_offset} to {header.last_offset}"
                 what = f"the broker's log is damaged: the batch of offsets {offsets} fails its CRC"
-                return headers, LogDamaged(f"{tip}: {what}")
+                return fetched, headers, LogDamaged(f"{tip}: {what}")
             headers.append(header)
     except WireError as error:
+        if has_old_format(records, headers[-1].end if headers else 0):
+            return _converted(tip, position, fetched)
         at = headers[-1].last_offset + 1 if headers else position
         what = f"the broker's log is damaged: the batch at or after offset {at}: {error}"
-        return headers, LogDamaged(f"{tip}: {what}")
-    return headers, None
+        return fetched, headers, LogDamaged(f"{tip}: {what}")
+    return fetched, headers, None
+
+
+def _converted(
+    tip: TopicIdPartition, position: int, fetched: FetchedPartition
+) -> tuple[FetchedPartition, list[BatchHeader], LogDamaged | None]:
+    records, error = converted(memoryview(fetched.records))
+    fetched, headers, fault = _checked(tip, position, replace(fetched, records=records))
+    if error is not None and fault is None:
+        at = headers[-1].last_offset + 1 if headers else position
+        what = f"the broker's log is damaged at or after offset {at}: {error}"
+        fault = LogDamaged(f"{tip}: {what}")
+    return fetched, headers, fault

@@ -326,7 +326,7 @@ class _Reading:
         if len(head) > MAGIC_POSITION and head[MAGIC_POSITION] < MAGIC and any(head[8:12]):
             return self._unusable(
                 f"holds the old message format (magic {head[MAGIC_POSITION]}) at byte "
-                f"{self._at + position}, which is not archived"
+                f"{self._at + position}, which only an archiver without archive.log_dirs converts"
             )
         return CorruptSegment(f"{self._rolled.file}: from byte {self._at}: {error}")
 
