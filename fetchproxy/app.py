@@ -370,6 +370,7 @@ def _archive_only(
         lambda prefix: f"{prefix}-{uuid4()}",
         tls=parts.listener_tls,
         limits=parts.limits.serving,
+        health=parts.health,
     )
 
 

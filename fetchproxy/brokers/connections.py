@@ -29,7 +29,7 @@ from fetchproxy.config.values import HostPort
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.loop import uninitialised
-from fetchproxy.tls.contexts import ReloadingContext, dial, in_words, looks_like_tls
+from fetchproxy.tls.contexts import ReloadingContext, dial, in_words, other_protocol
 
 _SIZE_BYTES = 4
 _CORRELATION_ID_BYTES = 4
@@ -49,6 +49,15 @@ def _software_version() -> str:
 
 
 SOFTWARE_VERSION = _software_version()
+
+
+def _wrong_size(size: int, most: int) -> str:
+    if (other := other_protocol(size)) is not None:
+        see = ", see cluster.security_protocol" if other == "TLS" else ""
+        return f"it speaks {other}{see}"
+    if size > most:
+        return f"answer of {size} bytes is larger than cluster.frame_bytes_max = {most}"
+    return f"{size} is not the size of an answer"
 
 
 class BrokerConnection(asyncio.BufferedProtocol):
@@ -238,8 +247,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _begin_frame(self, size: int) -> None:
         if not _CORRELATION_ID_BYTES <= size <= self._config.frame_bytes_max:
-            tls = ": it speaks TLS, see cluster.security_protocol" if looks_like_tls(size) else ""
-            self._fail(f"answer of {size} bytes, limit {self._config.frame_bytes_max}{tls}")
+            self._fail(_wrong_size(size, self._config.frame_bytes_max))
             size = _CORRELATION_ID_BYTES  # holds any bytes that come before the transport is closed
         self._frame, self._received = uninitialised(size), 0
 

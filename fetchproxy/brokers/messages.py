@@ -126,6 +126,9 @@ VERSIONS: dict[int, tuple[int, int]] = {
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),  # before: from any replica, without its epoch
     ApiKey.CREATE_TOPICS: (2, 7),
     ApiKey.FIND_COORDINATOR: (2, 6),
+    ApiKey.LIST_GROUPS: (0, 5),
+    ApiKey.OFFSET_FETCH: (5, 7),  # before: no leader epochs; after: a list of groups
+    ApiKey.OFFSET_COMMIT: (6, 8),  # as above
     ApiKey.JOIN_GROUP: (5, 9),  # before: no static members; the same for the next three
     ApiKey.HEARTBEAT: (3, 4),
     ApiKey.LEAVE_GROUP: (3, 5),

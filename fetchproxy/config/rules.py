@@ -36,7 +36,6 @@ def relation_faults(config: Config, places: Mapping[str, str]) -> list[str]:
 _CONTRADICTIONS = {
     "cluster.bootstrap": "no broker is asked in archive-only mode",
     "archive.topics": "there is no broker to archive from in archive-only mode",
-    "gateway.node_map": "the listener is the only node in archive-only mode",
     "gateway.sni_node_pattern": "the listener is the only node in archive-only mode",
 }
 

@@ -327,11 +327,12 @@ class GatewayConfig(Section):
     `1=9301,2=kafka.example:9302,3=9303/kafka.example:443`. The proxy listens on the port, or on the
     port before `/`, from the start. It tells clients the host, or the address after `/`, in place
     of `gateway.advertise_host` and that port. Brokers that are not in the map get ports as without
-    a map.
+    a map. In archive-only mode the node listens on these ports, too, for clients that come from a
+    proxy and know its nodes alone.
     """
     frame_bytes_max: Size = Field(100 * MiB, ge=KiB)
-    """Largest request of a client, and largest relayed answer of a broker
-    (socket.request.max.bytes).
+    """Largest request of a client (socket.request.max.bytes), and largest answer of a broker that
+    the proxy has to read as a whole (Metadata and others). Fetch answers pass, however large.
     """
     connections_max: int = Field(20_000, ge=1)
     """Most client connections at once. The proxy closes further ones."""

@@ -189,6 +189,16 @@ class ArchiverPositions:
                 return await self.refresh(self._clock() - age_max_s)
         self._failing = True
 
+    async def first_look(self) -> None:
+        """Wait for the first look, if there was none yet: `run` keeps the last one fresh."""
+        if self._looked_at == float("-inf"):
+            await self.look(LOOK_INTERVAL_S)
+
+    @property
+    def looked_at(self) -> float:
+        """Loop time (s) at which the last look began that the store answered."""
+        return self._looked_at
+
     async def run(self) -> None:
         """Looks for ever, so that callers seldom wait and a silent archiver is noticed."""
         while True:

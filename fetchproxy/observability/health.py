@@ -181,6 +181,13 @@ class Kind(StrEnum):
         "start the broker; fetchproxy forgets a removed broker after an hour",
         about="address",
     )
+    MESSAGE_TOO_LARGE = _warning(
+        "message_too_large",
+        "a client's request, or a broker's answer that is read as a whole, is refused by its size",
+        "raise the setting that it names; a limit without a section is fixed: let the client ask "
+        "for less at once",
+        about="limit",
+    )
     READERS_HELD = _warning(
         "readers_held",
         "readers wait for records that the brokers have deleted and that are not archived yet",

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Self
+from collections.abc import Callable, Coroutine, Iterator
+from typing import NamedTuple, Self
 
 import structlog
 
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.config.values import is_any_address, is_loopback, parse_host_port
 from fetchproxy.errors import ConfigError
+from fetchproxy.observability.health import Condition, Kind
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import (
     CONNECTION_BUFFERS_BYTES,
@@ -40,6 +41,19 @@ SWEPT_AT_ONCE = 200
 # When the listener closes, clients have this long to take their last bytes and to end TLS.
 CLOSE_MAX_S = 1.0
 _BACKLOG = 1024
+
+# A refusal is shown for this long: clients try again sooner.
+REFUSED_SHOWN_S = 900.0
+
+
+class _Refused(NamedTuple):
+    """Messages over one limit: when the first and the last came (loop s), and the last in words."""
+
+    since: float
+    last_at: float
+    times: int
+    what: str
+
 
 # Makes a session from the server name (SNI), or None if the client gave none.
 NewSession = Callable[[str | None], ClientSession]
@@ -69,6 +83,7 @@ class Listener:
         self.clock = asyncio.get_running_loop().time
         self.warnings = SparingWarnings(self.clock)
         self.receive = ReceiveBuffer()
+        self._refused: dict[str, _Refused] = {}
         self.host = parse_host_port(config.listen).host
         # No single host could be advertised to all clients.
         every_address = config.advertise_host is None and is_any_address(self.host)
@@ -151,6 +166,21 @@ class Listener:
         """The address advertised to a client that has reached this at the address `reached`."""
         host = self.config.advertise_host or self.host
         return (reached if self.tells_reached else host), self.port
+
+    def too_large(self, limit: str, what: str) -> None:
+        """See `SessionOwner`. The session logs it."""
+        now, before = self.clock(), self._refused.get(limit)
+        if before is None or now - before.last_at > REFUSED_SHOWN_S:
+            before = _Refused(now, now, 0, what)
+        self._refused[limit] = _Refused(before.since, now, before.times + 1, what)
+
+    def conditions(self, now: float) -> Iterator[Condition]:
+        """Messages that were refused by their size. `Health` calls it."""
+        for limit, refused in self._refused.items():
+            if now - refused.last_at <= REFUSED_SHOWN_S:
+                often = f", {refused.times} times" if refused.times > 1 else ""
+                what = f"Refused{often}: {refused.what}"
+                yield Condition(Kind.MESSAGE_TOO_LARGE, what, limit, since=refused.since)
 
     async def listen(self, port: int, new_session: NewSession) -> asyncio.Server:
         """Open a further server socket; the caller closes it. Raises OSError."""

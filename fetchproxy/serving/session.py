@@ -13,7 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from fetchproxy_protocol.apis import FrameTooLarge, MalformedMessage, Truncated, WireError
+from fetchproxy_protocol.apis import (
+    ApiKey,
+    FrameTooLarge,
+    MalformedMessage,
+    Truncated,
+    WireError,
+    is_known,
+)
 from fetchproxy_protocol.headers import (
     REQUEST_HEADER_BYTES_MAX,
     REQUEST_HEADER_BYTES_MIN,
@@ -29,7 +36,7 @@ from fetchproxy.runtime.loop import MESSAGES_A_TURN, LoopSteps
 from fetchproxy.serving.admission import Admission, Share, payer_of
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
-from fetchproxy.tls.contexts import looks_like_tls
+from fetchproxy.tls.contexts import other_protocol
 
 Address = tuple[str, int]
 Handling = TypeVar("Handling")  # how a server handles a request
@@ -50,6 +57,9 @@ class SessionOwner(Protocol):
 
     def advertised(self, reached: str) -> Address:
         """The address advertised to a client that has reached us at the address `reached`."""
+
+    def too_large(self, limit: str, what: str) -> None:
+        """A message was refused by its size: `what` names it, `limit` the setting or constant."""
 
     def made(self, session: ClientSession) -> None:
         """The session's client has connected."""
@@ -204,6 +214,10 @@ class ClientSession(asyncio.BufferedProtocol):
         if isinstance(error, FrameTooLarge):
             LIMITS_REACHED.labels(error.limit).inc()
         self.close("wire_error", error=str(error), kind=type(error).__name__, side=side)
+
+    def refused_as_too_large(self, limit: str, what: str) -> None:
+        """`limit`: a setting's key or a constant's name. `what` is a message of this client."""
+        self._owner.too_large(limit, f"{what} (client {self.client_host})")
 
     # -- checked by the listener at intervals ------------------------------------------------------
     def look(self, now: float) -> None:
@@ -367,7 +381,7 @@ class RequestFraming(ABC, Generic[Handling]):
         """How to handle the request, by its header; None: look at it again later."""
 
     @abstractmethod
-    def _check_size(self, size: int) -> None:
+    def _check_size(self, size: int, head: RequestHead) -> None:
         """Check a request larger than `bytes_max`: raises WireError, or lets it pass."""
 
     @property
@@ -422,10 +436,10 @@ class RequestFraming(ABC, Generic[Handling]):
         if end - pos < 4:
             return None
         size: int = INT32.unpack_from(view, pos)[0]
-        if size < REQUEST_HEADER_BYTES_MIN:
-            raise self._not_a_size(size, self.bytes_max)
-        if size > self.bytes_max:
-            self._check_size(size)
+        if size < REQUEST_HEADER_BYTES_MIN or (
+            size > self.bytes_max and other_protocol(size) is not None
+        ):
+            raise self._not_a_size(size)
         if end - pos < 4 + REQUEST_HEADER_BYTES_MIN:
             return None
         if not self._left_in_turn:
@@ -438,6 +452,8 @@ class RequestFraming(ABC, Generic[Handling]):
         except Truncated as error:
             self._wait_for_more(error, end - pos, size + 4)
             return None
+        if size > self.bytes_max:
+            self._check_size(size, head)
         handling = self._accept(size, head)
         if handling is None:
             return None
@@ -465,9 +481,16 @@ class RequestFraming(ABC, Generic[Handling]):
             )
 
     @staticmethod
-    def _not_a_size(size: int, bytes_max: int, limit: str = "frame_bytes_max") -> FrameTooLarge:
-        tls = ": it speaks TLS, and this listener plaintext" if looks_like_tls(size) else ""
-        return FrameTooLarge(
-            f"size prefix {size} is not within {REQUEST_HEADER_BYTES_MIN} … {bytes_max}{tls}",
-            limit,
-        )
+    def _not_a_size(size: int) -> MalformedMessage:
+        other = other_protocol(size)
+        if other is None:
+            return MalformedMessage(f"{size} is not the size of a request")
+        plaintext = ", and this listener plaintext" if other == "TLS" else ""
+        return MalformedMessage(f"the client speaks {other}{plaintext}")
+
+    def _too_large(self, size: int, head: RequestHead, limit: str, most: int) -> FrameTooLarge:
+        """The refusal of a request, which the client will send again and again."""
+        api = ApiKey(head.api_key).name if is_known(head.api_key) else f"API key {head.api_key}"
+        what = f"{api} request of {size} bytes is larger than {limit} = {most}"
+        self._session.refused_as_too_large(limit, what)
+        return FrameTooLarge(what, limit.rpartition(".")[2])

@@ -107,7 +107,8 @@ _REASONS = {
     "TLSV1_UNRECOGNIZED_NAME": "server_name",
 }
 _WORDS = {
-    "plaintext": "the other side does not speak TLS",
+    "plaintext": "the other side does not speak TLS, or puts something before it, as the PROXY "
+    "protocol does",
     "version": "no TLS version or cipher in common",
     "no_certificate": "a client certificate is required and none was shown",
     "certificate_refused": "the other side does not accept our certificate, or was shown none",
@@ -138,9 +139,26 @@ def in_words(error: OSError) -> str:
     return f"{words} ({error.reason or error})"
 
 
-def looks_like_tls(size: int) -> bool:
-    """Whether a size prefix is the beginning of a TLS record, read as about 352 or 336 MiB."""
-    return size >> 8 in _RECORD_STARTS
+# The first four bytes of what people connect to a Kafka port by mistake.
+_PROXY_PROTOCOL = "the PROXY protocol, which its load balancer must not add"
+_FIRST_BYTES = {
+    b"\r\n\r\n": _PROXY_PROTOCOL,  # version 2
+    b"PROX": _PROXY_PROTOCOL,  # version 1
+    b"PRI ": "HTTP/2",
+    b"SSH-": "SSH",
+    **dict.fromkeys((b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"CONN", b"DELE"), "HTTP"),
+    b"HTTP": "HTTP",  # an answer
+}
+
+
+def other_protocol(size: int) -> str | None:
+    """What the other side speaks instead of Kafka's protocol, by a size prefix that makes no sense.
+
+    A TLS record, for example, begins like a size of about 352 or 336 MiB. None: it may be Kafka's.
+    """
+    if size >> 8 in _RECORD_STARTS:
+        return "TLS"
+    return _FIRST_BYTES.get((size & 0xFFFFFFFF).to_bytes(4))
 
 
 # The server side of TLS with alerts, which asyncio lacks: an alert tells a refused client why.

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from message_schema import covers, encode_body, encode_response, schema, values
 
 from fetchproxy.serving.standalone.schemas import request_of, response_of
-from fetchproxy.serving.standalone.table import ADVERTISED, API_VERSIONS_REQUEST, REFUSED_WRITES
+from fetchproxy.serving.standalone.table import ADVERTISED, API_VERSIONS_REQUEST
 
-RANGES = {api.key: (api.lowest, api.highest) for api in (*ADVERTISED.values(), *REFUSED_WRITES)}
+RANGES = {api.key: (api.lowest, api.highest) for api in ADVERTISED.values()}
 OTHERWISE = {ApiKey.FETCH}  # has readers and writers of its own
 TABLES: dict[str, Structure] = {
     **{f"{key.name}_REQUEST": request_of(key) for key in RANGES.keys() - OTHERWISE},

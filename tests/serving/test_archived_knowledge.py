@@ -26,7 +26,7 @@ AT_ONCE_S = 60.0  # for 100 questions, each of which must not wait for 1 s
 
 @pytest.fixture(autouse=True)
 def _a_busy_machine_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LIST_AGE_MAX_S", "WAIT_MAX_S", "FIRST_WAIT_MAX_S"):
+    for name in ("WAIT_MAX_S", "FIRST_WAIT_MAX_S"):
         monkeypatch.setattr(archived_knowledge, name, 60.0)
 
 
@@ -73,27 +73,30 @@ async def opened(*, runs: bool = True, archived: bool = False) -> AsyncIterator[
 async def test_the_list_is_read_at_the_start_and_serves_who_asks() -> None:
     async with opened(archived=True) as archive:
         await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
-        assert await archive.knowledge.may_be_archived(TIP.topic_id)
-        for _ in range(100):
-            assert not await archive.knowledge.may_be_archived(NEVER)
+        for archive.later_s in (0, 3_600):
+            for _ in range(100):
+                asked = {TIP.topic_id, NEVER}
+                assert await archive.knowledge.archived_among(asked) == {TIP.topic_id}
         assert archive.listings == 1
 
 
-async def test_an_old_list_is_read_again_before_it_is_believed() -> None:
-    async with opened(runs=False) as archive:
-        assert not await archive.knowledge.may_be_archived(TIP.topic_id)
+async def test_whoever_asks_the_list_is_read_at_its_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(archived_knowledge, "LIST_INTERVAL_S", 0.001)
+    async with opened() as archive:
+        await archive.until(lambda: archive.listings >= 10)
+        assert await archive.knowledge.archived_among({TIP.topic_id}) == set()
         await copied(archive.other, segment(1, 0, 9))
-        assert not await archive.knowledge.may_be_archived(TIP.topic_id)
-        archive.later_s = archived_knowledge.LIST_AGE_MAX_S + 1
-        # FreshReads uses the loop's own clock, for which a future time counts as now.
-        assert await archive.knowledge.may_be_archived(TIP.topic_id)
-        assert archive.listings == 2
+        copied_at = archive.clock()
+        await archive.until(lambda: archive.knowledge.listed_at > copied_at)
+        assert await archive.knowledge.archived_among({TIP.topic_id})
 
 
 async def test_who_needs_it_is_given_a_list_since_then() -> None:
     """A log may be trimmed right after the first copy: an older list would deny the archive."""
     async with opened(runs=False) as archive:
-        assert not await archive.knowledge.may_be_archived(TIP.topic_id)
+        assert not await archive.knowledge.archived_among({TIP.topic_id})
         await copied(archive.other, segment(1, 0, 9))
         answered_at = asyncio.get_running_loop().time()
         assert await archive.knowledge.may_be_archived(TIP.topic_id, answered_at)
@@ -101,35 +104,11 @@ async def test_who_needs_it_is_given_a_list_since_then() -> None:
         assert archive.listings == 2
 
 
-async def test_while_somebody_asks_it_is_kept_fresh_without_anybody_waiting() -> None:
-    async with opened() as archive:
-        await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
-        archive.later_s = archived_knowledge.LIST_AGE_MAX_S * 0.7
-        assert not await archive.knowledge.may_be_archived(NEVER)
-        await archive.until(lambda: archive.listings >= 2)
-
-
-async def test_for_a_while_after_somebody_asked_it_is_kept_fresh(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(archived_knowledge, "LIST_INTERVAL_IN_USE_S", 0.001)
-    async with opened() as archive:
-        await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
-        await asyncio.sleep(0.05)
-        assert archive.listings == 1, "nobody has asked"
-        assert not await archive.knowledge.may_be_archived(NEVER)
-        await archive.until(lambda: archive.listings >= 10)
-        archive.later_s = archived_knowledge.IN_USE_S + 1
-        last = archive.listings + 1  # one may be in flight
-        await asyncio.sleep(0.05)
-        assert archive.listings <= last, "nobody asks any more"
-
-
 async def test_however_many_need_a_fresh_list_one_is_read_and_one_waits() -> None:
     """A thousand clients with offsets out of range must not cause a listing each."""
     async with opened(runs=False, archived=True) as archive:
         clock = asyncio.get_running_loop().time
-        assert not await archive.knowledge.may_be_archived(NEVER)
+        assert not await archive.knowledge.may_be_archived(NEVER, archive.clock())
         for wave in range(3):
             archive.store.door.clear()
             async with asyncio.TaskGroup() as asking:
@@ -150,8 +129,8 @@ async def test_an_outage_does_not_touch_what_was_never_archived() -> None:
         archive.store.error = StorageUnavailable("the store is away")
         archive.later_s = 3_600
         for _ in range(100):
-            assert not await archive.knowledge.may_be_archived(NEVER)
-            assert await archive.knowledge.may_be_archived(TIP.topic_id)
+            assert not await archive.knowledge.may_be_archived(NEVER, archive.clock())
+            assert await archive.knowledge.may_be_archived(TIP.topic_id, archive.clock())
         assert archive.listings <= 3  # not once for each question
 
 
@@ -165,7 +144,7 @@ async def test_a_store_that_hangs_is_not_waited_for_again_and_again(
         archive.later_s = 3_600
         async with asyncio.timeout(AT_ONCE_S):
             for _ in range(100):
-                assert not await archive.knowledge.may_be_archived(NEVER)
+                assert not await archive.knowledge.may_be_archived(NEVER, archive.clock())
 
 
 async def test_without_any_list_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,12 +154,12 @@ async def test_without_any_list_nothing_is_said(monkeypatch: pytest.MonkeyPatch)
     async with archive.rlmm, asyncio.TaskGroup() as tasks:
         for _ in range(3):
             with pytest.raises(RemoteStorageError, match="the store is away"):
-                await archive.knowledge.may_be_archived(NEVER)
+                await archive.knowledge.may_be_archived(NEVER, archive.clock())
         assert archive.store.calls.count(("get", "remote-log-layout")) == 1
         running = tasks.create_task(archive.knowledge.run())
         archive.store.error = None
         await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
-        assert not await archive.knowledge.may_be_archived(NEVER)
+        assert not await archive.knowledge.may_be_archived(NEVER, archive.clock())
         running.cancel()
 
 
@@ -190,9 +169,9 @@ async def test_after_an_outage_lists_are_read_again(monkeypatch: pytest.MonkeyPa
         await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
         archive.store.error = StorageUnavailable("the store is away")
         archive.later_s = 3_600
-        assert not await archive.knowledge.may_be_archived(TIP.topic_id)
+        assert not await archive.knowledge.may_be_archived(TIP.topic_id, archive.clock())
         await copied(archive.other, segment(1, 0, 9))
         archive.store.error = None
         async with asyncio.timeout(60):
-            while not await archive.knowledge.may_be_archived(TIP.topic_id):  # noqa: ASYNC110
+            while not await archive.knowledge.may_be_archived(TIP.topic_id, archive.clock()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import pytest
 from fetchproxy_protocol.headers import peek_request_header
+from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
 from kafka.protocol.consumer.offsets import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -37,13 +38,14 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.serving.relay import offset_lookup as archive_lookup
-from fetchproxy.serving.relay.apis import list_offsets, offset_for_leader_epoch
+from fetchproxy.serving.relay.apis import delete_records, list_offsets, offset_for_leader_epoch
 from fetchproxy.serving.relay.broker_link import HeldAnswer
 from fetchproxy.serving.relay.served_archive import ArchivedKnowledge, ArchiveStarts, ServedArchive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-ARCHIVED, NEVER, HIDDEN, LOST = "archived", "never", "hidden", "lost"
-IDS = {ARCHIVED: UUID(int=1), NEVER: UUID(int=2)}
+# NEVER: an archiver here has the topic, but nothing of it yet. OTHER: nobody archives it.
+ARCHIVED, NEVER, HIDDEN, LOST, OTHER = "archived", "never", "hidden", "lost", "other"
+IDS = {ARCHIVED: UUID(int=1), NEVER: UUID(int=2), OTHER: UUID(int=3)}
 EARLIEST, MAX_TIMESTAMP, LATEST_TIERED, PENDING = -2, -3, -5, -6
 BROKER_START = 70
 STORAGE_ERROR = 56
@@ -117,6 +119,10 @@ class Gateway:
     def clock(self) -> float:
         return asyncio.get_running_loop().time() + self.later_s
 
+    async def list_again(self) -> None:
+        """As the gateway's task does every few seconds."""
+        await self.archive.knowledge.topics(self.clock())
+
     async def list_offsets(
         self, asked: Mapping[str, Collection[int]], timestamp: int, broker: int = BROKER_START
     ) -> dict[tuple[str, int], tuple[int, int]]:
@@ -134,6 +140,38 @@ class Gateway:
         head = peek_request_header(frame[4:])
         expected = list_offsets.expect(self.archive, frame, head, head.body_position)
         return await rewritten(expected, told[4:])
+
+    async def delete_records(
+        self, asked: Mapping[str, Collection[int]], offset: int
+    ) -> dict[tuple[str, int], tuple[int, int]]:
+        """(error code, low watermark) for each, if the broker has deleted them all."""
+        request, answer = DeleteRecordsRequest.DeleteRecordsTopic, DeleteRecordsResponse
+        place, told = request.DeleteRecordsPartition, answer.DeleteRecordsTopicResult
+        done = told.DeleteRecordsPartitionResult
+        wanted = [
+            request(name=name, partitions=[place(partition_index=n, offset=offset) for n in its])
+            for name, its in asked.items()
+        ]
+        results = [
+            told(
+                name=name,
+                partitions=[
+                    done(partition_index=n, low_watermark=offset, error_code=0) for n in its
+                ],
+            )
+            for name, its in asked.items()
+        ]
+        frame = encoded(DeleteRecordsRequest(topics=wanted, timeout_ms=60_000), 1)
+        payload = encoded(answer(throttle_time_ms=0, topics=results), 1)[4:]
+        head = peek_request_header(frame[4:])
+        expected = delete_records.expect(self.archive, frame, head, head.body_position)
+        body = (await rewritten(expected, payload))[4:]
+        decoded = DeleteRecordsResponse.decode(body, version=1)
+        return {
+            (t.name, p.partition_index): (p.error_code, p.low_watermark)
+            for t in decoded.topics
+            for p in t.partitions
+        }
 
     async def end_of_epoch(
         self, asked: Mapping[str, Collection[int]], epoch: int
@@ -220,8 +258,9 @@ def offsets_frames(
     )
 
 
-def encoded(message: Any) -> bytes:
-    message.API_VERSION = VERSION if "ListOffsets" in type(message).__name__ else 4
+def encoded(message: Any, version: int | None = None) -> bytes:
+    of_offsets = "ListOffsets" in type(message).__name__
+    message.API_VERSION = version or (VERSION if of_offsets else 4)
     if "Response" in type(message).__name__:
         message.with_header(correlation_id=1)
     else:
@@ -271,11 +310,15 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
         ) -> tuple[int, int, int] | None:
             return at_hand.get((view.tip, timestamp_ms))
 
-        async def look(age_max_s: float) -> None:
+        async def look(not_older_than: float = 0.0) -> None:
             """No archiver publishes anything."""
 
         positions: Any = SimpleNamespace(
-            look=look, gathered_from=lambda tip: None, gathers=lambda topic_id: False
+            first_look=look,
+            refresh=look,
+            looked_at=float("-inf"),
+            gathered_from=lambda tip: None,
+            gathers=lambda topic_id: False,
         )
         purgatory: Any = SimpleNamespace(
             first_offset_at_or_after=first_offset_at_or_after,
@@ -315,23 +358,27 @@ async def test_the_store_hears_nothing_of_what_was_never_archived(timestamp: int
         asked = {NEVER: range(600)}
         wanted = every(NEVER, 600, 0, BROKER_START)
         assert await gate.list_offsets(asked, timestamp) == wanted
-        # An earliest offset first needs a topic list that was read after the request.
-        assert gate.store.calls == ([("list_folders", "")] if timestamp == EARLIEST else [])
         assert gate.cluster.asked == [{NEVER}]
-        gate.store.calls.clear()
+        gate.store.error = StorageUnavailable("the store is away")
+        for gate.later_s in (60, 3_600):
+            assert await gate.list_offsets(asked, timestamp) == wanted
+        gate.store.door.clear()  # and now it is silent
         assert await gate.list_offsets(asked, timestamp) == wanted
         assert gate.store.calls == []
-        gate.store.error = StorageUnavailable("the store is away")
-        for gate.later_s in (60, 3_600):  # the list is older than it may be
-            assert await gate.list_offsets(asked, timestamp) == wanted
-        assert gate.store.count("list_folders") == 1
+
+
+async def test_the_store_hears_nothing_of_epochs_of_what_was_never_archived() -> None:
+    async with gateway(archived=1) as gate:
+        gate.store.door.clear()
+        ends = await gate.end_of_epoch({NEVER: range(20)}, 3)
+        assert ends == every(NEVER, 20, 3, BROKER_START)
+        assert gate.store.calls == []
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-async def test_what_was_archived_and_dropped_a_moment_ago_is_where_a_topic_begins(
+async def test_once_the_list_has_a_topic_it_begins_in_the_archive(
     one_by_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proxy does not miss a topic that was archived after the list was read."""
     if one_by_one:  # as before v4, and for several timestamps in one request
         monkeypatch.setattr(list_offsets.wire, "asked_of_all", lambda *request: None)
     async with gateway() as gate:
@@ -339,6 +386,7 @@ async def test_what_was_archived_and_dropped_a_moment_ago_is_where_a_topic_begin
         first = await gate.list_offsets(asked, EARLIEST, broker=BROKER_START - 20)
         assert first == every(ARCHIVED, 1, 0, BROKER_START - 20)
         await copied(gate.other, segment(1, 0, BROKER_START - 1, tip=tip_of(0)))
+        await gate.list_again()
         found = await gate.list_offsets({**asked, NEVER: [0]}, EARLIEST)
         assert found == {(ARCHIVED, 0): (0, 0), (NEVER, 0): (0, BROKER_START)}
 
@@ -573,6 +621,7 @@ async def test_epochs_of_many_take_one_listing_and_no_error_comes_of_an_outage()
             epochs = tuple(replace(e, epoch=3, start_offset=40) for e in two.segment_leader_epochs)
             await copied(gate.other, one)
             await copied(gate.other, replace(two, segment_leader_epochs=epochs))
+        await gate.list_again()
         gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
         asked = {ARCHIVED: range(50), NEVER: range(5)}
         found = await gate.end_of_epoch(asked, 0)
@@ -583,6 +632,60 @@ async def test_epochs_of_many_take_one_listing_and_no_error_comes_of_an_outage()
         assert await gate.end_of_epoch(asked, 0) == found
         gate.cluster.failure = ClusterUnavailable("no broker is known")
         assert await gate.end_of_epoch(asked, 0) == found
+
+
+# --- deletions ---
+async def test_the_store_hears_nothing_of_deletions_of_what_was_never_archived() -> None:
+    """Kafka Streams purges its internal topics all the time."""
+    async with gateway(archived=1) as gate:
+        gate.store.door.clear()  # it is silent, too
+        for at in (5, 6, 5):
+            assert await gate.delete_records({OTHER: range(8)}, at) == every(OTHER, 8, 0, at)
+        assert gate.store.calls == []
+        # Checked once more when the archived topics and the archivers' positions were read again.
+        offsets = {tip: deletion.offset for tip, deletion in gate.archive.deletions.items()}
+        assert offsets == {tip_of(n, OTHER): 6 for n in range(8)}
+
+
+async def test_a_deletion_reaches_an_archive_that_had_just_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another process had archived records a moment before they were deleted."""
+    monkeypatch.setattr(delete_records, "LIST_INTERVAL_S", 0.001)
+    async with gateway() as gate, asyncio.TaskGroup() as tasks:
+        await copied(gate.other, segment(1, 0, BROKER_START - 1, tip=tip_of(0)))
+        asked = {ARCHIVED: [0], OTHER: [0]}
+        answers = await gate.delete_records(asked, 50)
+        assert answers == {(ARCHIVED, 0): (0, 50), (OTHER, 0): (0, 50)}
+        checking = tasks.create_task(delete_records.check_deletions(gate.archive))
+        await asyncio.sleep(0.02)
+        assert len(gate.archive.deletions) == 2, "nothing was read again"
+        await gate.list_again()
+        gate.archive.positions.looked_at = gate.clock()  # type: ignore[misc]
+        gate.store.error = StorageUnavailable("the store is away")
+        await asyncio.sleep(0.02)
+        assert list(gate.archive.deletions) == [tip_of(0)], "it is tried again"
+        gate.store.error = None
+        async with asyncio.timeout(60):
+            while gate.archive.deletions:  # noqa: ASYNC110 - the checking task's own
+                await asyncio.sleep(0.001)
+        checking.cancel()
+        view = await gate.other.refresh(tip_of(0), gate.clock())
+        assert view.log_start_offset == 50
+
+
+async def test_at_the_limit_of_remembered_deletions_the_store_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delete_records, "DELETIONS_MAX", 1)
+    async with gateway() as gate:
+        await copied(gate.other, segment(1, 0, BROKER_START - 1, tip=tip_of(0)))
+        assert await gate.delete_records({OTHER: [0]}, 50) == {(OTHER, 0): (0, 50)}
+        assert gate.store.calls == []
+        assert await gate.delete_records({ARCHIVED: [0]}, 60) == {(ARCHIVED, 0): (0, 60)}
+        view = await gate.other.refresh(tip_of(0), gate.clock())
+        assert view.log_start_offset == 60
+        assert list(gate.archive.deletions) == [tip_of(0, OTHER)]
 
 
 # --- the event loop ---

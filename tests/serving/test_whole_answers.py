@@ -52,6 +52,7 @@ class Client:
         self.pieces: list[bytes] = []
         self.answers = 0
         self.failures: list[WireError] = []
+        self.refused: list[str] = []
 
     def write_to_client(self, data: Buffer) -> None:
         self.pieces.append(bytes(data))
@@ -69,6 +70,9 @@ class Client:
 
     def link_failed(self, error: WireError) -> None:
         self.failures.append(error)
+
+    def refused_as_too_large(self, limit: str, what: str) -> None:
+        self.refused.append(limit)
 
     def link_closed(self, error: Exception | None) -> None: ...
 

@@ -319,7 +319,7 @@ async def test_offset_for_leader_epoch(client: Client, version: int) -> None:
 
 @pytest.mark.parametrize("version", versions(ApiKey.FIND_COORDINATOR))
 async def test_find_coordinator(client: Client, version: int, served: ServedArchive) -> None:
-    for kind, error in ((0, 0), (1, 42)):
+    for kind, error in ((0, 0), (1, 53), (2, 42)):
         request = FindCoordinatorRequest(key="g", key_type=kind, coordinator_keys=["g", "h"])
         answer = await client.ask(request, FindCoordinatorResponse, version)
         found = answer.coordinators if version >= 4 else [answer]

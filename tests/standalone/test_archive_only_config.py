@@ -12,9 +12,8 @@ ENABLED = Setting("archive_only.enabled", "true", "--archive-only")
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("cluster.bootstrap", "localhost:9092"), ("archive.topics", "orders"),
-     ("gateway.node_map", "1=9301")],
-)  # fmt: skip
+    [("cluster.bootstrap", "localhost:9092"), ("archive.topics", "orders")],
+)
 def test_contradictions_are_errors(key: str, value: str) -> None:
     other = Setting(key, value, "--somewhere")
     with pytest.raises(ConfigError, match=r"--somewhere.*--archive-only"):

@@ -23,7 +23,7 @@ from fetchproxy.tls.contexts import (
     first_certificate,
     in_words,
     listener_context,
-    looks_like_tls,
+    other_protocol,
     not_after,
     reason_of,
     server_context,
@@ -338,11 +338,21 @@ def test_server_names() -> None:
         assert names.node_of(unknown) is None
 
 
-def test_what_looks_like_tls() -> None:
-    assert looks_like_tls(int.from_bytes(b"\x16\x03\x01\x02"))
-    assert looks_like_tls(int.from_bytes(b"\x15\x03\x03\x00"))
+def test_other_protocols_are_known_by_their_first_bytes() -> None:
+    def spoken(first: bytes) -> str | None:
+        return other_protocol(int.from_bytes(first[:4], signed=True))
+
+    for hello in (b"\x16\x03\x01\x02", b"\x15\x03\x03\x00"):
+        assert spoken(hello) == "TLS"
+    for header in (b"PROXY TCP4 10.0.0.1", b"\r\n\r\n\0\r\nQUIT\n"):
+        assert "PROXY protocol" in str(spoken(header))
+    for method in (b"GET /", b"POST /", b"PUT /", b"HEAD /", b"OPTIONS *", b"CONNECT a:1"):
+        assert spoken(method) == "HTTP"
+    assert spoken(b"PRI * HTTP/2.0") == "HTTP/2"
+    assert spoken(b"HTTP/1.1 200 OK") == "HTTP"
+    assert spoken(b"SSH-2.0-OpenSSH") == "SSH"
     for plain in (0, 100, 100 << 20, int.from_bytes(b"\x16\x04\x00\x00"), 0x7FFFFFFF, -1):
-        assert not looks_like_tls(plain)
+        assert other_protocol(plain) is None
 
 
 def test_failures_in_words() -> None:

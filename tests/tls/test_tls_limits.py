@@ -187,7 +187,7 @@ def test_a_tls_client_on_a_plaintext_listener(authority: Authority, tmp_path: Pa
         with pytest.raises((ssl.SSLError, ConnectionError)):  # closed or reset, as it comes
             tls_connection(process, authority)
         wait_for("log", lambda: process.logged("client_connection_closed"))
-        assert "it speaks TLS" in process.logged("client_connection_closed")[0]["error"]
+        assert "the client speaks TLS" in process.logged("client_connection_closed")[0]["error"]
 
 
 @pytest.mark.parametrize("how", ["close_notify", "FIN"])

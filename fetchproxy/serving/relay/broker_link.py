@@ -18,7 +18,7 @@ from fetchproxy_protocol.primitives import INT32, Buffer
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
 from fetchproxy.serving.transport import PEEK_BYTES, ReceiveBuffer, RecordPipe, plain_socket
-from fetchproxy.tls.contexts import looks_like_tls
+from fetchproxy.tls.contexts import other_protocol
 
 # The answers that a connection expects from the broker, in request order: one object per answer.
 #
@@ -103,6 +103,8 @@ class LinkOwner(Protocol):
 
     def link_failed(self, error: WireError) -> None: ...
 
+    def refused_as_too_large(self, limit: str, what: str) -> None: ...
+
     @property
     def closing(self) -> bool:
         """True: ignore whatever the broker still sends."""
@@ -124,7 +126,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     _owner: LinkOwner
     _receive: ReceiveBuffer
     _client: asyncio.Transport
-    _frame_bytes_max: int
+    _held_bytes_max: int  # of an answer that is gathered; all others pass, however large
     _records: RecordPipe | None = None
     _sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
     address: tuple[str, int] | None = None  # the broker's, as it was dialed
@@ -180,11 +182,11 @@ class BrokerLink(asyncio.BufferedProtocol):
         while self._goes_on:  # the client still gets answers that arrived before the end
             self._take_more()
         self.transport = None
-        if len(self._carry) >= 4 and looks_like_tls(INT32.unpack_from(self._carry)[0]):
+        if len(self._carry) >= 4:
             # Shorter than an answer's start: a TLS alert, as the proxy sent plaintext to a TLS port
-            self._owner.link_failed(
-                MalformedMessage("broker speaks TLS, see cluster.security_protocol")
-            )
+            size = INT32.unpack_from(self._carry)[0]
+            if other_protocol(size) is not None:
+                self._owner.link_failed(self._not_an_answer(size, 0))
         self._owner.link_closed(exc)
 
     # -- records ---------------------------------------------------------------------------------
@@ -302,7 +304,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         answer = self.expected[0]
         if answer.correlation_id != correlation_id or size != len(view) - 4:
             return False
-        if size > self._frame_bytes_max or not answer.passes(view):
+        if not answer.passes(view):
             return False
         self._owner.write_to_client(view)
         RELAYED_BYTES_TO_CLIENT.total += len(view)
@@ -356,20 +358,15 @@ class BrokerLink(asyncio.BufferedProtocol):
     def _begin(self, view: memoryview, pos: int) -> bool:
         """The next frame starts at `pos`; False: it must not be taken yet."""
         size, correlation_id = _FRAME_START.unpack_from(view, pos)
-        if not 4 <= size <= self._frame_bytes_max:
-            tls = ": it speaks TLS, see cluster.security_protocol" if looks_like_tls(size) else ""
-            raise FrameTooLarge(
-                f"broker's frame of {size} bytes is not within 4 … {self._frame_bytes_max}{tls}"
-            )
-        if not self.expected:
-            raise MalformedMessage(
-                f"the broker sent answer {correlation_id}, but nothing was asked"
-            )
-        answer = self.expected[0]
-        if answer.correlation_id != correlation_id:
-            raise MalformedMessage(
-                f"broker answered {correlation_id} where {answer.correlation_id} was due"
-            )
+        answer = self.expected[0] if self.expected else None
+        if size < 4 or answer is None or answer.correlation_id != correlation_id:
+            raise self._not_an_answer(size, correlation_id)
+        if isinstance(answer, HeldAnswer) and size > self._held_bytes_max:
+            limit = "gateway.frame_bytes_max"
+            what = f"a broker's answer of {size} bytes, which has to be read as a whole, is larger"
+            what = f"{what} than {limit} = {self._held_bytes_max}"
+            self._owner.refused_as_too_large(limit, what)
+            raise FrameTooLarge(what)
         if isinstance(answer, ScannedAnswer):
             if not answer.arrived(size + 4):
                 self._waiting = True
@@ -382,6 +379,19 @@ class BrokerLink(asyncio.BufferedProtocol):
         else:
             self._left = size + 4
         return True
+
+    def _not_an_answer(self, size: int, correlation_id: int) -> MalformedMessage:
+        if (other := other_protocol(size)) is not None:
+            see = ", see cluster.security_protocol" if other == "TLS" else ""
+            return MalformedMessage(f"broker speaks {other}{see}")
+        if size < 4:
+            return MalformedMessage(f"{size} is not the size of an answer")
+        if not self.expected:
+            return MalformedMessage(
+                f"the broker sent answer {correlation_id}, but nothing was asked"
+            )
+        due = self.expected[0].correlation_id
+        return MalformedMessage(f"broker answered {correlation_id} where {due} was due")
 
     def _feed(self, view: memoryview, pos: int, end: int) -> int:
         scan, answer = self._scan, self._scanned

@@ -121,8 +121,8 @@ class ArchiveLookup:
     )
     _failures: dict[TopicIdPartition, Exception] = field(default_factory=dict)
 
-    async def identify(self, names: Collection[str], starts: int | None = None) -> Identified:
-        """`starts`: a hash of the log starts in the answer, if it has them."""
+    async def identify(self, names: Collection[str]) -> Identified:
+        """Asks the brokers, and no store: the list of archived topics is in memory."""
         knowledge = self.archive.knowledge
         found = Identified({}, {}, {}, {})
         for name, topic in (await self._topics(names)).items():
@@ -132,8 +132,7 @@ class ArchiveLookup:
                 found.unknown[name] = topic
         ids = {topic.topic_id for topic in found.others.values()}
         try:
-            since = None if starts is None else knowledge.list_for(starts)
-            archived = await knowledge.archived_among(ids, since)
+            archived = await knowledge.archived_among(ids)
         except RemoteStorageError as error:
             found.unknown.update(dict.fromkeys(found.others, error))
             return found._replace(others={}, unlisted=found.others)

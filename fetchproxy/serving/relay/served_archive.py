@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import UUID
 
 import structlog
-from cachetools import LRUCache
 from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.fetch import LogStarts, PartitionKey, TopicRef
 
@@ -27,20 +27,14 @@ log = structlog.get_logger(__name__)
 
 # The list of topics that have an archive. All other topics behave as if there were no archive.
 #
-# The gateway has one list. It is read at the start and kept fresh while callers ask, so it is known
-# before an outage begins. While the store does not answer, the last list is used at once. So even a
-# long outage does not touch topics that were never archived, and no caller waits for a time-out.
+# The gateway has one list. It is read at the start and then at an interval, however much or little
+# callers ask, so a topic without an archive costs the store nothing. Nearly all callers use the
+# last list at once: even a long outage does not touch topics that were never archived. Only a
+# reader whose offset is out of range needs a list since then, as its client would skip records.
 
-# A look-up by time may miss for this long that another process has begun to archive a topic. If an
-# offset is out of range, or a log begins at another offset than before, the list is read again.
-LIST_AGE_MAX_S = 5.0
-# After a question the list is kept fresh for this long, so that the next question need not wait.
-IN_USE_S = 60.0
-LIST_INTERVAL_IN_USE_S = 4.0
-# While no caller asks. When an outage begins, the list is at most this old.
-LIST_INTERVAL_S = 30.0
-# Remembered answers about where logs begin, some 100 bytes each.
-STARTS_SEEN_MAX = 10_000
+# Another process may have begun to archive a topic this long ago, and nobody here knows it yet. An
+# archiver trims no log of a partition that it took up a moment ago (`LocalRetention`).
+LIST_INTERVAL_S = 4.0
 # Between two attempts while the store does not answer.
 RETRY_PAUSE_S = 1.0
 # Longest wait of a caller for a list: if there is an older list, and if there is none.
@@ -56,52 +50,38 @@ class ArchivedKnowledge:
     _clock: Callable[[], float]
     _warnings: SparingWarnings
     _failure: Exception | None = None  # of the last attempt
-    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    _asked_at: float = float("-inf")
-    _starts_seen: LRUCache[int, float] = field(default_factory=lambda: LRUCache(STARTS_SEEN_MAX))
 
-    async def may_be_archived(self, topic_id: UUID, not_older_than: float | None = None) -> bool:
-        """False: the topic is not in a fresh list of archived topics; while the store does not
-        answer, it is not in the last list.
+    async def archived_among(self, topic_ids: Collection[UUID]) -> frozenset[UUID]:
+        """The members of `topic_ids` in the last list, however old. Asks no store.
 
-        A list is fresh if it was read since `not_older_than` (loop time, s), by default within the
-        last LIST_AGE_MAX_S. Raises RemoteStorageError if no list was ever read.
+        Raises RemoteStorageError if no list was ever read.
         """
-        return bool(await self.archived_among((topic_id,), not_older_than))
+        return (await self.topics()).intersection(topic_ids)
 
-    async def archived_among(
-        self, topic_ids: Collection[UUID], not_older_than: float | None = None
-    ) -> frozenset[UUID]:
-        """The members of `topic_ids` that may be archived. Raises as `may_be_archived`."""
+    async def may_be_archived(self, topic_id: UUID, not_older_than: float) -> bool:
+        """False: the topic is not in a list that was read since `not_older_than` (loop time, s);
+        while the store does not answer, it is not in the last list. Raises as `archived_among`.
+        """
         known = self._rlmm.known_archived_topics()
-        if known is not None and known[0].issuperset(topic_ids):
-            return frozenset(topic_ids)
-        return (await self.topics(not_older_than)).intersection(topic_ids)
+        if known is not None and topic_id in known[0]:
+            return True
+        return topic_id in await self.topics(not_older_than)
 
-    def list_for(self, starts: int) -> float:
-        """The earliest loop time (s) at which a list for these log starts may have been read: when
-        they were first seen, or LIST_AGE_MAX_S ago if that is later.
-
-        Records are archived before their broker drops them, so a later list has every topic with
-        records below these log starts. `starts`: a hash of the log start of each partition.
-        """
-        now = self._clock()
-        first_seen: float = self._starts_seen.setdefault(starts, now)
-        return max(first_seen, now - LIST_AGE_MAX_S)
-
-    async def topics(self, not_older_than: float | None = None) -> frozenset[UUID]:
+    async def topics(self, not_older_than: float = float("-inf")) -> frozenset[UUID]:
         """All topics that may be archived, see `may_be_archived`."""
-        known, now = self._rlmm.known_archived_topics(), self._clock()
-        self._asked_at = now
-        oldest = now - LIST_AGE_MAX_S if not_older_than is None else min(not_older_than, now)
-        if known is None or known[1] < now - LIST_AGE_MAX_S / 2:
-            self._wanted.set()
+        known, oldest = self._rlmm.known_archived_topics(), min(not_older_than, self._clock())
         if known is None or known[1] < oldest:
             await self._wait(oldest, FIRST_WAIT_MAX_S if known is None else WAIT_MAX_S)
             known = self._rlmm.known_archived_topics()
         if known is None:
             raise RemoteStorageError(f"archived topics are not known: {self._failure}")
         return known[0]
+
+    @property
+    def listed_at(self) -> float:
+        """Loop time (s) at which the last list's read began. Never blocks."""
+        known = self._rlmm.known_archived_topics()
+        return float("-inf") if known is None else known[1]
 
     async def _wait(self, oldest: float, wait_max_s: float) -> None:
         """Wait for a new list. If the last attempt failed, return at once: `run` tries again."""
@@ -116,9 +96,8 @@ class ArchivedKnowledge:
             self._failed(error)
 
     async def run(self) -> None:
-        """For ever: read the list, and read it again before callers find that it is too old."""
+        """For ever: read the list at an interval."""
         while True:
-            self._wanted.clear()
             try:
                 await self._rlmm.archived_topics(self._clock())
             except RemoteStorageError as error:
@@ -126,21 +105,10 @@ class ArchivedKnowledge:
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
             self._failure = None
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LIST_INTERVAL_S):
-                    await self._until_wanted()
-
-    async def _until_wanted(self) -> None:
-        while not self._wanted.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LIST_INTERVAL_IN_USE_S):
-                    await self._wanted.wait()
-            if self._clock() - self._asked_at < IN_USE_S:
-                return
+            await asyncio.sleep(LIST_INTERVAL_S)
 
     def _failed(self, error: Exception) -> None:
         self._failure = error
-        self._wanted.set()
         self._warnings.warn("archived_topics_not_listed", None, error=str(error))
 
 
@@ -241,7 +209,7 @@ class ArchivedTopics:
                     self._note(name, await self._starts_of(topic))
 
     async def _starts_of(self, topic: TopicInfo) -> LogStartOf | None:
-        if not await self._knowledge.may_be_archived(topic.topic_id):
+        if not await self._knowledge.archived_among({topic.topic_id}):
             return None
         # Half the age: one read of the metadata topic covers all topics, so it serves the others.
         oldest = self._clock() - self._max_age_s / 2
@@ -401,6 +369,15 @@ class ArchiveStarts:
         return kept
 
 
+class Deletion(NamedTuple):
+    """A partition that had no archive when a client deleted its records below `offset`, at loop
+    time `at` (s).
+    """
+
+    offset: int
+    at: float
+
+
 @dataclass(frozen=True, slots=True)
 class ServedArchive:
     """The archive and the brokers in front of it; one per process. `clock` is the running loop's
@@ -409,7 +386,7 @@ class ServedArchive:
     `rlmm` has the archive as it is, `views` as clients may see it. `knowledge`: which topics have
     an archive. `starts`: where the archives begin. `is_archiving`: an archiver in this process has
     the partition. `positions`: what archivers report that they gather. `reads_at_once`: parallel
-    reads of records for one look-up.
+    reads of records for one look-up. `deletions`: to be checked by `apis.delete_records`.
     """
 
     cluster: Cluster
@@ -423,3 +400,4 @@ class ServedArchive:
     reads_at_once: int
     warnings: SparingWarnings
     clock: Callable[[], float]
+    deletions: dict[TopicIdPartition, Deletion] = field(default_factory=dict)

@@ -29,6 +29,7 @@ from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener, NewSession
 from fetchproxy.serving.relay.addresses import AddressMap, ServerNames, ToldAddresses
+from fetchproxy.serving.relay.apis.delete_records import check_deletions
 from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.apis.table import BEHAVIOURS
 from fetchproxy.serving.relay.broker_link import BrokerLink
@@ -255,6 +256,7 @@ async def open_gateway(
     listener.appetites = admission.appetites
     if health is not None:
         health.watch(lambda now: fetches.held.conditions())
+        health.watch(listener.conditions)
     async with AsyncExitStack() as opened:
         records = open_record_pipe(limits.splice_bytes_min)
         if records is not None:
@@ -271,6 +273,7 @@ async def open_gateway(
         listener.run(archive.knowledge.run(), "archived-knowledge")
         listener.run(positions.run(), "archiver-positions")
         listener.run(fetches.topics.run(), "archived-topics")
+        listener.run(check_deletions(archive), "deletions")
         listener.run(fetches.held.run(fetches.judge), "held-readers")
         listener.run(nodes.follow_cluster(), "nodes")
         log.info("gateway_listening", host=listener.host, port=listener.port)

@@ -463,7 +463,7 @@ class SaslProgress:
         self._authenticate = Passes(self._expect)
 
     def check(self, size: int) -> None:
-        """Raises FrameTooLarge."""
+        """Raises FrameTooLarge: not reported, as everybody on the network may cause it."""
         if not self.accepted and size > SASL_REQUEST_BYTES_MAX:
             raise FrameTooLarge(
                 f"a request of {size} bytes before SASL has ended; brokers take at most "
@@ -584,11 +584,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
         handling = handling_of(self._apis, head) if self._sasl is None else self._before_sasl(head)
         held_max = self._limits.held_request_bytes_max
         if size > held_max and isinstance(handling, Held) and handling is not REFUSED:
-            raise FrameTooLarge(
-                f"{ApiKey(head.api_key).name} of {size} bytes exceeds "
-                f"held_request_bytes_max = {held_max}",
-                "held_request_bytes_max",
-            )
+            raise self._too_large(size, head, "held_request_bytes_max", held_max)
         if self._session.link is None:
             self._session.want_broker()
             return None
@@ -602,12 +598,12 @@ class RelayedRequests(RequestFraming[Passes | Held]):
             return handling_of(self._apis, head)
         return self._sasl.handling_of(head)
 
-    def _check_size(self, size: int) -> None:
-        if size > self._config.frame_bytes_max:
-            raise self._not_a_size(size, self._config.frame_bytes_max)
+    def _check_size(self, size: int, head: RequestHead) -> None:
         if self._sasl is not None:
             self._sasl.check(size)
-        self.bytes_max = self._config.frame_bytes_max
+        self.bytes_max = most = self._config.frame_bytes_max
+        if size > most:
+            raise self._too_large(size, head, "gateway.frame_bytes_max", most)
 
     def _pass(
         self, view: memoryview, end: int, frame_end: int, head: RequestHead, passes: Passes

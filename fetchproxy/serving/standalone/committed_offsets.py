@@ -84,11 +84,11 @@ class CommittedOffsets:
                 "offsets_in_memory_only", hint="set archive_only.offsets_file to keep commits"
             )
         else:
-            self._replace(await self._in_thread(partial(_read_file, self._file)))
+            self._replace(await self._in_thread(partial(read_offsets, self._file)))
             self._memory.take(sum(_size_bytes(*item) for item in self._offsets.items()))
             # Now and not at the first commit: a folder that cannot be written to is a mistake.
             try:
-                await self._in_thread(partial(_write_file, self._file, self._offsets))
+                await self._in_thread(partial(write_offsets, self._file, self._offsets))
             except OSError as error:
                 raise ConfigError(
                     f"archive_only.offsets_file = {self._file}: cannot write: {error.strerror}"
@@ -137,7 +137,7 @@ class CommittedOffsets:
                 taken += more
         try:
             if self._file is not None:
-                await self._in_thread(partial(_write_file, self._file, changed))
+                await self._in_thread(partial(write_offsets, self._file, changed))
             self._replace(changed)
         except OSError as error:
             failure = error
@@ -182,7 +182,8 @@ def _growth_bytes(changes: Changes, offsets: Offsets) -> int:
     )
 
 
-def _read_file(file: Path) -> dict[OffsetKey, CommittedOffset]:
+def read_offsets(file: Path) -> dict[OffsetKey, CommittedOffset]:
+    """Empty if there is no file. Raises ConfigError."""
     try:
         content = json.loads(file.read_bytes())
         if content["format"] != FORMAT:
@@ -203,7 +204,7 @@ def _for_its_owner(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def _write_file(file: Path, offsets: Offsets) -> None:
+def write_offsets(file: Path, offsets: Offsets) -> None:
     """Durable on return; the name always refers to a whole file. Raises OSError."""
     rows = [
         [*key, str(value.topic_id), value.offset, value.leader_epoch, value.metadata]

@@ -24,6 +24,7 @@ from fetchproxy.serving.standalone.topics import ArchiveWatch
 
 # The only node. Clients compare the id with nothing else, so any number would do.
 NODE_ID = 0
+READ_ONLY = "this node serves an archive, which cannot be written to"
 
 
 @dataclass(frozen=True, slots=True)

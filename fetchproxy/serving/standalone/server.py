@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from uuid import NAMESPACE_URL, uuid5
 
 import structlog
 
 from fetchproxy.config.schema import Config
-from fetchproxy.config.values import is_loopback
+from fetchproxy.config.values import is_loopback, parse_node_map
+from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.observability.health import Health
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.archived_reads import SkippedOffsets
@@ -39,6 +41,7 @@ async def open_archive_only(
     new_member_id: Callable[[str], str],
     tls: ReloadingContext | None = None,
     limits: StandaloneLimits = StandaloneLimits(),  # noqa: B008 - frozen
+    health: Health | None = None,
 ) -> AsyncIterator[Listener]:
     """The listener opens once the archive was listed.
 
@@ -54,6 +57,8 @@ async def open_archive_only(
         archive = ArchiveWatch(rlmm, own.refresh_interval_ms / 1000)
         await archive.load()
         async with Listener(config.gateway, limits, tls, "archive_only") as listener:
+            if health is not None:
+                health.watch(listener.conditions)
             parts = ArchiveOnlyParts(
                 limits=limits,
                 cluster_id=cluster_id(config.store.url or ""),
@@ -69,13 +74,32 @@ async def open_archive_only(
             )
             listener.appetites = parts.admission.appetites
             listener.node_addresses = lambda: {NODE_ID: listener.advertised(listener.host)}
-            with closing(parts.groups):
+            async with AsyncExitStack() as opened:
+                opened.enter_context(closing(parts.groups))
                 await listener.open(lambda server_name: StandaloneSession(listener, parts))
+                await _listen_for_a_proxys_nodes(listener, parts, opened)
                 listener.run(archive.run(), "archive-watch")
                 if logins is not None:
                     listener.run(logins.run(), "users")
                 _say_open(listener, parts)
                 yield listener
+
+
+async def _listen_for_a_proxys_nodes(
+    listener: Listener, parts: ArchiveOnlyParts, opened: AsyncExitStack
+) -> None:
+    """Clients that come from a proxy may know its nodes' ports alone. Raises ConfigError."""
+    for node_id, place in parse_node_map(listener.config.node_map or "").items():
+        try:
+            server = await listener.listen(
+                place.listen_port, lambda server_name: StandaloneSession(listener, parts)
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"gateway.node_map: cannot listen on port {place.listen_port} for node {node_id}: "
+                f"{error.strerror}"
+            ) from error
+        opened.callback(server.close)
 
 
 def _say_open(listener: Listener, parts: ArchiveOnlyParts) -> None:

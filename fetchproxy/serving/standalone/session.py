@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from fetchproxy_protocol.apis import ApiKey
+from fetchproxy_protocol.apis import ApiKey, FrameTooLarge
 from fetchproxy_protocol.headers import RequestHead, client_id, peek_request_header
 from fetchproxy_protocol.primitives import Buffer
 
@@ -66,6 +66,10 @@ class StandaloneSession(ClientSession):
             tls = transport.get_extra_info("sslcontext") is not None
             secret_path = tls or is_loopback(str(local[0]))
             self._login = Login(self._logins, host_of(self.client_host), secret_path)
+
+    @property
+    def logged_in(self) -> bool:
+        return self._login is None or self._login.user is not None
 
     # -- called by the listener, again and again ---------------------------------------------------
     def look(self, now: float) -> None:
@@ -195,5 +199,8 @@ class WholeRequests(RequestFraming[RequestHead]):
     def _accept(self, size: int, head: RequestHead) -> RequestHead:
         return head
 
-    def _check_size(self, size: int) -> None:
-        raise self._not_a_size(size, self.bytes_max, "request_bytes_max")
+    def _check_size(self, size: int, head: RequestHead) -> None:
+        """A client that has not logged in is not reported: it may be anybody."""
+        if self._session.logged_in:
+            raise self._too_large(size, head, "request_bytes_max", self.bytes_max)
+        raise FrameTooLarge(f"a request of {size} bytes before the login", "request_bytes_max")

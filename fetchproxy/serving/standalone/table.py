@@ -1,13 +1,10 @@
 """The table of APIs: which module answers each. Also the APIs that are not about the archive's
 content: versions, logins, and refused writes. A new API must be added here.
 
-ApiVersions advertises exactly the APIs that are answered here (KIP-35, KIP-511). So a client that
-wants to change something learns at once that this node cannot: its library says that the broker
-does not support the request. A client that means another cluster or node is told to bootstrap
-again, as by a broker (KIP-1242).
-
-Of the writing requests only Produce is advertised, so most clients send no others. A client that
-does gets POLICY_VIOLATION and, if there is room, the reason: better than a closed connection.
+ApiVersions advertises exactly the APIs that are answered here (KIP-35, KIP-511). Among them are
+those that change something: a client that wants to learns the reason why this node cannot, instead
+of "the broker does not support this" (`apis.administration`). A client that means another cluster
+or node is told to bootstrap again, as by a broker (KIP-1242).
 
 SaslHandshake v0 is answered with error 35, as by the gateway: tokens without a header would follow.
 Sessions do not expire (KIP-368): no client has to log in again on a connection.
@@ -23,6 +20,7 @@ from fetchproxy_protocol.messages import I32, NULLABLE_TEXT, Field, Structure, e
 from fetchproxy_protocol.primitives import INT32, Buffer
 
 from fetchproxy.serving.standalone.apis import (
+    administration,
     consumer_groups,
     consumer_offsets,
     log_offsets,
@@ -31,6 +29,7 @@ from fetchproxy.serving.standalone.apis import (
 from fetchproxy.serving.standalone.apis.fetch import FETCH
 from fetchproxy.serving.standalone.handling import (
     NODE_ID,
+    READ_ONLY,
     ArchiveOnlyParts,
     Request,
     RequestRefused,
@@ -122,9 +121,6 @@ async def _refuse_handshake(parts: ArchiveOnlyParts, request: Request) -> Sequen
     return request.respond(values)
 
 
-_READ_ONLY = "this node serves an archive, which cannot be written to"
-
-
 async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """Raises RequestRefused if acks=0: the connection closes, as on an error at a broker.
 
@@ -132,11 +128,11 @@ async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence
     """
     asked = request.read()
     if asked["acks"] == 0:
-        raise RequestRefused(request.head, f"{_READ_ONLY}; acks=0 wants no answer")
+        raise RequestRefused(request.head, f"{READ_ONLY}; acks=0 wants no answer")
     refusal = {
         "error_code": ErrorCode.POLICY_VIOLATION,
         "base_offset": -1,
-        "error_message": _READ_ONLY,
+        "error_message": READ_ONLY,
     }
     topics = [
         {
@@ -151,16 +147,6 @@ async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence
     return request.respond({"responses": topics})
 
 
-async def _refuse_init_producer_id(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    return request.respond({"error_code": ErrorCode.POLICY_VIOLATION, "producer_epoch": -1})
-
-
-async def _refuse_create_topics(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    refusal = {"error_code": ErrorCode.POLICY_VIOLATION, "error_message": _READ_ONLY}
-    topics = [refusal | {"name": topic["name"]} for topic in elements(request.read()["topics"])]
-    return request.respond({"topics": topics})
-
-
 ADVERTISED: Mapping[int, ServedApi] = {
     api.key: api
     for api in (
@@ -169,19 +155,15 @@ ADVERTISED: Mapping[int, ServedApi] = {
         *lookups.APIS,
         *consumer_groups.APIS,
         *consumer_offsets.APIS,
+        *administration.APIS,
         # Refused but advertised: librdkafka takes a broker without it for one too old for the
         # present record format, and then reads nothing.
         ServedApi(ApiKey.PRODUCE, 0, 12, _refuse_produce),
         ServedApi(ApiKey.API_VERSIONS, _LOWEST, _HIGHEST, _api_versions),
     )
 }
-REFUSED_WRITES = (
-    ServedApi(ApiKey.INIT_PRODUCER_ID, 0, 5, _refuse_init_producer_id),
-    ServedApi(ApiKey.CREATE_TOPICS, 0, 7, _refuse_create_topics),
-)
 _ANSWERED: Mapping[int, ServedApi] = {
     **ADVERTISED,
-    **{api.key: api for api in REFUSED_WRITES},
     ApiKey.SASL_HANDSHAKE: ServedApi(ApiKey.SASL_HANDSHAKE, 0, 1, _refuse_handshake),
 }
 

@@ -118,7 +118,10 @@ class LocalRetention:
         """For the leader, at an interval. Idempotent. Raises RemoteStorageError, ClusterError."""
         loop_s = asyncio.get_running_loop().time()
         now_ms = self._clock.now_ms(loop_s)
-        if now_ms is None or loop_s < self._due_at.get(tip, 0.0):
+        # Every proxy has to know of the partition's archive before the broker's records go.
+        known_at = loop_s + self.limits.retention_clock_settle_ms / 1000
+        due_at = self._due_at.setdefault(tip, known_at)
+        if now_ms is None or loop_s < due_at:
             return
         topic_config = self.topic_config(tip.topic_id)
         retention = effective_retention(self.config, tip.topic, topic_config)

@@ -11,13 +11,18 @@ If the store fails, the broker has trimmed its log already. The client then gets
 (or REQUEST_TIMED_OUT after the request's own time), which admin clients retry: the retry finds the
 broker done and raises the archive's log start. A broker's error leaves the archive unchanged.
 Segments below the log start are no longer served; the archiver (`deletion.expirer`) deletes their
-objects. A partition that the archive does not hold or gather yet gets no mark.
+objects.
+
+A partition that has no archive gets the broker's answer, and no store is asked: Kafka Streams
+purges its internal topics all the time. What memory knows may be some seconds old, and an archiver
+may just have begun with the partition. So the deletion is remembered until the archived topics and
+the archivers' positions have been read again, and then goes to the archive if there is one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 from fetchproxy_protocol import delete_records as wire
@@ -26,11 +31,12 @@ from fetchproxy_protocol.delete_records import DeletionResult
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer, Cursor
 
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import collected, each_of
-from fetchproxy.serving.relay.broker_link import HeldAnswer
-from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.relay.served_archive import LIST_INTERVAL_S, Deletion, ServedArchive
 from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
 
 log = structlog.get_logger(__name__)
@@ -39,10 +45,15 @@ log = structlog.get_logger(__name__)
 STORE_WAIT_MIN_MS = 5_000
 # Log starts raised at once for one request.
 RAISED_AT_ONCE = 16
+# Remembered deletions, some 200 bytes each. Beyond that, a deletion asks the store at once.
+DELETIONS_MAX = 100_000
+
+Topics = Mapping[str, TopicInfo | ClusterError]
 
 
-def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    archive, version = session.archive, head.api_version
+def expect(archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int) -> Answer:
+    """For a framed request, which itself goes upstream unchanged."""
+    version = head.api_version
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         cursor = Cursor(memoryview(frame)[4:], body_at)
@@ -50,30 +61,56 @@ def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at:
         deadline = archive.clock() + max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
         corrected, at_once = bytearray(payload), asyncio.Semaphore(RAISED_AT_ONCE)
 
-        async def correct(result: DeletionResult, offset: int) -> None:
+        async def correct(topics: Topics, result: DeletionResult, offset: int) -> None:
             async with at_once:
-                wire.patch(corrected, await _in_both_tiers(archive, result, offset, deadline))
+                topic = topics[result.topic]
+                wire.patch(
+                    corrected, await _in_both_tiers(archive, topic, result, offset, deadline)
+                )
 
-        results = await collected(wire.parse_response(payload, version))
+        deleted: list[tuple[DeletionResult, int]] = []
+        async for result in each_of(await collected(wire.parse_response(payload, version))):
+            offset = asked.get((result.topic, result.partition))
+            if offset is not None and not result.error_code:
+                deleted.append((result, offset))
+        topics = await _identified(archive, {result.topic for result, _ in deleted})
         async with asyncio.TaskGroup() as tasks:
-            async for result in each_of(results):
-                offset = asked.get((result.topic, result.partition))
-                if offset is not None and not result.error_code:
-                    tasks.create_task(correct(result, offset), name="raise-log-start")
+            async for result, offset in each_of(deleted):
+                tasks.create_task(correct(topics, result, offset), name="raise-log-start")
         return [corrected]
 
-    session.send_upstream(frame, HeldAnswer(head.correlation_id, rewrite))
-    return True
+    return HeldAnswer(head.correlation_id, rewrite)
+
+
+async def _identified(archive: ServedArchive, names: Collection[str]) -> Topics:
+    """Asked again, as a name may mean a topic that was made anew."""
+    try:
+        return await archive.cluster.topics_by_name(names, max_age_ms=0)
+    except ClusterError as error:
+        return dict.fromkeys(names, error)
 
 
 async def _in_both_tiers(
-    archive: ServedArchive, result: DeletionResult, offset: int, deadline: float
+    archive: ServedArchive,
+    topic: TopicInfo | ClusterError,
+    result: DeletionResult,
+    offset: int,
+    deadline: float,
 ) -> DeletionResult:
     code = ErrorCode.KAFKA_STORAGE_ERROR
     failure: Exception
     try:
+        if isinstance(topic, ClusterError):
+            if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                return result  # the proxy's own user may not describe it, so it cannot archive it
+            raise topic
+        tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
+        if offset == wire.HIGH_WATERMARK:
+            offset = result.low_watermark
         async with asyncio.timeout_at(deadline):
-            start = await _raise_log_start(archive, result, offset)
+            if not await _has_archive(archive, tip, offset):
+                return result
+            start = await _raise_log_start(archive, tip, offset)
         low_watermark = result.low_watermark if start is None else min(start, result.low_watermark)
         return result._replace(low_watermark=low_watermark)
     except TimeoutError as error:
@@ -90,27 +127,70 @@ async def _in_both_tiers(
     return result._replace(low_watermark=wire.INVALID_LOW_WATERMARK, error_code=code)
 
 
+async def _has_archive(archive: ServedArchive, tip: TopicIdPartition, offset: int) -> bool:
+    """Whether the partition has an archive or is gathered for one, as memory knows. Otherwise
+    `check_deletions` looks once more. Raises RemoteStorageError.
+    """
+    at = archive.clock()
+    await archive.positions.first_look()
+    if _is_gathered(archive, tip) or await archive.knowledge.archived_among({tip.topic_id}):
+        return True
+    known, deletions = archive.deletions.get(tip), archive.deletions
+    if known is None and len(deletions) >= DELETIONS_MAX:
+        await archive.positions.refresh(at)
+        return _is_gathered(archive, tip) or await archive.knowledge.may_be_archived(
+            tip.topic_id, at
+        )
+    deletions[tip] = Deletion(offset if known is None else max(offset, known.offset), at)
+    return False
+
+
+def _is_gathered(archive: ServedArchive, tip: TopicIdPartition) -> bool:
+    return archive.is_archiving(tip) or archive.positions.gathered_from(tip) is not None
+
+
 async def _raise_log_start(
-    archive: ServedArchive, result: DeletionResult, offset: int
+    archive: ServedArchive, tip: TopicIdPartition, offset: int
 ) -> int | None:
     """The archive's log start afterwards; None: the archive holds no records there."""
-    topic = await archive.cluster.topic_by_name(result.topic, max_age_ms=0)
-    tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
-    try:
-        view = await archive.rlmm.refresh(tip, archive.clock())
-    except RemoteStorageError:
-        # Partitions that were never archived do not depend on the store.
-        if archive.is_archiving(tip) or await archive.knowledge.may_be_archived(tip.topic_id):
-            raise
+    view = await archive.rlmm.refresh(tip, archive.clock())
+    if not (view.segments or view.copies_started or _is_gathered(archive, tip)):
         return None
-    if not (view.segments or view.copies_started or archive.is_archiving(tip)):
-        return None
-    if offset == wire.HIGH_WATERMARK:
-        offset = result.low_watermark
     start = view.log_start_offset
     if start is None or offset > start:
         view = await archive.rlmm.raise_log_start_offset(tip, offset)
     return view.log_start_offset
+
+
+async def check_deletions(archive: ServedArchive) -> None:
+    """For ever: raise the log start of partitions that turn out to have had an archive when their
+    records were deleted. Asks the store for nothing else.
+    """
+    while True:
+        await asyncio.sleep(LIST_INTERVAL_S)
+        read_at = min(archive.knowledge.listed_at, archive.positions.looked_at)
+        due = {tip: d for tip, d in archive.deletions.items() if d.at <= read_at}
+        async for tip, deletion in each_of(due.items()):
+            try:
+                archived = await archive.knowledge.archived_among({tip.topic_id})
+                if archived or _is_gathered(archive, tip):
+                    await _raise_log_start(archive, tip, deletion.offset)
+                    log.info("records_deleted_in_archive", **tip.logged, offset=deletion.offset)
+            except (RemoteStorageError, ClusterError) as error:
+                log.warning(
+                    "records_deleted_on_broker_only",
+                    **tip.logged,
+                    offset=deletion.offset,
+                    error=str(error),
+                )
+                continue  # it stays, and is tried again
+            if archive.deletions.get(tip) is deletion:  # no later one came meanwhile
+                del archive.deletions[tip]
+
+
+def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+    session.send_upstream(frame, expect(session.archive, frame, head, body_at))
+    return True
 
 
 API = rewritten(

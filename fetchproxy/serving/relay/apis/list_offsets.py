@@ -9,14 +9,14 @@ timestamp, so only results without error are corrected.
     -5 latest tiered, -6 earliest     the archive's end
        pending upload
 
-The broker's answer passes for a topic that was never archived, even if the store fails. The archive
-is asked only about topics in the list of archived topics (`ArchivedKnowledge`) whose log does not
-begin at 0 on the broker. A client that asks for the earliest offset starts to read there. So it
-sees the broker's own log start only if the archive is known; otherwise it gets a retriable error
-and asks again. Lookups by time need no such knowledge if the broker has the whole log. The epoch is
-that of the answered offset, or -1. The isolation level does not matter: all archived records are
-below the last stable offset. v0 answers with arrays of offsets, from before logs had timestamps;
-they are relayed.
+The broker's answer passes for a topic that was never archived: no store is asked, whatever state it
+is in. The archive is asked only about topics in the list of archived topics (`ArchivedKnowledge`)
+whose log does not begin at 0 on the broker. A client that asks for the earliest offset starts to
+read there. So it sees the broker's own log start only if the archive is known; otherwise it gets a
+retriable error and asks again. Lookups by time need no such knowledge if the broker has the whole
+log. The epoch is that of the answered offset, or -1. The isolation level does not matter: all
+archived records are below the last stable offset. v0 answers with arrays of offsets, from before
+logs had timestamps; they are relayed.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
-# Archivers' positions change slowly; `positions` is refreshed more often anyway.
-POSITIONS_AGE_MAX_S = 10.0
 # Answers made in one turn of the event loop: each reads through a partition's lineage.
 ANSWERED_AT_ONCE = 50
 # As above, for answers that search records in memory, some 50 µs each.
@@ -116,10 +114,7 @@ async def _correct_earliest(archive: ServedArchive, payload: bytes, version: int
     if not names:
         return payload
     lookup = ArchiveLookup(archive, archive.clock())
-    # In this process other results nearly surely have another hash.
-    body = response_body(payload, ApiKey.LIST_OFFSETS, version)
-    body.skip(4, "throttle time")
-    found = await lookup.identify(names, hash(payload[body.pos :]))
+    found = await lookup.identify(names)
     corrected = bytearray(payload)
     others = await _about_to_have_an_archive(archive, found.others.values())
     starts, oldest = archive.starts, archive.clock() - VIEW_AGE_MAX_S
@@ -142,7 +137,7 @@ async def _about_to_have_an_archive(
     """Names of topics that an archiver gathers: see `_about_to_be_archived`."""
     positions = archive.positions
     if topics:
-        await positions.look(POSITIONS_AGE_MAX_S)
+        await positions.first_look()
     return {topic.name for topic in topics if positions.gathers(topic.topic_id)}
 
 
@@ -154,7 +149,6 @@ async def _correct(
     lookup = ArchiveLookup(archive, archive.clock())
     body = response_body(payload, ApiKey.LIST_OFFSETS, version)
     results: list[tuple[OffsetResult, int]] = []
-    starts: list[tuple[str, int, int]] = []
     of_all = asked if isinstance(asked, int) else None
     by_partition = {} if isinstance(asked, int) else asked
     async for result in each_of(wire.results_in(body, version)):
@@ -163,13 +157,10 @@ async def _correct(
             timestamp = by_partition.get((result.topic, result.partition), wire.LATEST)
         if may_change(result, timestamp):
             results.append((result, timestamp))
-            if timestamp == wire.EARLIEST:
-                starts.append((result.topic, result.partition, result.offset))
     if not results:
         return payload
     corrected = bytearray(payload)
-    digest = hash(tuple(starts)) if starts else None
-    found = await lookup.identify({result.topic for result, _ in results}, digest)
+    found = await lookup.identify({result.topic for result, _ in results})
     left = await patch_times(archive, found.archived, results, corrected, version)
     if left:
         await _patch(lookup, found, left, corrected, version)
@@ -229,7 +220,7 @@ async def _about_to_be_archived(
     earliest = [q for q in questions if q.timestamp == wire.EARLIEST]
     positions = archive.positions
     if earliest:
-        await positions.look(POSITIONS_AGE_MAX_S)
+        await positions.first_look()
     found = []
     async for question in each_of(earliest):
         begin, shown = positions.gathered_from(question.tip), question.result

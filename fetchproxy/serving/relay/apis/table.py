@@ -30,6 +30,7 @@ from fetchproxy.serving.relay.session import (
 _BY_GROUPS = "Groups and their offsets live on the broker."
 _CONTROLLERS = "Names the controllers' listeners, which no client of the proxy dials."
 _NOT_FOR_CLIENTS = "Between brokers and controllers; no client sends it."
+_ABORTS = "Between brokers, and from `Admin.abortTransaction`; the broker checks the rights."
 
 RELAYED_WHY: dict[ApiKey, str] = {
     ApiKey.OFFSET_COMMIT: _BY_GROUPS,
@@ -46,7 +47,7 @@ RELAYED_WHY: dict[ApiKey, str] = {
     ApiKey.STREAMS_GROUP_DESCRIBE: "Its endpoints are the applications' own, not the brokers'.",
     ApiKey.SASL_AUTHENTICATE: "The tokens are between client and broker; KIP-368 as well.",
     ApiKey.DELETE_TOPICS: "The archive is keyed by topic id; a new topic of that name has its own.",
-    ApiKey.WRITE_TXN_MARKERS: _NOT_FOR_CLIENTS,
+    ApiKey.WRITE_TXN_MARKERS: _ABORTS,
     ApiKey.LEADER_AND_ISR: _NOT_FOR_CLIENTS,
     ApiKey.STOP_REPLICA: _NOT_FOR_CLIENTS,
     ApiKey.UPDATE_METADATA: _NOT_FOR_CLIENTS,

@@ -21,9 +21,15 @@ from fetchproxy.serving.standalone.groups import (
     SyncReply,
     SyncRequest,
 )
-from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.standalone.handling import (
+    NODE_ID,
+    READ_ONLY,
+    ArchiveOnlyParts,
+    Request,
+    ServedApi,
+)
 
-_GROUP = 0  # key type; 1: transactions, 2: share groups
+_GROUP, _TRANSACTION = 0, 1  # key types; 2: share groups
 _MANY_GROUPS_FROM = 4
 
 
@@ -38,7 +44,10 @@ async def _find_coordinator(parts: ArchiveOnlyParts, request: Request) -> Sequen
         # Kafka's older versions send the text NONE, and some clients print it.
         "error_message": "NONE" if request.version < _MANY_GROUPS_FROM else "",
     }
-    if asked["key_type"] != _GROUP:
+    if asked["key_type"] == _TRANSACTION:
+        # A producer gives up; with other errors some look for the coordinator for minutes.
+        found = _no_coordinator(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, READ_ONLY)
+    elif asked["key_type"] != _GROUP:
         words = "an archive coordinates consumer groups only"
         found = _no_coordinator(ErrorCode.INVALID_REQUEST, words)
     refused = _no_coordinator(ErrorCode.GROUP_AUTHORIZATION_FAILED, "")

@@ -1,0 +1,118 @@
+"""The committed offsets of a cluster's groups: read from, and written to, their coordinators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from fetchproxy_protocol.apis import ErrorCode
+from kafka.protocol.admin import ListGroupsRequest, ListGroupsResponse
+from kafka.protocol.consumer.group import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
+
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.connections import BrokerConnection
+from fetchproxy.brokers.messages import raise_for
+from fetchproxy.config.values import HostPort
+from fetchproxy.errors import ClusterError
+
+_GROUP = 0  # FindCoordinator's key type
+
+
+class GroupOffset(NamedTuple):
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str | None
+
+
+async def committed_offsets(cluster: Cluster) -> list[GroupOffset]:
+    """Of all consumer groups, active ones too. Raises ClusterError."""
+    found: list[GroupOffset] = []
+    for address in (await cluster.brokers()).values():
+        async with cluster.exclusive(address) as connection:
+            asked = ListGroupsRequest(states_filter=[], types_filter=[])
+            answer = await connection.call(asked, ListGroupsResponse)
+            raise_for(answer.error_code, f"ListGroups of {address}")
+            for group in sorted(one.group_id for one in answer.groups):
+                found += await _offsets_of(connection, group)
+    return found
+
+
+async def _offsets_of(connection: BrokerConnection, group: str) -> list[GroupOffset]:
+    asked = OffsetFetchRequest(group_id=group, topics=None, require_stable=False)
+    answer = await connection.call(asked, OffsetFetchResponse)
+    raise_for(answer.error_code, f"OffsetFetch of group {group}")
+    return [
+        GroupOffset(
+            group,
+            topic.name,
+            one.partition_index,
+            one.committed_offset,
+            one.committed_leader_epoch,
+            one.metadata,
+        )
+        for topic in answer.topics
+        for one in topic.partitions
+        if one.committed_offset >= 0
+    ]
+
+
+async def commit_offsets(
+    cluster: Cluster, offsets: Mapping[str, Iterable[GroupOffset]]
+) -> dict[str, ClusterError]:
+    """Commits for groups without members, by group. Returns what failed, by group."""
+    failed: dict[str, ClusterError] = {}
+    for group, its in offsets.items():
+        try:
+            await _commit(cluster, group, its)
+        except ClusterError as error:
+            failed[group] = error
+    return failed
+
+
+async def _commit(cluster: Cluster, group: str, offsets: Iterable[GroupOffset]) -> None:
+    topics: dict[str, list[Any]] = {}
+    of_topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    for one in offsets:
+        place = of_topic.OffsetCommitRequestPartition(
+            partition_index=one.partition,
+            committed_offset=one.offset,
+            committed_leader_epoch=one.leader_epoch,
+            committed_metadata=one.metadata,
+        )
+        topics.setdefault(one.topic, []).append(place)
+    asked = OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        group_instance_id=None,
+        retention_time_ms=-1,
+        topics=[of_topic(name=name, partitions=places) for name, places in topics.items()],
+    )
+    async with cluster.exclusive(await _coordinator(cluster, group)) as connection:
+        answer = await connection.call(asked, OffsetCommitResponse)
+    for topic in answer.topics:
+        for place in topic.partitions:
+            what = f"OffsetCommit of group {group} for {topic.name}-{place.partition_index}"
+            if place.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
+                what += " (the group has members: stop them first)"
+            raise_for(place.error_code, what)
+
+
+async def _coordinator(cluster: Cluster, group: str) -> HostPort:
+    async def ask(connection: BrokerConnection) -> Any:
+        asked = FindCoordinatorRequest(key=group, key_type=_GROUP, coordinator_keys=[group])
+        return await connection.call(asked, FindCoordinatorResponse)
+
+    answer = await cluster.ask_any(ask)
+    found = answer.coordinators[0] if answer.coordinators else answer
+    raise_for(found.error_code, f"FindCoordinator of group {group}")
+    return HostPort(found.host, found.port)

@@ -1,0 +1,264 @@
+"""A broker's answer passes whatever its size; a limit that refuses a message names its setting."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from certificates import Authority
+from fetchproxy_protocol import fetch as fr
+from fetchproxy_protocol.primitives import Buffer
+from proxy_process import ProxyProcess, wait_for
+from raw_fetch import RawConnection
+from scripted_broker import TOPIC, TOPIC_ID, ScriptedBroker
+from test_bad_input import connect, is_closed, request
+from test_limits import rss_bytes
+from test_whole_answers import CORRELATION_ID, Client, Conversation, fetch_answer
+
+from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
+
+LARGEST = 0x7FFFFFFF  # of a size prefix
+MiB = 1 << 20
+KEPT_BYTES_MAX = 48 * MiB  # what a process may grow by while an answer passes
+STEP = bytes(128 * 1024)
+
+
+class CountingClient(Client):
+    """Keeps none of what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def write_to_client(self, data: Buffer) -> None:
+        self.bytes += len(data)
+
+    def write_pieces(self, pieces: Iterable[Buffer]) -> None:
+        self.bytes += sum(map(len, pieces))
+
+
+def start_of(version: int, frame_bytes: int, correlation_id: int) -> tuple[bytes, bytes]:
+    """The bytes of a Fetch answer of `frame_bytes` before and after its one run of records."""
+    topic = TOPIC_ID.bytes if version >= 13 else TOPIC.encode()
+    head = fr.FetchResponseHead(correlation_id, 0, 0, 77 if version >= 7 else 0, 1)
+    end = fr.no_tags(version) * 2 + (b"\0" if version >= 12 else b"")
+
+    def before(records: int) -> bytes:
+        marks = fr.PartitionPatch(1 << 40, 1 << 40, 0)
+        body = fr.encode_topic_start(version, topic, 1)
+        body += fr.encode_partition_start(version, 0, 0, marks, None, records)
+        return fr.encode_head(version, head, len(body) + records + len(end)) + body
+
+    # The width of the records' own length depends on it.
+    records = frame_bytes + 4 - len(before(frame_bytes - 1_000)) - len(end)
+    start = before(records)
+    assert struct.unpack_from(">i", start) == (frame_bytes,)
+    return start, end
+
+
+@pytest.mark.parametrize("version", [11, 12, 16])
+async def test_the_largest_possible_fetch_answer_is_walked_while_it_passes(version: int) -> None:
+    asked: list[str] = []
+    answer = fetch_answer(version, asked)
+    talk = Conversation(answer)
+    client = talk.link._owner = talk.client = CountingClient()
+    start, end = start_of(version, LARGEST, CORRELATION_ID)
+    talk.arrives([start])
+    left = LARGEST + 4 - len(start) - len(end)
+    while left:
+        step = min(left, len(STEP))
+        talk.arrives([STEP[:step]])
+        left -= step
+    if end:
+        assert asked == ["head"]
+        talk.arrives([end])
+    assert asked == ["head", "done"]
+    assert client.bytes == LARGEST + 4
+    assert talk.link.kept_bytes < MiB
+    assert not client.failures
+
+
+async def test_an_answer_that_is_read_whole_is_refused_by_its_size_alone() -> None:
+    talk = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [payload]))
+    talk.arrives([struct.pack(">ii", MiB + 1, CORRELATION_ID)])
+    assert [str(error) for error in talk.client.failures] == [
+        "a broker's answer of 1048577 bytes, which has to be read as a whole, is larger than "
+        "gateway.frame_bytes_max = 1048576"
+    ]
+    assert talk.client.refused == ["gateway.frame_bytes_max"]
+    talk = Conversation(Answer(CORRELATION_ID))
+    talk.arrives([struct.pack(">ii", LARGEST, CORRELATION_ID)])
+    assert not talk.client.failures
+
+
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        (b"\x15\x03\x03\x00\x02\x02\x46\x00", "broker speaks TLS, see cluster.security_protocol"),
+        (b"\x15\x03\x03\x00\x02", "broker speaks TLS, see cluster.security_protocol"),
+        (b"HTTP/1.1 400 Bad Request", "broker speaks HTTP"),
+        (b"SSH-2.0-x", "broker speaks SSH"),
+        (struct.pack(">ii", 3, 0), "3 is not the size of an answer"),
+    ],
+)
+async def test_a_broker_that_is_none_is_named(first: bytes, says: str) -> None:
+    talk = Conversation(Answer(CORRELATION_ID))
+    talk.arrives([first])
+    if not talk.client.failures:
+        talk.link.connection_lost(None)
+    assert [str(error) for error in talk.client.failures] == [says]
+
+
+# --- whole processes ---
+class LargeBroker(ScriptedBroker):
+    """Answers a Fetch with `fetched_bytes` in one frame."""
+
+    def __init__(self, fetched_bytes: int, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__()
+        self.fetched_bytes, self._tls = fetched_bytes, tls
+
+    @contextmanager
+    def open(self) -> Iterator[str]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = listener.getsockname()[1]
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+            yield f"127.0.0.1:{self.port}"
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        try:
+            with peer if self._tls is None else self._tls.wrap_socket(peer, True) as peer:
+                stream = peer.makefile("rb")
+                while size := stream.read(4):
+                    asked = stream.read(struct.unpack(">i", size)[0])
+                    api_key, version, correlation_id = struct.unpack_from(">hhi", asked)
+                    if api_key == 1:
+                        self._send_large(peer, version, correlation_id)
+                    elif frame := self.answer_to(asked):
+                        peer.sendall(frame)
+        except OSError:
+            pass
+
+    def _send_large(self, peer: socket.socket, version: int, correlation_id: int) -> None:
+        start, end = start_of(version, self.fetched_bytes, correlation_id)
+        peer.sendall(start)
+        left = self.fetched_bytes + 4 - len(start) - len(end)
+        while left:
+            step = min(left, len(STEP))
+            peer.sendall(STEP[:step])
+            left -= step
+        peer.sendall(end)
+
+
+def passes(proxy: ProxyProcess, tls: ssl.SSLContext | None, bytes_min: int) -> None:
+    """Two fetches in one session, each answered with the same large frame."""
+    peer = socket.create_connection(("127.0.0.1", proxy.port))
+    peer.settimeout(60)
+    with peer if tls is None else tls.wrap_socket(peer, server_hostname="127.0.0.1") as peer:
+        grown = 0
+        for correlation_id in (1, 2):
+            before = rss_bytes(proxy.pid)
+            body = struct.pack(">iiiibii", -1, 500, 1, LARGEST, 0, 0, -1)
+            body += b"\x02" + bytes([len(TOPIC) + 1]) + TOPIC.encode() + b"\x02"
+            body += struct.pack(">iiqiqi", 0, -1, 5, -1, -1, LARGEST) + b"\0\0\x01\x01\0"
+            head = struct.pack(">hhih", 1, 12, correlation_id, -1) + b"\0"
+            peer.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
+            stream = peer.makefile("rb", buffering=0)
+            size, answered = struct.unpack(">ii", stream.read(8))
+            assert answered == correlation_id
+            assert size == bytes_min
+            left, buffer = size - 4, memoryview(bytearray(1 << 18))
+            while left:
+                got = stream.readinto(buffer[: min(left, len(buffer))])
+                assert got, f"closed {left} bytes before the end"
+                left -= got
+            grown = max(grown, rss_bytes(proxy.pid) - before)
+    assert grown < KEPT_BYTES_MAX
+
+
+@pytest.mark.parametrize("spliced", [True, False])
+def test_three_hundred_megabytes_pass_without_being_kept(tmp_path: Path, spliced: bool) -> None:
+    size = 300 * MiB
+    settings: dict[str, object] = {} if spliced else {"limits.serving.splice_bytes_min": 0}
+    store = tmp_path / "store"
+    store.mkdir()
+    with (
+        LargeBroker(size).open() as bootstrap,
+        ProxyProcess(bootstrap, store.as_uri(), tmp_path, settings=settings) as proxy,
+    ):
+        passes(proxy, None, size)
+        assert not proxy.logged("client_connection_closed")
+
+
+def test_over_tls_on_both_sides(tmp_path: Path) -> None:
+    size = 110 * MiB
+    authority = Authority(tmp_path / "authority")
+    certificate = authority.issue("127.0.0.1")
+    of_server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    of_server.load_cert_chain(certificate)
+    store = tmp_path / "store"
+    store.mkdir()
+    settings: dict[str, object] = {
+        "cluster.security_protocol": "SSL",
+        "cluster.tls_ca_file": authority.file,
+        "gateway.tls_certificate_file": certificate,
+    }
+    with (
+        LargeBroker(size, of_server).open() as bootstrap,
+        ProxyProcess(bootstrap, store.as_uri(), tmp_path, settings=settings) as proxy,
+    ):
+        passes(proxy, ssl.create_default_context(cafile=authority.file), size)
+
+
+def test_a_refused_request_is_a_condition_that_names_the_setting_and_the_client(
+    tmp_path: Path,
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    settings: dict[str, object] = {
+        "gateway.frame_bytes_max": 1_000_000,
+        "limits.serving.held_request_bytes_max": 1_000,
+    }
+    with (
+        LargeBroker(100).open() as bootstrap,
+        ProxyProcess(bootstrap, store.as_uri(), tmp_path, settings=settings) as proxy,
+    ):
+
+        def conditions() -> dict[str, str]:
+            told = json.loads(proxy.get("/api/status"))["conditions"]
+            return {c["subject"]: c["what"] for c in told if c["kind"] == "message_too_large"}
+
+        assert conditions() == {}
+        for octet, api_key, size in ((31, 0, 1_000_001), (32, 0, 1_000_009), (33, 2, 1_001)):
+            with connect(proxy, octet) as peer:
+                peer.sendall(struct.pack(">i", size) + request(api_key, 3)[4:])
+                assert is_closed(peer)
+        wait_for("both conditions", lambda: len(conditions()) == 2)
+        assert conditions() == {
+            "gateway.frame_bytes_max": "Refused, 2 times: PRODUCE request of 1000009 bytes is "
+            "larger than gateway.frame_bytes_max = 1000000 (client 127.0.0.32)",
+            "held_request_bytes_max": "Refused: LIST_OFFSETS request of 1001 bytes is larger than "
+            "held_request_bytes_max = 1000 (client 127.0.0.33)",
+        }
+        # The remedy of the first: the setting that it names.
+    with (
+        LargeBroker(100).open() as bootstrap,
+        ProxyProcess(bootstrap, store.as_uri(), tmp_path) as proxy,
+        RawConnection(proxy.bootstrap) as raw,
+    ):
+        raw.send(request(18, 0, bytes(1_000_001)))
+        assert raw.receive()

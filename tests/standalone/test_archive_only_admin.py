@@ -1,0 +1,285 @@
+"""What admin clients ask of an archive: true answers, and refusals that give the reason."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from fetchproxy_protocol.apis import ApiKey
+from kafka.protocol import admin
+from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
+from served_archive import Client, ServedArchive, serve_archive
+from test_archive_only_apis import plant, versions
+
+POLICY_VIOLATION, SECURITY_DISABLED, UNKNOWN = 44, 54, 3
+# Versions from which the answer has room for the reason, and what else it repeats.
+REASON_SINCE = {ApiKey.CREATE_TOPICS: 1, ApiKey.DELETE_TOPICS: 5}
+KEPT: dict[ApiKey, dict[str, object]] = {
+    ApiKey.CREATE_TOPICS: {"name": "new"},
+    ApiKey.DELETE_TOPICS: {"name": "orders"},
+    ApiKey.CREATE_PARTITIONS: {"name": "orders"},
+    ApiKey.ALTER_CONFIGS: {"resource_type": 2, "resource_name": "orders"},
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: {"resource_type": 2, "resource_name": "orders"},
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: {"user": "a"},
+}
+NO_ACLS = "an archive has no ACLs; its users and what they may read are in archive_only.users_file"
+REASON = "this node serves an archive, which cannot be written to"
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[ServedArchive]:
+    async with serve_archive(await plant()) as archive:
+        yield archive
+
+
+@pytest.fixture
+async def client(served: ServedArchive) -> Client:
+    return await served.client()
+
+
+def resource(kind: Any) -> Any:
+    one = kind.AlterConfigsResource
+    operation = {"config_operation": 0} if kind is admin.IncrementalAlterConfigsRequest else {}
+    change = one.AlterableConfig(name="retention.ms", value="1", **operation)
+    return one(resource_type=2, resource_name="orders", configs=[change])
+
+
+def topic_of(version: int) -> dict[str, Any]:
+    state = admin.DeleteTopicsRequest.DeleteTopicState
+    if version >= 6:
+        return {"topics": [state(name="orders", topic_id=None)]}
+    return {"topic_names": ["orders"]}
+
+
+def acl_filter() -> dict[str, Any]:
+    return {
+        "resource_type_filter": 1,
+        "resource_name_filter": None,
+        "pattern_type_filter": 1,
+        "principal_filter": None,
+        "host_filter": None,
+        "operation": 1,
+        "permission_type": 1,
+    }
+
+
+CreateTopics, CreatePartitions = admin.CreateTopicsRequest, admin.CreatePartitionsRequest
+CreateAcls, DeleteAcls = admin.CreateAclsRequest, admin.DeleteAclsRequest
+AlterConfigs, Incremental = admin.AlterConfigsRequest, admin.IncrementalAlterConfigsRequest
+Quotas = admin.AlterClientQuotasRequest
+Scram = admin.AlterUserScramCredentialsRequest
+
+# For each API: the request, and where its answer has the refused.
+REFUSED: dict[ApiKey, tuple[Callable[[int], Any], str, int]] = {
+    ApiKey.CREATE_TOPICS: (
+        lambda version: CreateTopics(
+            topics=[
+                CreateTopics.CreatableTopic(
+                    name="new", num_partitions=1, replication_factor=1, assignments=[], configs=[]
+                )
+            ],
+            timeout_ms=1_000,
+            validate_only=False,
+        ),
+        "topics",
+        POLICY_VIOLATION,
+    ),
+    ApiKey.DELETE_TOPICS: (
+        lambda version: admin.DeleteTopicsRequest(**topic_of(version), timeout_ms=1_000),
+        "responses",
+        POLICY_VIOLATION,
+    ),
+    ApiKey.CREATE_PARTITIONS: (
+        lambda version: CreatePartitions(
+            topics=[
+                CreatePartitions.CreatePartitionsTopic(name="orders", count=9, assignments=None)
+            ],
+            timeout_ms=1_000,
+            validate_only=False,
+        ),
+        "results",
+        POLICY_VIOLATION,
+    ),
+    ApiKey.ALTER_CONFIGS: (
+        lambda version: AlterConfigs(resources=[resource(AlterConfigs)], validate_only=False),
+        "responses",
+        POLICY_VIOLATION,
+    ),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (
+        lambda version: Incremental(resources=[resource(Incremental)], validate_only=False),
+        "responses",
+        POLICY_VIOLATION,
+    ),
+    ApiKey.CREATE_ACLS: (
+        lambda version: CreateAcls(
+            creations=[
+                CreateAcls.AclCreation(
+                    resource_type=2,
+                    resource_name="orders",
+                    resource_pattern_type=3,
+                    principal="User:a",
+                    host="*",
+                    operation=3,
+                    permission_type=3,
+                )
+            ]
+        ),
+        "results",
+        SECURITY_DISABLED,
+    ),
+    ApiKey.DELETE_ACLS: (
+        lambda version: DeleteAcls(filters=[DeleteAcls.DeleteAclsFilter(**acl_filter())]),
+        "filter_results",
+        SECURITY_DISABLED,
+    ),
+    ApiKey.ALTER_CLIENT_QUOTAS: (
+        lambda version: Quotas(
+            entries=[
+                Quotas.EntryData(
+                    entity=[Quotas.EntryData.EntityData(entity_type="user", entity_name="a")],
+                    ops=[
+                        Quotas.EntryData.OpData(key="producer_byte_rate", value=1.5, remove=False)
+                    ],
+                )
+            ],
+            validate_only=False,
+        ),
+        "entries",
+        POLICY_VIOLATION,
+    ),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (
+        lambda version: Scram(
+            deletions=[Scram.ScramCredentialDeletion(name="a", mechanism=1)], upsertions=[]
+        ),
+        "results",
+        POLICY_VIOLATION,
+    ),
+}
+
+
+def response(key: ApiKey) -> Any:
+    return getattr(admin, "".join(w.capitalize() for w in key.name.split("_")) + "Response")
+
+
+def known(key: ApiKey) -> list[int]:
+    """The versions that kafka-python has, of those that are advertised."""
+    low, high = response(key).min_version, response(key).max_version
+    return [version for version in versions(key) if low <= version <= high]
+
+
+@pytest.mark.parametrize(
+    ("key", "version"), [(key, version) for key in REFUSED for version in known(key)]
+)
+async def test_a_change_is_refused_with_the_reason(
+    client: Client, key: ApiKey, version: int
+) -> None:
+    make, results, code = REFUSED[key]
+    answer = await client.ask(make(version), response(key), version)
+    [refused] = getattr(answer, results)
+    assert refused.error_code == code
+    if version >= REASON_SINCE.get(key, 0):
+        assert refused.error_message == (REASON if code == POLICY_VIOLATION else NO_ACLS)
+    for name, kept in KEPT.get(key, {}).items():
+        assert getattr(refused, name) == kept
+
+
+@pytest.mark.parametrize("version", range(6))
+async def test_a_producer_gives_up_at_once(client: Client, version: int) -> None:
+    request = InitProducerIdRequest(
+        transactional_id=None, transaction_timeout_ms=1_000, producer_id=-1, producer_epoch=-1
+    )
+    answer = await client.ask(request, InitProducerIdResponse, version)
+    assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (31, -1, -1)
+
+
+async def test_records_are_not_deleted(client: Client) -> None:
+    topic = admin.DeleteRecordsRequest.DeleteRecordsTopic
+    one = topic.DeleteRecordsPartition(partition_index=0, offset=5)
+    for version in known(ApiKey.DELETE_RECORDS):
+        request = admin.DeleteRecordsRequest(
+            topics=[topic(name="orders", partitions=[one])], timeout_ms=1_000
+        )
+        answer = await client.ask(request, admin.DeleteRecordsResponse, version)
+        [found] = answer.topics[0].partitions
+        assert (found.error_code, found.low_watermark) == (POLICY_VIOLATION, -1)
+
+
+async def test_there_are_no_acls_quotas_reassignments_transactions_or_scram_users(
+    client: Client,
+) -> None:
+    for version in known(ApiKey.DESCRIBE_ACLS):
+        request = admin.DescribeAclsRequest(**acl_filter())
+        answer = await client.ask(request, admin.DescribeAclsResponse, version)
+        assert (answer.error_code, list(answer.resources)) == (SECURITY_DISABLED, [])
+        assert "users_file" in answer.error_message
+    for version in known(ApiKey.DESCRIBE_CLIENT_QUOTAS):
+        quotas = admin.DescribeClientQuotasRequest(components=[], strict=False)
+        answer = await client.ask(quotas, admin.DescribeClientQuotasResponse, version)
+        assert (answer.error_code, list(answer.entries)) == (0, [])
+    asked = admin.ListPartitionReassignmentsRequest(timeout_ms=1_000, topics=None)
+    answer = await client.ask(asked, admin.ListPartitionReassignmentsResponse, 0)
+    assert (answer.error_code, list(answer.topics)) == (0, [])
+    for version in known(ApiKey.LIST_TRANSACTIONS):
+        listing = admin.ListTransactionsRequest(
+            state_filters=[], producer_id_filters=[], duration_filter=-1
+        )
+        answer = await client.ask(listing, admin.ListTransactionsResponse, version)
+        assert (answer.error_code, list(answer.transaction_states)) == (0, [])
+    described = admin.DescribeTransactionsRequest(transactional_ids=["t"])
+    answer = await client.ask(described, admin.DescribeTransactionsResponse, 0)
+    assert [(t.error_code, t.transactional_id) for t in answer.transaction_states] == [(105, "t")]
+    users = admin.DescribeUserScramCredentialsRequest(users=None)
+    answer = await client.ask(users, admin.DescribeUserScramCredentialsResponse, 0)
+    assert (answer.error_code, list(answer.results)) == (0, [])
+
+
+async def test_nobody_produces_and_the_only_node_leads(client: Client) -> None:
+    topic = admin.DescribeProducersRequest.TopicRequest
+    asked = [
+        topic(name="orders", partition_indexes=[0, 7]),
+        topic(name="no", partition_indexes=[0]),
+    ]
+    request = admin.DescribeProducersRequest(topics=asked)
+    answer = await client.ask(request, admin.DescribeProducersResponse, 0)
+    found = [
+        (t.name, p.partition_index, p.error_code, list(p.active_producers))
+        for t in answer.topics
+        for p in t.partitions
+    ]
+    assert found == [("orders", 0, 0, []), ("orders", 7, UNKNOWN, []), ("no", 0, UNKNOWN, [])]
+    for version in known(ApiKey.ELECT_LEADERS):
+        place = admin.ElectLeadersRequest.TopicPartitions
+        elected = admin.ElectLeadersRequest(
+            election_type=0,
+            topic_partitions=[place(topic="orders", partitions=[0, 7])],
+            timeout_ms=1_000,
+        )
+        answer = await client.ask(elected, admin.ElectLeadersResponse, version)
+        [results] = answer.replica_election_results
+        assert [(p.partition_id, p.error_code) for p in results.partition_result] == [
+            (0, 84),
+            (7, UNKNOWN),
+        ]
+
+
+async def test_the_log_dir_has_the_sizes_of_the_archive(
+    client: Client, served: ServedArchive
+) -> None:
+    log_dirs = admin.DescribeLogDirsRequest
+    for version in known(ApiKey.DESCRIBE_LOG_DIRS):
+        answer = await client.ask(log_dirs(topics=None), admin.DescribeLogDirsResponse, version)
+        [found] = answer.results
+        assert (found.error_code, found.log_dir) == (0, "archive")
+        sizes = {(t.name, p.partition_index): p.partition_size for t in found.topics
+                 for p in t.partitions}  # fmt: skip
+        assert sizes["orders", 0] > 0
+        one = log_dirs.DescribableLogDirTopic
+        asked = log_dirs(
+            topics=[one(topic="orders", partitions=[0, 9]), one(topic="no", partitions=[0])]
+        )
+        answer = await client.ask(asked, admin.DescribeLogDirsResponse, version)
+        [topic] = answer.results[0].topics
+        assert [(p.partition_index, p.partition_size) for p in topic.partitions] == [
+            (0, sizes["orders", 0])
+        ]
