@@ -36,8 +36,8 @@ def read(args: list[str]) -> Config:
 
 
 def test_the_commands() -> None:
-    names = ["archive", "backfill", "config", "index", "keys", "merge", "mirror", "reindex"]
-    names += ["report"]
+    names = ["archive", "backfill", "config", "groups", "index", "keys", "merge", "mirror"]
+    names += ["reindex", "report"]
     names += ["resolve", "restore", "segments", "serve", "user", "verify"]
     assert sorted(COMMANDS) == names
 

@@ -61,7 +61,7 @@ def test_a_request_of_just_the_limit_is_handled(proxy: ProxyProcess) -> None:
 
 def test_one_byte_more_is_refused_before_it_has_come(proxy: ProxyProcess) -> None:
     error = refusal(proxy, fetch_of(HELD_BYTES + 1)[:20], 21)
-    assert "FETCH of 4097 bytes" in error
+    assert "FETCH request of 4097 bytes" in error
     assert "held_request_bytes_max" in error
     assert proxy.metric("fetchproxy_limits_reached_total", 'held_request_bytes_max"') > 0
 
