@@ -6,6 +6,7 @@ its id: a commit for another one is never written to a cluster.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from fetchproxy.cli.jobs import count
 from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
+from fetchproxy.observability.logs import configure_logging
 from fetchproxy.serving.standalone.committed_offsets import (
     CommittedOffset,
     OffsetKey,
@@ -38,6 +40,13 @@ OffsetsFile = Annotated[
 ]
 
 
+def _read(context: typer.Context) -> Config:
+    """No archive is needed. Raises ConfigError."""
+    config = options.read_config(context)
+    configure_logging(config.log, sys.stderr)
+    return config
+
+
 @app.command("export")
 @options.shares("bootstrap")
 def export(context: typer.Context, file: OffsetsFile) -> None:
@@ -49,7 +58,7 @@ def export(context: typer.Context, file: OffsetsFile) -> None:
     Exit codes: 0 written; 2 the cluster or the file cannot be used.
     """
     with users_errors():
-        config = options.read_logged(context)
+        config = _read(context)
     offsets, left_out = run_to_end(_export(config, file))
     groups = len({key.group for key in offsets})
     typer.echo(f"{count(len(offsets), 'offset')} of {count(groups, 'group')} written to {file}")
@@ -85,7 +94,7 @@ def import_(context: typer.Context, file: OffsetsFile) -> None:
     cannot be used.
     """
     with users_errors():
-        config = options.read_logged(context)
+        config = _read(context)
         if not file.exists():
             raise ConfigError(f"{file}: no such file")
         offsets = read_offsets(file)
