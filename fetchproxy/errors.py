@@ -12,7 +12,19 @@ class FetchProxyError(Exception):
 
 
 class RemoteStorageError(FetchProxyError):
-    """Storage backends raise this at their edge, never an SDK's own exception."""
+    """Storage backends raise this at their edge, never an SDK's own exception.
+
+    `status`: of an HTTP answer; 0: there was none. `retry_after_s`: the store asked for this pause
+    before the next request; 0: it did not.
+    """
+
+    status = 0
+    retry_after_s = 0.0
+
+    def count_tries(self, tries: int) -> None:
+        """Tell in the text how often the request was sent, if more than once."""
+        if tries > 1:
+            self.args = (f"{self} (tried {tries} times)",)
 
 
 class ObjectNotFound(RemoteStorageError):

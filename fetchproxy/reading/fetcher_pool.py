@@ -40,6 +40,7 @@ from fetchproxy.runtime.fairness import FairQueue
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.storage.store_health import OperationHealth
 from fetchproxy.storage.stores.object_store import Content
+from fetchproxy.storage.stores.retries import tried_once
 
 # A full budget makes readers wait; it never refuses them. Clients that wait are served in turn
 # (`fairness`). Reads that a fetch waits for go before reads ahead. Reads ahead may take at most
@@ -454,7 +455,8 @@ class FetcherPool:
     ) -> FetchProxyError | None:
         try:
             async with asyncio.timeout(self._attempt_max_s):
-                load.chunk = await work()
+                with tried_once():  # this pool's back-off repeats it
+                    load.chunk = await work()
         except TimeoutError:
             return StorageUnavailable(f"{load.what}: no answer in {self._attempt_max_s} s")
         except RangeNotSatisfiable as error:

@@ -18,6 +18,7 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ConfigError, FetchProxyError, RemoteStorageError, StorageUnavailable
 from fetchproxy.remotelog.options import SourceOptions
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
+from fetchproxy.storage.stores.retries import tried_once
 
 T = TypeVar("T")
 
@@ -97,7 +98,8 @@ async def with_retries(what: str, read: Callable[[], Awaitable[T]], max_s: float
         async with asyncio.timeout(max_s):
             while True:
                 try:
-                    return await read()
+                    with tried_once():  # this loop is the one that repeats it
+                        return await read()
                 except RemoteStorageError as error:
                     if not error.retriable:
                         raise type(error)(f"{what}: {error}") from error

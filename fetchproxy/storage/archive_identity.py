@@ -156,6 +156,7 @@ class OwnIdentity:
         self._seen: ArchiveIdentity | None = None
         self._generation: UUID | None = None  # as first read: it never changes
         self._seen_at = float("-inf")
+        self._making = asyncio.Lock()  # several copies may begin at once
 
     @property
     def _expected(self) -> bool:
@@ -178,6 +179,11 @@ class OwnIdentity:
 
     async def check_to_put(self) -> None:
         await self.check()
+        if self._seen is None:
+            async with self._making:
+                await self._make()
+
+    async def _make(self) -> None:
         if self._seen is None:
             nothing_said = encode_identity(ArchiveIdentity())
             await self._store.put_new(self._prefix + LAYOUT_OBJECT, nothing_said)

@@ -56,12 +56,13 @@ from fetchproxy.storage.key_rings import (
     KeyRing,
     key_context,
 )
-from fetchproxy.storage.store_health import WatchedObjectStore, measured
+from fetchproxy.storage.store_health import measured
 from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
     Content,
     StoredObject,
 )
+from fetchproxy.storage.watched_store import WatchedObjectStore
 
 # Memory for packings: of about 500 segments of 1 GiB, or 10,000 of 64 MiB.
 PACKINGS_BYTES_MAX = 16 * 1024 * 1024

@@ -40,7 +40,7 @@ from fetchproxy.storage.packed_logs import (
     LogSegmentData,
     PackedLogs,
 )
-from fetchproxy.storage.store_health import WatchedObjectStore, measured
+from fetchproxy.storage.store_health import measured
 from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
     Content,
@@ -49,6 +49,7 @@ from fetchproxy.storage.stores.object_store import (
     segment_file_bytes_max,
 )
 from fetchproxy.storage.stores.registry import open_object_store
+from fetchproxy.storage.watched_store import WatchedObjectStore
 
 T = TypeVar("T")
 

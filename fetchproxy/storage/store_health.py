@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+)
 from contextlib import (
-    AbstractAsyncContextManager,
     asynccontextmanager,
     contextmanager,
-    nullcontext,
 )
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,11 +29,9 @@ from fetchproxy.errors import (
     ObjectNotReadable,
     RangeNotSatisfiable,
     RemoteStorageError,
-    StorageDenied,
     StorageThrottled,
 )
 from fetchproxy.model import (
-    ByteRange,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     StoredSegment,
@@ -43,13 +46,6 @@ from fetchproxy.observability.metrics import (
     STORE_UP,
 )
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.stores.object_store import (
-    OBJECT_BYTES_MAX,
-    SMALL_OBJECT_BYTES_MAX,
-    Content,
-    ObjectStore,
-    WrappedObjectStore,
-)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,6 +96,10 @@ GROWTH_PER_S = 1.1
 FORGOTTEN_AFTER_S = 60.0
 # The store refuses concurrent requests together: this counts as one refusal.
 _SAME_REFUSAL_S = 1.0
+# A few refusals, or a small share, are no limit of the store: the requests are sent again. Of 25
+# requests in two seconds and 2 % refused, the chance of as many refusals is below 10⁻⁷.
+REFUSED_MIN = 8
+REFUSED_SHARE_MIN = 0.2
 
 
 # Locked segments that are counted, for each key.
@@ -109,12 +109,15 @@ LOCKED_FORGOTTEN_S = 600.0
 
 
 class RequestBudget:
-    """Limits the requests of one kind to a store that has refused some as too many. Pure. Times are
-    loop times (s) and never decrease.
+    """Limits the requests of one kind to a store that refuses many of them as too many. Pure. Times
+    are loop times (s) and never decrease.
     """
 
     def __init__(self) -> None:
         self._second, self._in_second, self._before = 0, 0, 0
+        # What was refused in this second, and in the one before.
+        self._refused: set[Hashable] = set()
+        self._refused_before: set[Hashable] = set()
         self._per_s: float | None = None  # the limit at `refused_at`
         self.refused_at = 0.0  # the last refusal
         self._next_at = 0.0
@@ -135,20 +138,29 @@ class RequestBudget:
         if per_s is not None:
             self._next_at = max(self._next_at, now) + 1 / per_s
 
-    def refused(self, now: float) -> None:
+    def refused(self, now: float, name: Hashable) -> None:
+        """`name`: what was refused. The same name counts once: it may have a limit of its own."""
+        self._count_until(now)
+        self._refused.add(name)
         limit = self.per_s(now)
         if limit is not None and now - self.refused_at < _SAME_REFUSAL_S:
             return
-        self._count_until(now)
+        refused = len(self._refused | self._refused_before)
+        share = 0.0 if limit is not None else REFUSED_SHARE_MIN
+        if refused < max(REFUSED_MIN, share * (self._before + self._in_second)):
+            return
         asked = max(self._before, self._in_second)
         self._per_s = max(min(asked, limit or asked) / 2, PER_S_MIN)
         self.refused_at = now
+        self._refused, self._refused_before = set(), set()
 
     def _count_until(self, now: float) -> None:
         second = int(now)
         if second != self._second:
-            self._before = self._in_second if second == self._second + 1 else 0
-            self._second, self._in_second = second, 0
+            follows = second == self._second + 1
+            self._before = self._in_second if follows else 0
+            self._refused_before = self._refused if follows else set()
+            self._second, self._in_second, self._refused = second, 0, set()
 
 
 class StoreOperation(StrEnum):
@@ -244,16 +256,13 @@ class OperationHealth:
 
     @asynccontextmanager
     async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Callable[[], None]]:
-        """Watch one request, which waits for its turn if the store has refused some. The caller may
+        """Watch one request, with all its tries; each of them begins with `turn`. The caller may
         call the given function to report an answer before the request ends. `may_take_long`: long
         silence is not a failure.
         """
         loop = asyncio.get_running_loop()
-        if self._budget.wait_s(loop.time()):
-            async with self._turns:  # first come, first served
-                await asyncio.sleep(self._budget.wait_s(loop.time()))
+        await self.turn()
         request, began_at = object(), loop.time()
-        self._budget.begins(began_at)
         if not may_take_long:
             self._waiting[request] = began_at
 
@@ -267,14 +276,26 @@ class OperationHealth:
             self.succeeded(loop.time())
             raise
         except RemoteStorageError as error:
-            if isinstance(error, StorageThrottled):
-                self._budget.refused(loop.time())
             self.failed(loop.time(), began_at, error)
             raise
         else:
             self.succeeded(loop.time())
         finally:
             self._waiting.pop(request, None)
+
+    async def turn(self) -> None:
+        """Wait for a turn, if the store refuses many requests."""
+        clock = asyncio.get_running_loop().time
+        if self._budget.wait_s(clock()):
+            async with self._turns:  # first come, first served
+                await asyncio.sleep(self._budget.wait_s(clock()))
+        self._budget.begins(clock())
+
+    def refused(self, error: RemoteStorageError, name: Hashable = None) -> None:
+        """A try has failed. `name`: of the object, if the store may limit that alone."""
+        if isinstance(error, StorageThrottled):
+            now = asyncio.get_running_loop().time()
+            self._budget.refused(now, object() if name is None else name)
 
 
 # A reader that waits for an object asks for it again every minute. If none has for this long, none
@@ -429,73 +450,3 @@ class StoreHealth:
             while True:
                 self.look(asyncio.get_running_loop().time())
                 await asyncio.sleep(LOOK_INTERVAL_S)
-
-
-_OPERATIONS: Mapping[str, StoreOperation] = {
-    "list": StoreOperation.LIST,
-    "list_folders": StoreOperation.LIST,
-    "get": StoreOperation.READ,
-    "get_range": StoreOperation.READ,
-    "put": StoreOperation.WRITE,
-    "put_new": StoreOperation.WRITE,
-    "put_file": StoreOperation.WRITE,
-    "delete": StoreOperation.DELETE,
-}
-
-
-# A refusal without a code that says whether the store refuses every object or only this one.
-_OF_STORE_OR_OBJECT = (StorageDenied, RemoteStorageError)
-PROBE_GOOD_FOR_S = 5.0
-
-
-class WatchedObjectStore(WrappedObjectStore):
-    """Records another store's health, and slows down if that store refuses requests as too many.
-
-    `probe_key`: an object that every reader of the archive may read. If it can be read and another
-    object is refused, the fault is of that object (ObjectNotReadable), and not of the store.
-    """
-
-    def __init__(self, inner: ObjectStore, probe_key: str | None = None) -> None:
-        super().__init__(inner)
-        self.health = StoreHealth()
-        self._probe_key = probe_key
-        self._probed_at = float("-inf")  # loop time of the last probe that succeeded
-
-    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
-        async with self.around("get", key), self._blamed(key):
-            return await self.inner.get(key, bytes_max)
-
-    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
-        async with self.around("get_range", key), self._blamed(key):
-            return await self.inner.get_range(key, byte_range)
-
-    @asynccontextmanager
-    async def _blamed(self, key: str) -> AsyncIterator[None]:
-        try:
-            yield
-        except RemoteStorageError as error:
-            if type(error) not in _OF_STORE_OR_OBJECT or not await self._gives_others(key):
-                raise
-            raise ObjectNotReadable(
-                f"{error}; the store gives out other objects: give access to this object or its "
-                "key, or copy it again"
-            ) from error
-
-    async def _gives_others(self, key: str) -> bool:
-        now = asyncio.get_running_loop().time()
-        if self._probe_key is None or key == self._probe_key:
-            return False
-        if now - self._probed_at > PROBE_GOOD_FOR_S:
-            try:
-                await self.inner.get(self._probe_key, SMALL_OBJECT_BYTES_MAX)
-            except RemoteStorageError:
-                return False
-            self._probed_at = now
-        return True
-
-    def around(
-        self, verb: str, key: str | None = None
-    ) -> AbstractAsyncContextManager[Callable[[], object]]:
-        if verb not in _OPERATIONS:
-            return nullcontext(lambda: None)
-        return self.health[_OPERATIONS[verb]].asked(may_take_long=verb == "put_file")

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
+from itertools import count
 from uuid import UUID
 
 import structlog
@@ -31,6 +32,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability import metrics
+from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.segments.contents import GatheredSegment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
@@ -40,6 +42,9 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 log = structlog.get_logger(__name__)
 
 State = RemoteLogSegmentState
+
+# The store has used up its tries by then (`stores.retries`). Within copy_max_ms.
+FINISH_BACKOFF = Backoff(initial_ms=1_000, max_ms=30_000, jitter=0.2)
 
 
 async def delete_segment(
@@ -154,7 +159,7 @@ class SegmentCopier:
         finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, self.wall_clock_ms())
         try:
             async with self._in_time(segment, deadline):
-                await self._record(finished)
+                await self._record_in_the_end(finished, deadline)
         except FetchProxyError as error:
             self._count_failure(metadata, error)
             await self._has_taken_back(metadata)
@@ -164,6 +169,30 @@ class SegmentCopier:
             raise StorageUnavailable(f"copy of {segment.tip} was finished too late")
         metrics.REMOTE_COPY_BYTES.labels(segment.tip.topic).inc(segment.size_bytes)
         return finished
+
+    async def _record_in_the_end(self, finished: RemoteLogSegmentMetadata, deadline: float) -> None:
+        """As `_record`, again and again while the store refuses this small write: the whole log is
+        uploaded already.
+        """
+        clock = asyncio.get_running_loop().time
+        for failures in count(1):
+            try:
+                return await self.rlmm.put(finished)
+            except ValueError as error:
+                if failures > 1 and self._is_recorded(finished):
+                    return None  # by an earlier write, whose answer was lost
+                raise _refused(finished, error) from error
+            except RemoteStorageError as error:
+                jitter = finished.segment_id.id.int % 1024 / 1024
+                pause_s = FINISH_BACKOFF.pause_ms(failures, jitter) / 1000
+                if not error.retriable or clock() + pause_s >= deadline:
+                    raise
+                self._note("segment_finish_delayed", finished, error)
+            await asyncio.sleep(pause_s)
+
+    def _is_recorded(self, finished: RemoteLogSegmentMetadata) -> bool:
+        known = self.rlmm.list_remote_log_segments(finished.topic_id_partition)
+        return any(one.segment_id == finished.segment_id and one.is_finished for one in known)
 
     async def _has_taken_back(self, metadata: RemoteLogSegmentMetadata) -> bool:
         """Whether another archiver took the unfinished copy for a dangling attempt and deleted it;
@@ -206,9 +235,7 @@ class SegmentCopier:
         try:
             await self.rlmm.put(metadata)
         except ValueError as error:
-            raise StorageUnavailable(
-                f"copy of {metadata.topic_id_partition} at {metadata.start_offset}: {error}"
-            ) from error
+            raise _refused(metadata, error) from error
 
     def _metadata(self, segment: GatheredSegment) -> RemoteLogSegmentMetadata:
         return RemoteLogSegmentMetadata(
@@ -247,3 +274,9 @@ class SegmentCopier:
     def _note(event: str, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
         """At debug level only: the caller of `copy` gets the error and logs it."""
         log.debug(event, **metadata.logged, error=str(error) or type(error).__name__)
+
+
+def _refused(metadata: RemoteLogSegmentMetadata, error: ValueError) -> StorageUnavailable:
+    return StorageUnavailable(
+        f"copy of {metadata.topic_id_partition} at {metadata.start_offset}: {error}"
+    )

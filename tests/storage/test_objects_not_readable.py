@@ -26,7 +26,6 @@ from fetchproxy.storage.contract import segment
 from fetchproxy.storage.packed_logs import LogSegmentData
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import (
-    PROBE_GOOD_FOR_S,
     REFUSED_FORGOTTEN_AFTER_S,
     StoreOperation,
 )
@@ -35,6 +34,7 @@ from fetchproxy.storage.stores.native import native_error
 from fetchproxy.storage.stores.object_store import ObjectStore, error_of
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from fetchproxy.storage.stores.webhdfs import RemoteFault, translated
+from fetchproxy.storage.watched_store import PROBE_GOOD_FOR_S
 from lab.s3 import MotoServer
 
 

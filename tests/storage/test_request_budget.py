@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 from memory_object_store import MemoryObjectStore
@@ -15,10 +16,12 @@ from fetchproxy.storage.store_health import (
     FORGOTTEN_AFTER_S,
     GROWTH_PER_S,
     PER_S_MIN,
+    REFUSED_MIN,
+    REFUSED_SHARE_MIN,
     RequestBudget,
     StoreOperation,
-    WatchedObjectStore,
 )
+from fetchproxy.storage.watched_store import WatchedObjectStore
 
 
 def test_no_limit_before_the_first_refusal() -> None:
@@ -29,11 +32,16 @@ def test_no_limit_before_the_first_refusal() -> None:
     assert budget.per_s(5.0) is None
 
 
+def refuse(budget: RequestBudget, now: float, number: int = REFUSED_MIN) -> None:
+    for _ in range(number):
+        budget.refused(now, object())
+
+
 def test_half_of_what_was_asked_then_slowly_more_then_no_limit() -> None:
     budget = RequestBudget()
     for number in range(400):
         budget.begins(10 + number / 200)
-    budget.refused(12.0)
+    refuse(budget, 12.0, 40)
     assert budget.per_s(12.0) == 100
     assert budget.per_s(13.0) == pytest.approx(110)
     budget.begins(12.0)
@@ -46,18 +54,45 @@ def test_requests_that_are_refused_together_halve_it_once() -> None:
     budget = RequestBudget()
     for _ in range(200):
         budget.begins(1.5)
-    for _ in range(50):
-        budget.refused(1.6)
+    refuse(budget, 1.6, 90)
     assert budget.per_s(1.6) == 100
-    budget.refused(2.7)  # this halves the present rate, not that before the burst
+    refuse(budget, 2.7)  # this halves the present rate, not that before the burst
     assert budget.per_s(2.7) == pytest.approx(100 * GROWTH_PER_S**1.1 / 2)
 
 
 def test_there_is_a_least() -> None:
     budget = RequestBudget()
     for number in range(100):
-        budget.refused(2.0 * number)
+        refuse(budget, 2.0 * number)
     assert budget.per_s(198.0) == PER_S_MIN
+
+
+@pytest.mark.parametrize("per_s", [1, 4, 20, 100, 3000])
+def test_two_percent_of_refusals_are_no_limit(per_s: int) -> None:
+    budget, random = RequestBudget(), Random(7)
+    for number in range(600 * per_s if per_s < 1000 else 30 * per_s):
+        now = number / per_s
+        budget.begins(now)
+        if random.random() < 0.02:
+            budget.refused(now, object())
+        assert budget.per_s(now) is None
+
+
+def test_one_name_that_is_refused_again_and_again_is_no_limit() -> None:
+    budget = RequestBudget()
+    for number in range(100):
+        budget.begins(number / 100)
+        budget.refused(number / 100, "finished-offsets")
+    assert budget.per_s(1.0) is None
+
+
+def test_the_shares_border() -> None:
+    for refused, limited in ((REFUSED_MIN - 1, False), (REFUSED_MIN, True)):
+        budget = RequestBudget()
+        for _ in range(round(REFUSED_MIN / REFUSED_SHARE_MIN)):
+            budget.begins(1.0)
+        refuse(budget, 1.0, refused)
+        assert (budget.per_s(1.0) is not None) is limited
 
 
 class BusyStore(MemoryObjectStore):
@@ -126,10 +161,13 @@ def test_it_is_told_and_ends() -> None:
         results = await asyncio.gather(
             *(watched.get("k") for _ in range(200)), return_exceptions=True
         )
-        assert any(isinstance(result, StorageThrottled) for result in results)
+        assert set(results) == {b"x"}, "what was refused was sent again"
+        assert store.refused
         watched.health.look(clock())
         read = {"operation": "read"}
-        assert REGISTRY.get_sample_value("fetchproxy_store_requests_per_s_max", read) == 100
+        limit = REGISTRY.get_sample_value("fetchproxy_store_requests_per_s_max", read)
+        assert limit is not None
+        assert 100 <= limit < 120, "half of what was asked, and what it has grown since"
         await asyncio.sleep(0.5)  # room again
         begun = clock()
         await asyncio.gather(*(watched.get("k") for _ in range(50)))
@@ -148,9 +186,7 @@ def test_one_who_leaves_does_not_take_anybodys_turn() -> None:
         store = BusyStore(1000)
         watched = WatchedObjectStore(store)
         await store.put("k", b"x")
-        watched.health[StoreOperation.READ]._budget.refused(
-            asyncio.get_running_loop().time()
-        )  # 50 a second
+        refuse(watched.health[StoreOperation.READ]._budget, asyncio.get_running_loop().time())
         await watched.get("k")
         leaving = [asyncio.ensure_future(watched.get("k")) for _ in range(100)]
         await asyncio.sleep(0.1)

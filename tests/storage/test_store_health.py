@@ -14,8 +14,8 @@ from fetchproxy.storage.store_health import (
     OperationHealth,
     OperationStatus,
     StoreOperation,
-    WatchedObjectStore,
 )
+from fetchproxy.storage.watched_store import WatchedObjectStore
 
 ERROR = StorageUnavailable("refused")
 READ = {"operation": "read"}

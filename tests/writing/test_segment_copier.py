@@ -14,10 +14,11 @@ from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
 from planted_archive import TIP, batch
 
-from fetchproxy.errors import CorruptSegment, FetchProxyError, StorageUnavailable
+from fetchproxy.errors import CorruptSegment, FetchProxyError, StorageThrottled, StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile, parse_segment_key
+from fetchproxy.storage.stores.retries import TRIES_MAX
 from fetchproxy.writing.copier import SegmentCopier
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
@@ -31,8 +32,13 @@ class HeldStore(MemoryObjectStore):
         self.waiting = asyncio.Event()
         self.go_on = asyncio.Event()
         self.loses_finishes = False
+        self.finishes_refused = 0  # that many more are
+        self.logs_put = 0
 
     async def put(self, key: str, content: bytes) -> None:
+        if self.finishes_refused and FINISHED.name.encode() in content:
+            self.finishes_refused -= 1
+            raise StorageThrottled("put m: status 429 SlowDown")
         await super().put(key, content)
         if self.loses_finishes and FINISHED.name.encode() in content:
             raise StorageUnavailable("done, but the answer is lost")
@@ -40,6 +46,7 @@ class HeldStore(MemoryObjectStore):
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         self.waiting.set()
         await self.go_on.wait()
+        self.logs_put += 1
         await super().put_file(key, path, settled=settled)
 
     async def files(self) -> set[SegmentFile]:
@@ -119,10 +126,23 @@ async def test_a_copy_that_may_count_is_never_removed(
     store.loses_finishes = True
     store.go_on.set()
     with pytest.raises(StorageUnavailable, match="the answer is lost"):
-        await copier(archive).copy(gathered(tmp_path / "log"), (), confirmed)
+        await copier(archive, copy_max_ms=5_000).copy(gathered(tmp_path / "log"), (), confirmed)
     (segment,) = (await archive.view(TIP)).segments
     assert segment.state is FINISHED
     assert SegmentFile.LOG in await store.files()
+
+
+async def test_an_uploaded_log_is_not_thrown_away_for_a_refused_small_write(
+    archive: Archive, store: HeldStore, tmp_path: Path
+) -> None:
+    """The store refuses the last write for longer than one write is tried."""
+    store.finishes_refused = TRIES_MAX + 1
+    store.go_on.set()
+    finished = await copier(archive).copy(gathered(tmp_path / "log"), (), confirmed)
+    assert store.finishes_refused == 0
+    (segment,) = (await archive.view(TIP)).segments
+    assert segment == finished
+    assert store.logs_put == 1
 
 
 async def test_a_copy_that_was_deleted_before_it_was_finished_is_taken_back(

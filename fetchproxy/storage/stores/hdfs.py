@@ -37,6 +37,7 @@ from fetchproxy.storage.stores.object_store import (
     file_parts,
     http_date_ms,
 )
+from fetchproxy.storage.stores.retries import retried
 from fetchproxy.storage.stores.webhdfs import (
     NOT_FOUND,
     TAKEN,
@@ -97,7 +98,10 @@ class HdfsObjectStore(ObjectStore):
         """Bytes in memory: about two parts."""
         check_key(key)
         size_bytes = await asyncio.to_thread(file_bytes, path)
-        await self._put(key, size_bytes, self._file_content(path, size_bytes))
+        # One request sends the whole file, so that is what is sent again.
+        await retried(
+            f"put {key}", lambda: self._put(key, size_bytes, self._file_content(path, size_bytes))
+        )
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         try:
@@ -308,12 +312,16 @@ class HdfsObjectStore(ObjectStore):
 
     async def _page(self, folder: str, after: str) -> tuple[Statuses, bool]:
         what = f"list {folder}"
-        try:
+
+        async def page() -> tuple[Statuses, bool]:
             with translated(what, may_be_absent=True):
                 answer = await self._client.ask("GET", "LISTSTATUS_BATCH", folder, startAfter=after)
+            return listed_page(answer, after, what)
+
+        try:
+            return await retried(what, page)
         except ObjectNotFound:
             return [], False
-        return listed_page(answer, after, what)
 
     async def _with_objects(self, prefix: str, folders: Statuses) -> Names:
         """The names of the folders that contain an object, in the given order."""

@@ -39,9 +39,9 @@ from fetchproxy.storage.stores.object_store import (
     file_parts,
     whole,
 )
+from fetchproxy.storage.stores.retries import PAUSES_S, TRIES_BEGIN_WITHIN_S, TRIES_MAX
 
-# Apart from a few exception classes, only the library's error texts show the kind of failure. The
-# library must not retry: only the fetcher's or the archiver's back-off does.
+# Apart from a few exception classes, only the library's error texts show the kind of failure.
 
 _STATUS = re.compile(r"(?:status code: |\(code: )(\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -53,6 +53,8 @@ _QUERY = re.compile(r"\?\S*")  # of a URL: it contains an Azure signature
 _BEHIND_END = re.compile(r'Wanted range starting at|CONTENT_RANGE header: "bytes \S+/0"')
 _TEXT_MAX = 300
 _ABSENT = ("NoSuchKey", "BlobNotFound")
+# S3 and Cloud Storage; Azure.
+_COMPLETED_ALREADY = ("NoSuchUpload", "InvalidBlockList")
 _BLOB_ABSENT = "The specified blob does not exist"  # in a batch answer, which has no code
 
 
@@ -108,13 +110,17 @@ def translated(what: str) -> Iterator[None]:
 
 
 class Clients(NamedTuple):
-    """Two stores of the library, because its time-outs are per store.
+    """Stores of the library, because its time-outs and tries are per store.
 
     `reader` ends a request that is silent for too long, `writer` a request that takes too long.
+    Both send a request once, and `retries.retried` repeats it. `lister` and `uploader` are the
+    same, and repeat the pages of a listing and the parts of an upload themselves.
     """
 
     reader: Any  # the library's types name no common class
     writer: Any
+    lister: Any
+    uploader: Any
 
 
 _NEVER_THERE = "fetchproxy-puts-nothing-here"
@@ -127,9 +133,7 @@ _IDLE_MAX = timedelta(seconds=4)
 def make_clients(
     make: Callable[..., Any], config: StoreConfig, *, plain_http: bool, trusted: bytes | None = None
 ) -> Clients:
-    """`make`: makes a store of the library. Every request is tried once. `trusted`: certificates in
-    addition to the system's.
-    """
+    """`make`: makes a store of the library. `trusted`: certificates in addition to the system's."""
     both: dict[str, Any] = {
         "allow_http": plain_http,
         "connect_timeout": timedelta(milliseconds=config.connect_max_ms),
@@ -144,7 +148,27 @@ def make_clients(
         make(client_options={**both, **limits}, retry_config={"max_retries": 0})
         for limits in (reading, writing)
     )
-    return Clients(reader, writer)
+    lister, uploader = (
+        make(client_options={**both, **limits}, retry_config=_tries(limit_ms))
+        for limits, limit_ms in ((reading, config.read_max_ms), (writing, config.write_max_ms))
+    )
+    return Clients(reader, writer, lister, uploader)
+
+
+def _tries(request_max_ms: int) -> dict[str, Any]:
+    """The numbers of `retries` for the library, whose pauses are random from the first one to five
+    times the last one.
+    """
+    begin_within_s = max(TRIES_BEGIN_WITHIN_S, 1.5 * request_max_ms / 1000)
+    return {
+        "max_retries": TRIES_MAX - 1,
+        "retry_timeout": timedelta(seconds=begin_within_s),
+        "backoff": {
+            "init_backoff": timedelta(seconds=PAUSES_S[0]),
+            "max_backoff": timedelta(seconds=2 * PAUSES_S[-1]),
+            "base": PAUSES_S[1] / PAUSES_S[0],
+        },
+    }
 
 
 PARTS_MAX = 10_000  # of an upload to S3 and Cloud Storage; Azure allows 50,000
@@ -208,16 +232,40 @@ class NativeObjectStore(ObjectStore):
         contents = file_parts(path, min(part_bytes, _SLICE_BYTES), size_bytes)
         if size_bytes <= part_bytes:
             content = await asyncio.to_thread(b"".join, contents)
-            await self._put(key, content, use_multipart=False, attributes=self._file_attributes)
+            how: dict[str, Any] = {"use_multipart": False, "attributes": self._file_attributes}
+            await self._put(key, content, uploads=True, **how)
             return
-        await self._put(
-            key,
-            contents,
-            use_multipart=True,
-            attributes=self._file_attributes,
-            chunk_size=part_bytes,
-            max_concurrency=PARTS_IN_FLIGHT_MAX - 1,  # the library begins one more
-        )
+        try:
+            await self._put(
+                key,
+                contents,
+                uploads=True,
+                use_multipart=True,
+                attributes=self._file_attributes,
+                chunk_size=part_bytes,
+                max_concurrency=PARTS_IN_FLIGHT_MAX - 1,  # the library begins one more
+            )
+        except RemoteStorageError as error:
+            # The answer to the completion was lost, and the library has asked for it again.
+            if native_code(error.__cause__) not in _COMPLETED_ALREADY:
+                raise
+            if not await self._has(key, path, size_bytes):
+                raise
+
+    async def _has(self, key: str, path: Path, size_bytes: int) -> bool:
+        """Whether the object is the file, by all its bytes: an older object may have its size."""
+        at = 0
+        try:
+            for part in file_parts(path, self._part_bytes, size_bytes):
+                if await self.get_range(key, ByteRange(at, at + len(part))) != part:
+                    return False
+                at += len(part)
+            await self.get_range(key, ByteRange(size_bytes, size_bytes + 1))
+        except RangeNotSatisfiable:
+            return at == size_bytes
+        except ObjectNotFound:
+            return False
+        return False
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         what = f"get {check_key(key)}"
@@ -248,8 +296,8 @@ class NativeObjectStore(ObjectStore):
         folder = prefix.rpartition("/")[0] or None
         last, seen, offset = "", 0, max(start_after, shortly_before(prefix)) or None
         with translated(what):
-            reader = self._opened().reader
-            pages = reader.list(folder, offset=offset, chunk_size=self._page_objects)
+            lister = self._opened().lister
+            pages = lister.list(folder, offset=offset, chunk_size=self._page_objects)
             while page := await self._next_page(pages):
                 seen += len(page)
                 for found in page:
@@ -268,9 +316,9 @@ class NativeObjectStore(ObjectStore):
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         what = f"list folders of {check_folder_prefix(prefix)}"
         with translated(what):
-            reader = self._opened().reader
+            lister = self._opened().lister
             async with self._places:
-                listed = await reader.list_with_delimiter_async(prefix.rstrip("/") or None)
+                listed = await lister.list_with_delimiter_async(prefix.rstrip("/") or None)
             if not listed["common_prefixes"] and not listed["objects"]:
                 await self._confirm_end(prefix, what)
         names = [str(path)[len(prefix) :] for path in listed["common_prefixes"]]
@@ -296,8 +344,11 @@ class NativeObjectStore(ObjectStore):
             raise RemoteStorageError("the store is closed")
         return self._clients
 
-    async def _put(self, key: str, content: bytes | Iterator[bytes], **how: Any) -> None:
-        writer = self._opened().writer
+    async def _put(
+        self, key: str, content: bytes | Iterator[bytes], *, uploads: bool = False, **how: Any
+    ) -> None:
+        clients = self._opened()
+        writer = clients.uploader if uploads else clients.writer
         with translated(f"put {key}"):
             async with self._places:
                 await writer.put_async(key, content, **how)

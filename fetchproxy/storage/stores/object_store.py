@@ -145,7 +145,9 @@ def answered(
     if kind is ObjectNotFound and not may_be_absent:
         kind = StorageUnavailable
     remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
-    return kind(f"{what}: {said}{remedy}")
+    error = kind(f"{what}: {said}{remedy}")
+    error.status = status
+    return error
 
 
 # The largest sizes of objects that are read whole. An object larger than any that was ever written

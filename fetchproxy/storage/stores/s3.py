@@ -36,6 +36,7 @@ from fetchproxy.storage.stores.object_store import (
     http_date_ms,
     whole,
 )
+from fetchproxy.storage.stores.retries import retried
 from fetchproxy.storage.stores.s3_answers import (
     Answer,
     error_code,
@@ -111,8 +112,8 @@ _ABORT_PAUSES_S = (0.0, 0.1, 0.5)
 
 # Two clients. aiobotocore is made at the first call or by `async with`, without contacting the
 # server. It finds credentials, region and endpoint, and sends all requests except puts. obstore,
-# made at the first put, sends contents (ADR 0055). Every request is tried once: the caller does the
-# back-off. Bodies have a CRC-64/NVME if the server checks it; otherwise TLS or the SHA-256 in their
+# made at the first put, sends contents (ADR 0055). The module `retries` tells who repeats a
+# request. Bodies have a CRC-64/NVME if the server checks it; otherwise TLS or the SHA-256 in their
 # signature protects them.
 
 # Whole objects are first requested as this range, which is larger than metadata and most indexes.
@@ -307,10 +308,14 @@ class S3ObjectStore(ObjectStore):
     async def _pages(self, what: str, **request: str) -> AsyncIterator[Answer]:
         client = await self._opened()
         arguments = {name: value for name, value in request.items() if value}
-        while True:
+
+        async def one_page() -> tuple[Answer, str | None]:
             with translated(what):
                 page: Answer = await client.list_objects_v2(Bucket=self._bucket, **arguments)
-                token = next_page(page, what)
+                return page, next_page(page, what)
+
+        while True:
+            page, token = await retried(what, one_page)
             yield page
             if token is None:
                 return

@@ -1,0 +1,85 @@
+"""One request to a store that failed for a passing reason is sent again, with pauses.
+
+Stores tell their clients to do so (S3 for 500 and 503, Cloud Storage for 408, 429 and 5xx, Azure
+for 500 and 503). Here a try is one request: a page, a range, a small object, a deletion. Only when
+the tries are used up, the caller repeats more than that. The cloud stores' library repeats the
+parts of an upload and the pages of a listing itself (`native.make_clients`), as often as here.
+
+A caller with a back-off of its own, as the fetchers of readers, asks for one try
+(`tried_once`): otherwise its tries and these would multiply, and a slow store would get many times
+the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+from zlib import crc32
+
+from fetchproxy.errors import RemoteStorageError, StorageThrottled
+
+T = TypeVar("T")
+
+# With 2 % of errors the first pause must not be felt. The last one outlasts a failover of a load
+# balancer, and a second in which too much was asked.
+PAUSES_S = (0.03, 0.3, 1.5)
+TRIES_MAX = len(PAUSES_S) + 1
+# A store that refuses too many requests counts them by the second.
+THROTTLED_PAUSE_S = 1.0
+# A store may ask for a longer pause (Retry-After). Above this, the caller's own back-off decides.
+RETRY_AFTER_MAX_S = 5.0
+# One further try always begins. More begin only within this time: a request that ends by its
+# time-out has taken long enough.
+TRIES_BEGIN_WITHIN_S = 10.0
+
+_once: ContextVar[bool] = ContextVar("tried_once", default=False)
+
+
+@contextmanager
+def tried_once() -> Iterator[None]:
+    """The body's requests, and those of tasks begun in it, are not sent again by `retried`."""
+    token = _once.set(True)
+    try:
+        yield
+    finally:
+        _once.reset(token)
+
+
+def pause_s(failures: int, error: RemoteStorageError, what: str) -> float:
+    """Seconds before the next try, after `failures` (1, 2, …) of them. `what` spreads the pauses of
+    requests that failed together.
+    """
+    spread = 0.5 + crc32(f"{failures} {what}".encode()) / 2**32
+    pause = PAUSES_S[failures - 1] * spread
+    if isinstance(error, StorageThrottled) and failures > 1:
+        pause = max(pause, THROTTLED_PAUSE_S * (0.5 + spread))
+    return max(pause, error.retry_after_s)
+
+
+async def retried(
+    what: str,
+    call: Callable[[], Awaitable[T]],
+    on_failure: Callable[[RemoteStorageError], object] = lambda error: None,
+) -> T:
+    """The result of `call`, which is one request. Raises its last error, with the number of tries.
+
+    `on_failure`: called after each failed try.
+    """
+    clock = asyncio.get_running_loop().time
+    begun_at, failures = clock(), 0
+    while True:
+        try:
+            return await call()
+        except RemoteStorageError as error:
+            failures += 1
+            on_failure(error)
+            late = failures > 1 and clock() - begun_at >= TRIES_BEGIN_WITHIN_S
+            is_last = failures == TRIES_MAX or late or error.retry_after_s > RETRY_AFTER_MAX_S
+            if not error.retriable or is_last or _once.get():
+                error.count_tries(failures)
+                raise
+            pause = pause_s(failures, error, what)
+        await asyncio.sleep(pause)

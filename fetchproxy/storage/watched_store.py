@@ -1,0 +1,186 @@
+"""A store as the rest of the program uses it: its requests are sent again after passing errors, its
+health is known, and a fault of one object is told from a fault of the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import TypeVar
+
+from cachetools import TTLCache
+
+from fetchproxy.errors import (
+    ObjectNotReadable,
+    RemoteStorageError,
+    StorageDenied,
+    StorageThrottled,
+)
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.store_health import OperationHealth, StoreHealth, StoreOperation
+from fetchproxy.storage.stores.object_store import (
+    OBJECT_BYTES_MAX,
+    SMALL_OBJECT_BYTES_MAX,
+    Content,
+    ObjectStore,
+    WrappedObjectStore,
+)
+from fetchproxy.storage.stores.retries import retried
+
+T = TypeVar("T")
+
+# A refusal without a code that says whether the store refuses every object or only this one.
+_OF_STORE_OR_OBJECT = (StorageDenied, RemoteStorageError)
+PROBE_GOOD_FOR_S = 5.0
+
+
+# Cloud Storage accepts one write of a name in a second, and answers 429 to others.
+TOO_MANY_REQUESTS = 429
+NAME_WRITTEN_EACH_S = 1.05
+WRITTEN_MAX = 10_000
+
+
+class WatchedObjectStore(WrappedObjectStore):
+    """Another store, whose requests are sent again after passing errors (`stores.retries`). Records
+    its health, and slows down if that store refuses many requests as too many.
+
+    `probe_key`: an object that every reader of the archive may read. If it can be read and another
+    object is refused, the fault is of that object (ObjectNotReadable), and not of the store.
+    """
+
+    def __init__(self, inner: ObjectStore, probe_key: str | None = None) -> None:
+        super().__init__(inner)
+        self.health = StoreHealth()
+        self._probe_key = probe_key
+        self._probed_at = float("-inf")  # loop time of the last probe that succeeded
+        # Loop times (s) of the last writes, by key.
+        self._written: TTLCache[str, float] = TTLCache(
+            WRITTEN_MAX, NAME_WRITTEN_EACH_S, lambda: asyncio.get_running_loop().time()
+        )
+
+    async def put(self, key: str, content: bytes) -> None:
+        await self._write(key, lambda: self.inner.put(key, content))
+
+    async def put_new(self, key: str, content: bytes) -> bool:
+        """If a try may have succeeded without an answer, an object with this content is its own."""
+        failed: list[RemoteStorageError] = []
+
+        async def put() -> bool:
+            try:
+                if await self.inner.put_new(key, content):
+                    return True
+            except RemoteStorageError as error:
+                failed.append(error)
+                raise
+            return bool(failed) and await self.inner.get(key) == content
+
+        return await self._write(key, put)
+
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        """The store itself repeats the requests of an upload: this would repeat the whole file."""
+        health = self.health[StoreOperation.WRITE]
+        async with health.asked(may_take_long=True):
+            try:
+                await self.inner.put_file(key, path, settled=settled)
+            except StorageThrottled as error:
+                health.refused(error, key)
+                raise
+
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        return await self._read(key, lambda: self.inner.get(key, bytes_max))
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
+        return await self._read(key, lambda: self.inner.get_range(key, byte_range))
+
+    async def delete(self, key: str) -> None:
+        health = self.health[StoreOperation.DELETE]
+        await self._request(health, key, lambda: self.inner.delete(key), health.refused)
+
+    async def _write(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
+        health = self.health[StoreOperation.WRITE]
+        clock = asyncio.get_running_loop().time
+
+        def failed(error: RemoteStorageError) -> None:
+            written_at = self._written.get(key)
+            if written_at is not None and error.status == TOO_MANY_REQUESTS:
+                # A limit of this name, and not of the store.
+                left_s = written_at + NAME_WRITTEN_EACH_S - clock()
+                error.retry_after_s = max(error.retry_after_s, left_s)
+            else:
+                health.refused(error, key)
+
+        result = await self._request(health, key, call, failed)
+        self._written[key] = clock()
+        return result
+
+    async def _read(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
+        health = self.health[StoreOperation.READ]
+
+        async def read() -> T:
+            async with self._blamed(key):
+                return await call()
+
+        return await self._request(health, key, read, health.refused)
+
+    async def _request(
+        self,
+        health: OperationHealth,
+        key: str,
+        call: Callable[[], Awaitable[T]],
+        on_failure: Callable[[RemoteStorageError], object],
+    ) -> T:
+        tries = 0
+
+        async def one() -> T:
+            nonlocal tries
+            tries += 1
+            if tries > 1:
+                await health.turn()
+            return await call()
+
+        async with health.asked():
+            return await retried(key, one, on_failure)
+
+    @asynccontextmanager
+    async def _blamed(self, key: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except RemoteStorageError as error:
+            if type(error) not in _OF_STORE_OR_OBJECT or not await self._gives_others(key):
+                raise
+            raise ObjectNotReadable(
+                f"{error}; the store gives out other objects: give access to this object or its "
+                "key, or copy it again"
+            ) from error
+
+    async def _gives_others(self, key: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self._probe_key is None or key == self._probe_key:
+            return False
+        if now - self._probed_at > PROBE_GOOD_FOR_S:
+            try:
+                await self.inner.get(self._probe_key, SMALL_OBJECT_BYTES_MAX)
+            except RemoteStorageError:
+                return False
+            self._probed_at = now
+        return True
+
+    def around(
+        self, verb: str, key: str | None = None
+    ) -> AbstractAsyncContextManager[Callable[[], object]]:
+        if verb not in ("list", "list_folders"):
+            return nullcontext(lambda: None)
+        return self._listing()
+
+    @asynccontextmanager
+    async def _listing(self) -> AsyncIterator[Callable[[], None]]:
+        """The store itself repeats the request for a page."""
+        health = self.health[StoreOperation.LIST]
+        async with health.asked() as answered:
+            try:
+                yield answered
+            except StorageThrottled as error:
+                health.refused(error)
+                raise
