@@ -59,13 +59,14 @@ from fetchproxy.tls.contexts import (
     listener_context,
     upstream_context,
 )
+from fetchproxy.writing.archive_pass import ArchivePass, NotArchived
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.index_refresh import open_local_indexes
 from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
 from fetchproxy.writing.partition_watch import deleted_at, until
-from fetchproxy.writing.remote_log_manager import ArchivePass, RemoteLogManager, open_log_dirs
+from fetchproxy.writing.remote_log_manager import RemoteLogManager, open_log_dirs
 from fetchproxy.writing.status import PartitionArchiveStatus
 
 log = structlog.get_logger(__name__)
@@ -83,6 +84,10 @@ class Limits:
 
 
 LIMITS = Limits()
+
+
+# Records that one pass has not archived; and by topic, why a matching one is not archived at all.
+Left = tuple[list[NotArchived], dict[str, str]]
 
 
 @dataclass(slots=True)
@@ -221,9 +226,9 @@ async def run_archive_only(config: Config, *, limits: Limits = LIMITS) -> None:
 
 async def run_archiver(
     config: Config, *, once: bool = False, create: bool = False, limits: Limits = LIMITS
-) -> bool:
-    """Archive until cancelled. `once`: archive the records that exist now, then return True. All
-    else is as in `run_server`.
+) -> Left:
+    """Archive until cancelled. `once`: archive the records that exist now, then return what was not
+    archived of them. All else is as in `run_server`.
     """
     async with (
         _open_parts(config, limits, serves=False, writes=True, create=create) as parts,
@@ -238,10 +243,10 @@ async def run_archiver(
             async with _local_indexes(parts) as parts.local_indexes:
                 await _keep_archiving(parts)
         await parts.own_archive.confirm()
-        await _archive_once(parts)
+        left = await _archive_once(parts)
         for task in kept_up:
             task.cancel()
-    return True
+    return left
 
 
 @asynccontextmanager
@@ -419,7 +424,7 @@ async def _keep_archiving(parts: Parts) -> None:
     await keep_running("archiver", archive, parts.random, on_failure=ARCHIVER_RESTARTS.inc)
 
 
-async def _archive_once(parts: Parts) -> None:
+async def _archive_once(parts: Parts) -> Left:
     archive_pass = ArchivePass(
         parts.config.archive,
         parts.cluster,
@@ -430,10 +435,7 @@ async def _archive_once(parts: Parts) -> None:
         limits=parts.limits.writing,
         metadata_topic=parts.config.metadata.topic_name,
     )
-    await archive_pass.run()
-    refused = archive_pass.discovery.refused
-    if refused:
-        reasons = "; ".join(f"{topic}: {reason}" for topic, reason in refused.items())
-        raise ConfigError(f"not archived: {reasons}")
+    _, left = await archive_pass.run()
     if why := archive_pass.discovery.why_nothing():
         raise ConfigError(why)
+    return left, archive_pass.discovery.refused

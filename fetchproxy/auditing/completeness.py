@@ -26,8 +26,8 @@ from fetchproxy.writing.archive_health import (
     look_at_offsets,
     metadata_in_words,
     offsets_in_words,
-    uncovered,
 )
+from fetchproxy.writing.published import uncovered
 
 
 @dataclass(eq=False, repr=False)

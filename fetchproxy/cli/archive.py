@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -11,11 +12,18 @@ from rich.table import Table
 
 from fetchproxy.app import run_archiver
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import count, end_job, interruptible, read_job, run_job
-from fetchproxy.cli.running import EXIT_USER_ERROR, run, run_to_end, users_errors
+from fetchproxy.cli.jobs import count, interruptible, read_job, run_job
+from fetchproxy.cli.running import (
+    EXIT_USER_ERROR,
+    for_people,
+    run,
+    run_to_end,
+    users_errors,
+)
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs import archive as job
+from fetchproxy.writing.archive_pass import NotArchived
 
 Once = Annotated[
     bool,
@@ -39,8 +47,11 @@ def archive(
 
     With --once or --spark the command copies up to the current last stable offsets, then ends. An
     archiver may copy the same topics at the same time. If a run is interrupted, the next run
-    continues from there. --dry-run shows what such a run would copy. Exit code 2 if a partition
-    could not be archived, or if a matching topic must not be archived.
+    continues from there. --dry-run shows what such a run would copy. A partition that fails does
+    not stop the others and is tried again. The run ends with a list on stderr of what was not
+    archived, why, and what to do. Exit code 2 if a partition could not be archived, if records
+    were lost before they could be copied (once for each gap), or if a matching topic must not be
+    archived. Records above the last stable offset are in the list too, but leave the code at 0.
     """
     config = read_job(context)
     with users_errors():
@@ -57,7 +68,21 @@ def archive(
         _archive_on_spark(context, config, create)
     else:
         work = run_archiver(config, once=once, create=create, limits=options.limits(context))
-        (run_to_end if once else run)(work)
+        if once:
+            _end(*run_to_end(work))
+        else:
+            run(work)
+
+
+def _end(left: Iterable[NotArchived], refused: Mapping[str, str], failed: bool = False) -> None:
+    """Prints what was not archived. Exit code 2 if something has `failed`, or was refused."""
+    for topic, reason in refused.items():
+        typer.echo(f"not archived: {topic}: {for_people(reason)}", err=True)
+    for one in left:
+        typer.echo(f"not archived: {for_people(str(one))}", err=True)
+        failed = failed or one.failed
+    if failed or refused:
+        raise typer.Exit(EXIT_USER_ERROR)
 
 
 def _archive_on_spark(context: typer.Context, config: Config, create: bool) -> None:
@@ -67,11 +92,10 @@ def _archive_on_spark(context: typer.Context, config: Config, create: bool) -> N
     typer.echo(
         f"{count(len(done.results), 'partition')} archived: {count(segments, 'segment')}, {size}"
     )
-    for topic, reason in plan.refused.items():
-        typer.echo(f"not archived: {topic}: {reason}", err=True)
-    end_job(done.failures)
-    if plan.refused:
-        raise typer.Exit(EXIT_USER_ERROR)
+    for failure in done.failures:
+        typer.echo(f"not archived: {for_people(str(failure))}", err=True)
+    left = [one for partition in done.results for one in partition.left]
+    _end(left, plan.refused, failed=bool(done.failures))
 
 
 def _print_plan(plan: job.ArchivePlan) -> None:
@@ -86,3 +110,7 @@ def _print_plan(plan: job.ArchivePlan) -> None:
     Console().print(table)
     for topic, reason in plan.refused.items():
         typer.echo(f"refused: {topic}: {reason}")
+    for failure in plan.failed:
+        typer.echo(f"failed: {for_people(str(failure))}", err=True)
+    if plan.failed:
+        raise typer.Exit(EXIT_USER_ERROR)

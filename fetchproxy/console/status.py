@@ -48,7 +48,7 @@ class PartitionStatus:
 
     Unknown values are None, never 0.
 
-    `lag_offsets`: offsets on the brokers, below the last stable offset, that are not archived yet.
+    `lag_offsets`: offsets on the brokers, up to the high watermark, that are not archived yet.
     `margin_offsets`: archive end minus the broker's log start offset; below 0, the brokers have
     deleted records that are not archived. `role` in this process: leader or follower; None: this
     process does not archive the partition. `copy_seconds`: how long a copy has been under way.
@@ -369,9 +369,9 @@ def archived_ranges(view: PartitionView) -> tuple[OffsetRange, ...]:
 
 
 def lag_offsets(archive_end: int | None, edges: LogEdges) -> int:
-    """Offsets below the last stable offset that the broker has and the archive does not."""
+    """Offsets up to the high watermark that the broker has and the archive does not."""
     copied_to = edges.log_start_offset if archive_end is None else archive_end
-    return max(0, edges.last_stable_offset - max(copied_to, edges.log_start_offset))
+    return max(0, edges.high_watermark - max(copied_to, edges.log_start_offset))
 
 
 # The conditions of partitions that are found in the store, for page and gauges.

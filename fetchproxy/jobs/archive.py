@@ -21,14 +21,19 @@ from fetchproxy.archive import (
     wall_clock_ms,
 )
 from fetchproxy.config.schema import Config
-from fetchproxy.errors import ConfigError
-from fetchproxy.jobs.runner import Done, Runner, StoreWork, Tell
+from fetchproxy.errors import ClusterUnavailable, ConfigError
+from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell, attempted
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import for_each
+from fetchproxy.writing.archive_pass import (
+    FAILED_IN_A_ROW_MAX,
+    ArchivePass,
+    NotAllArchived,
+    NotArchived,
+)
 from fetchproxy.writing.discovery import TopicDiscovery, partitions_of
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
-from fetchproxy.writing.remote_log_manager import ArchivePass
 
 # Partitions planned at once. Each takes one request to a leader and one read of the archive.
 PLANNED_AT_ONCE = 16
@@ -60,20 +65,26 @@ class PlannedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ArchivePlan:
-    """`refused`: by topic, why it is not archived although the pattern matches it."""
+    """`refused`: by topic, why it is not archived although the pattern matches it. `failed`: the
+    partitions that could not be looked at.
+    """
 
     partitions: tuple[PlannedPartition, ...]
     refused: Mapping[str, str]
+    failed: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPartition:
-    """The archive's content from `planned.archive_end` on, no matter which process copied it."""
+    """The archive's content from `planned.archive_end` on, no matter which process copied it.
+    `left`: what an open transaction keeps from it.
+    """
 
     planned: PlannedPartition
     archive_end: int | None
     segments: int
     size_bytes: int
+    left: tuple[NotArchived, ...] = ()
 
 
 def archive(
@@ -90,7 +101,8 @@ def archive(
     plan = plan_archive(config)
     done = runner.each(plan.partitions, archive_work(config))
     rows = [_row(partition) for partition in done.results]
-    return plan, replace(done, frame=runner.frame(rows, ARCHIVED_SCHEMA))
+    failures = (*plan.failed, *done.failures)
+    return plan, replace(done, failures=failures, frame=runner.frame(rows, ARCHIVED_SCHEMA))
 
 
 def check_source(config: Config) -> None:
@@ -129,28 +141,36 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
         if why := discovery.why_nothing():
             raise ConfigError(why)
         found: list[PlannedPartition] = []
+        failed: list[Failure] = []
 
-        async def look(tip: TopicIdPartition) -> None:
+        async def planned(tip: TopicIdPartition) -> PlannedPartition:
             edges = await cluster.log_edges(tip)
             view = await opened.rlmm.refresh(tip, asyncio.get_running_loop().time())
-            found.append(
-                PlannedPartition(
-                    tip,
-                    view.log_end_offset,
-                    edges.log_start_offset,
-                    edges.last_stable_offset,
-                    discovery.topic_config(tip.topic_id),
-                )
+            return PlannedPartition(
+                tip,
+                view.log_end_offset,
+                edges.log_start_offset,
+                edges.last_stable_offset,
+                discovery.topic_config(tip.topic_id),
             )
+
+        async def look(tip: TopicIdPartition) -> None:
+            if not found and len(failed) >= FAILED_IN_A_ROW_MAX:
+                raise ClusterUnavailable(f"no partition can be looked at: {failed[0]}")
+            outcome = await attempted(planned(tip), str(tip))
+            if isinstance(outcome, Failure):
+                failed.append(outcome)
+            else:
+                found.append(outcome)
 
         await for_each(tips, look, PLANNED_AT_ONCE)
     found.sort(key=lambda planned: (-planned.offsets, planned.tip))
-    return ArchivePlan(tuple(found), discovery.refused)
+    return ArchivePlan(tuple(found), discovery.refused, tuple(failed))
 
 
 def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, ArchivedPartition]:
-    """Copies segments, then deletes those that retention has expired. Fails with
-    RemoteStorageError, ClusterError, LogTruncated, CorruptSegment, OSError.
+    """Copies segments, then deletes those that retention has expired. Fails with NotAllArchived,
+    RemoteStorageError.
     """
     config = for_executors(config)
     return StoreWork(
@@ -174,12 +194,15 @@ async def _archive_partition(
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
         metadata_topic=config.metadata.topic_name,
+        log_starts={planned.tip: planned.log_start_offset},
     )
-    await archive_pass.archive([planned.tip])
+    left = await archive_pass.archive([planned.tip])
+    if any(one.failed for one in left):
+        raise NotAllArchived(one for one in left if one.failed)
     view = await opened.rlmm.refresh(planned.tip, asyncio.get_running_loop().time())
     new = view.segments[view.segments.index_at_or_after(planned.archive_end or 0) :]
     size = sum(segment.segment_size_bytes for segment in new)
-    return ArchivedPartition(planned, view.log_end_offset, len(new), size)
+    return ArchivedPartition(planned, view.log_end_offset, len(new), size, tuple(left))
 
 
 def _row(p: ArchivedPartition) -> tuple[str, int, int | None, int | None, int, int, int]:

@@ -16,7 +16,7 @@ from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, Place, SourceOptions
 from fetchproxy.remotelog.planning import PASSED_OVER, Asked, OffsetSpan
 from fetchproxy.remotelog.rate_limits import Views
-from fetchproxy.writing.archive_health import uncovered
+from fetchproxy.writing.published import uncovered
 
 # The spans to write, and the partitions that are left out because some offsets are missing. A
 # partition that is left out does not stop others.

@@ -229,7 +229,7 @@ async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
     async def worker(opened: Opened) -> None:
         for number, item in left:
             result = work.do(opened, item, partial(doing.tell, number))
-            doing.add(number, await _attempted(result, work.name(item)))
+            doing.add(number, await attempted(result, work.name(item)))
 
     async with AsyncExitStack() as stack:
         with _errors_of("") as failures:
@@ -319,7 +319,8 @@ def attempt(work: Callable[[T], R], item: T, name: str) -> R | Failure:
     return failures[0]
 
 
-async def _attempted(work: Coroutine[Any, Any, R], name: str) -> R | Failure:
+async def attempted(work: Coroutine[Any, Any, R], name: str) -> R | Failure:
+    """As `attempt`."""
     with _errors_of(name) as failures:
         return await work
     return failures[0]

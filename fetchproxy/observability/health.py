@@ -205,12 +205,17 @@ class Kind(StrEnum):
     UNARCHIVED_RECORDS_DELETED = _error(
         "unarchived_records_deleted",
         "the brokers have deleted records that are not archived, and may delete more",
-        "raise the brokers' retention, and find out what delays the archiver",
+        "remove the cause that the message names; raise the brokers' retention until then",
     )
     ARCHIVE_MARGIN_SMALL = _error(
         "archive_margin_small",
         "the brokers may soon delete records that are not archived",
-        "raise the brokers' retention, or find out what delays the archiver",
+        "remove the cause that the message names, or raise the brokers' retention",
+    )
+    OPEN_TRANSACTION = _warning(
+        "open_transaction",
+        "an open transaction keeps the last stable offset: records above it are not archived",
+        "if its producer does not end it, `kafka-transactions.sh … abort` as the message says",
     )
     PARTITION_STOPPED = _error(
         "partition_stopped",

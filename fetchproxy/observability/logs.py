@@ -203,3 +203,11 @@ def _masked(key: str, value: object) -> object:
 def _order_keys(_logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
     first = {key: event_dict[key] for key in _FIRST_KEYS if key in event_dict}
     return {**first, **event_dict}  # a repeated key keeps its first place
+
+
+def utc_text(at_ms: int) -> str:
+    """An epoch time (ms), whatever a producer wrote, for people."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms since 1970"

@@ -511,7 +511,7 @@ ARCHIVE_END_OFFSET = gauge(
 )
 ARCHIVE_LAG_OFFSETS = gauge(
     "fetchproxy_archive_lag_offsets",
-    "Offsets below the last stable offset that are not archived yet",
+    "Offsets up to the high watermark that are not archived yet",
     *_PARTITION,
 )
 ARCHIVE_MARGIN_OFFSETS = gauge(

@@ -17,7 +17,7 @@ from fetchproxy.observability.health import Condition, Kind, Offsets, in_order, 
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.concerns import StoredConcerns
-from fetchproxy.writing.published import read_finished_offsets
+from fetchproxy.writing.published import read_finished_offsets, uncovered
 
 # Finds which of the offsets that a partition's archive has to hold are not there. Pure.
 #
@@ -53,6 +53,7 @@ def not_held(
     found: list[Offsets] = []
     gaps: list[Offsets] = []
     recorded = sorted(recorded_gaps)
+    last = _end_of_gaps(last, recorded)
     for hole in uncovered(first, last, sorted(held.segments)):
         certain = _before_uncertain(hole, held.uncertain)
         if certain is not None:
@@ -77,24 +78,20 @@ def _expected(held: Held, stated: FinishedOffsets | None) -> Offsets:
     return max(first, held.log_start_offset), last
 
 
+def _end_of_gaps(last: int, recorded: Iterable[Offsets]) -> int:
+    """The last offset of the recorded gaps that follow `last` without a break, else `last`."""
+    for start, end in recorded:
+        if start <= last + 1:
+            last = max(last, end)
+    return last
+
+
 def _before_uncertain(hole: Offsets, uncertain: Iterable[int]) -> Offsets | None:
     """The part of `hole` below the first unreadable segment, which is reported by itself."""
     first, last = hole
     begins = [base for base in uncertain if first <= base <= last]
     last = min([last, *(base - 1 for base in begins)])
     return (first, last) if first <= last else None
-
-
-def uncovered(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:
-    """The parts of `first` … `last` that are in none of `rising`, which may overlap."""
-    for start, end in rising:
-        if start > last:
-            break
-        if start > first:
-            yield first, start - 1
-        first = max(first, end + 1)
-    if first <= last:
-        yield first, last
 
 
 def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:

@@ -26,7 +26,7 @@ from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.observability.health import Kind, of_partition
+from fetchproxy.observability.health import Kind, Offsets, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
 from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
@@ -51,7 +51,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(eq=False, repr=False)
 class PartitionArchiver:
-    """`may_go_on` is called before each copy. A copy that has begun may finish."""
+    """`may_go_on` is called before each copy. A copy that has begun may finish. `on_lost` is called
+    with offsets that were lost before they could be copied, once for each, from `log_start_offset`
+    on if nothing is archived. None: from the log start at the first turn on.
+    """
 
     tip: TopicIdPartition
     _: KW_ONLY
@@ -61,6 +64,8 @@ class PartitionArchiver:
     truncation: LogTruncation
     records: ArchiveRecords
     may_go_on: Callable[[], bool] = lambda: True
+    on_lost: Callable[[Offsets], None] = lambda offsets: None
+    log_start_offset: int | None = None
 
     def __post_init__(self) -> None:
         self._resumed: Resumed | None = None
@@ -239,7 +244,9 @@ class PartitionArchiver:
     async def _gather(self, resumed: Resumed, close_short: bool) -> None:
         """Gather the next segment, and close it if possible. Gaps before it are recorded."""
         if resumed.position is None:
-            log_start = await self.gatherer.find_log_start()
+            log_start = self.log_start_offset
+            if log_start is None:
+                log_start = await self.gatherer.find_log_start()
             resumed.position = max(log_start, resumed.raised_log_start)
         while True:
             gathered = await self.gatherer.gather(resumed.position, close_short=close_short)
@@ -249,21 +256,22 @@ class PartitionArchiver:
             if view.log_end_offset != resumed.archive_end:
                 await self._moved_on(resumed, view)
                 return
-            self._note_gap(resumed, view, gathered)
+            await self._note_gap(resumed.position, view, gathered)
             resumed.position = gathered.log_start_offset
 
-    def _note_gap(self, resumed: Resumed, view: PartitionView, gap: LogGap) -> None:
-        """Log the gap, if something was archived before it."""
-        deleted = gap.log_start_offset <= view.raised_log_start  # by DeleteRecords, on purpose
-        if resumed.archive_end is None or deleted:
+    async def _note_gap(self, position: int, view: PartitionView, gap: LogGap) -> None:
+        """Record the gap at once, as no segment may ever follow. What is on record is not new."""
+        if gap.log_start_offset <= view.raised_log_start:
+            return  # deleted by DeleteRecords, on purpose
+        if view.log_end_offset is None:  # the archive begins behind it
+            self.on_lost((position, gap.log_start_offset - 1))
             return
-        ARCHIVE_GAPS.labels(self.tip.topic, str(self.tip.partition)).inc()
-        log.error(
-            "archive_gap",
-            **self.tip.logged,
-            first_lost_offset=resumed.position,
-            last_lost_offset=gap.log_start_offset - 1,
-        )
+        for first, last in await self.records.lost(view, gap.log_start_offset):
+            self.on_lost((first, last))
+            ARCHIVE_GAPS.labels(self.tip.topic, str(self.tip.partition)).inc()
+            log.error(
+                "archive_gap", **self.tip.logged, first_lost_offset=first, last_lost_offset=last
+            )
 
     # --- copy ---
     async def _copy(self, resumed: Resumed, segment: GatheredSegment) -> None:
@@ -419,16 +427,19 @@ class ManagedPartition:
             end = view.log_end_offset if end is None else end
             bytes_per_offset = _bytes_per_offset(view) or bytes_per_offset
         log_start, stable = known.log_start_offset, known.last_stable_offset
+        high_watermark = None
         if edges is not None and self.leads:
             # Both only rise, except in a log that begins again.
             log_start = max(edges.log_start_offset, 0 if self.stopped else log_start or 0)
             stable = max(edges.last_stable_offset, 0 if self.stopped else stable or 0)
+            high_watermark = max(edges.high_watermark, stable)
         return replace(
             known,
             archive_start=start,
             archive_end=end,
             log_start_offset=log_start,
             last_stable_offset=stable,
+            high_watermark=high_watermark,
             bytes_per_offset=bytes_per_offset,
             last_error=self.last_error or self.local_retention.refusal(self.tip.topic),
             last_success_ms=self.last_success_ms,

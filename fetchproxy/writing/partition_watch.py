@@ -8,17 +8,29 @@ import asyncio
 import socket
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
 
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.open_transactions import (
+    FirstBatch,
+    OpenTransaction,
+    first_batch_at,
+    oldest_open_transaction,
+)
 from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.archiver_positions import ForPeople
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Condition, Kind, of_partition
+from fetchproxy.observability.logs import utc_text
+from fetchproxy.runtime.loop import for_each
 from fetchproxy.writing.concerns import ArchiverConcerns
+from fetchproxy.writing.open_transaction import ended_by, pinned_in_words
 from fetchproxy.writing.status import (
     STALLED_SHARE,
     BrokerRetention,
@@ -35,6 +47,15 @@ WATCH_INTERVAL_S = 5.0
 _IN_A_ROW = 50
 # An alarm that rises at 0.5 and falls at 0.49 would flap.
 _MARGIN_CLEAR_SHARE = 0.8
+# Kafka's default of transaction.max.timeout.ms: a coordinator that works ends older ones itself.
+OPEN_TRANSACTION_MAX_MS = 900_000
+# Where transactions follow one another, the last stable offset moves between looks this far apart.
+PINNED_MIN_MS = 60_000
+# What the brokers are asked about single partitions: time between two questions about one, and
+# questions in one look, because all partitions may wait at once. The next looks ask the rest.
+ASKED_AGAIN_AFTER_MS = 60_000
+QUESTIONS_MAX = 100
+_ASKED_AT_ONCE = 8
 
 
 @dataclass(slots=True)
@@ -43,8 +64,13 @@ class _Watched:
     waiting_since_ms: int | None = None  # since when records above that archive end exist
     used: float | None = None  # `retention_used` at the last look
     deleted_in_ms: int | None = None
-    since: tuple[int, float] | None = None  # epoch ms and used share at that archive end
+    since: tuple[int, float] | None = None  # epoch ms and used share of bytes at that archive end
     stalled: UUID | None = None  # the copy that was reported
+    first: tuple[int, FirstBatch | None] | None = None  # the first unarchived offset, its batch
+    stable: tuple[int, int] | None = None  # the last stable offset, seen unchanged since (epoch ms)
+    oldest: OpenTransaction | None = None
+    asked_ms: int | None = None  # when the brokers were asked for it
+    begun_at: int | None = None  # the first log start seen, while nothing is archived
 
 
 def deleted_at(deleted_in_ms: int | None) -> float | None:
@@ -60,9 +86,17 @@ def until(deleted_in_ms: int | None, what: str = "it") -> str:
         return f"it is not known when the brokers delete {what}"
     minutes = -(-deleted_in_ms // 60_000)
     if minutes <= 0:
-        return f"the brokers are deleting {what}"
+        return f"the brokers may delete {what} at any time"
     span = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-    return f"the brokers begin to delete {what} in about {span}"
+    return f"the brokers may delete {what} from about {span} on"
+
+
+def lasting(ms: int) -> str:
+    """In steps, so that the sentence does not change at each look."""
+    minutes = ms // 60_000
+    if minutes >= 120:
+        return f"{minutes // 60} h"
+    return f"{minutes if minutes < 5 else minutes // 5 * 5} min"
 
 
 def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
@@ -81,15 +115,24 @@ def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
 # topic with little traffic may be one deletion away by offsets, and safe for days by the clock.
 
 
-def _deleted_in_ms(used: float, since: float, for_ms: int) -> int | None:
-    """Time until the brokers delete unarchived records if the trend goes on. `since`: the share
-    `for_ms` ago; nothing was copied since then. None: the share does not rise.
+def deleted_in(
+    limits: BrokerRetention, age_ms: int | None, by_bytes: float | None, trend: tuple[float, int]
+) -> int | None:
+    """The least time (ms) until the brokers may delete the oldest unarchived record. They delete
+    whole segments, once the newest record has passed: they may do it later, but not before. None:
+    not known, or they will not.
+
+    `by_bytes`: the used share of their bytes. `trend`: that share before, and how long (ms) before.
     """
-    if used >= 1:
-        return 0
-    if used <= since or for_ms <= 0:
-        return None
-    return round((1 - used) / (used - since) * for_ms)
+    left = []
+    if age_ms is not None and limits.ms is not None:
+        left.append(max(limits.ms - age_ms, 0))
+    since, for_ms = trend
+    if by_bytes is not None and by_bytes >= 1:
+        left.append(0)
+    elif by_bytes is not None and by_bytes > since and for_ms > 0:
+        left.append(round((1 - by_bytes) / (by_bytes - since) * for_ms))
+    return min(left, default=None)
 
 
 def retention_used(
@@ -98,12 +141,12 @@ def retention_used(
     """The larger of the two shares. None: no limit, or nothing is known. `age_ms`: of the oldest
     unarchived record. `unarchived_bytes`: from that record to the log's end.
     """
-    shares = [
-        used / max(limit, 1)
-        for used, limit in ((age_ms, retention.ms), (unarchived_bytes, retention.bytes))
-        if used is not None and limit is not None
-    ]
-    return max(shares, default=None)
+    shares = [_share(age_ms, retention.ms), _share(unarchived_bytes, retention.bytes)]
+    return max((share for share in shares if share is not None), default=None)
+
+
+def _share(used: int | None, limit: int | None) -> float | None:
+    return None if used is None or limit is None else used / max(limit, 1)
 
 
 class PartitionWatch:
@@ -111,6 +154,9 @@ class PartitionWatch:
         self._concerns = concerns
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
         self._watched: dict[TopicIdPartition, _Watched] = {}
+        # What the last look could not know: the batch at an offset, and who holds up a partition.
+        self._unread: dict[TopicIdPartition, int] = {}
+        self._held_up: dict[TopicIdPartition, int] = {}
         # Partitions not archived because this archiver's disk is full, failing or read-only.
         self._disk = f"{socket.gethostname()}, {config.spool_dir or tempfile.gettempdir()}"
         self._disk_errors: dict[TopicIdPartition, str] = {}
@@ -128,6 +174,7 @@ class PartitionWatch:
             tip,
             Kind.ARCHIVE_MARGIN_SMALL,
             Kind.UNARCHIVED_RECORDS_DELETED,
+            Kind.OPEN_TRANSACTION,
             Kind.SEGMENT_COPY_STALLED,
         )
         metrics.ARCHIVE_RETENTION_USED_SHARE.remove(tip.topic, tip.partition)
@@ -138,6 +185,8 @@ class PartitionWatch:
         """`now`: loop time (s). `now_ms`: epoch ms. Yields to other tasks in between."""
         leading = 0
         ages: list[float] = []
+        self._unread.clear()
+        self._held_up.clear()
         for number, status in enumerate(statuses, 1):
             if number % _IN_A_ROW == 0:
                 await asyncio.sleep(0)
@@ -150,8 +199,10 @@ class PartitionWatch:
             if copy_s is not None:
                 ages.append(copy_s)
             self._look_at_copy(status, watched, copy_s)
-            self._look_at_margin(status, watched, now_ms)
-            self._look_at_losses(status)
+            age_ms = self._oldest_age_ms(status, watched, now_ms)
+            self._look_at_margin(status, watched, age_ms, now_ms)
+            self._look_at_transaction(status, watched, now_ms)
+            self._look_at_losses(status, watched)
         self._look_at_disk()
         metrics.ARCHIVE_LEADER_PARTITIONS.set(leading)
         metrics.ARCHIVE_OLDEST_COPY_SECONDS.set(max(ages, default=0.0))
@@ -230,31 +281,34 @@ class PartitionWatch:
         return min((ms for ms in known if ms is not None), default=None)
 
     def _look_at_margin(
-        self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
+        self, status: PartitionArchiveStatus, watched: _Watched, age_ms: int | None, now_ms: int
     ) -> None:
-        age_ms = self._oldest_age_ms(status, watched, now_ms)
-        used = retention_used(
-            status.broker_retention, age_ms=age_ms, unarchived_bytes=status.unarchived_bytes
-        )
+        limits, size_bytes = status.broker_retention, status.unarchived_bytes
+        if size_bytes is None and watched.first is not None and watched.first[1] is not None:
+            size_bytes = round((status.lag_offsets or 0) * watched.first[1].bytes_per_offset)
+        used = retention_used(limits, age_ms=age_ms, unarchived_bytes=size_bytes)
         tip, small = status.tip, Kind.ARCHIVE_MARGIN_SMALL
         if used is None:
             watched.used = watched.deleted_in_ms = None
             self._concerns.release(small, tip)
             return
-        if watched.since is None or used < watched.since[1]:
-            watched.since = now_ms, used
+        by_bytes = _share(size_bytes, limits.bytes)
+        if watched.since is None or (by_bytes or 0) < watched.since[1]:
+            watched.since = now_ms, by_bytes or 0
         at_ms, since = watched.since
         watched.used = used
-        watched.deleted_in_ms = _deleted_in_ms(used, since, now_ms - at_ms)
+        watched.deleted_in_ms = None
+        if status.lag_offsets != 0:
+            watched.deleted_in_ms = deleted_in(limits, age_ms, by_bytes, (since, now_ms - at_ms))
         metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
         if used >= MARGIN_WARN_SHARE:
-            first = status.log_start_offset if status.archive_end is None else status.archive_end
             percent = int(used * 20) * 5  # in steps of 5, so the sentence does not change each time
             self._concerns.hold(
                 small,
                 tip,
-                f"{tip}: the records from offset {first} on are not archived and have used up "
-                f"{percent} % of the brokers' retention; at 100 % the brokers delete them",
+                f"{tip}: the records from offset {status.first_unarchived} on are not archived and "
+                f"have used up {percent} % of the brokers' retention; at 100 % the brokers delete "
+                f"them; cause: {_cause(status, watched)}",
                 until=deleted_at(watched.deleted_in_ms),
                 retention_used=round(used, 3),
                 lag_offsets=status.lag_offsets,
@@ -263,21 +317,63 @@ class PartitionWatch:
         elif used < MARGIN_WARN_SHARE * _MARGIN_CLEAR_SHARE:
             self._concerns.release(small, tip)
 
-    def _look_at_losses(self, status: PartitionArchiveStatus) -> None:
+    def _look_at_transaction(
+        self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
+    ) -> None:
+        """A transaction that is open for long, or about to cost records."""
+        kind, tip, stable = Kind.OPEN_TRANSACTION, status.tip, status.last_stable_offset
+        if stable is None or not status.is_pinned:
+            watched.stable = watched.oldest = watched.asked_ms = None
+            self._concerns.release(kind, tip)
+            return
+        # Where the brokers delete its first records, Kafka moves it to the log start.
+        moved = watched.stable is not None and stable not in (
+            watched.stable[0],
+            status.log_start_offset,
+        )
+        if watched.stable is None or moved:
+            watched.stable, watched.oldest, watched.asked_ms = (stable, now_ms), None, None
+        seen_ms = now_ms - watched.stable[1]
+        urgent = watched.used is not None and watched.used >= MARGIN_WARN_SHARE
+        if not urgent and seen_ms < PINNED_MIN_MS:
+            self._concerns.release(kind, tip)
+            return
+        if watched.asked_ms is None or now_ms - watched.asked_ms >= ASKED_AGAIN_AFTER_MS:
+            self._held_up[tip] = now_ms
+        if not urgent and seen_ms < OPEN_TRANSACTION_MAX_MS:
+            self._concerns.release(kind, tip)
+            return
+        self._concerns.hold(
+            kind,
+            tip,
+            f"{tip}: {pinned_in_words(stable, watched.oldest)}, for at least {lasting(seen_ms)}"
+            f"{_written_at(watched)}: nothing from there on is archived; "
+            f"{ended_by(tip, watched.oldest)}",
+            until=deleted_at(watched.deleted_in_ms),
+            lag_offsets=status.lag_offsets,
+        )
+
+    def _look_at_losses(self, status: PartitionArchiveStatus, watched: _Watched) -> None:
         deleted, lost = Kind.UNARCHIVED_RECORDS_DELETED, status.lost
+        log_start = status.log_start_offset
+        if status.archive_end is not None or log_start is None:
+            watched.begun_at = None
+        elif watched.begun_at is None:
+            watched.begun_at = log_start
+        elif log_start > max(watched.begun_at, status.raised_log_start):
+            lost = max(watched.begun_at, status.raised_log_start), log_start - 1
         if lost is None:
             self._concerns.release(deleted, status.tip)
             return
         # The sentence omits the last offset, which rises while the loss goes on.
         what = (
             f"{status.tip}: the brokers have deleted records from offset {lost[0]} on before they "
-            "could be archived; the archive continues after them when copies succeed again"
+            f"could be archived; cause: {_cause(status, watched)}"
         )
         self._concerns.hold(deleted, status.tip, what, lost)
 
-    @staticmethod
     def _oldest_age_ms(
-        status: PartitionArchiveStatus, watched: _Watched, now_ms: int
+        self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
     ) -> int | None:
         """The age of the oldest unarchived record: by its timestamp if it was read, else since it
         was first known to wait. 0: none waits. None: not known. A status that knows nothing new
@@ -287,13 +383,74 @@ class PartitionWatch:
             watched.archive_end, watched.waiting_since_ms = status.archive_end, None
             watched.since = None
         if status.lag_offsets == 0:
-            watched.waiting_since_ms = None
+            watched.waiting_since_ms = watched.first = None
             return 0
         if watched.waiting_since_ms is None and status.lag_offsets is not None:
             watched.waiting_since_ms = now_ms
+        first_ms = status.first_unarchived_ms
+        if first_ms is None:
+            first_ms = self._read_ms(status, watched, now_ms)
         known = [
             moment
-            for moment in (status.first_unarchived_ms, watched.waiting_since_ms)
+            for moment in (first_ms, watched.waiting_since_ms)
             if moment is not None and moment >= 0
         ]
         return max(now_ms - min(known), 0) if known else None
+
+    def _read_ms(
+        self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
+    ) -> int | None:
+        """The first unarchived record's timestamp, as read from the brokers. No turn may ever read
+        it, and after a restart nobody knows how long it has waited.
+        """
+        offset, since_ms = status.first_unarchived, watched.waiting_since_ms
+        if watched.first is not None and watched.first[0] == offset:
+            batch = watched.first[1]
+            return None if batch is None else batch.timestamp_ms
+        if offset is not None and since_ms is not None and now_ms > since_ms:
+            self._unread[status.tip] = offset
+        return None
+
+    async def ask(self, cluster: Cluster) -> None:
+        """Asks the brokers what the last look did not know; the next look uses it. Takes no longer
+        than the time between two looks.
+        """
+
+        async def read(tip: TopicIdPartition) -> None:
+            watched, offset = self._watched.get(tip), self._unread[tip]
+            if watched is None:
+                return  # it has gone meanwhile
+            with suppress(ClusterError):  # the next look asks again
+                watched.first = offset, await first_batch_at(cluster, tip, offset)
+
+        async def describe(tip: TopicIdPartition) -> None:
+            watched = self._watched.get(tip)
+            if watched is None:
+                return
+            watched.asked_ms = self._held_up[tip]
+            try:
+                watched.oldest = await oldest_open_transaction(cluster, tip)
+            except ClusterError as error:  # such as no READ: the condition says how to find it
+                log.info("producers_not_described", **tip.logged, error=str(error))
+
+        for questions, ask in ((self._held_up, describe), (self._unread, read)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_INTERVAL_S):
+                    await for_each(list(questions)[:QUESTIONS_MAX], ask, _ASKED_AT_ONCE)
+
+
+def _written_at(watched: _Watched) -> str:
+    batch = None if watched.first is None else watched.first[1]
+    if batch is None:
+        return ""
+    return f" (the record there is of {utc_text(batch.timestamp_ms)})"
+
+
+def _cause(status: PartitionArchiveStatus, watched: _Watched) -> str:
+    """Why records wait, and what to do. Ends without a stop."""
+    if status.is_pinned and status.last_stable_offset is not None:
+        pinned = pinned_in_words(status.last_stable_offset, watched.oldest)
+        return f"{pinned}; {ended_by(status.tip, watched.oldest)}"
+    if status.last_error is not None:
+        return f"the archiver's last error: {status.last_error}"
+    return "copies are slower than producers, or have just begun"

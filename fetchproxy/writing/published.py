@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from fetchproxy.metadata.archiver_positions import (
 )
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.health import Offsets
 from fetchproxy.runtime.loop import pieces
 from fetchproxy.segments.description import (
     NOT_STATED,
@@ -160,10 +161,32 @@ class ArchiveRecords:
             # Offsets below were archived before there were records, or never existed.
             stated = FinishedOffsets(self._tip, start_offset if end is None else end)
             await self._state(stated)
-        gap = gap_before(start_offset, end, view.raised_log_start, stated)
-        if gap is not None:
-            content = encode_archive_gap(self._tip, *gap)
-            await self._records.put_archive_gap(self._tip, *gap, content)
+        await self._record_gap(gap_before(start_offset, end, view.raised_log_start, stated))
+
+    async def lost(self, view: PartitionView, log_start_offset: int) -> list[Offsets]:
+        """Record that the offsets from the archive's end up to `log_start_offset` were lost.
+        Returns those that were not on record.
+        """
+        end = view.log_end_offset
+        if end is None:
+            return []  # the archive begins at the log start
+        stated = self._stated or FinishedOffsets(self._tip, end)
+        if self._stated is None:
+            await self._state(stated)
+        return await self._record_gap(
+            gap_before(log_start_offset, end, view.raised_log_start, stated)
+        )
+
+    async def _record_gap(self, gap: Offsets | None) -> list[Offsets]:
+        """Returns the parts that were not on record."""
+        if gap is None:
+            return []
+        recorded = sorted([one async for one in self._records.list_archive_gaps(self._tip)])
+        new = list(uncovered(*gap, recorded))
+        for first, last in new:
+            content = encode_archive_gap(self._tip, first, last)
+            await self._records.put_archive_gap(self._tip, first, last, content)
+        return new
 
     async def finished(self, segment: RemoteLogSegmentMetadata) -> None:
         """Record that `segment` counts. If that fails, the record of the next segment covers it."""
@@ -217,3 +240,15 @@ def gap_before(
     """
     first = max(archive_end or 0, log_start, stated.recorded_from, stated.end_offset + 1)
     return (first, start_offset - 1) if first < start_offset else None
+
+
+def uncovered(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:
+    """The parts of `first` … `last` that are in none of `rising`, which may overlap."""
+    for start, end in rising:
+        if start > last:
+            break
+        if start > first:
+            yield first, start - 1
+        first = max(first, end + 1)
+    if first <= last:
+        yield first, last

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -26,7 +27,6 @@ from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
 from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.health import Kind
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
 from fetchproxy.runtime.loop import chosen
@@ -103,7 +103,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False, repr=False)
-class _Archiver:
+class Archiver:
     """The parts that all partitions share. Raises ValueError without archive.topics."""
 
     config: ArchiveConfig
@@ -165,9 +165,8 @@ class _Archiver:
     def opened_spool(self) -> Spool:
         return Spool(self.config.spool_dir, encrypted=self.rsm.packed.encrypts)
 
-    def archiver(
-        self, tip: TopicIdPartition, spool: Spool, may_go_on: Callable[[], bool] = lambda: True
-    ) -> PartitionArchiver:
+    def archiver(self, tip: TopicIdPartition, spool: Spool, **more: Any) -> PartitionArchiver:
+        """`more`: further fields of the PartitionArchiver."""
         return PartitionArchiver(
             tip,
             gatherer=self.source(tip, spool),
@@ -175,7 +174,7 @@ class _Archiver:
             copier=self.copier,
             truncation=self.truncation,
             records=ArchiveRecords(self.rsm, tip),
-            may_go_on=may_go_on,
+            **more,
         )
 
 
@@ -186,7 +185,7 @@ _DISCOVERY_JITTER = 0.1
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class RemoteLogManager(_Archiver):
+class RemoteLogManager(Archiver):
     """`run` ends only by cancellation. `leadership`: None for the one that `config` names."""
 
     rng: random.Random
@@ -324,7 +323,7 @@ class RemoteLogManager(_Archiver):
 
     def _managed(self, tip: TopicIdPartition, spool: Spool) -> ManagedPartition:
         return ManagedPartition(
-            archiver=self.archiver(tip, spool, lambda: self._leadership.leads(tip)),
+            archiver=self.archiver(tip, spool, may_go_on=lambda: self._leadership.leads(tip)),
             leadership=self._leadership,
             expirer=self.expirer,
             local_retention=self.local_retention,
@@ -358,6 +357,7 @@ class RemoteLogManager(_Archiver):
             await self._read_edges()
             now = asyncio.get_running_loop().time()
             await self.watch.look(self._watched(), now, self.wall_clock_ms())
+            await self.watch.ask(self.cluster)
 
     async def _read_edges(self) -> None:
         """Ask for the ends of the brokers' logs: turns do not get that far while copies fail."""
@@ -449,96 +449,3 @@ class RemoteLogManager(_Archiver):
     def _status(self, tip: TopicIdPartition) -> PartitionArchiveStatus:
         topic_config = self.topic_config(tip.topic_id)
         return self._partitions[tip].status(topic_config, self.cluster.cached_log_edges(tip))
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
-class ArchivePass(_Archiver):
-    """One pass, for cron, jobs and tests: archives all that is there now, then ends.
-
-    It uses the same PartitionArchiver, so it resumes where any archiver stopped, even beside
-    another archiver. `topic_configs`: None for the brokers' answer at `run`.
-
-    `run` and `archive` raise ClusterError, RemoteStorageError, LogTruncated,
-    CorruptSegment, OSError (in a group); the next pass goes on from there.
-    """
-
-    topic_configs: Mapping[UUID, Mapping[str, str] | None] | None = None
-
-    def __post_init__(self) -> None:
-        # A pass is too short to watch the clock.
-        self.limits = replace(self.limits, retention_clock_settle_ms=0)
-        super().__post_init__()
-        self._at_work: dict[TopicIdPartition, PartitionArchiver] = {}
-        self._places = asyncio.Semaphore(self.config.workers_max)
-
-    def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
-        if self.topic_configs is not None:
-            return self.topic_configs.get(topic_id)
-        return super().topic_config(topic_id)
-
-    async def run(self) -> list[TopicIdPartition]:
-        """Archive all matching partitions and return them. `discovery` has the refused topics."""
-        tips = partitions_of(await self.discovery.look())
-        await self.archive(tips)
-        return tips
-
-    async def archive(self, tips: Iterable[TopicIdPartition]) -> None:
-        """Copy up to the current last stable offset; the last segment may be short. A partition
-        whose log was cut or begins again (LogTruncated) does not stop the others.
-        """
-        stopped: list[LogTruncated] = []
-
-        async def archive_one(tip: TopicIdPartition) -> None:
-            try:
-                async with self._places:
-                    await self._archive(self.archiver(tip, spool))
-            except LogTruncated as error:
-                self.concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
-                stopped.append(error)
-            else:
-                self.concerns.release(Kind.PARTITION_STOPPED, tip)
-
-        told = PublishedPositions(
-            self.rsm, self.uuid_factory(), lambda: self._at_work, self._gathered_from
-        )
-        async with self.opened_spool() as spool, asyncio.TaskGroup() as workers:
-            telling = workers.create_task(told.run(), name="archive positions")
-            passes = [workers.create_task(archive_one(tip), name=f"archive {tip}") for tip in tips]
-            if passes:
-                await asyncio.wait(passes)
-            telling.cancel()
-            await self.concerns.publish()
-        if stopped:
-            raise ExceptionGroup("partitions were stopped", stopped)
-
-    def _gathered_from(self, tip: TopicIdPartition) -> int | None:
-        archiver = self._at_work.get(tip)
-        return None if archiver is None else archiver.position
-
-    async def _archive(self, archiver: PartitionArchiver) -> None:
-        """Archive up to the last stable offset of the beginning, or until no more is available.
-
-        Then delete what retention has passed. Segments hidden now lose their objects in a later
-        pass.
-        """
-        tip = archiver.tip
-        self._at_work[tip] = archiver
-        edges = await self.cluster.log_edges(tip)
-        try:
-            while await archiver.process(close_short=True):
-                end = archiver.archive_end
-                if end is not None and end >= edges.last_stable_offset:
-                    break
-            end = archiver.archive_end
-        finally:
-            del self._at_work[tip]
-            await archiver.release()
-        while await self.expirer.expire(tip):
-            continue
-        await self.local_retention.trim(tip)
-        log.info(
-            "partition_archived",
-            **tip.logged,
-            archive_end=end,
-            last_stable_offset=edges.last_stable_offset,
-        )

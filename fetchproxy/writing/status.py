@@ -78,6 +78,7 @@ class PartitionArchiveStatus:
     archive_end: int | None = None
     log_start_offset: int | None = None
     last_stable_offset: int | None = None
+    high_watermark: int | None = None
     gathered_bytes: int = 0
     gathered_end: int | None = None
     bytes_per_offset: float | None = None  # mean of the gathered batches
@@ -99,10 +100,12 @@ class PartitionArchiveStatus:
 
     @property
     def unarchived_bytes(self) -> int | None:
-        """An estimate, because most of these records were not read yet."""
+        """An estimate, because most of these records were not read yet. None: not known."""
         lag = self.lag_offsets
-        if lag is None or self.bytes_per_offset is None:
-            return None if lag is None else self.gathered_bytes
+        if not lag:
+            return lag
+        if self.bytes_per_offset is None:
+            return self.gathered_bytes or None
         return max(round(lag * self.bytes_per_offset), self.gathered_bytes)
 
     def copy_seconds(self, now: float) -> float | None:
@@ -110,12 +113,29 @@ class PartitionArchiveStatus:
         return None if self.copy is None else max(now - self.copy.started_at, 0.0)
 
     @property
-    def lag_offsets(self) -> int | None:
-        """Offsets on the brokers below the last stable offset that are not archived yet."""
+    def log_end(self) -> int | None:
+        """The brokers' retention does not know the last stable offset: all below this may go."""
+        known = [at for at in (self.high_watermark, self.last_stable_offset) if at is not None]
+        return max(known, default=None)
+
+    @property
+    def first_unarchived(self) -> int | None:
+        """The first offset on the brokers that is not archived; the log's end if there is none."""
         known = [at for at in (self.log_start_offset, self.archive_end) if at is not None]
-        if not known or self.last_stable_offset is None:
+        return max(known, default=None)
+
+    @property
+    def lag_offsets(self) -> int | None:
+        """Offsets on the brokers, up to the high watermark, that are not archived yet."""
+        if self.first_unarchived is None or self.log_end is None:
             return None
-        return max(self.last_stable_offset - max(known), 0)
+        return max(self.log_end - self.first_unarchived, 0)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether all below the last stable offset is archived, and records are above it."""
+        stable, end, first = self.last_stable_offset, self.log_end, self.first_unarchived
+        return stable is not None and end is not None and stable <= (first or 0) < end
 
     @property
     def margin_offsets(self) -> int | None:

@@ -16,7 +16,7 @@ from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remotelog.planning import OffsetSpan
-from fetchproxy.writing.archive_health import uncovered
+from fetchproxy.writing.published import uncovered
 
 SETTINGS = {"isolationLevel": "read_committed"}
 ID = str(TIP.topic_id)

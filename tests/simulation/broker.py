@@ -18,7 +18,12 @@ from uuid import UUID
 
 from broker_connection import BrokerProtocol
 from broker_log import LogRead, SimulatedLog
-from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
+from kafka.protocol.admin import (
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+)
 from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -27,13 +32,21 @@ from network import Address, SimulatedNetwork
 
 from fetchproxy.model import ZERO_UUID
 
-FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, DESCRIBE_CONFIGS = 1, 2, 3, 18, 32
+FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, DESCRIBE_CONFIGS, DESCRIBE_PRODUCERS = (
+    1,
+    2,
+    3,
+    18,
+    32,
+    61,
+)
 VERSIONS = {
     FETCH: (4, 13),
     LIST_OFFSETS: (1, 8),
     METADATA: (0, 12),
     API_VERSIONS: (0, 3),
     DESCRIBE_CONFIGS: (1, 2),
+    DESCRIBE_PRODUCERS: (0, 0),
 }
 _REQUESTS = {
     FETCH: FetchRequest,
@@ -41,7 +54,10 @@ _REQUESTS = {
     METADATA: MetadataRequest,
     API_VERSIONS: ApiVersionsRequest,
     DESCRIBE_CONFIGS: DescribeConfigsRequest,
+    DESCRIBE_PRODUCERS: DescribeProducersRequest,
 }
+TOPIC_AUTHORIZATION_FAILED = 29
+PRODUCER_ID = 4711
 UNKNOWN_TOPIC, NOT_LEADER, SESSION_NOT_FOUND, WRONG_EPOCH, UNKNOWN_TOPIC_ID = 3, 6, 70, 71, 100
 EARLIEST, EARLIEST_LOCAL = -2, -4
 
@@ -71,6 +87,7 @@ class SimulatedCluster:
         self.leaders = {key: self.nodes[i % nodes].node_id for i, key in enumerate(self.logs)}
         self.changed = asyncio.Event()
         self.topic_configs: dict[str, dict[str, str]] = {}  # empty: no DescribeConfigs support
+        self.describes_producers = True  # False: the proxy's user has no READ
 
     @property
     def bootstrap(self) -> str:
@@ -124,6 +141,8 @@ class BrokerNode:
             response = self._metadata(message, version)
         elif key == DESCRIBE_CONFIGS:
             response = self._describe_configs(message)
+        elif key == DESCRIBE_PRODUCERS:
+            response = self._describe_producers(message)
         else:
             response = self._api_versions()
         response.API_VERSION = version
@@ -209,6 +228,38 @@ class BrokerNode:
                 for asked in request.resources
             ],
         )
+
+    def _describe_producers(self, request: Any) -> Any:
+        """One producer, with the transaction that nobody ends."""
+        of_topic = DescribeProducersResponse.TopicResponse
+        of_partition = of_topic.PartitionResponse
+        topics = []
+        for topic in request.topics:
+            partitions = []
+            for number in topic.partition_indexes:
+                log = self.cluster.log_of(topic.name, number)
+                error = self._error_of(topic.name, number, log)
+                since = None if log is None else log.open_since
+                if not self.cluster.describes_producers:
+                    error = TOPIC_AUTHORIZATION_FAILED
+                producer = of_partition.ProducerState(
+                    producer_id=PRODUCER_ID,
+                    producer_epoch=0,
+                    last_sequence=1,
+                    last_timestamp=0,
+                    coordinator_epoch=0,
+                    current_txn_start_offset=-1 if since is None else since,
+                )
+                partitions.append(
+                    of_partition(
+                        partition_index=number,
+                        error_code=error,
+                        error_message=None,
+                        active_producers=[] if error else [producer],
+                    )
+                )
+            topics.append(of_topic(name=topic.name, partitions=partitions))
+        return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
 
     def _list_offsets(self, request: Any) -> Any:
         answered = ListOffsetsResponse.ListOffsetsTopicResponse

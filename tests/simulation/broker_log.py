@@ -60,6 +60,7 @@ class SimulatedLog:
         self._last_offsets = [batch.last_offset for batch in batches]
         self.start_offset = self.first_offset = batches[0].base_offset
         self.written = self.replicated = 0
+        self.open_since: int | None = None  # the first offset of a transaction that nobody ends
         # Loop time, by batch index, at which the high watermark rose above the batch.
         self.committed_at: list[float] = []
 
@@ -84,7 +85,10 @@ class SimulatedLog:
 
     @property
     def last_stable_offset(self) -> int:
-        return min(self._stable[self.written], self.high_watermark)
+        stable = min(self._stable[self.written], self.high_watermark)
+        # As Kafka's: it stays where the transaction begins, but never below the log start.
+        pinned = stable if self.open_since is None else min(stable, self.open_since)
+        return max(pinned, self.start_offset)
 
     def index_of(self, offset: int) -> int:
         """The index of the batch that holds `offset`, or of the next batch."""

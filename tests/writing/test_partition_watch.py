@@ -98,7 +98,8 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
     assert ARCHIVE_RETENTION_USED_SHARE.labels("orders", "3")._value.get() == pytest.approx(0.7)
     assert [str(found) for found in concerns.health.conditions(0.0)] == [
         "archive_margin_small: orders-3: the records from offset 100 on are not archived and have "
-        "used up 70 % of the brokers' retention; at 100 % the brokers delete them"
+        "used up 70 % of the brokers' retention; at 100 % the brokers delete them; cause: copies "
+        "are slower than producers, or have just begun"
     ]
     caught_up = replace(LAGGING, archive_end=150)
     with capture_logs() as logs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
@@ -29,6 +28,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind
+from fetchproxy.observability.logs import utc_text
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.segments.object_keys import SegmentFile
@@ -170,7 +170,7 @@ class RetentionBrake:
             await self.objects.put_retention_step(tip, encode_announcement(tip, announced))
             self._known[tip] = announced
         percent = round(100 * hidden_share(view, announced.offset))
-        due = _utc(announced.at_ms + self.grace_ms)
+        due = utc_text(announced.at_ms + self.grace_ms)
         self.concerns.hold(
             Kind.RETENTION_STEP_ANNOUNCED,
             tip,
@@ -200,13 +200,6 @@ def _announcement(fields: Fields) -> Announcement:
     return Announcement(
         fields.integer("offset", 0, INT64), fields.integer("announced_at_ms", 0, INT64)
     )
-
-
-def _utc(at_ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    except (OverflowError, ValueError, OSError):
-        return f"{at_ms} ms since 1970"
 
 
 # Checks that segments are in the store as their metadata say, before segments that they replace go.

@@ -1,0 +1,80 @@
+"""Finds the transaction that keeps a partition's last stable offset where it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fetchproxy_protocol.apis import ApiKey, WireError
+from fetchproxy_protocol.record_batch import walk
+from fetchproxy_protocol.topic_entries import TopicInfo
+from kafka.protocol.admin import DescribeProducersRequest, DescribeProducersResponse
+
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.connections import BrokerConnection
+from fetchproxy.brokers.messages import raise_for
+from fetchproxy.model import IsolationLevel, TopicIdPartition
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """`start_offset`: of its first record in the partition."""
+
+    producer_id: int
+    start_offset: int
+
+
+async def oldest_open_transaction(
+    cluster: Cluster, tip: TopicIdPartition
+) -> OpenTransaction | None:
+    """The open transaction that begins first, from the leader (DescribeProducers, Kafka 2.8).
+
+    None: none is open, or the broker has no such request. Raises ClusterError, also if the proxy's
+    user has no READ on the topic.
+    """
+
+    async def ask(connection: BrokerConnection, topic: TopicInfo) -> OpenTransaction | None:
+        if ApiKey.DESCRIBE_PRODUCERS not in connection.versions:
+            return None
+        asked = DescribeProducersRequest.TopicRequest
+        request = DescribeProducersRequest(
+            topics=[asked(name=topic.name, partition_indexes=[tip.partition])]
+        )
+        answer = await connection.call(request, DescribeProducersResponse)
+        producers = []
+        for answered in answer.topics:
+            for partition in answered.partitions:
+                raise_for(partition.error_code, f"DescribeProducers of {answered.name}")
+                producers += partition.active_producers
+        begun = [
+            OpenTransaction(one.producer_id, one.current_txn_start_offset)
+            for one in producers
+            if one.current_txn_start_offset >= 0
+        ]
+        return min(begun, key=lambda one: one.start_offset, default=None)
+
+    return await cluster.ask_leader(tip, ask)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBatch:
+    """`timestamp_ms`: of its first record, or its append time."""
+
+    timestamp_ms: int
+    bytes_per_offset: float
+
+
+async def first_batch_at(cluster: Cluster, tip: TopicIdPartition, offset: int) -> FirstBatch | None:
+    """The batch at `offset`, committed or not. None: the log has no such batch, or one of an old
+    format. Raises ClusterError.
+    """
+    fetched = await cluster.fetch(
+        tip, offset, bytes_max=1, wait_max_ms=0, isolation=IsolationLevel.READ_UNCOMMITTED
+    )
+    try:
+        header = next(iter(walk(fetched.records)), None)
+    except WireError:
+        return None
+    if header is None:
+        return None
+    at_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp
+    return FirstBatch(at_ms, header.size / (header.last_offset_delta + 1))

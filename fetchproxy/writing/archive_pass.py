@@ -1,0 +1,289 @@
+"""One pass over partitions: archives what is there now, then ends and says what it could not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from uuid import UUID
+
+import structlog
+
+from fetchproxy.brokers.open_transactions import oldest_open_transaction
+from fetchproxy.errors import (
+    ClusterError,
+    CorruptSegment,
+    FetchProxyError,
+    LogDamaged,
+    LogTruncated,
+    RemoteStorageError,
+)
+from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.observability.health import Kind, Offsets
+from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.retrying import Backoff
+from fetchproxy.writing.discovery import partitions_of
+from fetchproxy.writing.open_transaction import ended_by, pinned_in_words
+from fetchproxy.writing.partition_archiver import PartitionArchiver, may_pass
+from fetchproxy.writing.published import PublishedPositions
+from fetchproxy.writing.remote_log_manager import Archiver
+from fetchproxy.writing.sources.segment_source import Spool
+
+log = structlog.get_logger(__name__)
+
+# How often a pass tries a partition whose error may pass. The store's client and the cluster's have
+# tried each request several times before.
+TRIES_MAX = 3
+PAUSES = Backoff(1_000, 30_000, 0.2)
+# If so many partitions fail one after the other for such a reason, store or brokers are away: the
+# others are not asked, because each would wait for its time-outs.
+FAILED_IN_A_ROW_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class NotArchived:
+    """Records that a pass has not archived. `offsets`: first and last, inclusive; None: not known.
+    `failed`: False if nothing has gone wrong. `again`: the same pass may succeed later.
+    """
+
+    tip: TopicIdPartition
+    offsets: Offsets | None
+    cause: str
+    remedy: str
+    failed: bool = True
+    again: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.tip}: {self.what}"
+
+    @property
+    def what(self) -> str:
+        """All but the partition's name."""
+        which = "" if self.offsets is None else "offsets {} to {}: ".format(*self.offsets)
+        return f"{which}{self.cause}; {self.remedy}"
+
+
+class NotAllArchived(FetchProxyError):
+    """A pass over one partition has not archived all; says what, why and what to do."""
+
+    def __init__(self, found: Iterable[NotArchived]) -> None:
+        found = tuple(found)
+        super().__init__("; ".join(one.what for one in found))
+        self.retriable = all(one.again for one in found)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ArchivePass(Archiver):
+    """For cron, jobs and tests. It uses the same PartitionArchiver as a running archiver, so it
+    resumes where any archiver stopped, even beside another archiver. `topic_configs`: None for the
+    brokers' answer at `run`. `tries_max`: how often a partition is tried. `log_starts`: log start
+    offsets from which on a loss counts, if nothing is archived yet; others are read at the turn.
+    """
+
+    topic_configs: Mapping[UUID, Mapping[str, str] | None] | None = None
+    tries_max: int = TRIES_MAX
+    log_starts: Mapping[TopicIdPartition, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A pass is too short to watch the clock.
+        self.limits = replace(self.limits, retention_clock_settle_ms=0)
+        super().__post_init__()
+        self._at_work: dict[TopicIdPartition, PartitionArchiver] = {}
+        self._rng = random.Random()
+
+    def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
+        if self.topic_configs is not None:
+            return self.topic_configs.get(topic_id)
+        return super().topic_config(topic_id)
+
+    async def run(self) -> tuple[list[TopicIdPartition], list[NotArchived]]:
+        """Archive all matching partitions. Returns them, and what was not archived of them.
+        `discovery` has the refused topics. Raises as `archive`, and ClusterError.
+        """
+        tips = partitions_of(await self.discovery.look())
+        return tips, await self.archive(tips)
+
+    async def archive(self, tips: Iterable[TopicIdPartition]) -> list[NotArchived]:
+        """Copy up to the current last stable offset; the last segment may be short. Returns what
+        was not archived, by partition. No partition's failure ends the others; those whose failure
+        may pass are tried again.
+
+        Raises OSError if the spool folder cannot be created, and bugs, in a group, at the end.
+        """
+        told = PublishedPositions(
+            self.rsm, self.uuid_factory(), lambda: self._at_work, self._gathered_from
+        )
+        async with self.opened_spool() as spool, asyncio.TaskGroup() as workers:
+            telling = workers.create_task(told.run(), name="archive positions")
+            try:
+                found = await self._all(list(tips), spool)
+            finally:
+                telling.cancel()
+            await self._publish()
+        return sorted(found, key=lambda one: (one.tip, one.offsets or (-1, -1)))
+
+    async def _all(self, tips: list[TopicIdPartition], spool: Spool) -> list[NotArchived]:
+        found: list[NotArchived] = []
+        for number in range(1, self.tries_max + 1):
+            this = _Round()
+            await for_each(tips, partial(self._try, spool, this), self.config.workers_max)
+            if this.crashes:
+                raise ExceptionGroup("partitions crashed", this.crashes)
+            found += [one for one in this.found if not one.again]
+            failures = [one for one in this.found if one.again]
+            tips = [one.tip for one in failures]
+            if not failures or number == self.tries_max:
+                return found + failures
+            pause_s = PAUSES.pause_ms(number, self._rng.random()) / 1000
+            log.warning(
+                "partitions_tried_again",
+                partitions=len(tips),
+                tries_left=self.tries_max - number,
+                pause_s=round(pause_s, 1),
+                error=str(failures[0]),
+            )
+            await asyncio.sleep(pause_s)
+        return found
+
+    async def _try(self, spool: Spool, this: _Round, tip: TopicIdPartition) -> None:
+        if this.away is not None:
+            cause = f"not tried, as others failed before: {this.away.cause}"
+            this.found.append(replace(this.away, tip=tip, offsets=None, cause=cause))
+            return
+        lost: list[Offsets] = []
+        missed: list[NotArchived] = []
+        try:
+            missed = await self._archive(tip, spool, lost)
+        except (FetchProxyError, OSError) as error:
+            missed = [self._failure(tip, error)]
+        except Exception as error:  # one partition's defect must not end the others
+            log.exception("partition_process_crashed", **tip.logged)
+            this.crashes.append(error)
+        this.note([*(_lost(tip, offsets) for offsets in lost), *missed])
+
+    def _failure(self, tip: TopicIdPartition, error: FetchProxyError | OSError) -> NotArchived:
+        if isinstance(error, LogTruncated):
+            self.concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
+        elif isinstance(error, LogDamaged):
+            self.concerns.hold(Kind.LOG_DAMAGED, tip, str(error))
+        edges, archiver = self.cluster.cached_log_edges(tip), self._at_work.pop(tip, None)
+        end = None if archiver is None else archiver.archive_end
+        offsets = None if edges is None else _above(end, edges, edges.last_stable_offset)
+        # What a store denies, it denies a second later too.
+        again = may_pass(error) and getattr(error, "retriable", True)
+        return NotArchived(
+            tip, offsets, str(error) or type(error).__name__, _remedy(error), again=again
+        )
+
+    async def _publish(self) -> None:
+        try:
+            await self.concerns.publish()
+        except RemoteStorageError as error:
+            log.warning("concerns_not_published", error=str(error))
+
+    def _gathered_from(self, tip: TopicIdPartition) -> int | None:
+        archiver = self._at_work.get(tip)
+        return None if archiver is None else archiver.position
+
+    async def _archive(
+        self, tip: TopicIdPartition, spool: Spool, lost: list[Offsets]
+    ) -> list[NotArchived]:
+        """Archive up to the last stable offset of the beginning, or until no more is available;
+        returns what an open transaction keeps from the archive. `lost` gets what was lost before it
+        could be copied.
+
+        Then delete what retention has passed. Segments hidden now lose their objects in a later
+        pass.
+        """
+        edges = await self.cluster.log_edges(tip)
+        log_start = self.log_starts.get(tip, edges.log_start_offset)
+        archiver = self.archiver(tip, spool, on_lost=lost.append, log_start_offset=log_start)
+        self._at_work[tip] = archiver
+        try:
+            while await archiver.process(close_short=True):
+                end = archiver.archive_end
+                if end is not None and end >= edges.last_stable_offset:
+                    break
+            end = archiver.archive_end
+        finally:
+            await archiver.release()
+        del self._at_work[tip]
+        self.concerns.release(Kind.PARTITION_STOPPED, tip)
+        self.concerns.release(Kind.LOG_DAMAGED, tip)
+        while await self.expirer.expire(tip):
+            continue
+        await self.local_retention.trim(tip)
+        log.info(
+            "partition_archived",
+            **tip.logged,
+            archive_end=end,
+            last_stable_offset=edges.last_stable_offset,
+        )
+        if edges.high_watermark <= max(edges.last_stable_offset, end or 0):
+            return []
+        return await self._pinned(tip, end)
+
+    async def _pinned(self, tip: TopicIdPartition, end: int | None) -> list[NotArchived]:
+        """What is above the last stable offset still, or nothing."""
+        edges = await self.cluster.log_edges(tip)
+        offsets = _above(end, edges, edges.high_watermark)
+        if offsets is None or edges.last_stable_offset >= edges.high_watermark:
+            return []
+        try:
+            oldest = await oldest_open_transaction(self.cluster, tip)
+        except ClusterError as error:
+            log.info("producers_not_described", **tip.logged, error=str(error))
+            oldest = None
+        cause = pinned_in_words(edges.last_stable_offset, oldest)
+        return [NotArchived(tip, offsets, cause, ended_by(tip, oldest), failed=False)]
+
+
+class _Round:
+    """One try of several partitions. `away`: a failure, if store or brokers are away."""
+
+    def __init__(self) -> None:
+        self.found: list[NotArchived] = []
+        self.crashes: list[Exception] = []
+        self.away: NotArchived | None = None
+        self._in_a_row = 0
+
+    def note(self, found: Iterable[NotArchived]) -> None:
+        found = list(found)
+        self.found += found
+        passing = next((one for one in found if one.again), None)
+        self._in_a_row = 0 if passing is None else self._in_a_row + 1
+        if self._in_a_row >= FAILED_IN_A_ROW_MAX:
+            self.away = passing
+
+
+def _above(end: int | None, edges: LogEdges, to: int) -> Offsets | None:
+    """The offsets above the archive's end and below `to`. None: there are none."""
+    first = max(end or 0, edges.log_start_offset)
+    return (first, to - 1) if first < to else None
+
+
+def _lost(tip: TopicIdPartition, offsets: Offsets) -> NotArchived:
+    return NotArchived(
+        tip,
+        offsets,
+        "the brokers deleted them before they could be copied",
+        "they cannot be recovered: raise the brokers' retention, or archive more often",
+    )
+
+
+def _remedy(error: FetchProxyError | OSError) -> str:
+    if isinstance(error, LogDamaged):
+        return Kind.LOG_DAMAGED.meaning.remedy.replace("`", "")
+    if isinstance(error, CorruptSegment):
+        return "run fetchproxy verify"
+    if isinstance(error, LogTruncated):
+        return "run fetchproxy resolve"
+    if isinstance(error, RemoteStorageError):
+        return "repair the store or the network to it, then run this again"
+    if isinstance(error, ClusterError):
+        return "repair the cluster or the network to it, then run this again"
+    if isinstance(error, OSError):
+        return "free space on the disk of the spool folder, or replace the disk"
+    return "read the error, then run this again"
