@@ -15,7 +15,14 @@ from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartiti
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import Content
 from fetchproxy.writing.archive_health import look_at_offsets
-from fetchproxy.writing.deletion.retention import Retention, counted_bytes, newest_timestamp_ms
+from fetchproxy.writing.deletion.retention import (
+    Retention,
+    counted_bytes,
+    held_up_by,
+    newest_timestamp_ms,
+    retained_from,
+    segments_kept,
+)
 
 DAY_MS = 86_400_000
 # The job decompresses the first batches of at most this many segments, spread evenly over the
@@ -103,6 +110,7 @@ class PartitionFigures:
     codecs: tuple[CodecFigures, ...]
     samples_unreadable: int
     ahead: Forecast
+    held_up: int = 0  # 1: a timestamp in the future keeps retention by time from what is behind it
 
     @property
     def size_bytes(self) -> int:
@@ -133,6 +141,8 @@ async def measure_partition(
     view = await rlmm.refresh(tip, float("-inf"))
     codecs, unreadable = await _sampled(rsm, view)
     held = held_by(view)
+    kept = segments_kept(view, retained_from(view, retention, now_ms))
+    held_up = held_up_by(kept, retention.remote_ms, now_ms)
     return PartitionFigures(
         tip=tip,
         log_start_offset=view.log_start_offset,
@@ -144,6 +154,7 @@ async def measure_partition(
         codecs=codecs,
         samples_unreadable=unreadable,
         ahead=forecast(held, retention, now_ms),
+        held_up=int(held_up is not None),
     )
 
 

@@ -222,6 +222,9 @@ _NOTES = {
     "{:,} offsets were lost before they could be copied.": "gap_offsets",
     "{:,} offsets are in no segment, and it is not known if they ever were.": "not_known_offsets",
     "{} sampled segments could not be read: run verify for the cause.": "samples_unreadable",
+    "In {} partitions a timestamp in the future keeps retention by time from all behind it.": (
+        "held_up"
+    ),
 }
 
 

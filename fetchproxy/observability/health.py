@@ -254,6 +254,18 @@ class Kind(StrEnum):
         "retention by time waits, as this machine's clock is ahead of records or of the store",
         "correct the clock",
     )
+    RETENTION_HELD_UP = _warning(
+        "retention_held_up",
+        "a record with a timestamp in the future keeps retention by time from all behind it",
+        "DeleteRecords through the proxy up to the offset that the message names, or limit the "
+        "archive by bytes",
+    )
+    LOCAL_RETENTION_HELD_UP = _warning(
+        "local_retention_held_up",
+        "a record with a timestamp in the future: the brokers keep all behind it",
+        "DeleteRecords at a broker up to the offset that the message names, or limit the brokers' "
+        "logs by bytes",
+    )
     # About this process's own archiver only.
     LOCAL_RETENTION_REFUSED = _error(
         "local_retention_refused",

@@ -42,6 +42,7 @@ def ended(
     )
 
 
+@pytest.mark.remedy("archive_missing")
 def test_readers_wait_for_a_mount_that_is_missing(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def produces(cluster: KafkaCluster, data: TopicData) -> None:
     produce(cluster.bootstrap, data, 50)
 
 
+@pytest.mark.remedy("store_failing", "broker_away")
 def test_each_outage_is_named_and_nothing_else(
     browser: Browser, cluster: KafkaCluster, own_s3_server: S3Server, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -177,6 +178,7 @@ def filled(disk: SmallDisk, kafka: KafkaServer, data: TopicData) -> bool:
 
 
 @pytest.mark.parametrize("full", ["spool", "store"])
+@pytest.mark.remedy("archiver_disk_failing", "store_failing")
 def test_a_full_disk_is_named(
     browser: Browser, own_kafka_server: KafkaServer, small_disk: SmallDisk, tmp_path: Path,
     full: str,

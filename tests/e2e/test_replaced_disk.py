@@ -248,6 +248,7 @@ def test_nothing_goes_while_nobody_has_decided(world: World) -> None:
     verify(world.store)
 
 
+@pytest.mark.remedy("partition_stopped", "log_begins_again")
 def test_each_answer_does_what_it_says(world: World) -> None:
     for name in world.data:
         CHECKS[name.removeprefix("raised-")](world, name)

@@ -136,6 +136,7 @@ def test_readers_while_retention_deletes(kafka_server: KafkaServer, tmp_path: Pa
             assert not archiver.logged("archive_gap")
 
 
+@pytest.mark.remedy("retention_step_announced")
 def test_a_large_step_is_announced_and_taken_back(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
@@ -247,6 +248,7 @@ def test_local_retention_after_the_copy(kafka_server: KafkaServer, tmp_path: Pat
         pytest.param("topic", "*", id="all but its name", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.remedy("local_trimming_stopped")
 def test_the_brokers_keep_what_the_store_has_lost(
     kafka_server: KafkaServer, tmp_path: Path, manager: str, lost: str
 ) -> None:

@@ -129,6 +129,7 @@ async def test_a_wrong_password_is_one_clear_error_and_no_storm(
     assert REGISTRY.get_sample_value(REFUSALS) - before <= 3
 
 
+@pytest.mark.remedy("cluster_authentication_refused")
 async def test_a_mended_password_file_is_taken_up(
     tmp_path: Path, secured: SecuredKafka, settings
 ) -> None:

@@ -104,6 +104,7 @@ class World:
 
     async def found(self, partition: int) -> list[Condition]:
         """What every process finds in the archive itself."""
+        await asyncio.sleep(1)  # a look at this very moment would not be repeated
         return await partition_health(self.rsm.objects, self.rlmm, self.logs[partition].tip)
 
 

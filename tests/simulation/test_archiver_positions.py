@@ -301,6 +301,7 @@ async def silent_after(world: World) -> float:
 
 
 @pytest.mark.parametrize("killed_after_s", [0.6, 3.3, 4.1, 20.0, 31.9])
+@pytest.mark.remedy("archiver_silent")
 def test_one_that_is_killed_is_named_within_15_s_until_it_is_back(killed_after_s: float) -> None:
     async def main() -> None:
         world = World()

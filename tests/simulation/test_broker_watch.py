@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
+import pytest
 from broker import BrokerNode, SimulatedCluster
 from broker_connection import BrokerProtocol
 from calm_replay import now, whole_logs
@@ -81,6 +82,7 @@ def test_while_all_answer_nothing_is_said() -> None:
     run_watch(main)
 
 
+@pytest.mark.remedy("broker_away")
 def test_one_that_goes_is_named_and_is_no_outage() -> None:
     async def main(simulated: SimulatedCluster, watch: BrokerWatch, entries: list[Any]) -> None:
         leave(simulated.nodes[1])
@@ -104,6 +106,7 @@ def test_one_that_goes_is_named_and_is_no_outage() -> None:
     run_watch(main)
 
 
+@pytest.mark.remedy("brokers_away")
 def test_when_none_answers_new_clients_are_not_served() -> None:
     async def main(simulated: SimulatedCluster, watch: BrokerWatch, entries: list[Any]) -> None:
         for node in simulated.nodes:

@@ -199,6 +199,7 @@ def test_lag_margin_and_used_share_go_on_counting(tmp_path: Path) -> None:
     run_outage(tmp_path, main)
 
 
+@pytest.mark.remedy("partition_process_failed")
 def test_failed_copies_back_off_and_are_said_once_a_minute(tmp_path: Path) -> None:
     async def main(here: Outage) -> None:
         requests = metrics.REMOTE_COPY_REQUESTS.labels("weather")
@@ -223,6 +224,7 @@ def test_failed_copies_back_off_and_are_said_once_a_minute(tmp_path: Path) -> No
     run_outage(tmp_path, main)
 
 
+@pytest.mark.remedy("store_failing")
 def test_writes_are_shown_as_failing_while_reads_go_well(tmp_path: Path) -> None:
     async def main(here: Outage) -> None:
         here.store.full = True

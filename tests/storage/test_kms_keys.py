@@ -210,6 +210,7 @@ class Silent:
         writer.close()
 
 
+@pytest.mark.remedy("key_service_failing")
 async def test_a_silent_service_is_asked_by_one_and_fails_the_others_at_once(
     key: str, endpoint: str
 ) -> None:

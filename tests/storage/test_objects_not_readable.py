@@ -146,6 +146,7 @@ def test_denied_for_one_object_or_for_all(tmp_path: Path) -> None:
     run_virtual(main)
 
 
+@pytest.mark.remedy("object_not_readable")
 def test_the_condition_ends_with_the_segment_or_when_nobody_asks(tmp_path: Path) -> None:
     first, second = segment(10, segment_id=1), segment(20, segment_id=2)
 

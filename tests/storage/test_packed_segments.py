@@ -377,6 +377,7 @@ async def test_a_segment_that_was_encrypted_without_a_description_is_read(
     assert await key_of(rsm, store, 1) == "k2"
 
 
+@pytest.mark.remedy("segments_locked")
 async def test_without_the_key_there_is_an_error_and_an_alarm(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData, tmp_path: Path
 ) -> None:
@@ -558,6 +559,7 @@ def unusable(ring: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["open to others", "cut", "removed", "a FIFO"])
+@pytest.mark.remedy("key_ring_unusable")
 async def test_a_ring_that_becomes_unusable_keeps_its_keys_and_says_so(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData, how: str
 ) -> None:

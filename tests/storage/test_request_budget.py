@@ -152,6 +152,7 @@ def test_fewer_requests_are_refused_and_as_many_are_taken() -> None:
     assert len(watched.taken) > 0.6 * len(alone.taken)
 
 
+@pytest.mark.remedy("store_throttles")
 def test_it_is_told_and_ends() -> None:
     async def main() -> None:
         store = BusyStore(150)

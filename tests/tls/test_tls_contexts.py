@@ -280,6 +280,23 @@ async def test_expiry_is_warned_of_once_a_day(authority: Authority) -> None:
     assert logged[0]["event"] == "tls_certificate_expired"
 
 
+@pytest.mark.remedy("tls_certificate_expires")
+async def test_a_certificate_that_is_replaced_in_its_file_ends_the_warning(
+    authority: Authority,
+) -> None:
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    file = authority.issue("replaced", ends=datetime.now(UTC) + timedelta(hours=5))
+    source = listener_context(gateway(tls_certificate_file=file), TlsConfig())
+    assert source is not None
+    source.warn_of_expiry(now_ms, 86_400_000)
+    assert [one.kind for one in source.health.all(0.0)] == ["tls_certificate_expires"]
+    authority.issue("replaced", ends=datetime.now(UTC) + timedelta(days=90))
+    await source.look()
+    source.warn_of_expiry(now_ms, 86_400_000)
+    assert not list(source.health.all(0.0))
+
+
+@pytest.mark.remedy("tls_files_unusable")
 async def test_a_file_that_goes_and_comes_back(authority: Authority, tmp_path: Path) -> None:
     """As a secret does that is swapped by hand: same content, so nothing to load, and no fault."""
     file = authority.issue("moved")

@@ -71,6 +71,11 @@ class World:
             at_ms = self.wall_clock_ms() - age_ms - (count - 1 - number) * step_ms
             await self.add(10 * number, timestamp=at_ms - 9)
 
+    async def plant_after(self, first: int, count: int) -> None:
+        """Plant `count` segments that are two days old, from the segment number `first` on."""
+        for number in range(first, first + count):
+            await self.add(10 * number, timestamp=self.wall_clock_ms() - 48 * HOUR_MS)
+
     async def add(
         self, base: int, timestamp: int | None = None, **changes: Any
     ) -> RemoteLogSegmentMetadata:

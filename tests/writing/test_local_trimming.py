@@ -203,6 +203,7 @@ async def test_a_store_that_is_away_ends_it() -> None:
         assert world.broker.deletions == 1
 
 
+@pytest.mark.remedy("local_retention_refused")
 async def test_settings_that_change() -> None:
     async with trimming() as world:
         world.topic_config["retention.ms"] = "86400000"

@@ -248,6 +248,7 @@ async def test_a_sound_partition_is_not_resolved(tmp_path: Path, answer: Answer)
 
 
 @pytest.mark.parametrize("deleted", [0, 10])
+@pytest.mark.remedy("partition_stopped")
 async def test_truncate_the_leaders_log_is_archived_from_its_start(
     tmp_path: Path, deleted: int
 ) -> None:
@@ -268,6 +269,7 @@ async def test_truncate_the_leaders_log_is_archived_from_its_start(
 
 
 @pytest.mark.parametrize("deleted", [0, 10])
+@pytest.mark.remedy("partition_stopped")
 async def test_keep_goes_on_where_the_archive_ends(tmp_path: Path, deleted: int) -> None:
     async with world(2, tmp_path) as here:
         archiver, served = await begun_again(here, deleted=deleted)
@@ -327,6 +329,7 @@ async def test_later_elections_respect_what_was_kept(tmp_path: Path) -> None:
         await audit(here, served + above)
 
 
+@pytest.mark.remedy("partition_stopped", "segments_put_aside")
 async def test_new_history_puts_the_old_one_aside_and_keep_shows_it_again(tmp_path: Path) -> None:
     async with world(2, tmp_path) as here:
         archiver, served = await begun_again(here)

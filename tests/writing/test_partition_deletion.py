@@ -313,6 +313,7 @@ WIPED = (NO_NAME, NO_ID, ("other", UUID(int=0), UNKNOWN_TOPIC), NO_OTHER_ID)
         pytest.param((NEW_OTHER, NO_NAME, NO_ID, NO_OTHER_ID), id="one made again"),
     ],
 )
+@pytest.mark.remedy("topic_deletion_stopped")
 async def test_a_cluster_that_was_formatted_anew_with_its_id(
     topics: tuple[Topic, ...], manager: str
 ) -> None:

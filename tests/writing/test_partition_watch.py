@@ -141,6 +141,7 @@ async def test_without_limits_nothing_is_said() -> None:
     assert seen.margin(TIP)[0] is None
 
 
+@pytest.mark.remedy("segment_copy_stalled")
 async def test_a_copy_that_hangs_is_said_once_and_shown() -> None:
     concerns = ArchiverConcerns()
     seen = watch(concerns)

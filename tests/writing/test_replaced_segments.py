@@ -33,6 +33,7 @@ async def merged_log(world: MergingWorld) -> str:
 
 
 @pytest.mark.parametrize("how", ["log gone", "log cut", "index gone", "index cut"])
+@pytest.mark.remedy("replaced_segment_kept")
 async def test_sources_of_a_merge_stay_where_the_merged_one_is_damaged(
     world: MergingWorld, how: str
 ) -> None:

@@ -165,6 +165,7 @@ def test_an_announcement_that_cannot_be_read_is_made_again() -> None:
     virtually(life)
 
 
+@pytest.mark.remedy("retention_clock_doubted")
 def test_a_clock_forty_days_ahead_hides_nothing_while_records_are_written() -> None:
     """The clock runs evenly, so only the records' own timestamps contradict it."""
 
@@ -258,6 +259,6 @@ def test_much_goes_only_after_its_grace(
 
 def test_records_without_timestamps_are_no_witnesses() -> None:
     witness = ClockWitness()
-    witness.saw(build_view(TIP, [segment(1, 0, 9, newest_ms=-1)], 0.0))
+    witness.saw(build_view(TIP, [segment(1, 0, 9, newest_ms=-1)], 0.0), 10**15)
     assert witness.doubt(10**15, None) is None
     assert witness.doubt(10**15, 10**15 - DAY_MS) is not None

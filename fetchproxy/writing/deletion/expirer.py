@@ -54,8 +54,10 @@ from fetchproxy.writing.deletion.retention import (
     SteadyClock,
     counted_bytes,
     effective_retention,
+    held_up_by,
     plan_removals,
     retained_from,
+    segments_kept,
 )
 from fetchproxy.writing.limits import WritingLimits
 
@@ -370,7 +372,12 @@ class Expirer:
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver, or none, manages the partition from now on."""
-        self.concerns.forget(tip, Kind.REPLACED_SEGMENT_KEPT, Kind.RETENTION_CLOCK_DOUBTED)
+        self.concerns.forget(
+            tip,
+            Kind.REPLACED_SEGMENT_KEPT,
+            Kind.RETENTION_CLOCK_DOUBTED,
+            Kind.RETENTION_HELD_UP,
+        )
         self._brake.forget(tip)
         if self._partitions.pop(tip, None) is not None:
             for gauge in _GAUGES:
@@ -392,8 +399,9 @@ class Expirer:
         self, view: PartitionView, retention: Retention, now_ms: int
     ) -> tuple[int | None, bool]:
         """(the first offset that retention keeps, None for all; whether the clock is doubted)."""
-        self._witness.saw(view)
+        self._witness.saw(view, now_ms)
         start = retained_from(view, retention, now_ms)
+        self._look_for_future(view, start, retention.remote_ms, now_ms)
         by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)
         doubt = None
         if start != by_bytes and self.config.retention_step_grace_ms > 0:
@@ -404,6 +412,25 @@ class Expirer:
         sentence = f"{view.tip}: retention by time waits, as {doubt.what}; correct the clock"
         self.concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
         return by_bytes, False
+
+    def _look_for_future(
+        self, view: PartitionView, start: int | None, age_max_ms: int, now_ms: int
+    ) -> None:
+        held = held_up_by(segments_kept(view, start), age_max_ms, now_ms)
+        if held is None:
+            self.concerns.release(Kind.RETENTION_HELD_UP, view.tip)
+            return
+        self.concerns.hold(
+            Kind.RETENTION_HELD_UP,
+            view.tip,
+            f"{view.tip}: retention by time has stopped at offsets {held.start_offset} to "
+            f"{held.end_offset}: a record there has the timestamp "
+            f"{utc_text(held.max_timestamp_ms)}, and nothing behind it is deleted by time before "
+            f"{utc_text(held.max_timestamp_ms + age_max_ms)}; DeleteRecords below offset "
+            f"{held.end_offset + 1} through the proxy deletes it, and "
+            "archive.remote_log_retention_bytes passes it over",
+            (held.start_offset, held.end_offset),
+        )
 
     async def _remove(self, view: PartitionView, now_ms: int) -> float:
         """Hide and delete some segments. `view` was just read. Returns the time until more (s)."""

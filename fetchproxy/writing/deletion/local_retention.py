@@ -24,6 +24,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import LogEdges, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Kind, of_topic
+from fetchproxy.observability.logs import utc_text
 from fetchproxy.observability.metrics import LOCAL_LOG_TRIMMED, LOCAL_TRIMMING_REFUSED
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns
@@ -32,6 +33,7 @@ from fetchproxy.writing.deletion.retention import (
     Retention,
     SteadyClock,
     effective_retention,
+    held_up_by,
     passed_up_to,
     trimming_refusal,
 )
@@ -108,7 +110,7 @@ class LocalRetention:
 
     def forget(self, tip: TopicIdPartition) -> None:
         """Another archiver, or none, manages the partition from now on."""
-        self.concerns.forget(tip, Kind.LOCAL_TRIMMING_STOPPED)
+        self.concerns.forget(tip, Kind.LOCAL_TRIMMING_STOPPED, Kind.LOCAL_RETENTION_HELD_UP)
         if self._due_at.pop(tip, None) is None:
             return
         if all(other.topic != tip.topic for other in self._due_at):
@@ -135,6 +137,7 @@ class LocalRetention:
         else:
             self._allow(tip.topic)
             self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
+            self.concerns.release(Kind.LOCAL_RETENTION_HELD_UP, tip)
         wait_ms = 0 if more else self.limits.retention_check_interval_ms
         self._due_at[tip] = loop_s + wait_ms / 1000
 
@@ -145,6 +148,7 @@ class LocalRetention:
         view = await self.rlmm.refresh(tip, not_older_than)
         edges = await self.cluster.log_edges(tip, not_older_than=not_older_than)
         target = trim_target(view, edges, retention, now_ms)
+        self._look_for_future(view, target or edges.log_start_offset, retention.local_ms, now_ms)
         if target is None or target <= edges.log_start_offset:
             return False
         whole_to = await self._whole_up_to(view, edges.log_start_offset, target)
@@ -167,6 +171,25 @@ class LocalRetention:
             archive_end=view.log_end_offset,
         )
         return whole_to < target
+
+    def _look_for_future(
+        self, view: PartitionView, start: int, age_max_ms: int, now_ms: int
+    ) -> None:
+        held = held_up_by(_archived_from(view, start), age_max_ms, now_ms)
+        if held is None:
+            self.concerns.release(Kind.LOCAL_RETENTION_HELD_UP, view.tip)
+            return
+        self.concerns.hold(
+            Kind.LOCAL_RETENTION_HELD_UP,
+            view.tip,
+            f"{view.tip}: local retention by time has stopped at offsets {held.start_offset} to "
+            f"{held.end_offset}: a record there has the timestamp "
+            f"{utc_text(held.max_timestamp_ms)}, and the brokers keep all behind it until "
+            f"{utc_text(held.max_timestamp_ms + age_max_ms)}; DeleteRecords below offset "
+            f"{held.end_offset + 1}, sent to a broker, trims its log (the archive keeps the "
+            "records), and archive.local_retention_bytes passes it over",
+            (held.start_offset, held.end_offset),
+        )
 
     async def _whole_up_to(self, view: PartitionView, start: int, target: int) -> int | None:
         """The offset, at most `target`, up to which the archive's objects are whole. None: some are

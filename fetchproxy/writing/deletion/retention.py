@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from uuid import UUID
 
 import structlog
@@ -120,6 +120,11 @@ def _tiered(topic_config: Mapping[str, str]) -> bool:
 STORE_AHEAD_MAX_MS = 3_600_000
 # A weekend and a holiday may pass without a record. A wrong clock may be off by more or by less.
 RECORDS_AHEAD_MAX_MS = 7 * 86_400_000
+# Kafka's default of message.timestamp.after.max.ms (KIP-937): what is further ahead of the clock is
+# a producer's mistake. It says nothing about the clock.
+FUTURE_MIN_MS = 3_600_000
+# Segments of one partition that are searched for one with a sane timestamp.
+_SEARCHED_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +142,18 @@ class ClockWitness:
         self._first_seen_ms: dict[TopicIdPartition, int] = {}
         self._newest_ms = -1  # of all records seen
         self._newest_written_ms = -1  # of partitions that got records meanwhile
+        self._all_in_future = False  # of a partition, as far as it was searched
 
-    def saw(self, view: PartitionView) -> None:
-        """Note the newest record of a partition's archive."""
-        newest_ms = view.segments[-1].max_timestamp_ms if view.segments else -1
+    def saw(self, view: PartitionView, now_ms: int) -> None:
+        """Note the newest record of a partition's archive that is not in the future."""
+        newest_ms = -1
+        for number in range(1, min(len(view.segments), _SEARCHED_MAX) + 1):
+            newest_ms = view.segments[-number].max_timestamp_ms
+            if newest_ms - now_ms <= FUTURE_MIN_MS:
+                break
+        else:
+            self._all_in_future = self._all_in_future or newest_ms >= 0
+            newest_ms = -1
         self._newest_ms = max(self._newest_ms, newest_ms)
         if newest_ms > self._first_seen_ms.setdefault(view.tip, newest_ms):
             self._newest_written_ms = max(self._newest_written_ms, newest_ms)
@@ -152,6 +165,8 @@ class ClockWitness:
         if self._newest_written_ms >= 0:
             what = "the newest record, and records were written while it ran"
             return _ahead(now_ms - self._newest_written_ms, RECORDS_AHEAD_MAX_MS, what, sure=True)
+        if self._newest_ms < 0 and self._all_in_future:
+            return Doubt("every record is ahead of this machine's clock", sure=False)
         if self._newest_ms < 0:
             return None  # records without timestamps prove nothing
         what = "the newest record"
@@ -234,6 +249,27 @@ def passed_up_to(
         surplus -= size
         end = segment.end_offset + 1
     return end
+
+
+def held_up_by(
+    oldest_first: Iterable[RemoteLogSegmentMetadata], age_max_ms: int, now_ms: int
+) -> RemoteLogSegmentMetadata | None:
+    """The first segment, if only its timestamp in the future keeps retention by time from segments
+    behind it that have passed. `oldest_first`: the segments that retention keeps.
+    """
+    segments = iter(oldest_first)
+    first = next(segments, None)
+    if first is None or age_max_ms < 0 or newest_timestamp_ms(first) - now_ms <= FUTURE_MIN_MS:
+        return None
+    behind = islice(segments, _SEARCHED_MAX)
+    passed = any(age_max_ms <= now_ms - newest_timestamp_ms(segment) for segment in behind)
+    return first if passed else None
+
+
+def segments_kept(view: PartitionView, start: int | None) -> Iterator[RemoteLogSegmentMetadata]:
+    """From offset `start` on (None: all), without the newest, which stays in any case."""
+    first = 0 if start is None else view.segments.index_at_or_after(start)
+    return (view.segments[number] for number in range(first, len(view.segments) - 1))
 
 
 def newest_timestamp_ms(segment: RemoteLogSegmentMetadata) -> int:

@@ -1,0 +1,48 @@
+"""Each condition has a remedy that a test has tried: it causes the condition and ends it so."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fetchproxy.observability.health import Kind, Level
+
+TESTS = Path(__file__).parent.parent
+MARK = "pytest.mark.remedy"
+# Kinds whose remedy no test tries yet, each with the reason. The list may only become shorter.
+UNTRIED = {
+    "archive_mismatch": "its remedy is a restart with other settings",
+    "archive_listing_failing": "its remedy depends on the error",
+    "gateway_not_listening": "its remedy is to wait",
+    "partitions_unknown_to_metadata_topic": "test_restore_kafka tries `restore`, not the condition",
+    "readers_held": "its remedy is that of the archiver's condition",
+    "segment_metadata_changed": "its remedy begins with a search for the intruder",
+}
+
+
+def tried(path: Path) -> Iterator[str]:
+    """The kinds that the marks of a file's tests name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for mark in node.decorator_list:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == MARK:
+                    for argument in mark.args:
+                        assert isinstance(argument, ast.Constant), f"{path}: {ast.unparse(mark)}"
+                        yield str(argument.value)
+
+
+TRIED = {kind for path in TESTS.rglob("test_*.py") for kind in tried(path)}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_test_causes_the_condition_and_does_what_its_remedy_says(kind: Kind) -> None:
+    """Mark that test: `@pytest.mark.remedy("kind")`."""
+    if kind.meaning.level is not Level.ON_RECORD:  # nobody has to act
+        assert (kind in TRIED) != (kind in UNTRIED)
+
+
+def test_marks_name_real_kinds() -> None:
+    assert TRIED | UNTRIED.keys() <= set(Kind)

@@ -1,0 +1,103 @@
+"""Conditions of an archive whose remedies need no real part: caused, and ended as they say."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from archiving_world import TOPIC, World, run_world, wall_clock_ms
+from whole_archive import verify_archive
+
+from fetchproxy.auditing.repair import repair_archive
+from fetchproxy.observability.health import Kind
+
+
+async def kinds(world: World) -> list[str]:
+    """What every process finds in the archive itself, without the gaps on record."""
+    return [one.kind for one in await world.found(0)]
+
+
+async def middle_segment(world: World) -> list[str]:
+    """The keys of the objects of the second of three segments."""
+    for _ in range(3):
+        world.write(0, 2)
+        assert await world.once() == []
+    listed = [stored.key async for stored in world.store.list("")]
+    return [key for key in listed if "/00000000000000000020-" in key]
+
+
+@pytest.mark.remedy("archived_offsets_missing")
+def test_objects_that_come_back_end_it() -> None:
+    async def main(world: World) -> None:
+        keys = await middle_segment(world)
+        lost = {key: await world.store.get(key) for key in keys}
+        assert len(lost) >= 4
+        for key in lost:
+            await world.store.delete(key)
+        [found] = await world.found(0)
+        assert (found.kind, found.first_offset) == (Kind.ARCHIVED_OFFSETS_MISSING, 20)
+        for key, content in lost.items():
+            await world.store.put(key, content)
+        assert await kinds(world) == []
+
+    run_world(main)
+
+
+@pytest.mark.remedy("segment_metadata_unreadable")
+def test_verify_makes_unreadable_metadata_again() -> None:
+    async def main(world: World) -> None:
+        [key] = [key for key in await middle_segment(world) if key.endswith(".metadata")]
+        await world.store.put(key, b"no metadata")
+        assert await kinds(world) == [Kind.SEGMENT_METADATA_UNREADABLE]
+        found = await verify_archive(world.rsm, world.rlmm)
+        done = await repair_archive(
+            world.rsm, world.rlmm, found.faults, wall_clock_ms=wall_clock_ms, dry_run=False
+        )
+        assert (len(done.repairs), done.refusals) == (1, [])
+        assert await kinds(world) == []
+
+    run_world(main)
+
+
+@pytest.mark.remedy("log_damaged")
+def test_behind_the_deleted_batch_the_archiver_goes_on() -> None:
+    async def main(world: World) -> None:
+        log = world.logs[0]
+        damaged = bytearray(log.batches[2].content)
+        damaged[-1] ^= 1
+        batches = list(log.batches)
+        batches[2] = replace(batches[2], content=bytes(damaged))
+        log.batches = batches
+        world.write(0, 5)
+        async with world.archiving() as manager:
+            health = manager.concerns.health
+            while not (found := health.reported(Kind.LOG_DAMAGED, log.tip)):  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+            assert "the batch of offsets 20 to 29 fails its CRC" in found.what
+            assert await world.archive_end(0) == 20
+            world.trim(0, 30)  # kafka-delete-records.sh up to the batch's last offset
+            while await world.archive_end(0) != 50:  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+            while list(health.all(0.0)):  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+
+    run_world(main)
+
+
+@pytest.mark.remedy("topic_refused")
+def test_a_topic_that_is_changed_as_the_reason_says_is_archived() -> None:
+    async def main(world: World) -> None:
+        world.cluster.topic_configs[TOPIC] = {"cleanup.policy": "compact"}
+        world.write(0, 4)
+        async with world.archiving() as manager:
+            health = manager.concerns.health
+            while not (refused := health.reported(Kind.TOPIC_REFUSED, TOPIC)):  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+            assert "cleanup.policy contains compact" in refused.what
+            world.cluster.topic_configs[TOPIC] = {"cleanup.policy": "delete"}
+            while await world.archive_end(0) != 40:  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+            assert health.reported(Kind.TOPIC_REFUSED, TOPIC) is None
+
+    run_world(main)

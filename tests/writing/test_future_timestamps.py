@@ -1,0 +1,147 @@
+"""Records of the year 2100 neither spoil the guard of the clock nor stop retention in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from planted_archive import TIP, batch
+from retention_segments import segment
+from retention_world import HOUR_MS, World, turns, virtually
+from test_local_trimming import TIP as TRIMMED
+from test_local_trimming import trimming
+
+from fetchproxy.metadata.catalogue import build_view
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.writing.deletion.retention import (
+    FUTURE_MIN_MS,
+    RECORDS_AHEAD_MAX_MS,
+    ClockWitness,
+    held_up_by,
+)
+
+DAY_MS = 24 * HOUR_MS
+YEAR_2100_MS = 4_102_444_800_000
+NOW_MS = 1_700_000_000_000
+INT64_MAX = 2**63 - 1
+
+
+def view(partition: int, *newest_ms: int) -> PartitionView:
+    tip = TopicIdPartition(UUID(int=1), "orders", partition)
+    made = [segment(i + 1, 10 * i, 10 * i + 9, newest_ms=at) for i, at in enumerate(newest_ms)]
+    return replace(build_view(TIP, made, 0.0), tip=tip)
+
+
+@pytest.mark.parametrize("future_ms", [YEAR_2100_MS, INT64_MAX])
+def test_one_record_does_not_disarm_the_guard(future_ms: int) -> None:
+    ahead_ms = NOW_MS + 30 * DAY_MS  # the wrong clock
+    witness = ClockWitness()
+    witness.saw(view(0, NOW_MS), ahead_ms)
+    witness.saw(view(1, NOW_MS, future_ms), ahead_ms)
+    unsure = witness.doubt(ahead_ms, None)
+    assert unsure is not None
+    assert not unsure.sure
+    witness.saw(view(0, NOW_MS, NOW_MS + HOUR_MS), ahead_ms)  # it is written meanwhile
+    witness.saw(view(1, NOW_MS, future_ms, future_ms), ahead_ms)
+    sure = witness.doubt(ahead_ms, None)
+    assert sure is not None
+    assert sure.sure
+
+
+def test_a_partition_of_future_records_alone_lets_nothing_pass_unannounced() -> None:
+    witness = ClockWitness()
+    witness.saw(view(0, YEAR_2100_MS, YEAR_2100_MS), NOW_MS)
+    doubt = witness.doubt(NOW_MS, None)
+    assert doubt is not None
+    assert not doubt.sure
+    witness.saw(view(1, NOW_MS), NOW_MS)
+    assert witness.doubt(NOW_MS, None) is None
+
+
+def test_the_hour_is_the_limit() -> None:
+    for late_ms, counts in ((0, True), (1, False)):
+        witness = ClockWitness()
+        now_ms = NOW_MS + RECORDS_AHEAD_MAX_MS + HOUR_MS
+        witness.saw(view(0, NOW_MS), now_ms)
+        witness.saw(view(1, now_ms + FUTURE_MIN_MS + late_ms), now_ms)
+        assert (witness.doubt(now_ms, None) is None) is counts
+
+
+def test_only_a_record_that_holds_others_up_is_named() -> None:
+    def held(*newest_ms: int, age_max_ms: int = DAY_MS) -> int | None:
+        found = held_up_by(view(0, *newest_ms).segments, age_max_ms, NOW_MS)
+        return None if found is None else found.start_offset
+
+    old = NOW_MS - 2 * DAY_MS
+    assert held(YEAR_2100_MS, old) == 0
+    assert held(INT64_MAX, NOW_MS, old) == 0
+    assert held(YEAR_2100_MS, NOW_MS) is None  # nothing behind it would go
+    assert held(NOW_MS, YEAR_2100_MS, old) is None  # another one stays before it
+    assert held(NOW_MS + FUTURE_MIN_MS, old) is None
+    assert held(NOW_MS + FUTURE_MIN_MS + 1, old) == 0
+    assert held(YEAR_2100_MS, old, age_max_ms=-1) is None
+    assert held() is None
+
+
+@pytest.mark.remedy("retention_held_up")
+def test_it_is_said_what_stops_retention_and_the_remedy_works() -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(10, age_ms=30 * DAY_MS)
+        expirer, rlmm = await world.start(opened, remote_log_retention_ms=40 * DAY_MS)
+        await world.add(100, timestamp=YEAR_2100_MS - 9)
+        for number in range(11, 15):
+            await world.add(10 * number, timestamp=world.wall_clock_ms() - 30 * DAY_MS)
+        await turns(expirer, 20)
+        assert world.told() == []  # nothing is due yet
+        world.skew_ms = 20 * DAY_MS
+        await turns(expirer, 20)
+        assert world.log_starts() == [100]
+        assert world.told() == [
+            "retention_held_up: orders-0: retention by time has stopped at offsets 100 to 109: a "
+            "record there has the timestamp 2100-01-01 00:00 UTC, and nothing behind it is deleted "
+            "by time before 2100-02-10 00:00 UTC; DeleteRecords below offset 110 through the proxy "
+            "deletes it, and archive.remote_log_retention_bytes passes it over"
+        ]
+        await rlmm.raise_log_start_offset(TIP, 110)  # as DeleteRecords through the proxy does
+        await turns(expirer, 20)
+        assert world.told() == []
+        assert world.log_starts()[-1] == 140  # the newest segment stays
+
+    virtually(life)
+
+
+@pytest.mark.remedy("retention_held_up")
+def test_retention_by_bytes_passes_it_over() -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.add(0, timestamp=YEAR_2100_MS)
+        await world.plant_after(1, 9)
+        expirer, _ = await world.start(
+            opened, remote_log_retention_ms=DAY_MS, remote_log_retention_bytes=5 * len(batch(0))
+        )
+        await turns(expirer, 20)
+        assert world.log_starts()[-1] == 90
+        assert world.told() == []
+
+    virtually(life)
+
+
+@pytest.mark.remedy("local_retention_held_up")
+async def test_the_brokers_tier_says_it_too() -> None:
+    async with trimming(local_retention_ms=1_000) as world:  # the clock stands at 1,000,000 ms
+        await world.planted.add([batch(30, timestamp=YEAR_2100_MS)], tip=TRIMMED)
+        await world.planted.add([batch(40, timestamp=1_000)], tip=TRIMMED)
+        await world.local.trim(TRIMMED)
+        assert world.broker.deletions == 1  # up to the record
+        [told] = world.concerns.health.conditions(0.0)
+        assert told.kind == "local_retention_held_up"
+        assert (told.first_offset, told.last_offset) == (30, 39)
+        assert "DeleteRecords below offset 40, sent to a broker" in told.what
+        world.broker.start = 40  # it was sent
+        await asyncio.sleep(0.01)
+        await world.local.trim(TRIMMED)
+        assert world.concerns.health.conditions(0.0) == ()
+        assert world.broker.deletions == 2
