@@ -17,6 +17,7 @@ import botocore.session
 from botocore.config import Config
 
 from lab import go, sources
+from lab.process import ServerProcess
 from lab.store_server import StoreServer
 
 VERSITYGW_VERSION = "1.8.0"
@@ -113,6 +114,15 @@ class S3Server(S3Endpoint):
     def objects(self) -> Path:
         """A folder per bucket, with a file per object. A file moved away is a lost object."""
         return self._folder / "objects"
+
+    def change_account(self, access_key: str, secret_key: str) -> None:
+        """Restart with another account: the old keys are refused from now on."""
+        self.kill()
+        self.access_key, self.secret_key = access_key, secret_key
+        self._process = ServerProcess(
+            self.name, self._command(self._port), self._folder / "server.log", self._env()
+        )
+        self.start()
 
     def _env(self) -> dict[str, str]:
         return {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}

@@ -179,7 +179,7 @@ class KmsKeyRing(KeyRing):
             async with asyncio.timeout(REQUEST_MAX_S):
                 client = await self._open()
                 assert self._credentials is not None
-                used = await self._credentials.get_frozen_credentials()
+                used = self._credentials.generation
                 try:
                     answer = await getattr(client, operation)(**request)
                 except ClientError as error:

@@ -22,53 +22,61 @@ LOOK_INTERVAL_S = 2.0
 
 
 class AwsCredentials:
-    """boto's credentials of `session`, in the place of boto's own object. Clients of this session
-    sign each request with the current ones. `None` for boto's methods: Any, as boto has no types.
+    """The credentials of `session`, in the place of boto's own object: all clients of the session
+    sign each request with the current ones.
     """
 
     def __init__(self, session: AioSession, current: Any, profile: str | None) -> None:
-        self._current = current
+        self._current = current  # boto's, which has no types; None: there are none
         self._profile = profile
         self._looked_at = float("-inf")
-        self._looks = SingleFlight[bool]()
+        self._looks = SingleFlight[None]()
+        self.generation = 0  # grows when others were found
         session._credentials = self  # where boto keeps them
 
     @classmethod
     async def of(cls, session: AioSession, profile: str | None) -> AwsCredentials:
-        """Call it before the session makes a client. Raises NoCredentialsError, BotoCoreError."""
-        found = await session.get_credentials()
-        if found is None:
-            raise NoCredentialsError
-        return cls(session, found, profile)
+        """Call it before the session makes a client. Raises BotoCoreError."""
+        return cls(session, await session.get_credentials(), profile)
 
     async def get_frozen_credentials(self) -> Any:
-        """Called by boto for each request."""
+        """boto calls it for each request. Raises BotoCoreError."""
+        if self._current is None:
+            await self._looks.run("look", self._look)
+        if self._current is None:
+            raise NoCredentialsError
         return await self._current.get_frozen_credentials()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._current, name)
+    def get_deferred_property(self, name: str) -> Any:
+        async def value() -> Any:
+            return getattr(await self.get_frozen_credentials(), name, None)
 
-    async def renewed_since(self, used: Any) -> bool:
-        """Whether there are other credentials than `used`, which were refused. Looks for them where
-        boto found them at the start, at most every LOOK_INTERVAL_S.
+        return value
+
+    async def get_account_id(self) -> Any:
+        return getattr(await self.get_frozen_credentials(), "account_id", None)
+
+    async def renewed_since(self, generation: int) -> bool:
+        """Whether there are others than in this generation, which were refused. Looks for them
+        where boto found them at the start, at most every LOOK_INTERVAL_S.
         """
-        return await self._looks.run("look", self._look) or (
-            await self.get_frozen_credentials() != used
-        )
+        if self.generation == generation:
+            await self._looks.run("look", self._look)
+        return self.generation != generation
 
-    async def _look(self) -> bool:
+    async def _look(self) -> None:
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < LOOK_INTERVAL_S:
-            return False
+            return
         self._looked_at = now
         try:
-            before = await self._current.get_frozen_credentials()
+            before = self._current and await self._current.get_frozen_credentials()
             found = await AioSession(profile=self._profile).get_credentials()
             if found is None or await found.get_frozen_credentials() == before:
-                return False
+                return
         except (BotoCoreError, OSError, ValueError) as error:
             log.warning("aws_credentials_not_found", error=str(error))
-            return False
+            return
         self._current = found
+        self.generation += 1
         log.info("aws_credentials_changed", method=found.method)
-        return True

@@ -87,6 +87,7 @@ _BY_CODE: dict[str, type[RemoteStorageError]] = {
     "ExpiredToken": StorageDenied,
     "InvalidToken": StorageDenied,
     "InvalidAccessKeyId": StorageDenied,
+    "XAdminUserNotFound": StorageDenied,  # versitygw, with status 404: no such access key
     "SignatureDoesNotMatch": StorageDenied,
     "BlobImmutableDueToPolicy": StorageDenied,
     # About one object, while the store works. (A disabled key may be that of one object or of all:
@@ -118,13 +119,20 @@ REMEDIES: Mapping[str, str] = {
 }
 
 
+# With status 404, only these say that an object is absent. Any other code is about something else:
+# readers would skip records, if an access key that is unknown made every object look lost.
+_ABSENT = frozenset(
+    {"", "404", "NotFound", "NoSuchKey", "NoSuchVersion", "BlobNotFound", "ResourceNotFound"}
+)
+
+
 def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
     if code in _BY_CODE:
         return _BY_CODE[code]
     if code.startswith("KMS."):
         return StorageDenied
     if status == 404:
-        return ObjectNotFound
+        return ObjectNotFound if code in _ABSENT else StorageUnavailable
     if status == 416:
         return RangeNotSatisfiable
     if status in (401, 403):

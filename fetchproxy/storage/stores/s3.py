@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import structlog
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
-from botocore.exceptions import ClientError, NoCredentialsError
+from botocore.exceptions import ClientError
 from botocore.handlers import add_expect_header
 from obstore.store import S3Store
 
@@ -25,6 +25,7 @@ from fetchproxy.errors import ObjectNotFound, RemoteStorageError, StorageDenied,
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
+from fetchproxy.storage.stores.aws_credentials import AwsCredentials
 from fetchproxy.storage.stores.client_sockets import ClientSockets
 from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.native import NativeObjectStore, make_clients, native_code
@@ -152,7 +153,8 @@ class S3ObjectStore(ObjectStore):
     require.
 
     Credentials, and a missing region, are found as boto3 finds them: in the `profile` if one is
-    set, and then not in the environment.
+    set, and then not in the environment. If requests are denied, it looks for other credentials in
+    the same places.
     """
 
     def __init__(
@@ -176,7 +178,8 @@ class S3ObjectStore(ObjectStore):
         self._bucket_region: str | None = None  # as the server has named it
         self._checks_crc64: bool | None = None  # None: not known yet
         self._probing = SingleFlight[None]()
-        self._credentials: Any = None  # the last ones from boto
+        self._credentials: AwsCredentials | None = None
+        self._frozen: Any = None  # the last ones for a write
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -212,6 +215,9 @@ class S3ObjectStore(ObjectStore):
             raise
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        return await self._allowed(partial(self._get, key, bytes_max))
+
+    async def _get(self, key: str, bytes_max: int) -> bytes:
         client = await self._opened()
         what = f"get {check_key(key)}"
         with translated(what, may_be_absent=True):
@@ -233,6 +239,9 @@ class S3ObjectStore(ObjectStore):
             return content
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
+        return await self._allowed(partial(self._get_range, key, byte_range))
+
+    async def _get_range(self, key: str, byte_range: ByteRange) -> Content:
         client = await self._opened()
         what = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
         with translated(what, may_be_absent=True):
@@ -270,6 +279,9 @@ class S3ObjectStore(ObjectStore):
                 yield str(entry["Prefix"])[len(prefix) : -1]
 
     async def delete(self, key: str) -> None:
+        await self._allowed(partial(self._delete, key))
+
+    async def _delete(self, key: str) -> None:
         client = await self._opened()
         with translated(f"delete {check_key(key)}"):
             await client.delete_object(Bucket=self._bucket, Key=key)
@@ -306,12 +318,11 @@ class S3ObjectStore(ObjectStore):
         await self._sockets.shut()
 
     async def _pages(self, what: str, **request: str) -> AsyncIterator[Answer]:
-        client = await self._opened()
         arguments = {name: value for name, value in request.items() if value}
 
         async def one_page() -> tuple[Answer, str | None]:
+            page = await self._allowed(partial(self._page, what, arguments))
             with translated(what):
-                page: Answer = await client.list_objects_v2(Bucket=self._bucket, **arguments)
                 return page, next_page(page, what)
 
         while True:
@@ -321,6 +332,30 @@ class S3ObjectStore(ObjectStore):
                 return
             arguments["ContinuationToken"] = token
 
+    async def _page(self, what: str, arguments: dict[str, str]) -> Answer:
+        client = await self._opened()
+        with translated(what):
+            page: Answer = await client.list_objects_v2(Bucket=self._bucket, **arguments)
+        return page
+
+    async def _allowed(self, call: Callable[[], Awaitable[T]]) -> T:
+        """`call`, and again if it was denied and there are other credentials now: an operator has
+        replaced them, or a session has ended.
+        """
+        generation = 0 if self._credentials is None else self._credentials.generation
+        try:
+            return await call()
+        except StorageDenied:
+            if self._credentials is None or self._closed:
+                raise
+            if not await self._credentials.renewed_since(generation):
+                raise
+        # What was signed with the old ones is signed anew.
+        self._native = None
+        if self._ranges is not None:
+            self._ranges.forget_urls()
+        return await call()
+
     async def _opened(self) -> Any:
         if self._closed:
             raise RemoteStorageError("the store is closed")
@@ -329,6 +364,7 @@ class S3ObjectStore(ObjectStore):
                 self._session = session = AioSession(profile=self._location.profile)
                 session.register_component("data_loader", _service_descriptions())
                 with translated(f"open bucket {self._bucket}"):
+                    self._credentials = await AwsCredentials.of(session, self._location.profile)
                     client = await self._resources.enter_async_context(
                         session.create_client(
                             "s3",
@@ -369,6 +405,9 @@ class S3ObjectStore(ObjectStore):
         )
 
     async def _written(self, key: str, call: Callable[[NativeObjectStore], Awaitable[T]]) -> T:
+        return await self._allowed(partial(self._written_once, key, call))
+
+    async def _written_once(self, key: str, call: Callable[[NativeObjectStore], Awaitable[T]]) -> T:
         """Call `call`, and again if the server says that the bucket is in another region."""
         if self._checks_crc64 is None:
             await self._probing.run("probe", lambda: self._probe_crc64(key))
@@ -421,10 +460,8 @@ class S3ObjectStore(ObjectStore):
         """The client for writes, with current credentials. Raises RemoteStorageError."""
         client = await self._opened()
         with translated(f"open bucket {self._bucket}"):
-            credentials = await self._session.get_credentials()
-            if credentials is None:
-                raise NoCredentialsError
-            self._credentials = await credentials.get_frozen_credentials()
+            assert self._credentials is not None
+            self._frozen = await self._credentials.get_frozen_credentials()
             if self._native is None:
                 # A URL signed by aiobotocore shows the address it would use. The region in the
                 # signature would still be the client's, even for a bucket in another region.
@@ -472,9 +509,9 @@ class S3ObjectStore(ObjectStore):
     def _told_credentials(self) -> S3Credential:
         """The library calls this on its own thread, shortly before its credentials expire."""
         return {
-            "access_key_id": self._credentials.access_key,
-            "secret_access_key": self._credentials.secret_key,
-            "token": self._credentials.token,
+            "access_key_id": self._frozen.access_key,
+            "secret_access_key": self._frozen.secret_key,
+            "token": self._frozen.token,
             "expires_at": datetime.now(UTC) + _CREDENTIALS_GOOD_FOR,
         }
 

@@ -384,6 +384,10 @@ class S3RangeReads:
             self._urls[key] = url
         return url
 
+    def forget_urls(self) -> None:
+        """The credentials that signed them have been replaced."""
+        self._urls.clear()
+
     def was_needless(self, key: str) -> None:
         """Drop the URL and count a refusal: the client's own request got the same part."""
         self._urls.pop(key, None)
