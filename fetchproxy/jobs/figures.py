@@ -74,6 +74,7 @@ RATE_DAYS = 28  # four of each day of the week
 # A history of hours, such as one import or a night, cannot predict a year.
 HISTORY_DAYS_MIN = 2
 HORIZON_DAYS = (30, 90, 365)
+_TIMESTAMP_MAX_MS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Forecast:
     days than HISTORY_DAYS_MIN, `bytes_per_day` and `size_bytes` are None.
 
     `next_deletion_ms`: when (epoch ms) retention by time deletes the oldest segment. None: no
-    retention by time, or only the newest segment is left.
+    retention by time, only the newest segment is left, or the time is beyond Kafka's timestamps.
     """
 
     history_days: float
@@ -203,7 +204,8 @@ def sample_codecs(data: bytes | bytearray) -> tuple[CodecFigures, ...]:
     found: list[CodecFigures] = []
     for header in walk(data):
         records = memoryview(data)[header.position + HEADER_BYTES : header.end]
-        unpacked = decompress(header.compression, records) if header.compression else records
+        packed = header.compression and header.records_count  # nothing is not compressed
+        unpacked = decompress(header.compression, records) if packed else records
         codec = CompressionType(header.compression).name.lower()
         found.append(CodecFigures(codec, 1, len(records), len(unpacked)))
     return add_codecs(found)
@@ -256,4 +258,5 @@ def _size_after(
 def _next_deletion_ms(held: Sequence[Held], retention: Retention) -> int | None:
     if retention.remote_ms < 0 or len(held) < 2:  # the newest segment always stays
         return None
-    return held[0].newest_ms + retention.remote_ms
+    at_ms = held[0].newest_ms + retention.remote_ms
+    return at_ms if at_ms <= _TIMESTAMP_MAX_MS else None

@@ -331,7 +331,7 @@ class Reported:
         below = folder.resolve().as_uri() if parquet is None else parquet.rstrip("/")
         for name, frame in self.frames.items():
             if isinstance(frame, list):
-                _write_table(frame, SCHEMAS[name], f"{below}/{name}")
+                write_table(frame, SCHEMAS[name], f"{below}/{name}")
             else:
                 frame.coalesce(1).write.mode("overwrite").parquet(f"{below}/{name}")
         draft = folder / ".report.html"
@@ -368,7 +368,7 @@ async def _measure(
     return await measure_partition(archive.rsm, archive.rlmm, tip, retention, now_ms)
 
 
-def _write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:
+def write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:
     """Write a table as Parquet, like Spark. Raises OSError, ConfigError."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -83,8 +83,8 @@ class _Range:
 class PassedOver:
     """Data that a task skipped by its options. `records`: an upper bound that includes markers."""
 
-    # Damaged batches and indexes (corruptBatches=skip), missing objects or reads beyond their ends
-    # (failOnDataLoss=false), and objects that cannot be read (either option).
+    # Damaged batches and indexes (corruptBatches=skip); missing objects, reads beyond their ends,
+    # unreadable records (failOnDataLoss=false); objects that cannot be read (either option).
     faults: int = 0
     records: int = 0
 
@@ -142,7 +142,9 @@ class _TaskReading:
         self._task = task
         self._rsm = rsm
         self._loop = loop
-        self._decoder = LogDecoder(arrow, self._damaged, goes_on=options.skip_corrupt)
+        self._decoder = LogDecoder(
+            arrow, self._damaged, self._unreadable, goes_on=not options.fail_on_data_loss
+        )
         self._passed_over = passed_over
         self._key = ""  # of the object whose content is being looked at
         self._faults: list[dict[str, Any]] = []
@@ -225,6 +227,15 @@ class _TaskReading:
             raise CorruptSegment(
                 f"{tip}, offset {offset}: {self._key}, byte {position}: {what} "
                 "(corruptBatches=skip leaves such batches out)"
+            )
+        self._note(offset, what, position)
+
+    def _unreadable(self, position: int, offset: int, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise CorruptSegment(
+                f"{self._task.tip}, offset {offset}: {self._key}, byte {position}: {what}; the "
+                "batch's checksum is right, so the broker had these records, which no Kafka client "
+                f"can read ({PASSED_OVER})"
             )
         self._note(offset, what, position)
 

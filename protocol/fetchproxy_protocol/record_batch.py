@@ -25,6 +25,7 @@ _GZIP_PIECE_BYTES = 8 * 1024 * 1024  # unpacked at once, in addition to the byte
 # The snappy-java stream that Kafka's producers write: magic, two version numbers, blocks.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 class CompressionType(IntEnum):
@@ -58,6 +59,8 @@ def _gzip(data: Buffer, bytes_max: int) -> Unpacked:
                 return memoryview(out)[:bytes_max], False
             rest = stream.unconsumed_tail
         rest = stream.unused_data
+        if rest[: len(_GZIP_MAGIC)] != _GZIP_MAGIC:
+            break  # Java's reader, too, passes over what follows the last member
     return out, True
 
 
@@ -72,13 +75,16 @@ def _snappy_block(data: Buffer, bytes_max: int) -> bytes | None:
 
 
 def _snappy(data: Buffer, bytes_max: int) -> Unpacked:
-    """A xerial stream (Java, librdkafka) or one raw block (some older producers)."""
+    """Xerial streams (Java, librdkafka) or one raw block (some older producers)."""
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         only = _snappy_block(data, bytes_max)
         return (b"", False) if only is None else (only, True)
     out = bytearray()
     pos = _XERIAL_HEADER_BYTES
     while pos < len(data):
+        if bytes(data[pos : pos + len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
+            pos += _XERIAL_HEADER_BYTES  # another stream follows
+            continue
         size = int.from_bytes(data[pos : pos + 4], "big", signed=True)
         pos += 4
         if size < 0 or pos + size > len(data):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from uuid import UUID
 from xml.etree import ElementTree
 
+import legal_logs
 import pyarrow.dataset as ds
 import pytest
 from fetchproxy_protocol.record_batch import HEADER_BYTES
@@ -39,6 +41,7 @@ from fetchproxy.jobs.report import (
     report_work,
     round_ticks,
     table_rows,
+    write_table,
 )
 from fetchproxy.jobs.runner import Here
 from fetchproxy.metadata.catalogue import build_view
@@ -81,6 +84,11 @@ def test_batches_that_are_cut_at_the_samples_end_do_not_count() -> None:
 
 
 # --- ahead ---
+def test_a_batch_without_records_may_name_any_codec() -> None:
+    empty = legal_logs.sealed(legal_logs.Batch(5, 4, (), -1, -1, codec=legal_logs.ZSTD))
+    assert sample_codecs(empty.content) == (CodecFigures("zstd", 1, 0, 0),)
+
+
 def test_growth_is_the_mean_of_four_weeks() -> None:
     rates = [
         forecast(held(*days_ago), Retention(), NOW_MS).bytes_per_day
@@ -222,6 +230,18 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     for chart in text.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + chart.split("</svg>")[0] + "</svg>")
     assert text.count("<svg") == 2 * 2  # of each topic
+
+
+def test_any_timestamp_is_reported(tmp_path: Path) -> None:
+    times = [2**63 - 1, -1, NOW_MS, 2**62]
+    found = [Held(time, 100, 10) for time in times]
+    ahead = forecast(found, Retention(10 * DAY_MS, -1), NOW_MS)
+    assert ahead.next_deletion_ms is None
+    one = replace(figures("orders", 0, found), ahead=ahead)
+    page([one], NOW_MS)
+    for name, rows in table_rows([one]).items():
+        write_table(rows, SCHEMAS[name], str(tmp_path / name))
+        assert len(ds.dataset(tmp_path / name).to_table()) == len(rows)
 
 
 def test_a_bar_is_as_high_as_its_value() -> None:

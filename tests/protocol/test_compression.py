@@ -55,6 +55,18 @@ def test_two_gzip_members() -> None:
     assert bytes(decompress(1, packed)) == b"onetwo"
 
 
+def test_what_javas_readers_take() -> None:
+    """Several frames or streams, one of them empty, and bytes behind the last gzip member."""
+    frame = bytes(cramjam.zstd.compress(b"one"))
+    skippable = b"\x50\x2a\x4d\x18\x03\0\0\0abc"
+    nothing = bytes(cramjam.zstd.compress(b""))
+    assert bytes(decompress(4, skippable + frame + nothing + frame)) == b"oneone"
+    stream = bytes(snappy_encode(b"one"))
+    assert bytes(decompress(2, stream + stream)) == b"oneone"
+    assert bytes(decompress(2, stream[:16] + stream)) == b"one"
+    assert bytes(decompress(1, gzip.compress(b"one") + bytes(3))) == b"one"
+
+
 @pytest.mark.parametrize("codec", [5, 6, 7])
 def test_unknown_codec(codec: int) -> None:
     with pytest.raises(MalformedMessage):

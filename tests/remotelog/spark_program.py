@@ -111,6 +111,17 @@ class Verbs:
         reader = self.spark.read.format(source).options(**options)
         return _rows((reader.schema(schema) if schema else reader).load())
 
+    def exact_rows(self, source: str, options: dict[str, str]) -> list[Any]:
+        """As `rows`, but headers' keys as the bytes of their text, also from Parquet files."""
+        reader = self.spark.read.format(source).options(**options)
+        headers = "transform(headers, h -> array(hex(h.key), hex(h.value)))"
+        us = "unix_micros(timestamp)"
+        frame = reader.load().selectExpr(
+            *("hex(key)", "hex(value)", "string(topic) AS topic", "partition", "offset"),
+            *(us, "timestampType", headers),
+        )
+        return [list(row) for row in frame.orderBy("topic", "partition", "offset").collect()]
+
     def schema(self, source: str, options: dict[str, str]) -> Any:
         return json.loads(self.spark.read.format(source).options(**options).load().schema.json())
 

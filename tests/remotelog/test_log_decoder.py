@@ -218,7 +218,7 @@ def test_records_that_nobody_asks_for_stay_packed() -> None:
     with pytest.raises(AssertionError, match="offset 0: "):
         decoded(log, columns=["offset", "timestamp"])
     decoder = LogDecoder(ArrowBatches(["offset"], "orders", 7), collected([]), goes_on=True)
-    assert list(decoder.decode(log, RowLimits())) == []  # who passes over damage always looks
+    assert offsets(list(decoder.decode(log, RowLimits()))) == list(range(10))
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -11,9 +11,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from made_batches import CODECS, READERS, Record, made_batch, marker, rows_read_by
+from made_batches import CODECS, READERS, Record, made_batch, marker, reseal, rows_read_by
 from written_archive import TIP, WrittenArchive
 
+from fetchproxy.auditing.faults import Fault
+from fetchproxy.config.load import Setting, load_config
 from fetchproxy.errors import (
     ConfigError,
     CorruptSegment,
@@ -21,6 +23,8 @@ from fetchproxy.errors import (
     ObjectNotReadable,
     StorageUnavailable,
 )
+from fetchproxy.jobs.runner import Here
+from fetchproxy.jobs.verify import verify
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.model import AbortedTxn, TopicIdPartition
 from fetchproxy.remotelog import task_reader
@@ -341,6 +345,49 @@ def withheld(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
         return begin(reading, what, refused if key in what else read)
 
     monkeypatch.setattr(task_reader._TaskReading, "_begin", asked)
+
+
+def test_what_skip_leaves_out_is_what_verify_calls_damaged(tmp_path: Path) -> None:
+    """Each byte of a batch in turn. Records that nobody can read, below a right checksum, are none:
+    the broker has them so."""
+    size = len(batches_of(10, 1)[0])
+    for byte in (0, 7, 9, 11, 16, 18, 22, 24, 30, 45, 58, 60, 70, size - 1):
+        archive = WrittenArchive(tmp_path / str(byte))
+        archive.add(batches_of(0, 3))
+        path = archive.path(archive.segments[0], SegmentFile.LOG)
+        damage(path, len(batches_of(0, 1)[0]) + byte)
+        report = tmp_path / f"report-{byte}"
+        offsets_read(archive, corruptBatches="skip", corruptReport=str(report))
+        skipped = [
+            json.loads(text) for f in report.iterdir() for text in f.read_text().splitlines()
+        ]
+        found = {fault.byte_position for fault in faults_of(archive)}
+        assert {line["byte"] for line in skipped} <= found, byte
+
+
+def faults_of(archive: WrittenArchive) -> list[Fault]:
+    config = load_config(None, {}, [Setting("store.url", archive.url, "test")])
+    return list(verify(Here(), config).report.faults)
+
+
+def test_records_that_nobody_can_read_are_no_damage(tmp_path: Path) -> None:
+    archive = WrittenArchive(tmp_path)
+    unreadable = bytearray(made_batch(10, [Record(value=bytes(20))] * 10))
+    unreadable[61] = 0xFE  # the first record's length
+    archive.add([*batches_of(0, 1), reseal(unreadable), *batches_of(20, 1)])
+    assert faults_of(archive) == []
+    chosen = options_of(archive, corruptBatches="skip")
+    [task] = tasks_of(chosen)
+    with pytest.raises(CorruptSegment, match=r"orders-0, offset 10: .*no Kafka client can read"):
+        list(read_task(chosen, task, ["offset", "value"]))
+    assert offsets_read(archive) == list(range(30))  # nobody asks for the records
+    lenient, passed_over = options_of(archive, failOnDataLoss="false"), PassedOver()
+    found = list(read_task(lenient, task, ["offset", "value"], passed_over=passed_over))
+    assert [o for b in found for o in b.column("offset").to_pylist()] == [
+        *range(10),
+        *range(20, 30),
+    ]
+    assert passed_over == PassedOver(faults=1, records=10)
 
 
 def test_a_report_of_any_topic_has_a_name_that_files_may_have(tmp_path: Path) -> None:

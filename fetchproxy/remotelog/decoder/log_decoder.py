@@ -163,15 +163,31 @@ OnFault = Callable[[int, int, str], None]
 
 
 class LogDecoder:
-    """Decodes one partition's log by chunks. Calls `on_fault` once for each damaged batch."""
+    """Decodes one partition's log by chunks. Calls `on_fault` once for each batch with a fault.
 
-    def __init__(self, rows: ArrowBatches, on_fault: OnFault, *, goes_on: bool = False) -> None:
-        """`goes_on`: `on_fault` may return, so a batch is checked whole before it gives rows."""
+    Damage is what `verify` finds in a batch, too: a header that is none, another place, a wrong
+    checksum. Records that cannot be read below a right checksum are no damage: the broker has them
+    just so, and no Kafka client reads them. They go to `on_unreadable` (None: to `on_fault`).
+    """
+
+    def __init__(
+        self,
+        rows: ArrowBatches,
+        on_fault: OnFault,
+        on_unreadable: OnFault | None = None,
+        *,
+        goes_on: bool = False,
+    ) -> None:
+        """`goes_on`: `on_unreadable` may return, so a batch's records are checked whole before they
+        give rows.
+        """
         self._rows = rows
         self._on_fault = on_fault
+        self._on_unreadable = on_unreadable or on_fault
         self._goes_on = goes_on
         self._arena = Arena()
         self._position = 0  # of the chunk in the log
+        self._fault_at = -1  # the last faulty batch's position in the log
         # Records of skipped damaged batches. After a broken header, each offset counts as one.
         self.records_skipped = 0
         self.next_offset = 0  # the offset after the last batch that was read or skipped
@@ -218,7 +234,10 @@ class LogDecoder:
             after = max(first_offset, after)
             if _outside(first_offset, after, limits):
                 continue
-            self._on_fault(position + broken_at, first_offset, f"batch {FAULTS[headers.fault]}")
+            last = int(headers.table[-1, POSITION]) + position if len(headers.table) else -1
+            if last < 0 or last != self._fault_at:  # else its size is wrong, and has led here
+                what = f"batch {FAULTS[headers.fault]}"
+                self._on_fault(position + broken_at, first_offset, what)
             self.next_offset = after
             self.records_skipped += after - first_offset
 
@@ -246,7 +265,7 @@ class LogDecoder:
         if aborted is not None:
             gives_rows &= ~aborted.among(headers)
         chosen = [i for i in np.flatnonzero(gives_rows).tolist() if i in sound]
-        if not self._goes_on and self._rows.headers_suffice(table[chosen], limits):
+        if self._rows.headers_suffice(table[chosen], limits):
             yield from self._rows.of_headers(table[chosen], limits)
         else:
             yield from self._rows_of_records(headers, chosen, limits)
@@ -316,7 +335,7 @@ class LogDecoder:
         try:
             batch[START], batch[END] = self._arena.add(codec, memoryview(headers.data)[start:end])
         except MalformedMessage as error:
-            self._fault_in(headers, i, str(error))
+            self._fault_in(headers, i, str(error), self._on_unreadable)
             return False
         return self._looks_sound(headers, self._arena.data, i, limits)
 
@@ -325,7 +344,7 @@ class LogDecoder:
             return True
         fault = self._rows.first_fault(data, headers.table[i], limits)
         if fault is not None:
-            self._fault_in(headers, i, fault)
+            self._fault_in(headers, i, fault, self._on_unreadable)
         return fault is None
 
     def _flush(
@@ -335,14 +354,17 @@ class LogDecoder:
         try:
             yield from self._rows.of(data, headers.table[chosen], limits)
         except BrokenRecords as broken:
-            self._fault_in(headers, chosen[broken.index], broken.what)
+            self._fault_in(headers, chosen[broken.index], broken.what, self._on_unreadable)
         chosen.clear()
 
-    def _fault_in(self, headers: ScannedHeaders, i: int, what: str) -> None:
+    def _fault_in(
+        self, headers: ScannedHeaders, i: int, what: str, tell: OnFault | None = None
+    ) -> None:
         batch = headers.table[i]
         place = self._position + int(batch[POSITION])
         base = int(batch[BASE_OFFSET])
-        self._on_fault(place, base, what)
+        self._fault_at = place
+        (tell or self._on_fault)(place, base, what)
         # The count itself may be damaged; a batch has no more records than offsets.
         span = int(batch[LAST_OFFSET]) - base + 1
         self.records_skipped += min(int(batch[COUNT]), span)
