@@ -45,6 +45,10 @@ def old_java(bootstrap: str, topic: str, ends: dict[int, int], level: str) -> li
     return parsed(done.stdout.replace("Partition:", "").replace("Offset:", ""))
 
 
+def named(test: str, client: str) -> str:
+    return f"{test}-{client.lower().replace(' ', '-')}"
+
+
 def fetchproxy(*arguments: str, code: int = 0) -> str:
     command = [sys.executable, "-m", "fetchproxy", *arguments]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
@@ -94,7 +98,7 @@ def test_a_client_goes_on_from_the_archive(
 ) -> None:
     assign = ASSIGNED[client]
     assert assign is not None
-    topic = kafka_server.create_topic("fail-over", 1)
+    topic = kafka_server.create_topic(named("fail-over", client), 1)
     data = TopicData(topic)
     produce(kafka_server.bootstrap, data, BEFORE)
     store = (tmp_path / "store").as_uri()
@@ -138,7 +142,7 @@ def test_a_groups_commits_go_there_and_back(
 ) -> None:
     read = GROUPS[client]
     assert read is not None
-    topic = kafka_server.create_topic("commits", 1)
+    topic = kafka_server.create_topic(named("commits", client), 1)
     group = f"of-{topic}"
     produce(kafka_server.bootstrap, TopicData(topic), COUNT)
     commit(kafka_server.bootstrap, group, topic, 0)
@@ -170,7 +174,10 @@ def commit(bootstrap: str, group: str, topic: str, offset: int) -> None:
 def test_what_cannot_be_committed_is_named_and_the_rest_is(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
-    topic, gone = kafka_server.create_topic("commits", 1), kafka_server.create_topic("gone", 1)
+    topic, gone = (
+        kafka_server.create_topic("commits", 1),
+        kafka_server.create_topic("commits-gone", 1),
+    )
     bootstrap, file = kafka_server.bootstrap, tmp_path / "offsets.json"
     produce(bootstrap, TopicData(topic), 10)
     for group in ("idle", "busy"):

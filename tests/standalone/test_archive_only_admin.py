@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import confluent_kafka
+import kafka
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 from fetchproxy_protocol.apis import ApiKey
 from kafka.protocol import admin
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
@@ -283,3 +288,52 @@ async def test_the_log_dir_has_the_sizes_of_the_archive(
         assert [(p.partition_index, p.partition_size) for p in topic.partitions] == [
             (0, sizes["orders", 0])
         ]
+
+
+def poll_for_a_minute(producer: confluent_kafka.Producer) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        producer.poll(1)
+
+
+async def test_stock_producers_give_up_at_once(served: ServedArchive) -> None:
+    """With other errors librdkafka tries again for minutes."""
+    bootstrap = {"bootstrap.servers": f"127.0.0.1:{served.server.port}"}
+
+    def produce() -> int:
+        producer = confluent_kafka.Producer({**bootstrap, "enable.idempotence": True})
+        with pytest.raises(confluent_kafka.KafkaException) as failed:
+            poll_for_a_minute(producer)
+        assert failed.value.args[0].fatal()
+        return int(failed.value.args[0].code())
+
+    def transact() -> int:
+        producer = confluent_kafka.Producer({**bootstrap, "transactional.id": "t"})
+        with pytest.raises(confluent_kafka.KafkaException) as failed:
+            producer.init_transactions(60)
+        return int(failed.value.args[0].code())
+
+    def python() -> None:
+        producer = kafka.KafkaProducer(
+            bootstrap_servers=bootstrap["bootstrap.servers"], enable_idempotence=True
+        )
+        with pytest.raises(kafka.errors.KafkaError):
+            producer.send("orders", b"v").get(60)
+        producer.close()
+
+    errors = confluent_kafka.KafkaError
+    assert await asyncio.to_thread(produce) == errors.CLUSTER_AUTHORIZATION_FAILED
+    assert await asyncio.to_thread(transact) == errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    await asyncio.to_thread(python)
+
+
+async def test_a_stock_admin_client_shows_the_reason(served: ServedArchive) -> None:
+    def create() -> confluent_kafka.KafkaError:
+        client = AdminClient({"bootstrap.servers": f"127.0.0.1:{served.server.port}"})
+        asked = client.create_topics([NewTopic("new", 1, 1)], request_timeout=60)
+        with pytest.raises(confluent_kafka.KafkaException) as failed:
+            asked["new"].result(60)
+        return failed.value.args[0]
+
+    error = await asyncio.to_thread(create)
+    assert (error.code(), error.str()) == (POLICY_VIOLATION, REASON)

@@ -1,0 +1,129 @@
+"""Frameworks out of an archive-only node, with the settings of docs/tools.md and without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from archive_only_process import ArchiveOnlyProcess
+from matrix_frameworks import TopicLines, sunk, until_there
+from proxy_process import wait_for
+from test_fail_over import archive
+from topic_data import TopicData, produce
+
+from lab.frameworks import ConnectWorker, frameworks_jars
+from lab.kafka import KafkaServer, run_tool
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+FindPart = Callable[[str, Callable[[], object]], object]
+COUNT, TOPIC = 500, "archived-for-tools"
+REASON = "this node serves an archive, which cannot be written to"
+
+
+@pytest.fixture(scope="module")
+def node(
+    kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ArchiveOnlyProcess]:
+    folder = tmp_path_factory.mktemp("tools")
+    kafka_server.create_topic(TOPIC, 1)
+    produce(kafka_server.bootstrap, TopicData(TOPIC), COUNT)
+    store = (folder / "store").as_uri()
+    archive(kafka_server, store, TOPIC)
+    with ArchiveOnlyProcess(store, folder) as process:
+        yield process
+        process.assert_sound()
+
+
+def mirror_of(node: ArchiveOnlyProcess, target: str, alias: str) -> dict[str, str]:
+    return {
+        "name": "mirror",
+        "connector.class": "org.apache.kafka.connect.mirror.MirrorSourceConnector",
+        "source.cluster.alias": alias,
+        "target.cluster.alias": "target",
+        "source.cluster.bootstrap.servers": node.bootstrap,
+        "target.cluster.bootstrap.servers": target,
+        "topics": TOPIC,
+        "replication.factor": "1",
+        "offset-syncs.topic.replication.factor": "1",
+        "key.converter": "org.apache.kafka.connect.converters.ByteArrayConverter",
+        "value.converter": "org.apache.kafka.connect.converters.ByteArrayConverter",
+    }
+
+
+def test_mirror_maker_with_the_recipe_copies_everything(
+    node: ArchiveOnlyProcess, kafka_server: KafkaServer, find_part: FindPart, tmp_path: Path
+) -> None:
+    find_part("frameworks", frameworks_jars)
+    recipe = {
+        "offset-syncs.topic.location": "target",
+        "sync.topic.configs.enabled": "false",
+    }
+    connector = mirror_of(node, kafka_server.bootstrap, "withrecipe") | recipe
+    with (
+        ConnectWorker(tmp_path, kafka_server.bootstrap, connector) as worker,
+        TopicLines(kafka_server.bootstrap, f"withrecipe.{TOPIC}") as copied,
+    ):
+        until_there(worker, COUNT, 0.0, copied.all)
+        log = (tmp_path / "connect.log").read_text()
+    assert "UnsupportedVersionException" not in log
+    assert REASON not in log
+
+
+def test_without_the_recipe_its_log_gives_the_reason(
+    node: ArchiveOnlyProcess, kafka_server: KafkaServer, find_part: FindPart, tmp_path: Path
+) -> None:
+    find_part("frameworks", frameworks_jars)
+    connector = mirror_of(node, kafka_server.bootstrap, "bydefault")
+    log = tmp_path / "connect.log"
+    with ConnectWorker(tmp_path, kafka_server.bootstrap, connector):
+        wait_for("the reason", lambda: REASON in log.read_text(), 120.0)
+    assert "PolicyViolationException" in log.read_text()
+
+
+def test_a_sink_reads_the_archive_and_the_worker_lives_on_a_cluster(
+    node: ArchiveOnlyProcess, kafka_server: KafkaServer, find_part: FindPart, tmp_path: Path
+) -> None:
+    find_part("frameworks", frameworks_jars)
+    file = tmp_path / "sunk.txt"
+    connector = {
+        "name": "sink",
+        "connector.class": "org.apache.kafka.connect.file.FileStreamSinkConnector",
+        "topics": TOPIC,
+        "file": str(file),
+        "consumer.override.bootstrap.servers": node.bootstrap,
+        "consumer.override.auto.offset.reset": "earliest",
+        "transforms": "hoist,where",
+        "transforms.hoist.type": "org.apache.kafka.connect.transforms.HoistField$Value",
+        "transforms.hoist.field": "value",
+        "transforms.where.type": "org.apache.kafka.connect.transforms.InsertField$Value",
+        "transforms.where.partition.field": "partition",
+        "transforms.where.offset.field": "offset",
+    }
+    with ConnectWorker(tmp_path, kafka_server.bootstrap, connector) as worker:
+        until_there(worker, COUNT, 0.0, lambda: sunk(file))
+    assert [offset for _, offset, _, _ in sunk(file)] == list(range(COUNT))
+
+
+TOOLS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "log dirs": ("LogDirsCommand", ("--describe",), '"logDir":"archive"'),
+    "create": (
+        "TopicCommand",
+        ("--create", "--topic", "new", "--partitions", "1", "--replication-factor", "1"),
+        REASON,
+    ),
+    "transactions": ("TransactionsCommand", ("list",), "TransactionalId"),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_tools_get_an_answer(node: ArchiveOnlyProcess, tool: str) -> None:
+    name, arguments, says = TOOLS[tool]
+    done = run_tool(
+        f"org.apache.kafka.tools.{name}",
+        *("--bootstrap-server", node.bootstrap),
+        *arguments,
+        check=False,
+    )
+    assert says in done.stdout + done.stderr
