@@ -37,7 +37,7 @@ from fetchproxy.cli.running import (
     users_errors,
 )
 from fetchproxy.config.schema import Config
-from fetchproxy.errors import StorageUnavailable
+from fetchproxy.errors import ConfigError, StorageUnavailable
 from fetchproxy.jobs.runner import Failure, Here, OnProgress, OnSpark, Runner
 from fetchproxy.jobs.runner import Progress as Done
 from fetchproxy.remotelog.session import open_session, require_extra
@@ -91,7 +91,9 @@ def run_job(
     job: Callable[[Runner], T],
     unit: Callable[[float], str] = in_bytes,
 ) -> T:
-    """The result of `job`. SIGINT and SIGTERM end the command with exit code 130."""
+    """The result of `job`. SIGINT and SIGTERM end the command with exit code 130; files that the
+    job itself cannot read or write, with exit code 2.
+    """
     name, spark = context.command.name or "", None
     with users_errors():
         if context.params["spark"]:
@@ -99,12 +101,15 @@ def run_job(
             spark = open_session(name, context.params["master"], settings)
             spark.sparkContext.setLogLevel("ERROR")
         with interruptible(), _shown(name, unit) as on_progress:
-            if spark is None:
-                return job(Here(on_progress, config.log))
             try:
+                if spark is None:
+                    return job(Here(on_progress, config.log))
                 return job(OnSpark(spark, on_progress, config.log))
+            except OSError as error:  # the job's own output; a task's error is its failure
+                raise ConfigError(f"{name}: {error}") from error
             except KeyboardInterrupt:
-                spark.sparkContext.cancelAllJobs()
+                if spark is not None:
+                    spark.sparkContext.cancelAllJobs()
                 raise
 
 

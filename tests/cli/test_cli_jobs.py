@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from made_batches import Record, made_batch
 from typer.testing import CliRunner
+from written_archive import WrittenArchive
 
 from fetchproxy.cli.backfill import source_options
 from fetchproxy.cli.main import app
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog import session
+from fetchproxy.segments.object_keys import SegmentFile
 
 JOBS = ["archive", "backfill", "merge", "reindex", "report", "restore", "verify"]
 STORE = ["--store", "file:///nowhere"]
@@ -93,3 +98,41 @@ def test_the_source_of_a_backfill_is_the_configured_store() -> None:
     assert (source["topics"], source["readMaxMs"]) == ("orders,more", "5")
     with pytest.raises(ConfigError, match="expected NAME=VALUE"):
         source_options(config, "orders", ["=x"])
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    made = WrittenArchive(tmp_path / "archive")
+    made.add([made_batch(0, [Record()] * 10)])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["report", "--out", "FILE"], "FILE"),
+        (["backfill", "--topics", "orders", "--parquet", "FILE"], "the output FILE cannot be"),
+        (
+            [
+                *("backfill", "--topics", "orders", "--parquet", "FOLDER"),
+                *("--option", "startingTimestamp=5"),
+            ],
+            "failed: orders-0: ",
+        ),
+    ],
+)
+def test_a_job_that_cannot_read_or_write_ends_with_a_line(
+    cli: CliRunner, archive: WrittenArchive, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    """A file where a folder has to be; a damaged index, of which a search by time has need."""
+    file = tmp_path / "file"
+    file.write_text("")
+    if "FOLDER" in arguments:
+        archive.path(archive.segments[0], SegmentFile.INDEX).write_bytes(b"damaged")
+    places = {"FILE": str(file), "FOLDER": str(tmp_path / "out")}
+    given = [places.get(argument, argument) for argument in arguments]
+    result = cli.invoke(app, [*given, "--store", archive.url])
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert said.replace("FILE", str(file)) in result.stderr
+    assert "Traceback" not in result.stderr
