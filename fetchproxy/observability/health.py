@@ -148,7 +148,8 @@ class Kind(StrEnum):
     CLUSTER_AUTHENTICATION_REFUSED = _error(
         "cluster_authentication_refused",
         "the brokers refuse the proxy's own credentials: nothing is archived; clients are relayed",
-        "correct the credentials in `[cluster]`, or the user on the brokers",
+        "correct the user on the brokers, or the password's file, which is read again by itself; "
+        "a password that is not in a file needs a restart",
         about="",
     )
     ARCHIVER_DISK_FAILING = _error(

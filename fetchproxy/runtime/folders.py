@@ -6,6 +6,7 @@ user, because the process trusts the folder's content when it reads it again.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import stat
@@ -71,3 +72,30 @@ def stamp_of(file: Path) -> Stamp:
     except OSError:
         return None
     return found.st_ctime_ns, found.st_size, found.st_ino
+
+
+# Seconds between two looks of a `WatchedFile`.
+FILE_LOOK_INTERVAL_S = 1.0
+
+
+class WatchedFile:
+    """Tells whether a file has changed since it was last told. None: there is no such file. Use it
+    on one loop.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._seen = None if path is None else stamp_of(path)
+        self._look_at = 0.0  # loop s
+
+    def changed(self) -> bool:
+        """Looks at most once in FILE_LOOK_INTERVAL_S. A file that is gone has not changed yet."""
+        now = asyncio.get_running_loop().time()
+        if self._path is None or now < self._look_at:
+            return False
+        self._look_at = now + FILE_LOOK_INTERVAL_S
+        stamp = stamp_of(self._path)
+        if stamp is None or stamp == self._seen:
+            return False
+        self._seen = stamp
+        return True

@@ -26,10 +26,11 @@ from fetchproxy.errors import (
 )
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import KEY_SERVICE_UP
+from fetchproxy.runtime.folders import WatchedFile
 from fetchproxy.segments.packing import WrappedKey
 from fetchproxy.storage.ciphers import KEY_BYTES, check_aes
 from fetchproxy.storage.key_rings import KeyContext, KeyRing
-from fetchproxy.storage.stores.aws_credentials import AwsCredentials
+from fetchproxy.storage.stores.aws_credentials import AwsCredentials, trusted_file
 
 CONNECT_MAX_S = 3
 ANSWER_MAX_S = 5
@@ -69,6 +70,7 @@ class KmsKeyRing(KeyRing):
         check_aes()
         self._place = place
         self._opened = AsyncExitStack()
+        self._trusted = WatchedFile(None)
         self._client: Any = None  # aiobotocore has no types
         self._opening = asyncio.Lock()
         self._active = ""
@@ -198,8 +200,11 @@ class KmsKeyRing(KeyRing):
 
     async def _open(self) -> Any:
         async with self._opening:
+            if self._trusted.changed():
+                self._client = None  # the old one is closed at the end
             if self._client is None:
                 session = AioSession()
+                self._trusted = trusted_file(session)
                 self._credentials = await AwsCredentials.of(session, None)
                 config = AioConfig(
                     connect_timeout=CONNECT_MAX_S,

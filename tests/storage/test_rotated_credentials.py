@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from certificates import Authority
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from structlog.testing import capture_logs
 
 from fetchproxy.config.schema import StoreConfig
-from fetchproxy.errors import StorageDenied
+from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.stores.locations import S3Location
+from fetchproxy.storage.stores.clouds import open_cloud_store
+from fetchproxy.storage.stores.locations import CloudLocation, S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
-from lab.s3 import S3Server
+from lab.s3 import S3Server, versitygw_executable
 
 pytestmark = pytest.mark.s3
 MULTIPART = b"m" * (6 * 1024 * 1024)
@@ -77,3 +85,69 @@ async def test_credentials_that_come_later_are_found(
         again(store)
         await store.put("a", b"1")
         assert await store.get("a") == b"1"
+
+
+async def test_a_rotated_authority_is_trusted(
+    find_part: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_part("s3", versitygw_executable)
+    old, new = (Authority(tmp_path / name, name) for name in ("old", "new"))
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(old.file.read_bytes())
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(trusted))
+    shown = old.issue("server", key_file=True)
+    with S3Server(certificate=shown) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        location = S3Location("trust", endpoint_url=server.endpoint_url, region=server.region)
+        async with S3ObjectStore(location, config=StoreConfig()) as store:
+            await (await store._opened()).create_bucket(Bucket="trust")
+            await store.put("a", b"1")
+            server.kill()
+            issued = new.issue("server", key_file=True)
+            shutil.copy(issued, shown)
+            shutil.copy(new.key_of(issued), old.key_of(shown))
+            server.start()
+            with pytest.raises(StorageUnavailable):
+                await store.get("a")
+            trusted.write_bytes(new.file.read_bytes())
+            store._trusted._look_at = 0.0  # no pause in this test
+            assert await store.get("a") == b"1"
+            await store.put("b", b"2")
+
+
+async def test_a_rotated_key_file_of_cloud_storage_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "key.json"
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    ).decode()
+
+    def write(key_id: str) -> None:
+        fields = {"private_key": pem, "private_key_id": key_id, "client_email": "a@b.example"}
+        file.write_text(json.dumps({"type": "service_account", **fields}))
+
+    write("1")
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    store = open_cloud_store(CloudLocation("gs", "bucket", ""), StoreConfig())
+    assert store._renewal is not None
+    first = store._opened()
+
+    def now() -> object:
+        assert store._renewal is not None
+        store._renewal.file._look_at = 0.0  # no pause in this test
+        return store._opened()
+
+    assert now() is first
+    file.write_text("{")
+    with capture_logs() as logged:
+        assert now() is first
+    assert [entry["event"] for entry in logged] == ["store_credentials_unusable"]
+    write("2")
+    assert now() is not first
+    await store.close()

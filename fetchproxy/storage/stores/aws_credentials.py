@@ -7,6 +7,7 @@ reads the credentials of a file or a profile once. Here they are read again afte
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -14,11 +15,18 @@ from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, NoCredentialsError
 
 from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.runtime.folders import WatchedFile
 
 log = structlog.get_logger(__name__)
 
 # A service that denies every request makes the process look for other credentials this often.
 LOOK_INTERVAL_S = 2.0
+
+
+def trusted_file(session: AioSession) -> WatchedFile:
+    """The file of trusted certificates that AWS_CA_BUNDLE or boto's configuration names."""
+    name = session.get_config_variable("ca_bundle")
+    return WatchedFile(Path(name) if name else None)
 
 
 class AwsCredentials:

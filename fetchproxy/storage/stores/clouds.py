@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from obstore.exceptions import BaseError
@@ -16,8 +17,9 @@ from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import mask_text
 from fetchproxy.errors import ConfigError
+from fetchproxy.runtime.folders import WatchedFile
 from fetchproxy.storage.stores.locations import CloudLocation
-from fetchproxy.storage.stores.native import NativeObjectStore, make_clients
+from fetchproxy.storage.stores.native import NativeObjectStore, Renewal, make_clients
 
 _PAGE_OBJECTS = {"gs": 1000, "az": 5000}  # per answer: the vendors' limits
 
@@ -34,8 +36,15 @@ def open_cloud_store(
         settings = azure_settings(os.environ)
         make = partial(AzureStore, location.bucket, **settings)
         endpoint = settings.get("endpoint", "")
+    plain_http = endpoint.startswith("http:")
+    remake = partial(make_clients, make, config, plain_http=plain_http)
+    # Azure's variables hold keys themselves; the library reads its token file each time.
+    key_file = (
+        os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "") if location.scheme == "gs" else ""
+    )
+    renewal = Renewal(WatchedFile(Path(key_file) if key_file else None), remake)
     try:
-        clients = make_clients(make, config, plain_http=endpoint.startswith("http:"))
+        clients = remake()
     except (BaseError, OSError, ValueError) as error:
         said = str(error).partition("Debug source")[0].strip()
         raise ConfigError(
@@ -46,6 +55,7 @@ def open_cloud_store(
         page_objects=_PAGE_OBJECTS[location.scheme],
         config=config,
         part_bytes=part_bytes,
+        renewal=renewal,
     )
 
 

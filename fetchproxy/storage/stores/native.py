@@ -14,11 +14,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import structlog
 from obstore import exceptions as native
 
 from fetchproxy import __version__
 from fetchproxy.config.memory_plan import PART_BYTES, PARTS_IN_FLIGHT_MAX
 from fetchproxy.config.schema import StoreConfig
+from fetchproxy.config.values import mask_text
 from fetchproxy.errors import (
     ObjectNotFound,
     RangeNotSatisfiable,
@@ -28,6 +30,7 @@ from fetchproxy.errors import (
     too_large,
 )
 from fetchproxy.model import ByteRange
+from fetchproxy.runtime.folders import WatchedFile
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
@@ -40,6 +43,8 @@ from fetchproxy.storage.stores.object_store import (
     whole,
 )
 from fetchproxy.storage.stores.retries import PAUSES_S, TRIES_BEGIN_WITHIN_S, TRIES_MAX
+
+log = structlog.get_logger(__name__)
 
 # Apart from a few exception classes, only the library's error texts show the kind of failure.
 
@@ -193,6 +198,13 @@ def shortly_before(prefix: str) -> str:
     return prefix[:-1] + _ALPHABET[at - 1] + "z" * 8 if at else prefix[:-1].rstrip("/")
 
 
+class Renewal(NamedTuple):
+    """When `file` changes, `make` makes clients with the credentials that are in it now."""
+
+    file: WatchedFile
+    make: Callable[[], Clients]
+
+
 class NativeObjectStore(ObjectStore):
     """`clients`: of one bucket or container. `page_objects`: objects per request of a listing."""
 
@@ -204,9 +216,11 @@ class NativeObjectStore(ObjectStore):
         config: StoreConfig,
         part_bytes: int = PART_BYTES,
         file_attributes: Mapping[str, str] | None = None,
+        renewal: Renewal | None = None,
     ) -> None:
         self._file_attributes = dict(file_attributes or {}) or None
         self._clients: Clients | None = clients
+        self._renewal = renewal
         self._page_objects = page_objects
         self._part_bytes = part_bytes
         self._places = asyncio.Semaphore(config.connections_max)
@@ -342,6 +356,13 @@ class NativeObjectStore(ObjectStore):
     def _opened(self) -> Clients:
         if self._clients is None:
             raise RemoteStorageError("the store is closed")
+        if self._renewal is not None and self._renewal.file.changed():
+            try:
+                self._clients = self._renewal.make()
+                log.info("store_credentials_changed")
+            except (native.BaseError, OSError, ValueError) as error:
+                said = str(error).partition("Debug source")[0].strip()
+                log.error("store_credentials_unusable", error=mask_text(said))
         return self._clients
 
     async def _put(

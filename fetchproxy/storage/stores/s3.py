@@ -24,8 +24,9 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound, RemoteStorageError, StorageDenied, too_large
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.runtime.folders import WatchedFile
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
-from fetchproxy.storage.stores.aws_credentials import AwsCredentials
+from fetchproxy.storage.stores.aws_credentials import AwsCredentials, trusted_file
 from fetchproxy.storage.stores.client_sockets import ClientSockets
 from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.native import NativeObjectStore, make_clients, native_code
@@ -173,6 +174,8 @@ class S3ObjectStore(ObjectStore):
         self._sockets = ClientSockets(self._config.write_max_ms)
         self._opening = asyncio.Lock()
         self._resources = AsyncExitStack()
+        self._retired: list[AsyncExitStack] = []  # of clients from before a change of certificates
+        self._trusted = WatchedFile(None)
         self._session: Any = None
         self._native: NativeObjectStore | None = None
         self._bucket_region: str | None = None  # as the server has named it
@@ -314,7 +317,8 @@ class S3ObjectStore(ObjectStore):
         self._client = None
         if self._native is not None:
             await self._native.close()
-        await self._resources.aclose()
+        for resources in (*self._retired, self._resources):
+            await resources.aclose()
         await self._sockets.shut()
 
     async def _pages(self, what: str, **request: str) -> AsyncIterator[Answer]:
@@ -360,9 +364,16 @@ class S3ObjectStore(ObjectStore):
         if self._closed:
             raise RemoteStorageError("the store is closed")
         async with self._opening:
+            if self._client is not None and self._trusted.changed():
+                # New connections trust the new certificates. Requests in flight end on old ones.
+                self._retired.append(self._resources)
+                self._resources = AsyncExitStack()
+                self._client = self._native = self._ranges = None
+                log.info("s3_trusted_certificates_changed", bucket=self._bucket)
             if self._client is None:
                 self._session = session = AioSession(profile=self._location.profile)
                 session.register_component("data_loader", _service_descriptions())
+                self._trusted = trusted_file(session)
                 with translated(f"open bucket {self._bucket}"):
                     self._credentials = await AwsCredentials.of(session, self._location.profile)
                     client = await self._resources.enter_async_context(
