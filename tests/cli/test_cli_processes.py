@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-m", "fetchproxy"]
 
 def fetchproxy(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *args], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        [*COMMAND, *args], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
     )
 
 
