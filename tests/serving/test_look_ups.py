@@ -40,6 +40,7 @@ from fetchproxy.segments.description import encode_segment
 from fetchproxy.serving.relay import offset_lookup as archive_lookup
 from fetchproxy.serving.relay.apis import delete_records, list_offsets, offset_for_leader_epoch
 from fetchproxy.serving.relay.broker_link import HeldAnswer
+from fetchproxy.serving.relay.judgement import Judging, Verdict
 from fetchproxy.serving.relay.served_archive import ArchivedKnowledge, ArchiveStarts, ServedArchive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -632,6 +633,18 @@ async def test_epochs_of_many_take_one_listing_and_no_error_comes_of_an_outage()
         assert await gate.end_of_epoch(asked, 0) == found
         gate.cluster.failure = ClusterUnavailable("no broker is known")
         assert await gate.end_of_epoch(asked, 0) == found
+
+
+async def test_the_store_hears_nothing_of_offsets_at_and_above_logs_that_have_no_archive() -> None:
+    async with gateway(archived=1) as gate:
+        gate.store.door.clear()
+        topic = IDS[OTHER].bytes
+        above, within = (topic, 0), (topic, 1)
+        judging = Judging(gate.archive, False, True, {above: 101, within: 80}, gate.clock())
+        found = await judging.run()
+        assert found[above].verdict is Verdict.PASS_ON
+        assert found[within].verdict is Verdict.LOCAL
+        assert gate.store.calls == []
 
 
 # --- deletions ---

@@ -263,6 +263,8 @@ class Judging:
         """
         archive, archived = self.archive, dict[PartitionKey, TopicIdPartition]()
         may_be: dict[UUID, bool] = {}
+        await self._outside_the_log(tips)
+        tips = self._left(tips)
         for topic_id in {tip.topic_id for tip in tips.values()}:
             try:
                 # Since the broker's answer: its log may have been cut after the first copy.
@@ -278,6 +280,26 @@ class Judging:
             else:
                 self.found[key] = Judgement(Verdict.PASS_ON, tip)
         return archived
+
+    async def _outside_the_log(self, tips: Tips) -> None:
+        """Judges offsets that are not below a log that has no archive, as far as memory knows. Asks
+        the brokers, and no store.
+        """
+        archive = self.archive
+        try:
+            listed = await archive.knowledge.archived_among({tip.topic_id for tip in tips.values()})
+            unlisted = {
+                key: tip
+                for key, tip in tips.items()
+                if tip.topic_id not in listed and archive.positions.gathered_from(tip) is None
+            }
+            edges = await archive.cluster.log_edges_of(
+                list(unlisted.values()), not_older_than=self.caught_at
+            )
+        except (ClusterError, RemoteStorageError):
+            return  # then the store is asked
+        known = {key: tip for key, tip in unlisted.items() if isinstance(edges[tip], LogEdges)}
+        await self._by_edges(known, edges)
 
     async def _refreshed(self, tips: Tips, not_older_than: float) -> Tips:
         """The partitions whose views are up to date now; each topic is listed once."""
