@@ -29,6 +29,7 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.leader_views import LeaderLog, LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews, RemoteLogMetadataManager
+from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.logs import SparingWarnings
@@ -371,6 +372,7 @@ def _archive_only(
     return open_archive_only(
         parts.config,
         parts.rlmm,
+        TopicDescriptions(parts.rsm.objects),
         purgatory,
         lambda prefix: f"{prefix}-{uuid4()}",
         tls=parts.listener_tls,

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
+from uuid import UUID
 
 from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError
 from fetchproxy.jobs.runner import Failure
 from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.remotelog.archive_reading import ArchiveReading
 from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, Place, SourceOptions
@@ -44,6 +46,15 @@ async def backfill_input(options: SourceOptions) -> BackfillInput:
         Failure(str(tip), f"{said}; {PASSED_OVER}", False) for tip, said in sorted(losses.items())
     ]
     return [(view, span) for view, span in sound if view.tip not in losses], tuple(failures)
+
+
+async def described_partitions(options: SourceOptions, topic_id: UUID) -> int | None:
+    """How many partitions the topic has; None: the archive does not say. Raises
+    RemoteStorageError.
+    """
+    async with ArchiveReading(options, once=True) as reading:
+        said = await TopicDescriptions(reading.rsm.objects).refresh()
+    return said[topic_id].partitions if topic_id in said else None
 
 
 async def _spans(reading: ArchiveReading, views: Views) -> tuple[list[Asked], list[Failure]]:

@@ -34,7 +34,7 @@ from fetchproxy.brokers.connections import CLIENT_ID
 from fetchproxy.config.schema import ClusterConfig, Config
 from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
-from fetchproxy.jobs.backfill_plan import backfill_input
+from fetchproxy.jobs.backfill_plan import backfill_input, described_partitions
 from fetchproxy.jobs.runner import Done, Failure, Runner, Work
 from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
 from fetchproxy.remotelog.options import SourceOptions, parse_options
@@ -138,8 +138,12 @@ def plan_topic(
         ) from error
     there = len(info.leaders)
     needed = max((view.tip.partition for view, _ in asked), default=-1) + 1
-    if there < needed:
-        raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {needed}")
+    said = None
+    if asked:
+        said = in_loop(described_partitions(target.options, asked[0][0].tip.topic_id))
+    if there < max(needed, said or 0):
+        what = f"at least {needed}" if said is None else str(said)
+        raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {what}")
     found = [
         PartitionTask(task, span.end, _id_text(info))
         for view, span in sorted(asked, key=lambda one: one[0].tip)

@@ -60,6 +60,7 @@ def check_folder_prefix(prefix: str) -> str:
 #     <prefix>/clusters/<cluster id in base64>.topics
 #     <prefix>/archivers/<id of an archiver>.positions
 #     <prefix>/collected-metadata/<topicId>
+#     <prefix>/topics/<topicId>
 #     <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a concern>
 #     <prefix>/concerns/<name of a concern>
 #
@@ -79,6 +80,7 @@ def check_folder_prefix(prefix: str) -> str:
 # last object to go. `cluster-id` names the cluster in which an archiver last saw the topic alive:
 # no other cluster may find it deleted. `.topics` lists that cluster's topics at the last look.
 # `retention-step` states the offset below which retention is about to hide records.
+# `topics/` says of each topic how many partitions it has, also of topics without a record.
 # `collected-metadata/` can be deleted at any time. No topic's folder can have these folders' names,
 # as they are shorter than an id.
 
@@ -115,6 +117,7 @@ _ARCHIVERS_FOLDER = "archivers/"
 _POSITIONS_SUFFIX = ".positions"
 _COLLECTED_FOLDER = "collected-metadata/"
 _CONCERNS_FOLDER = "concerns/"
+_TOPICS_FOLDER = "topics/"
 _CONCERN = re.compile(r"[a-z_]{1,64}", re.ASCII)
 _LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 
@@ -252,7 +255,7 @@ def archive_wide_folders(prefix: str) -> tuple[str, ...]:
 
     The others belong to the place itself: its archivers and its collected metadata.
     """
-    return f"{prefix}{_CLUSTERS_FOLDER}", concerns_folder(prefix)
+    return f"{prefix}{_CLUSTERS_FOLDER}", topics_folder(prefix), concerns_folder(prefix)
 
 
 def own_folders(prefix: str) -> tuple[str, ...]:
@@ -285,6 +288,19 @@ def is_archiver_positions_key(prefix: str, key: str) -> bool:
 
 def collected_metadata_key(prefix: str, topic_id: UUID) -> str:
     return f"{prefix}{_COLLECTED_FOLDER}{uuid_text(topic_id)}"
+
+
+def topics_folder(prefix: str) -> str:
+    return f"{prefix}{_TOPICS_FOLDER}"
+
+
+def topic_description_key(prefix: str, topic_id: UUID) -> str:
+    return f"{topics_folder(prefix)}{uuid_text(topic_id)}"
+
+
+def parse_topic_description_key(prefix: str, key: str) -> UUID | None:
+    folder = topics_folder(prefix)
+    return parse_uuid(key[len(folder) :]) if key.startswith(folder) else None
 
 
 def concerns_folder(prefix: str) -> str:

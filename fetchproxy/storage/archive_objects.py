@@ -83,6 +83,26 @@ class ArchiveObjects:
             keys.collected_metadata_key(self._prefix, topic_id), OBJECT_BYTES_MAX
         )
 
+    # --- descriptions: what the archive knows of its topics besides their records -----------------
+
+    async def list_topic_descriptions(self) -> AsyncIterator[StoredObject]:
+        async for found in self._store.list(keys.topics_folder(self._prefix)):
+            if keys.parse_topic_description_key(self._prefix, found.key) is not None:
+                yield found
+
+    @measured
+    async def get_topic_description(self, key: str) -> bytes:
+        """`key`: a listed key. Raises ObjectNotFound if it was deleted since."""
+        return await self._store.get(key)
+
+    @measured
+    async def put_topic_description(self, topic_id: UUID, content: bytes) -> None:
+        await self._store.put(keys.topic_description_key(self._prefix, topic_id), content)
+
+    @measured
+    async def delete_topic_description(self, topic_id: UUID) -> None:
+        await self._store.delete(keys.topic_description_key(self._prefix, topic_id))
+
     # --- concerns: problems that archivers report; the folder is usually empty --------------------
 
     @measured
@@ -193,6 +213,7 @@ class ArchiveObjects:
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
         """Delete the remaining objects of a topic without partitions; may be repeated."""
         await self._store.delete(keys.collected_metadata_key(self._prefix, topic_id))
+        await self._store.delete(keys.topic_description_key(self._prefix, topic_id))
         await self._store.delete(keys.topic_cluster_key(self._prefix, topic, topic_id))
 
     async def store_clock_ms(self) -> int | None:

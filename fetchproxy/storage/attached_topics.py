@@ -23,6 +23,7 @@ from fetchproxy.model import ByteRange, RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.segments import object_keys as keys
 from fetchproxy.segments.description import decode_segment, encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.topic_description import decode_topic, encode_topic
 from fetchproxy.storage.archive_identity import read_identity
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_rest_of
 from fetchproxy.storage.stores.object_store import (
@@ -49,7 +50,7 @@ class AttachedTopic:
 @dataclass(frozen=True, slots=True)
 class _Mount:
     """`topic_id`: the id in the other archive. `here`, `there`: the topic's folders. `hidden`: the
-    key of an object that is not shown.
+    key of an object that is not shown. `described`, `description_there`: of its description.
     """
 
     attached: AttachedTopic
@@ -57,6 +58,8 @@ class _Mount:
     here: str
     there: str
     hidden: str
+    described: str
+    description_there: str
 
     def key_there(self, key: str) -> str:
         return self.there + key[len(self.here) :]
@@ -101,6 +104,8 @@ class AttachedObjectStore(ObjectStore):
             return await self._own.get(key, bytes_max)
         if key == mount.hidden:
             raise ObjectNotFound(key)
+        if key == mount.described:
+            return await self._description(mount, bytes_max)
         there = await mount.attached.store.get(mount.key_there(key), bytes_max)
         return self._renamed(key, mount, there)
 
@@ -129,6 +134,10 @@ class AttachedObjectStore(ObjectStore):
         if mount is None:
             async for found in self._own.list(prefix, start_after):
                 yield found
+            if prefix == keys.topics_folder(self._prefix):
+                for mount in self._mounts.values():
+                    async for found in mount.attached.store.list(mount.description_there):
+                        yield replace(found, key=mount.described)
             return
         there = mount.key_there(start_after) if start_after.startswith(mount.here) else ""
         if not there and start_after > mount.here:
@@ -176,6 +185,8 @@ class AttachedObjectStore(ObjectStore):
                         there=f"{attached.prefix}{name}/",
                         # It names the topic's cluster there; here it would be wrong.
                         hidden=keys.topic_cluster_key(self._prefix, attached.name, own_id),
+                        described=keys.topic_description_key(self._prefix, own_id),
+                        description_there=keys.topic_description_key(attached.prefix, topic[1]),
                     )
                 )
         self._mounts.update((mount.here, mount) for mount in found)
@@ -187,6 +198,9 @@ class AttachedObjectStore(ObjectStore):
     def _mount(self, key: str) -> _Mount | None:
         if not key.startswith(self._prefix):
             return None
+        if (topic_id := keys.parse_topic_description_key(self._prefix, key)) is not None:
+            described = keys.topic_description_key(self._prefix, topic_id)
+            return next((m for m in self._mounts.values() if m.described == described), None)
         folder, slash, _ = key[len(self._prefix) :].partition("/")
         return self._mounts.get(f"{self._prefix}{folder}{slash}")
 
@@ -195,6 +209,16 @@ class AttachedObjectStore(ObjectStore):
         if mount is not None:
             raise StorageDenied(f"{key}: the attached topic {mount.attached.name} is read-only")
         return self._own
+
+    async def _description(self, mount: _Mount, bytes_max: int) -> bytes:
+        """With the topic's id and name here."""
+        raw = await mount.attached.store.get(mount.description_there, bytes_max)
+        own_id = uuid5(mount.topic_id, mount.attached.name)
+        try:
+            said = decode_topic(raw, mount.description_there)
+        except CorruptSegment:
+            return raw  # the reader reports it
+        return encode_topic(replace(said, topic=mount.attached.name, topic_id=own_id))
 
     def _renamed(self, key: str, mount: _Mount, content: bytes) -> bytes:
         """Metadata with the segment's topic id and name here. Other content is left as it is."""

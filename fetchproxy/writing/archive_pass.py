@@ -102,8 +102,14 @@ class ArchivePass(Archiver):
         """Archive all matching partitions. Returns them, and what was not archived of them.
         `discovery` has the refused topics. Raises as `archive`, and ClusterError.
         """
-        tips = partitions_of(await self.discovery.look())
-        return tips, await self.archive(tips)
+        topics = await self.discovery.look()
+        tips = partitions_of(topics)
+        not_archived = await self.archive(tips)
+        try:
+            await self.recorder.record(topics)
+        except (ClusterError, RemoteStorageError) as error:  # the next run describes them
+            log.warning("topics_not_described", error=str(error))
+        return tips, not_archived
 
     async def archive(self, tips: Iterable[TopicIdPartition]) -> list[NotArchived]:
         """Copy up to the current last stable offset; the last segment may be short. Returns what

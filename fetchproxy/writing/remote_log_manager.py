@@ -12,7 +12,7 @@ from uuid import UUID
 
 import structlog
 
-from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.group_member import GroupSettings
 from fetchproxy.config.schema import METADATA_TOPIC, ArchiveConfig
 from fetchproxy.config.values import parse_paths
@@ -55,6 +55,7 @@ from fetchproxy.writing.sources.broker import BatchGatherer
 from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsGatherer, open_log_dir
 from fetchproxy.writing.sources.segment_source import CopyPace, SegmentGatherer, Spool
 from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
+from fetchproxy.writing.topic_recorder import TopicRecorder
 
 
 def open_source(
@@ -130,6 +131,7 @@ class Archiver:
             self.metadata_topic,
         )
         self.source = open_source(config, cluster, limits.fetch_bytes_max)
+        self.recorder = TopicRecorder(cluster, rsm, rlmm, clock)
         self.truncation = LogTruncation(LeaderLog(cluster), rsm, rlmm, wall_clock_ms=clock)
         self.copier = SegmentCopier(
             rsm,
@@ -216,6 +218,7 @@ class RemoteLogManager(Archiver):
         self.watch = PartitionWatch(config, self.concerns)
         self._wake = asyncio.Event()
         self._discovered = False
+        self._found: list[TopicInfo] = []  # by the last discovery
         self._discovery_error: str | None = None
         self.told = PublishedPositions(
             rsm, self.uuid_factory(), lambda: self._partitions, self.gathered_from, self._for_people
@@ -230,6 +233,7 @@ class RemoteLogManager(Archiver):
             tasks.create_task(self._deletion.run(), name="deleted topics")
             tasks.create_task(self.told.run(), name="archive positions")
             tasks.create_task(self.concerns.run(), name="archive concerns")
+            tasks.create_task(self._record_topics_forever(), name="archive topics")
             for number in range(self.config.workers_max):
                 tasks.create_task(self._work_forever(), name=f"archive worker {number}")
 
@@ -291,6 +295,21 @@ class RemoteLogManager(Archiver):
                 self._discovery_error = str(error)
             await asyncio.sleep(interval_s * (1 + _DISCOVERY_JITTER * self.rng.random()))
 
+    async def _record_topics_forever(self) -> None:
+        """The leader of a topic's first partition describes it."""
+        failing = False
+        while True:
+            await asyncio.sleep(self.limits.discovery_interval_ms / 1000)
+            first = [partitions_of([topic])[0] for topic in self._found if topic.leaders]
+            led = {tip.topic_id for tip in first if self._leadership.leads(tip)}
+            try:
+                await self.recorder.record([t for t in self._found if t.topic_id in led])
+                failing = False
+            except (ClusterError, RemoteStorageError) as error:
+                if not failing:  # once per outage
+                    log.warning("topics_not_described", error=str(error))
+                failing = True
+
     async def _abort_stale_uploads(self) -> None:
         oldest_ms = self.wall_clock_ms() - 2 * self.config.copy_max_ms
         try:
@@ -303,7 +322,7 @@ class RemoteLogManager(Archiver):
                 log.info("stale_uploads_aborted", count=aborted)
 
     async def _discover(self, spool: Spool) -> None:
-        found = await self.discovery.look()
+        self._found = found = await self.discovery.look()
         self._leadership.manage(found)
         wanted = partitions_of(found)
         for tip in wanted:

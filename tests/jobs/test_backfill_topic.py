@@ -320,7 +320,7 @@ def test_what_cannot_go_is_said_before_anything_starts(
     archive: WrittenArchive, kafka_server: KafkaServer, create_topic: CreateTopic
 ) -> None:
     plan = partial(plan_topic, config_of(kafka_server))
-    with pytest.raises(ConfigError, match="has 1 partitions, the source has 2"):
+    with pytest.raises(ConfigError, match=r"has 1 partitions, the source has (at least )?2"):
         plan(target(archive, kafka_server, create_topic(1)))
     with pytest.raises(ClusterError):
         plan(target(archive, kafka_server, "no-such-topic"))

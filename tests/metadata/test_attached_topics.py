@@ -12,8 +12,10 @@ from structlog.testing import capture_logs
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import ObjectNotFound, RemoteStorageError, StorageDenied
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import AbortedTxn, ByteRange, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
+from fetchproxy.segments.topic_description import TopicDescription, encode_topic
 from fetchproxy.storage.attached_topics import AttachedObjectStore, AttachedTopic
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -44,6 +46,20 @@ async def one_attached(name: str = "orders-old") -> tuple[PlantedArchive, Remote
 
 async def attached_tips(rsm: RemoteStorageManager) -> list[TopicIdPartition]:
     return [tip for tip in await rsm.list_partitions() if tip.topic == "orders-old"]
+
+
+async def test_an_attached_topic_has_its_description_under_its_own_name() -> None:
+    other, rsm = await one_attached()
+    said = TopicDescription(TIP.topic_id, TIP.topic, 12, "elsewhere", {11: 500})
+    await other.rsm.objects.put_topic_description(TIP.topic_id, encode_topic(said))
+    async with rsm:
+        (first, _) = await attached_tips(rsm)
+        descriptions = TopicDescriptions(rsm.objects)
+        shown = (await descriptions.refresh())[first.topic_id]
+        assert shown == replace(said, topic_id=first.topic_id, topic="orders-old")
+        assert descriptions.log_start(first._replace(partition=11)) == 500
+        with pytest.raises(StorageDenied):
+            await rsm.objects.put_topic_description(first.topic_id, b"")
 
 
 async def test_an_attached_topic_is_one_of_the_archive() -> None:

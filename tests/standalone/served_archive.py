@@ -16,6 +16,7 @@ from planted_archive import PlantedArchive
 
 from fetchproxy.config.schema import Config
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.limits import StandaloneLimits
@@ -120,6 +121,7 @@ async def serve_archive(
         open_archive_only(
             config,
             rlmm,
+            TopicDescriptions(planted.rsm.objects),
             purgatory,
             lambda p: f"{p}-{next(ids)}",
             listener_context(config.gateway, config.tls),

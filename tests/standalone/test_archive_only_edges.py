@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from uuid import UUID
 
 import pytest
 from kafka.protocol.consumer import ListOffsetsResponse
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from planted_archive import TIP
 from served_archive import serve_archive
 from test_archive_only_apis import END, HOLED, ORDERS, fetch, offsets_request, one, plant
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.segments.topic_description import TopicDescription, encode_topic
 
 IN_GAP = 55  # of ORDERS
 
@@ -23,6 +26,31 @@ async def test_a_partition_of_which_nothing_is_archived_is_an_empty_log() -> Non
         assert one(await fetch(client, 11, {holed: 1})).error_code == 1  # it has looked for that
         part = one(await fetch(client, 11, {holed: 0}, wait_ms=10))
         assert (part.error_code, bytes(part.records or b""), part.high_watermark) == (0, b"", 0)
+
+
+async def test_partitions_and_topics_without_a_record_are_as_the_archiver_described_them() -> None:
+    planted = await plant()
+    nothing = TopicDescription(UUID(int=77), "nothing", 3, empty={0: 0, 1: 0, 2: 500})
+    holed = TopicDescription(HOLED.topic_id, HOLED.topic, 12, empty={11: 2**40})
+    for said in (nothing, holed):
+        await planted.rsm.objects.put_topic_description(said.topic_id, encode_topic(said))
+    async with serve_archive(planted) as served:
+        client = await served.client()
+        answer = await client.ask(MetadataRequest(topics=None), MetadataResponse, 7)
+        counts = {topic.name: len(topic.partitions) for topic in answer.topics}
+        assert counts == {"again": 1, "orders": 1, "holed": 12, "nothing": 3}
+        for topic, number, start in (
+            (nothing, 0, 0),
+            (nothing, 2, 500),
+            (holed, 7, 0),
+            (holed, 11, 2**40),
+        ):
+            place = (topic.topic, topic.topic_id, number)
+            part = one(await fetch(client, 11, {place: start}, wait_ms=10))
+            assert (part.error_code, bytes(part.records or b"")) == (0, b"")
+            assert (part.high_watermark, part.log_start_offset) == (start, start)
+            assert one(await fetch(client, 11, {place: start + 1})).error_code == 1
+        assert one(await fetch(client, 11, {("holed", HOLED.topic_id, 12): 0})).error_code == 3
 
 
 async def test_deleted_records_are_below_the_beginning() -> None:

@@ -18,7 +18,7 @@ from archive_harness import (
     until_true,
 )
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 from fetchproxy_protocol.record_batch import HEADER_BYTES, walk
 from kafka.record import MemoryRecords
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
@@ -26,6 +26,7 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from fetchproxy.auditing.verify import verify_partition
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
+from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.observability.health import Kind
 from fetchproxy.writing.discovery import TopicDiscovery
 from lab.kafka import KafkaServer
@@ -158,6 +159,43 @@ async def test_names_that_only_look_internal_are_archived(
         assert {status.tip.topic for status in manager.status()} == set(OWN_NAMES)
         assert manager.discovery.internal == ["__consumer_offsets"]
         assert {tip.topic for tip in await archive.rlmm.list_partitions()} == set(OWN_NAMES)
+
+
+async def test_the_archive_knows_each_topics_partitions(kafka: KafkaServer, tmp_path: Path) -> None:
+    """Empty ones, those whose records are all deleted, topics without a record; it forgets deleted
+    ones.
+    """
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    for name, count in (("some", 4), ("none", 3)):
+        kafka.create_topic(name, count)
+    produce(kafka, "some", [b"one", b"two"])
+    gone = Producer({"bootstrap.servers": kafka.bootstrap})
+    gone.produce("some", b"gone", partition=3)
+    assert gone.flush(30) == 0
+    for deleted in admin.delete_records([TopicPartition("some", 3, 1)]).values():
+        await asyncio.to_thread(deleted.result, 30)
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(kafka.bootstrap, archive, "some|none") as (manager, _),
+    ):
+        descriptions = TopicDescriptions(archive.rsm.objects)
+
+        async def described(expected: dict[str, tuple[int, dict[int, int]]]) -> None:
+            while True:
+                said = (await descriptions.refresh()).values()
+                if {one.topic: (one.partitions, dict(one.empty)) for one in said} == expected:
+                    return
+                await asyncio.sleep(0.1)
+
+        async with asyncio.timeout(60):
+            some, none = (4, {1: 0, 2: 0, 3: 1}), (3, {0: 0, 1: 0, 2: 0})
+            await described({"some": some, "none": none})
+            more = admin.create_partitions([NewPartitions("none", 5)])
+            await asyncio.to_thread(more["none"].result, 30)
+            await described({"some": some, "none": (5, dict.fromkeys(range(5), 0))})
+            await until(manager, archived_up_to("some", {0: 2}))
+            await asyncio.to_thread(admin.delete_topics(["none"])["none"].result, 30)
+            await described({"some": some})
 
 
 async def test_a_pattern_of_internal_topics_alone_is_named_as_that(kafka: KafkaServer) -> None:

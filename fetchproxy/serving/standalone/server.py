@@ -16,6 +16,7 @@ from fetchproxy.config.schema import Config
 from fetchproxy.config.values import is_loopback, parse_node_map
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.observability.health import Health
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import admission_of
@@ -37,6 +38,7 @@ log = structlog.get_logger(__name__)
 async def open_archive_only(
     config: Config,
     rlmm: RemoteLogMetadataManager,
+    descriptions: TopicDescriptions,
     purgatory: RemoteFetchPurgatory,
     new_member_id: Callable[[str], str],
     tls: ReloadingContext | None = None,
@@ -54,7 +56,7 @@ async def open_archive_only(
     if logins is not None:
         await logins.load()
     async with CommittedOffsets(own.offsets_file, limits.offsets_max, memory) as offsets:
-        archive = ArchiveWatch(rlmm, own.refresh_interval_ms / 1000)
+        archive = ArchiveWatch(rlmm, descriptions, own.refresh_interval_ms / 1000)
         await archive.load()
         async with Listener(config.gateway, limits, tls, "archive_only") as listener:
             if health is not None:

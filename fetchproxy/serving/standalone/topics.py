@@ -21,10 +21,12 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
     READS_AT_ONCE_MAX,
     RemoteLogMetadataManager,
 )
+from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_TOPICS
 from fetchproxy.runtime.loop import each_of, for_each
 from fetchproxy.runtime.retrying import Backoff
+from fetchproxy.segments.topic_description import TopicDescription
 
 log = structlog.get_logger(__name__)
 
@@ -34,9 +36,7 @@ VIEWS_AT_ONCE = 50
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTopic:
-    """Partitions 0 … `partition_count` - 1. One without archived records is an empty log, because
-    some clients take the number of partitions for the highest one.
-    """
+    """Partitions 0 … `partition_count` - 1. One without archived records is an empty log."""
 
     name: str
     topic_id: UUID
@@ -58,25 +58,44 @@ class Catalogue:
         return None if found is None else found.partition(number)
 
 
-def build_catalogue(tips: Iterable[TopicIdPartition], archived_at: Mapping[UUID, int]) -> Catalogue:
-    """`archived_at`: when an incarnation was last archived (ms), if a name has several."""
-    counts: dict[tuple[str, UUID], int] = {}
+def build_catalogue(
+    tips: Iterable[TopicIdPartition],
+    archived_at: Mapping[UUID, int],
+    described: Mapping[UUID, TopicDescription],
+) -> Catalogue:
+    """`archived_at`: when an incarnation was last archived (ms), if a name has several.
+
+    `described`: tells the number of partitions. Without it, as in an archive of an older program,
+    the highest archived partition does.
+    """
+    counts = {(said.topic, said.topic_id): said.partitions for said in described.values()}
+    described_at = {topic_id: said.described_at_ms for topic_id, said in described.items()}
+    with_records: set[UUID] = set()
     for tip in tips:
         key = (tip.topic, tip.topic_id)
         counts[key] = max(counts.get(key, 0), tip.partition + 1)
+        with_records.add(tip.topic_id)
     topics = [ArchivedTopic(name, topic_id, count) for (name, topic_id), count in counts.items()]
-    # The last topic of a name stays.
-    topics.sort(key=lambda t: (t.name, archived_at.get(t.topic_id, 0), t.topic_id))
+
+    def order(topic: ArchivedTopic) -> tuple[str, bool, int, int, UUID]:
+        """The last topic of a name stays: one with records, if there is one."""
+        id_ = topic.topic_id
+        at = archived_at.get(id_, 0), described_at.get(id_, 0)
+        return topic.name, id_ in with_records, *at, id_
+
+    topics.sort(key=order)
     return Catalogue({t.name: t for t in topics}, {t.topic_id: t for t in topics})
 
 
-def log_edges(view: PartitionView) -> tuple[int, int]:
+def log_edges(view: PartitionView, empty_at: int) -> tuple[int, int]:
     """(log start, log end). An empty log begins and ends at the offset that DeleteRecords set, or
-    at 0. With unreadable metadata there may be more: see `PartitionView.uncertain_at`.
+    where the brokers' log began (`empty_at`). With unreadable metadata there may be more: see
+    `PartitionView.uncertain_at`.
     """
     start, end = view.log_start_offset, view.log_end_offset
     if start is None or end is None:
-        return view.raised_log_start, view.raised_log_start
+        only = max(view.raised_log_start, empty_at)
+        return only, only
     return start, end
 
 
@@ -85,8 +104,14 @@ class ArchiveWatch:
     `refresh_interval_s` old. While the store does not answer, the last ones stay.
     """
 
-    def __init__(self, rlmm: RemoteLogMetadataManager, refresh_interval_s: float) -> None:
+    def __init__(
+        self,
+        rlmm: RemoteLogMetadataManager,
+        descriptions: TopicDescriptions,
+        refresh_interval_s: float,
+    ) -> None:
         self._rlmm = rlmm
+        self._descriptions = descriptions
         self._interval_s = refresh_interval_s
         self._reads = asyncio.Semaphore(READS_AT_ONCE_MAX)
         self._ends: dict[TopicIdPartition, float] = {}  # watched until (loop time)
@@ -176,6 +201,10 @@ class ArchiveWatch:
         for tip in tips:
             self._ends[tip] = until
 
+    def edges(self, view: PartitionView) -> tuple[int, int]:
+        """(log start, log end), see `log_edges`."""
+        return log_edges(view, self._descriptions.log_start(view.tip))
+
     async def wait_for_look(self, deadline: float) -> None:
         """Until the next look has ended, or loop time `deadline`."""
         try:
@@ -195,7 +224,8 @@ class ArchiveWatch:
             view = await self.view(tip)
             times = [segment.event_timestamp_ms for segment in view.segments]
             archived_at[tip.topic_id] = max([archived_at.get(tip.topic_id, 0), *times])
-        self.catalogue = build_catalogue(tips, archived_at)
+        described = await self._descriptions.refresh()
+        self.catalogue = build_catalogue(tips, archived_at, described)
         ARCHIVE_ONLY_TOPICS.set(len(self.catalogue.by_name))
 
     async def _follow_ends(self) -> None:

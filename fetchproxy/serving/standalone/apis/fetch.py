@@ -46,7 +46,6 @@ from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, each_of, in_steps, p
 from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.fetch_answer import AnswerRoom, PartitionAnswer, encode_own_answer
 from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
-from fetchproxy.serving.standalone.topics import log_edges
 
 _FULL_FETCH_EPOCHS = (SESSIONLESS_EPOCH, 0)
 
@@ -168,7 +167,7 @@ class _Fetch:
                 self._errors[key] = self._missing(key)
                 continue
             view = self._parts.rlmm.view(tip)
-            if view is not None and is_end(fetch_offset(self._fetch.partitions[key]), view):
+            if view is not None and self._is_end(fetch_offset(self._fetch.partitions[key]), view):
                 self._at_end.add(key)
 
     async def _read_archive(
@@ -201,16 +200,20 @@ class _Fetch:
         """The read has looked at the store anew, so the view is newer than the request."""
         view = self._parts.rlmm.view(tip)
         offset = fetch_offset(self._fetch.partitions[key])
-        if view is not None and (is_end(offset, view) or view.covers(offset)):
+        if view is not None and (self._is_end(offset, view) or view.covers(offset)):
             # Covered, but without a batch: the end of the last segment, whose records are removed.
             self._at_end.add(key)
         else:
             self._errors[key] = ErrorCode.OFFSET_OUT_OF_RANGE
 
+    def _is_end(self, offset: int, view: PartitionView) -> bool:
+        """True: the reader is at the end, and the next records may still be archived."""
+        return offset == self._parts.archive.edges(view)[1] and not view.uncertain_at(offset)
+
     def answer_of(self, key: PartitionKey, tip: TopicIdPartition | None) -> PartitionAnswer:
         marks, view = PartitionPatch(), None if tip is None else self._parts.rlmm.view(tip)
         if view is not None:  # all archived records were below the last stable offset
-            start, end = log_edges(view)
+            start, end = self._parts.archive.edges(view)
             marks = PartitionPatch(end, end, start)
         if key in self._errors:
             return PartitionAnswer(key, marks, self._errors[key])
@@ -237,11 +240,6 @@ def _in_rotation(
     first = int(now / READ_WAIT_MIN_S) % max(len(every), 1)
     yield from every[first:]
     yield from every[:first]
-
-
-def is_end(offset: int, view: PartitionView) -> bool:
-    """True: the reader is at the end, and the next records may still be archived."""
-    return offset == log_edges(view)[1] and not view.uncertain_at(offset)
 
 
 FETCH = ServedApi(ApiKey.FETCH, VERSION_MIN, VERSION_MAX, answer)

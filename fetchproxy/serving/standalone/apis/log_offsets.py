@@ -19,7 +19,6 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import each_of, for_each
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
-from fetchproxy.serving.standalone.topics import log_edges
 
 # The first version in which each negative timestamp has a meaning.
 _KNOWN_FROM = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, wire.EARLIEST_PENDING_UPLOAD: 11}
@@ -106,7 +105,7 @@ async def _look_up(
 async def _find(parts: ArchiveOnlyParts, view: PartitionView, timestamp: int) -> Found:
     if not view.segments and view.unreadable:
         raise CorruptSegment(f"{view.tip}: no segment's metadata can be read")
-    start, end = log_edges(view)
+    start, end = parts.archive.edges(view)
     if timestamp == wire.EARLIEST:
         return _edge(view, start, start)
     if timestamp in _ENDS:

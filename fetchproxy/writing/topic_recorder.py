@@ -1,0 +1,82 @@
+"""Writes what the archive knows of its topics besides their records (`topic_descriptions`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.errors import ClusterError
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.metadata.topic_descriptions import TopicDescriptions
+from fetchproxy.model import TopicIdPartition
+from fetchproxy.runtime.loop import for_each
+from fetchproxy.segments.topic_description import TopicDescription, encode_topic
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.discovery import partitions_of
+
+WRITTEN_AT_ONCE = 16
+# The ends of the brokers' logs may be this old: other parts of an archiver ask for them too.
+_EDGES_AGE_MAX_S = 30.0
+
+
+class TopicRecorder:
+    """One per archiver. `wall_clock_ms`: epoch ms."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        rsm: RemoteStorageManager,
+        rlmm: RemoteLogMetadataManager,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._cluster = cluster
+        self._rsm = rsm
+        self._rlmm = rlmm
+        self._wall_clock_ms = wall_clock_ms
+        self._known = TopicDescriptions(rsm.objects)
+        self._archived: set[UUID] = set()  # topics with records, which the deletion removes
+
+    async def record(self, topics: Sequence[TopicInfo]) -> None:
+        """Describe `topics`, if that is new, and forget deleted topics that never had a record.
+        May be done by two archivers at once. Raises RemoteStorageError, ClusterError.
+        """
+        known = await self._known.refresh()
+        cluster_id = await self._cluster.cluster_id() or ""
+        oldest = asyncio.get_running_loop().time() - _EDGES_AGE_MAX_S
+        edges = await self._cluster.log_edges_of(partitions_of(topics), not_older_than=oldest)
+
+        def described(topic: TopicInfo) -> TopicDescription:
+            before, empty = known.get(topic.topic_id), dict[int, int]()
+            for number in topic.leaders:
+                found = edges[TopicIdPartition(topic.topic_id, topic.name, number)]
+                if isinstance(found, ClusterError):
+                    if before is not None and number in before.empty:
+                        empty[number] = before.empty[number]  # as last known
+                elif found.log_start_offset == found.high_watermark:
+                    empty[number] = found.log_start_offset
+            count = max(topic.leaders, default=0) + 1
+            return TopicDescription(
+                topic.topic_id, topic.name, count, cluster_id, empty, self._wall_clock_ms()
+            )
+
+        async def write(said: TopicDescription) -> None:
+            await self._rsm.identity.check_to_put()
+            await self._rsm.objects.put_topic_description(said.topic_id, encode_topic(said))
+
+        wanted = [described(topic) for topic in topics]
+        changed = [said for said in wanted if known.get(said.topic_id) != said]
+        await for_each(changed, write, WRITTEN_AT_ONCE)
+        await self._forget_deleted(cluster_id)
+
+    async def _forget_deleted(self, cluster_id: str) -> None:
+        """What is forgotten holds no record: it would be described again if the topic came back."""
+        known = self._known.by_id.values()
+        mine = {said.topic_id for said in known if said.cluster_id == cluster_id}
+        gone = mine - self._archived - {t.topic_id for t in await self._cluster.topics()}
+        if not gone or not cluster_id:
+            return
+        self._archived |= {tip.topic_id for tip in await self._rlmm.list_partitions()}
+        for topic_id in gone - self._archived:
+            await self._rsm.objects.delete_topic_description(topic_id)
