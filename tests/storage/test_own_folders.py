@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.runtime.folders import take_folder
-from fetchproxy.serving.standalone.committed_offsets import _write_file
+from fetchproxy.serving.standalone.committed_offsets import write_offsets
 from fetchproxy.writing.sources.segment_source import Spool
 
 KEY = "remote_fetch.disk_cache_dir"
@@ -31,7 +31,7 @@ def test_one_that_is_made_is_for_its_owner(tmp_path: Path) -> None:
     with MetadataCache(tmp_path / "metadata"):
         pass
     assert (mode_of(tmp_path / "disk"), mode_of(tmp_path / "metadata")) == (0o700, 0o700)
-    _write_file(tmp_path / "offsets", {})
+    write_offsets(tmp_path / "offsets", {})
     assert mode_of(tmp_path / "offsets") == 0o600
 
 
