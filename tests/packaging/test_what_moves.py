@@ -12,6 +12,7 @@ from compose_file import ROOT
 TESTS = {
     "a broker comes back at another address": (
         "serving/test_brokers_that_move.py::test_a_nodes_port_leads_to_its_broker_wherever_that_is",
+        "serving/test_brokers_that_move.py::test_a_real_broker_comes_back_at_another_port",
         "simulation/test_broker_watch.py::test_one_that_moved_is_not_missed_at_its_old_address",
     ),
     "another broker has a broker's old address": (

@@ -20,6 +20,8 @@ from fetchproxy.config.load import load_config, parse_assignment
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterUnavailable
 from fetchproxy.model import TopicIdPartition
+from lab.kafka import KafkaServer
+from lab.kafka_versions import kafka_jars
 from lab.process import free_port, free_ports
 
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
@@ -204,3 +206,21 @@ async def test_all_brokers_moved_and_the_last_bootstrap_name_alone_leads_to_them
                 now = after
                 async with serving(after):
                     assert (await cluster.brokers(max_age_ms=0))[1].port == after.port
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+async def test_a_real_broker_comes_back_at_another_port(
+    find_part: Callable[..., object], tmp_path: Path
+) -> None:
+    find_part("kafka", kafka_jars)
+    first, second = (KafkaServer(data_dir=tmp_path / "kafka") for _ in range(2))
+    now = first
+    async with leading_to(lambda: now.port) as bootstrap, proxy(bootstrap, tmp_path) as port:
+        for now in (first, second):
+            await asyncio.to_thread(now.start)
+            try:
+                await until(lambda: answered(port + 2))
+            finally:
+                await asyncio.to_thread(now.stop)
+    assert first.port != second.port

@@ -209,6 +209,8 @@ class UpstreamDial:
 # Time between two looks at the brokers that the cluster names, and the age of an answer that still
 # counts for a node that cannot be reached.
 NODES_LOOK_INTERVAL_S = 1.0
+# Brokers that refuse the proxy's credentials are asked less often: each refusal counts.
+NODES_REFUSED_INTERVAL_S = 5.0
 
 
 @asynccontextmanager
@@ -343,9 +345,10 @@ class _Nodes:
         their ports lead to the new addresses.
         """
         while True:
-            with suppress(ClusterError):  # no broker answers: the broker watch says so
+            with suppress(ClusterError):  # the broker watch and the credentials' health say so
                 await self._follow(await self._cluster.brokers())
-            await asyncio.sleep(NODES_LOOK_INTERVAL_S)
+            refused = self._cluster.refusal is not None
+            await asyncio.sleep(NODES_REFUSED_INTERVAL_S if refused else NODES_LOOK_INTERVAL_S)
 
     async def _follow(self, brokers: Mapping[int, HostPort]) -> None:
         named = {node_id: (broker.host, broker.port) for node_id, broker in brokers.items()}
