@@ -17,7 +17,6 @@ UNTRIED = {
     "archive_mismatch": "its remedy is a restart with other settings",
     "archive_listing_failing": "its remedy depends on the error",
     "gateway_not_listening": "its remedy is to wait",
-    "message_too_large": "its remedy is a restart with a larger limit",
     "partitions_unknown_to_metadata_topic": "test_restore_kafka tries `restore`, not the condition",
     "readers_held": "its remedy is that of the archiver's condition",
     "segment_metadata_changed": "its remedy begins with a search for the intruder",

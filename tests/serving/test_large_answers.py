@@ -63,7 +63,10 @@ def start_of(version: int, frame_bytes: int, correlation_id: int) -> tuple[bytes
     return start, end
 
 
-@pytest.mark.parametrize("version", [11, 12, 16])
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(11, marks=pytest.mark.slow), 12, pytest.param(16, marks=pytest.mark.slow)],
+)
 async def test_the_largest_possible_fetch_answer_is_walked_while_it_passes(version: int) -> None:
     asked: list[str] = []
     answer = fetch_answer(version, asked)
@@ -190,7 +193,7 @@ def passes(proxy: ProxyProcess, tls: ssl.SSLContext | None, bytes_min: int) -> N
     assert grown < KEPT_BYTES_MAX
 
 
-@pytest.mark.parametrize("spliced", [True, False])
+@pytest.mark.parametrize("spliced", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_three_hundred_megabytes_pass_without_being_kept(tmp_path: Path, spliced: bool) -> None:
     size = 300 * MiB
     settings: dict[str, object] = {} if spliced else {"limits.serving.splice_bytes_min": 0}
@@ -224,6 +227,7 @@ def test_over_tls_on_both_sides(tmp_path: Path) -> None:
         passes(proxy, ssl.create_default_context(cafile=authority.file), size)
 
 
+@pytest.mark.remedy("message_too_large")
 def test_a_refused_request_is_a_condition_that_names_the_setting_and_the_client(
     tmp_path: Path,
 ) -> None:
