@@ -124,7 +124,7 @@ class HdfsStore(ArchiveStore):
 _STORES: Mapping[str, Callable[[Path], ArchiveStore]] = {
     "file": FolderStore,
     "s3": lambda _: ServerStore(f"versitygw {VERSITYGW_VERSION}, an S3 server", S3Server()),
-    "gcs": lambda _: ServerStore("fake-gcs-server, as Google Cloud Storage", GcsServer()),
+    "gcs": lambda _: ServerStore("fake-gcs-server, as Google Cloud Storage", GcsServer(1000)),
     "azure": lambda _: ServerStore("Azurite, as Azure Blob Storage", AzureServer()),
     "hdfs": lambda _: HdfsStore(),
 }

@@ -65,6 +65,12 @@ class KeyServiceUnavailable(KeyServiceError, StorageUnavailable):
     pass
 
 
+class StoreMissing(StorageUnavailable):
+    """The store's folder is not there: a mistyped path, or a mount that is missing. No pause of a
+    second brings it, so the request is not sent again at once.
+    """
+
+
 class ArchiveMissing(StorageUnavailable):
     """The store answers, but has no archive at this place. It must not count as an empty archive:
     readers would then skip archived records.

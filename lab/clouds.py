@@ -62,9 +62,17 @@ def _install_azurite(folder: Path) -> None:
 
 
 class GcsServer(StoreServer):
-    """Accepts one bearer token. Objects survive `kill()`."""
+    """Accepts one bearer token. Objects survive `kill()`.
+
+    `write_interval_ms`: a name is written or deleted once in this time, others get 429. Cloud
+    Storage's own limit is a second; 0: no limit.
+    """
 
     token = "lab-token"
+
+    def __init__(self, write_interval_ms: int = 0) -> None:
+        super().__init__()
+        self._write_interval_ms = write_interval_ms
 
     @property
     def name(self) -> str:
@@ -85,7 +93,7 @@ class GcsServer(StoreServer):
 
     def _command(self, port: int) -> list[str]:
         command = [str(gcs_executable()), "-port", str(port), "-folder", str(self._folder)]
-        return [*command, "-token", self.token]
+        return [*command, "-token", self.token, "-write-interval", f"{self._write_interval_ms}ms"]
 
 
 class AzureServer(StoreServer):

@@ -20,7 +20,12 @@ from fetchproxy.auditing.faults import Fault
 from fetchproxy.auditing.segment_verifier import SegmentVerifier
 from fetchproxy.auditing.verify import is_gone, metadata_faults
 from fetchproxy.config.schema import Config
-from fetchproxy.errors import DamagedObject, ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.errors import (
+    DamagedObject,
+    ObjectNotFound,
+    ObjectNotReadable,
+    RangeNotSatisfiable,
+)
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
     ByteRange,
@@ -80,7 +85,7 @@ async def open_place(url: str, config: Config, *, create: bool = False) -> Async
         rsm, config.metadata, read_max_ms=config.store.metadata_read_max_ms
     )
     async with rsm, rlmm:
-        yield Place(store, prefix, rsm, rlmm, at_rest)
+        yield Place(rsm.store, prefix, rsm, rlmm, at_rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +258,8 @@ class PartitionMirror:
                 key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
                 what, at = f"an object is missing ({error})", copy.metadata.start_offset
                 self._result.faults.append(Fault.of(self.tip, key, what, at))
+        except ObjectNotReadable as error:
+            self._not_readable(error, copy.metadata)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 
@@ -321,10 +328,21 @@ class PartitionMirror:
             raise ObjectNotFound(key)
         return await self._put_if_other(key[len(self.source.prefix) :], content)
 
+    def _not_readable(self, error: ObjectNotReadable, metadata: RemoteLogSegmentMetadata) -> None:
+        """The segment's other objects are left out too; the next run copies what is readable."""
+        key = self.source.rsm.object_key(metadata, SegmentFile.LOG)
+        self._result.faults.append(Fault.of(self.tip, key, str(error), metadata.start_offset))
+
     async def _copy_other(self, place: str) -> None:
-        with suppress(ObjectNotFound):  # deleted since it was listed
+        try:
             content = await self.source.store.get(self.source.prefix + place)
-            await self._put_if_other(place, content)
+        except ObjectNotFound:
+            return  # deleted since it was listed
+        except ObjectNotReadable as error:
+            key = self.source.prefix + place
+            self._result.faults.append(Fault.of(self.tip, key, str(error)))
+            return
+        await self._put_if_other(place, content)
 
     async def _put_if_other(self, place: str, content: bytes) -> bool:
         wrote = await put_if_other(self.target, place, content)

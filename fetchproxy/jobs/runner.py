@@ -155,6 +155,10 @@ class Runner(ABC):
         if items:
             with _watched(doing.progress, self._on_progress):
                 self._do(work, doing)
+                if numbers := doing.worth_another_try():
+                    again = _Doing([items[n] for n in numbers], work.name, work.size, on_result)
+                    self._do(work, again)
+                    doing.replace(numbers, again)
         return doing.done()
 
     @abstractmethod
@@ -281,6 +285,19 @@ class _Doing(Generic[T, R]):
     def left(self) -> str:
         """The names of unfinished items."""
         return named([self.name(item) for i, item in enumerate(self.items) if i not in self.sizes])
+
+    def worth_another_try(self) -> list[int]:
+        return [
+            number
+            for number, outcome in sorted(self._outcomes.items())
+            if isinstance(outcome, Failure) and outcome.retriable
+        ]
+
+    def replace(self, numbers: Sequence[int], again: _Doing[T, R]) -> None:
+        """Take the outcomes of the second try; `numbers`: of its items here."""
+        for place, number in enumerate(numbers):
+            self._outcomes[number] = again._outcomes[place]
+            self.sizes[number] = again.sizes[place]
 
     def done(self) -> Done[R]:
         every = [self._outcomes[number] for number in sorted(self._outcomes)]

@@ -19,13 +19,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from uuid import UUID
+from uuid import UUID, uuid4
+
+import structlog
 
 from fetchproxy.errors import (
     ArchiveMismatch,
     ArchiveMissing,
     ObjectNotFound,
     RemoteStorageError,
+    StorageDenied,
 )
 from fetchproxy.segments.object_keys import (
     LAYOUT_OBJECT,
@@ -37,6 +40,8 @@ from fetchproxy.segments.object_keys import (
 )
 from fetchproxy.storage.stores.object_store import SMALL_OBJECT_BYTES_MAX, ObjectStore
 
+log = structlog.get_logger(__name__)
+
 # An identity read this recently is not read again: a caller that lists many empty partitions checks
 # it for each.
 LOOK_AGE_MAX_S = 1.0
@@ -46,6 +51,7 @@ CREATION_SETTLE_S = 0.5
 _GENERATION, _CLUSTER, _MANAGER = "generation", "cluster-id", "metadata-manager"
 _MOVED_TO, _MOVED_AT, _MOVED_MANAGER = "moved-to", "moved-at-ms", "moved-manager"
 MIRROR, _MOVED = "mirror", "moved"
+LISTING_CHECK = "listing-check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,30 @@ async def read_identity(store: ObjectStore, prefix: str) -> ArchiveIdentity | No
         return None
 
 
+async def check_listings(store: ObjectStore, prefix: str) -> None:
+    """Write an object and look for it by the listings that readers use, with and without folders.
+    Removes it. Raises ArchiveMismatch: with such a store the archive would look empty.
+    """
+    folder = f"{LISTING_CHECK}.{uuid4().hex}"  # no topic's name
+    key = f"{prefix}{folder}/{LISTING_CHECK}"
+    await store.put(key, b"removed at once\n")
+    try:
+        listed = [found.key async for found in store.list(f"{prefix}{folder}/")]
+        folders = [name async for name in store.list_folders(prefix)]
+        if key not in listed or folder not in folders:
+            by = "without" if key not in listed else "with"
+            raise ArchiveMismatch(
+                f"store.url: the server's listing {by} a delimiter does not show the object {key}, "
+                "which was just written: readers would find no archive there. Use another server, "
+                "or a version of it whose listings are complete"
+            )
+    finally:
+        try:
+            await store.delete(key)
+        except StorageDenied as error:  # an archiver needs no right to delete
+            log.warning("listing_check_stays", key=key, error=str(error))
+
+
 class OwnIdentity:
     """The archive's identity as one process has read it, checked against the process's settings.
 
@@ -201,7 +231,10 @@ class OwnIdentity:
         return said
 
     async def create(self, identity: ArchiveIdentity) -> ArchiveIdentity:
-        """Make the archive, or take the identity of a faster process. Raises as `check`."""
+        """Make the archive, or take the identity of a faster process. Raises as `check`, and
+        ArchiveMismatch if readers would not find what is written.
+        """
+        await check_listings(self._store, self._prefix)
         await self._store.put_new(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
         await self._settle()
         if self._seen is None:
@@ -209,7 +242,9 @@ class OwnIdentity:
         return self._seen
 
     async def state(self, identity: ArchiveIdentity) -> None:
-        """Replace the archive's identity. Raises as `look`."""
+        """Replace the archive's identity. Raises as `look`; at a new place as `create`."""
+        if self._seen is None:
+            await check_listings(self._store, self._prefix)
         await self._store.put(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
         await self._settle()
 

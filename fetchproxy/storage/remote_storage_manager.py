@@ -88,6 +88,11 @@ class RemoteStorageManager:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def store(self) -> ObjectStore:
+        """The objects as they are stored, with this manager's retries and health."""
+        return self._store
+
     def object_key(self, segment: StoredSegment, file: SegmentFile) -> str:
         return keys.segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
 

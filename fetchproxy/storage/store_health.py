@@ -10,6 +10,7 @@ from collections.abc import (
     Hashable,
     Iterable,
     Iterator,
+    Sequence,
 )
 from contextlib import (
     asynccontextmanager,
@@ -255,10 +256,13 @@ class OperationHealth:
         STORE_FAILING_SECONDS.labels(self.operation).set(now - self.failing_since)
 
     @asynccontextmanager
-    async def asked(self, *, may_take_long: bool = False) -> AsyncIterator[Callable[[], None]]:
+    async def asked(
+        self, *, may_take_long: bool = False, tries: Sequence[float] = ()
+    ) -> AsyncIterator[Callable[[], None]]:
         """Watch one request, with all its tries; each of them begins with `turn`. The caller may
         call the given function to report an answer before the request ends. `may_take_long`: long
-        silence is not a failure.
+        silence is not a failure. `tries`: loop times at which they begin; an outage counts from the
+        last one, so that an error that passes is none.
         """
         loop = asyncio.get_running_loop()
         await self.turn()
@@ -276,7 +280,7 @@ class OperationHealth:
             self.succeeded(loop.time())
             raise
         except RemoteStorageError as error:
-            self.failed(loop.time(), began_at, error)
+            self.failed(loop.time(), tries[-1] if tries else began_at, error)
             raise
         else:
             self.succeeded(loop.time())

@@ -131,16 +131,15 @@ class WatchedObjectStore(WrappedObjectStore):
         call: Callable[[], Awaitable[T]],
         on_failure: Callable[[RemoteStorageError], object],
     ) -> T:
-        tries = 0
+        tries: list[float] = []
 
         async def one() -> T:
-            nonlocal tries
-            tries += 1
-            if tries > 1:
+            if tries:
                 await health.turn()
+            tries.append(asyncio.get_running_loop().time())
             return await call()
 
-        async with health.asked():
+        async with health.asked(tries=tries):
             return await retried(key, one, on_failure)
 
     @asynccontextmanager

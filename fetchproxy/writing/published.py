@@ -9,7 +9,7 @@ from uuid import UUID
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, ObjectNotReadable, RemoteStorageError
 from fetchproxy.metadata.archiver_positions import (
     BEAT_INTERVAL_S,
     SILENT_MAX_S,
@@ -149,6 +149,8 @@ class ArchiveRecords:
         """Read the record again, one object: another archiver may have changed it."""
         try:
             self._stated = await read_finished_offsets(self._records, self._tip)
+        except ObjectNotReadable:
+            raise  # it is whole: a new one would state less
         except CorruptSegment as error:
             log.error("finished_offsets_unreadable", **self._tip.logged, error=str(error))
             self._stated = None

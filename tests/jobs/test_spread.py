@@ -229,3 +229,30 @@ def test_results_and_failures_go_over_the_pipe() -> None:
 def test_many_names_are_cut() -> None:
     assert named(["a", "b"]) == "a, b"
     assert named(list("abcdefg")) == "a, b, c, d, e and 2 more"
+
+
+def test_what_may_succeed_later_is_tried_once_more_at_the_end() -> None:
+    tries: list[int] = []
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[None]:
+        yield
+
+    async def do(_: None, item: int, tell: Tell) -> int:
+        tries.append(item)
+        if item == 1 and tries.count(1) == 1:
+            raise StorageUnavailable("for a moment")
+        if item == 2:
+            raise StorageUnavailable("for good")
+        if item == 3:
+            raise CorruptSegment("in the store")
+        return 10 * item
+
+    results: list[int] = []
+    work = StoreWork("try", opened, do, name=lambda item: f"item {item}")
+    done = Here().each(range(5), work, results.append)
+    assert sorted(tries[:5]) == [0, 1, 2, 3, 4]
+    assert sorted(tries[5:]) == [1, 2]
+    assert done.results == (0, 10, 40)
+    assert sorted(results) == [0, 10, 40]
+    assert [failure.what for failure in done.failures] == ["item 2", "item 3"]

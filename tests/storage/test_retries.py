@@ -18,9 +18,10 @@ from fetchproxy.errors import (
     StorageDenied,
     StorageThrottled,
     StorageUnavailable,
+    StoreMissing,
 )
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.store_health import StoreOperation
+from fetchproxy.storage.store_health import REPORTED_AFTER_S, StoreOperation
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content, answered
 from fetchproxy.storage.stores.retries import (
     PAUSES_S,
@@ -71,7 +72,9 @@ def test_the_tries_are_used_up() -> None:
     run_virtual(main)
 
 
-@pytest.mark.parametrize("error", [StorageDenied("403"), ObjectNotFound("404")])
+@pytest.mark.parametrize(
+    "error", [StorageDenied("403"), ObjectNotFound("404"), StoreMissing("no such folder")]
+)
 def test_lasting_errors_are_not_tried_again(error: RemoteStorageError) -> None:
     async def main() -> None:
         call, times = answers(error)
@@ -261,6 +264,9 @@ def test_a_real_outage_is_found_as_fast() -> None:
         with pytest.raises(StorageUnavailable):
             await store.put("k", b"x")
         assert clock() - begun_at < 1.5 * sum(PAUSES_S) + 0.1
+        assert store.health[StoreOperation.WRITE].status(clock()).up is False
+        await asyncio.sleep(REPORTED_AFTER_S)
+        store.health.look(clock())
         (condition,) = store.health.conditions(clock())
         assert condition.kind == "store_failing"
 

@@ -24,6 +24,7 @@ from fetchproxy.errors import (
     RemoteStorageError,
     StorageDenied,
     StorageUnavailable,
+    StoreMissing,
     too_large,
 )
 from fetchproxy.model import ByteRange
@@ -343,7 +344,7 @@ class FileTree:
         except FileNotFoundError:
             # An empty mount point is also a folder: once seen, the marker must be there.
             if seen or not (may_be_absent or self._root.is_dir()):
-                raise StorageUnavailable(f"the folder {self._root} is not there") from None
+                raise StoreMissing(f"the folder {self._root} is not there") from None
         except OSError as error:
             raise StorageUnavailable(f"cannot read {self._root}: {error}") from error
         else:

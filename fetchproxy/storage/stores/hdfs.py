@@ -22,6 +22,7 @@ from fetchproxy.errors import (
     RangeNotSatisfiable,
     RemoteStorageError,
     StorageUnavailable,
+    StoreMissing,
     too_large,
 )
 from fetchproxy.model import ByteRange
@@ -256,7 +257,7 @@ class HdfsObjectStore(ObjectStore):
         except ObjectNotFound:
             if may_be_absent:
                 return
-            raise StorageUnavailable(f"the folder {self._folder} is not there") from None
+            raise StoreMissing(f"the folder {self._folder} is not there") from None
         if not status.is_folder:
             raise StorageUnavailable(f"{self._folder} is a file")
         self._create = False

@@ -35,6 +35,7 @@ class S3Location:
     sse_kms_key_id: str | None = None
     requester_pays: bool = False
     addressing: str | None = None  # "path" or "virtual"
+    checksum: str | None = None  # "none": writes have none
     profile: str | None = field(default=None, compare=False)  # who asks, not which place
 
 

@@ -29,7 +29,7 @@ from fetchproxy.storage.stores.plugins import (
     plugin_schemes,
 )
 
-_S3_OPTIONS = ("storage_class", "sse", "sse_kms_key_id", "requester_pays", "addressing")
+_S3_OPTIONS = ("storage_class", "sse", "sse_kms_key_id", "requester_pays", "addressing", "checksum")
 _S3_PARAMETERS = ("endpoint_url", "region", "profile", *_S3_OPTIONS)
 # Objects in these storage classes must be restored before they can be read.
 _COLD = ("GLACIER", "DEEP_ARCHIVE")
@@ -138,6 +138,8 @@ def _s3_location(parts: SplitResult) -> S3Location:
         raise ValueError("requester_pays has to be true or false")
     if query.get("addressing") not in (None, "path", "virtual"):
         raise ValueError("addressing has to be path or virtual")
+    if query.get("checksum") not in (None, "none"):
+        raise ValueError("checksum can only be none; without it, the server is asked")
     return S3Location(*place, **query, requester_pays=pays == "true")
 
 

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from typing import TypeVar
 from zlib import crc32
 
-from fetchproxy.errors import RemoteStorageError, StorageThrottled
+from fetchproxy.errors import RemoteStorageError, StorageThrottled, StoreMissing
 
 T = TypeVar("T")
 
@@ -78,7 +78,8 @@ async def retried(
             on_failure(error)
             late = failures > 1 and clock() - begun_at >= TRIES_BEGIN_WITHIN_S
             is_last = failures == TRIES_MAX or late or error.retry_after_s > RETRY_AFTER_MAX_S
-            if not error.retriable or is_last or _once.get():
+            passes = error.retriable and not isinstance(error, StoreMissing)
+            if not passes or is_last or _once.get():
                 error.count_tries(failures)
                 raise
             pause = pause_s(failures, error, what)

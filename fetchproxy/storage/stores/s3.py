@@ -179,7 +179,8 @@ class S3ObjectStore(ObjectStore):
         self._session: Any = None
         self._native: NativeObjectStore | None = None
         self._bucket_region: str | None = None  # as the server has named it
-        self._checks_crc64: bool | None = None  # None: not known yet
+        # None: not known yet.
+        self._checks_crc64: bool | None = False if location.checksum == "none" else None
         self._probing = SingleFlight[None]()
         self._credentials: AwsCredentials | None = None
         self._frozen: Any = None  # the last ones for a write

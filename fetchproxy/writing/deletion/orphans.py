@@ -9,7 +9,7 @@ from uuid import UUID
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, ObjectNotFound, SegmentLocked
+from fetchproxy.errors import CorruptSegment, ObjectNotFound, ObjectNotReadable, SegmentLocked
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -204,8 +204,8 @@ async def offsets_held(rsm: RemoteStorageManager, objects: Objects) -> tuple[int
             index = RemoteLogIndex.parse(raw)
             if index.size_bytes == log_bytes:
                 last = max(last, index.last_offset)
-        except SegmentLocked:
-            raise  # a process with the key can read it
+        except (SegmentLocked, ObjectNotReadable):
+            raise  # a process with the key can read it, or the store gives it out again
         except (CorruptSegment, ObjectNotFound):
             pass  # the index is unusable
     return key.base_offset, last

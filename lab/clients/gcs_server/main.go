@@ -21,6 +21,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/fsouza/fake-gcs-server/fakestorage"
 )
@@ -32,6 +34,27 @@ type front struct {
 	emulator http.Handler
 	uploads  string // a folder for each upload in parts
 	token    string // what a request has to bear
+	// A name is written or deleted once in this time, as in Cloud Storage; 0: no limit.
+	interval time.Duration
+	lock     sync.Mutex
+	changed  map[string]time.Time
+}
+
+// Whether the name may be changed now. If not, the refusal is sent.
+func (f *front) mayChange(w http.ResponseWriter, bucket, key string) bool {
+	if f.interval == 0 {
+		return true
+	}
+	f.lock.Lock()
+	defer f.lock.Unlock()
+	name, now := bucket+"/"+key, time.Now()
+	if last, found := f.changed[name]; found && now.Sub(last) < f.interval {
+		fail(w, http.StatusTooManyRequests, "SlowDown",
+			"The object exceeded the rate limit for object mutation operations.")
+		return false
+	}
+	f.changed[name] = now
+	return true
 }
 
 type fault struct {
@@ -86,6 +109,10 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.upload(w, r, bucket, key, query)
 	case r.Method == http.MethodPut:
 		f.put(w, r.Body, bucket, key, r.Header.Get("x-goog-if-generation-match"))
+	case r.Method == http.MethodDelete:
+		if f.mayChange(w, bucket, key) {
+			f.forward(w, r)
+		}
 	default:
 		f.forward(w, r)
 	}
@@ -128,6 +155,9 @@ func (t *translating) Write(content []byte) (int, error) {
 
 // By the emulator's JSON API, which knows the condition.
 func (f *front) put(w http.ResponseWriter, body io.Reader, bucket, key, generation string) {
+	if !f.mayChange(w, bucket, key) {
+		return
+	}
 	query := url.Values{"uploadType": {"media"}, "name": {key}}
 	if generation != "" {
 		query.Set("ifGenerationMatch", generation)
@@ -286,6 +316,7 @@ func main() {
 	port := flag.Int("port", 0, "on 127.0.0.1")
 	root := flag.String("folder", "", "where objects and uploads lie")
 	token := flag.String("token", "", "bearer token that every request of the XML API needs")
+	interval := flag.Duration("write-interval", 0, "a name is written once in this time")
 	flag.Parse()
 	uploads := filepath.Join(*root, "uploads")
 	if err := os.MkdirAll(uploads, 0o700); err != nil {
@@ -300,6 +331,9 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	handler := &front{server, server.HTTPHandler(), uploads, *token}
+	handler := &front{
+		server: server, emulator: server.HTTPHandler(), uploads: uploads, token: *token,
+		interval: *interval, changed: map[string]time.Time{},
+	}
 	log.Fatal(http.ListenAndServe(fmt.Sprintf("127.0.0.1:%d", *port), handler))
 }
