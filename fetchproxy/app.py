@@ -203,7 +203,7 @@ async def run_server(config: Config, *, create: bool = False, limits: Limits = L
     ):
         parts.gateway = gateway
         if archives:
-            tasks.create_task(_keep_archiving(parts), name="archiver")
+            tasks.create_task(_keep_archiving(parts, positions), name="archiver")
         tasks.create_task(parts.own_archive.run(), name="own archive")
         _keep_up(parts, collector, tasks)
         # The gateway's own tasks cancel this one if they fail, so this task waits for ever.
@@ -242,7 +242,7 @@ async def run_archiver(
             tasks.create_task(positions.run(), name="archivers")
             tasks.create_task(parts.own_archive.run(), name="own archive")
             async with _local_indexes(parts) as parts.local_indexes:
-                await _keep_archiving(parts)
+                await _keep_archiving(parts, positions)
         await parts.own_archive.confirm()
         left = await _archive_once(parts)
         for task in kept_up:
@@ -405,7 +405,7 @@ async def _watch_process(parts: Parts) -> None:
     await keep_running("process watch", watch, parts.random)
 
 
-async def _keep_archiving(parts: Parts) -> None:
+async def _keep_archiving(parts: Parts, positions: ArchiverPositions) -> None:
     await parts.own_archive.confirmed.wait()
 
     async def archive() -> None:
@@ -418,6 +418,7 @@ async def _keep_archiving(parts: Parts) -> None:
             uuid_factory=uuid4,
             rng=parts.random,
             local_indexes=parts.local_indexes,
+            gathered=positions.gathered_from,
             limits=parts.limits.writing,
             metadata_topic=parts.config.metadata.topic_name,
         )

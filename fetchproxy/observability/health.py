@@ -299,6 +299,19 @@ class Kind(StrEnum):
         about="topic",
         waits=False,
     )
+    PARTITIONS_NOT_LED = _error(
+        "partitions_not_led",
+        "no archiver archives some partitions: none runs beside the broker that leads them",
+        "start an archiver with `archive.log_dirs` beside every broker",
+        about="",
+    )
+    TOPIC_LEFT_OUT = _warning(
+        "topic_left_out",
+        "the topic was archived; now no archiver matches it, and its new records are not archived",
+        "let `archive.topics` match it; if it is left out on purpose, nothing",
+        about="topic",
+        waits=False,
+    )
     # Every process finds these in the archive itself.
     ARCHIVED_OFFSETS_MISSING = _error(
         "archived_offsets_missing",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
@@ -55,6 +55,8 @@ PINNED_MIN_MS = 60_000
 # questions in one look, because all partitions may wait at once. The next looks ask the rest.
 ASKED_AGAIN_AFTER_MS = 60_000
 QUESTIONS_MAX = 100
+# A partition changes hands in less time, and an archiver publishes what it gathers every second.
+NOT_LED_MIN_S = 60.0
 _ASKED_AT_ONCE = 8
 
 
@@ -150,7 +152,16 @@ def _share(used: int | None, limit: int | None) -> float | None:
 
 
 class PartitionWatch:
-    def __init__(self, config: ArchiveConfig, concerns: ArchiverConcerns) -> None:
+    """`gathered`: the offset from which on some archiver gathers a partition. None: not asked."""
+
+    def __init__(
+        self,
+        config: ArchiveConfig,
+        concerns: ArchiverConcerns,
+        gathered: Callable[[TopicIdPartition], int | None] | None = None,
+    ) -> None:
+        self._gathered = gathered
+        self._not_led: dict[TopicIdPartition, float] = {}  # since when (loop s)
         self._concerns = concerns
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
         self._watched: dict[TopicIdPartition, _Watched] = {}
@@ -184,6 +195,7 @@ class PartitionWatch:
     ) -> None:
         """`now`: loop time (s). `now_ms`: epoch ms. Yields to other tasks in between."""
         leading = 0
+        not_led: dict[TopicIdPartition, float] = {}
         ages: list[float] = []
         self._unread.clear()
         self._held_up.clear()
@@ -192,6 +204,8 @@ class PartitionWatch:
                 await asyncio.sleep(0)
             if not status.leads:
                 self.forget(status.tip)
+                if self._gathered is not None and self._gathered(status.tip) is None:
+                    not_led[status.tip] = self._not_led.get(status.tip, now)
                 continue
             leading += 1
             watched = self._watched.setdefault(status.tip, _Watched())
@@ -204,6 +218,8 @@ class PartitionWatch:
             self._look_at_transaction(status, watched, now_ms)
             self._look_at_losses(status, watched)
         self._look_at_disk()
+        self._not_led = not_led
+        self._look_at_not_led(now)
         metrics.ARCHIVE_LEADER_PARTITIONS.set(leading)
         metrics.ARCHIVE_OLDEST_COPY_SECONDS.set(max(ages, default=0.0))
         metrics.ARCHIVE_STALLED_COPIES.set(sum(age >= self._stalled_after_s for age in ages))
@@ -265,6 +281,20 @@ class PartitionWatch:
             f"not archived; {until(least_ms)}"
         )
         health.report(Condition(kind, what, self._disk, until=deleted_at(least_ms)))
+
+    def _look_at_not_led(self, now: float) -> None:
+        kind, health = Kind.PARTITIONS_NOT_LED, self._concerns.health
+        long = {tip: at for tip, at in self._not_led.items() if now - at >= NOT_LED_MIN_S}
+        if not long:
+            health.clear(kind)
+            return
+        first = min(long)
+        which = f"{first} is" if len(long) == 1 else f"{first} and {len(long) - 1} more are"
+        what = (
+            f"{which} archived by nobody: no archiver with archive.log_dirs runs beside the broker "
+            "that leads them, or it does not archive them"
+        )
+        health.report(Condition(kind, what, since=min(long.values())))
 
     def for_people(self, configs: Iterable[Mapping[str, str] | None]) -> ForPeople:
         """Texts for people. `configs`: of the topics that this archiver gathers. Never blocks."""

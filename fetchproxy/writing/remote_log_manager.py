@@ -193,6 +193,7 @@ class RemoteLogManager(Archiver):
     rng: random.Random
     leadership: Leadership | None = None
     local_indexes: LocalIndexes | None = None
+    gathered: Callable[[TopicIdPartition], int | None] | None = None  # by whichever archiver
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,7 +216,9 @@ class RemoteLogManager(Archiver):
         self._leadership = self.leadership or open_leadership(config, cluster, self.rng)
         self._leadership.on_change = self._leadership_changed
         self._warnings = SparingWarnings(lambda: asyncio.get_running_loop().time())
-        self.watch = PartitionWatch(config, self.concerns)
+        # A group leaves no partition without a leader; a broker may have no archiver beside it.
+        gathered = self.gathered if config.log_dirs is not None else None
+        self.watch = PartitionWatch(config, self.concerns, gathered)
         self._wake = asyncio.Event()
         self._discovered = False
         self._found: list[TopicInfo] = []  # by the last discovery

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -189,6 +190,42 @@ def test_verify_repairs_what_the_log_says_again(archive: Path, tmp_path: Path) -
     assert done.stdout.endswith("4 partitions: clean\n")
     assert index.read_bytes() == before
     assert metadata.exists()
+
+
+def test_records_that_the_brokers_deleted_first_end_once_with_a_list_and_a_code(
+    tmp_path: Path,
+) -> None:
+    with MockCluster() as cluster:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "batch.size": 100_000})
+
+        def produce(count: int) -> None:
+            for number in range(count):
+                producer.produce("orders", b"v" * 1_000, partition=0)
+                if number % 500 == 499:
+                    assert producer.flush(60) == 0
+            assert producer.flush(60) == 0
+
+        def once() -> subprocess.CompletedProcess[str]:
+            return fetchproxy(
+                "archive", "--bootstrap", cluster.bootstrap, "--store", tmp_path.as_uri(),
+                "--topics", "orders", "--once",
+            )  # fmt: skip
+
+        produce(100)
+        assert once().returncode == 0
+        produce(8_000)  # the mock keeps 5 MiB
+        done = once()
+        assert done.returncode == 2
+        last = done.stderr.splitlines()[-1]
+        assert re.fullmatch(
+            r"not archived: orders-0: offsets 100 to \d+: the brokers deleted them before they "
+            r"could be copied; they cannot be recovered: raise the brokers' retention, or archive "
+            r"more often",
+            last,
+        )
+        told = fetchproxy("verify", "--store", tmp_path.as_uri())
+        assert last.split(": ")[2] in told.stdout
+        assert once().returncode == 0  # once for each gap
 
 
 def test_no_matching_topic_is_said(bootstrap: str, tmp_path: Path) -> None:

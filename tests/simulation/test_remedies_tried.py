@@ -11,6 +11,7 @@ from whole_archive import verify_archive
 
 from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.observability.health import Kind
+from fetchproxy.writing.remote_log_manager import RemoteLogManager
 
 
 async def kinds(world: World) -> list[str]:
@@ -99,5 +100,29 @@ def test_a_topic_that_is_changed_as_the_reason_says_is_archived() -> None:
             while await world.archive_end(0) != 40:  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
             assert health.reported(Kind.TOPIC_REFUSED, TOPIC) is None
+
+    run_world(main)
+
+
+@pytest.mark.remedy("topic_left_out")
+def test_a_pattern_that_matches_an_archived_topic_no_more_is_said_and_mended() -> None:
+    async def main(world: World) -> None:
+        soon = {"topic_deletion_check_interval_ms": 5_000}
+        world.write(0, 4)
+        assert await world.once() == []
+
+        async def left_out(manager: RemoteLogManager) -> list[str]:
+            await asyncio.sleep(20)
+            health = manager.concerns.health
+            return [one.what for one in health.all(0.0) if one.kind == Kind.TOPIC_LEFT_OUT]
+
+        async with world.archiving(topics="order", **soon) as mistyped:
+            assert await left_out(mistyped) == []  # nothing is lost yet
+            world.write(0, 2)
+            [what] = await left_out(mistyped)
+            assert "archive.topics = 'order' does not match it" in what
+            async with world.archiving(**soon) as other:
+                assert await left_out(mistyped) == await left_out(other) == []
+                assert await world.archive_end(0) == 60
 
     run_world(main)

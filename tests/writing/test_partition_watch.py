@@ -184,3 +184,21 @@ def test_counters_begin_at_0_so_that_the_first_gap_is_an_increase() -> None:
     name = "kafka_server_brokertopicmetrics_remotecopyerrors_total"
     assert REGISTRY.get_sample_value(name, {"topic": "never-counted"}) == 0
     withdraw(tip)
+
+
+@pytest.mark.remedy("partitions_not_led")
+async def test_partitions_that_no_archiver_leads_are_named_until_one_does() -> None:
+    concerns, gathered = ArchiverConcerns(), dict[TopicIdPartition, int]()
+    seen = PartitionWatch(ArchiveConfig(copy_max_ms=60_000), concerns, gathered.get)
+    other = replace(LAGGING, tip=TopicIdPartition(TIP.topic_id, "orders", 4), leads=False)
+    followed = [replace(LAGGING, leads=False), other]
+    for now in (0.0, 59.9):
+        await seen.look(followed, now, 0)
+        assert concerns.health.conditions(0.0) == ()
+    await seen.look(followed, 60.0, 0)
+    [told] = concerns.health.conditions(0.0)
+    assert told.kind == "partitions_not_led"
+    assert told.what.startswith("orders-3 and 1 more are archived by nobody")
+    gathered |= {TIP: 100, other.tip: 100}  # an archiver was started beside their broker
+    await seen.look(followed, 65.0, 0)
+    assert concerns.health.conditions(0.0) == ()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Set
+import re
+from collections.abc import Awaitable, Callable, Mapping, Set
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from uuid import UUID
 
@@ -12,14 +14,16 @@ from fetchproxy_protocol.apis import ErrorCode
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.config.schema import ArchiveConfig
-from fetchproxy.errors import ClusterError, CorruptSegment, RemoteStorageError
+from fetchproxy.errors import ClusterError, CorruptSegment, ObjectNotFound, RemoteStorageError
+from fetchproxy.metadata.archiver_positions import decode_positions
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
+    LogEdges,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from fetchproxy.observability.health import Kind
+from fetchproxy.observability.health import Kind, of_topic
 from fetchproxy.observability.metrics import DELETED_PARTITIONS
 from fetchproxy.segments.description import Fields, decode_document, json_document
 from fetchproxy.segments.object_keys import uuid_text
@@ -156,6 +160,9 @@ class PartitionDeletion:
         if not archived:
             return
         alive = {topic.topic_id for topic in await self.cluster.topics(max_age_ms=0)}
+        await self._look_for_left_out(
+            {name: tips for (topic_id, name), tips in topics.items() if topic_id in alive}
+        )
         cluster_id = await self.cluster.cluster_id()
         if not cluster_id:
             return
@@ -180,6 +187,46 @@ class PartitionDeletion:
                 await self._delete_when_due(partitions)
             else:
                 self._absent_since.pop(topic_id, None)
+
+    # --- topics that nobody archives any more ---
+    async def _look_for_left_out(self, topics: Mapping[str, list[TopicIdPartition]]) -> None:
+        """Of the archived topics that the cluster has: those that grow and that no archiver's
+        pattern matches. A mistyped `archive.topics` has no other sign.
+        """
+        pattern, kind = self.config.topics or "", Kind.TOPIC_LEFT_OUT
+        unmatched = {name: tips for name, tips in topics.items() if not re.fullmatch(pattern, name)}
+        elsewhere = await self._gathered_elsewhere() if unmatched else set()
+        left_out = [
+            of_topic(
+                kind,
+                name,
+                f"{name} was archived, and archive.topics = {pattern!r} does not match it: the "
+                "brokers delete its new records without a copy",
+            )
+            for name, tips in unmatched.items()
+            if tips[0].topic_id not in elsewhere and await self._grows(tips)
+        ]
+        self.concerns.health.keep(kind, left_out)
+
+    async def _gathered_elsewhere(self) -> set[UUID]:
+        """The topics that archivers with other patterns archive."""
+        found: set[UUID] = set()
+        async for stored in self.rsm.objects.list_archiver_positions():
+            with suppress(ObjectNotFound, CorruptSegment):  # it has ended, or says nothing
+                raw = await self.rsm.objects.get_archiver_positions(stored.key)
+                found |= {topic_id for topic_id, _ in decode_positions(raw, stored.key)[0]}
+        return found
+
+    async def _grows(self, tips: list[TopicIdPartition]) -> bool:
+        """Whether the brokers have records above the archive's end."""
+        now = asyncio.get_running_loop().time()
+        edges = await self.cluster.log_edges_of(tips, not_older_than=now)
+        for tip, found in edges.items():
+            if isinstance(found, LogEdges):
+                view = await self.rlmm.refresh(tip, now)
+                if found.high_watermark > max(view.log_end_offset or 0, found.log_start_offset):
+                    return True
+        return False
 
     # --- whether it is the same cluster ---
     async def _may_go(
