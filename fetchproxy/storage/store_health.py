@@ -22,8 +22,6 @@ from functools import wraps
 from typing import ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
-from cachetools import LRUCache
-
 from fetchproxy.errors import (
     DamagedObject,
     ObjectNotFound,
@@ -33,7 +31,6 @@ from fetchproxy.errors import (
     StorageThrottled,
 )
 from fetchproxy.model import (
-    RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     StoredSegment,
     TopicIdPartition,
@@ -305,7 +302,9 @@ class OperationHealth:
 # A reader that waits for an object asks for it again every minute. If none has for this long, none
 # waits, and nobody would notice that the object can be read again.
 REFUSED_FORGOTTEN_AFTER_S = 600.0
-REFUSED_MAX = 10_000
+# Objects of one partition that are remembered. A reader asks for a few at a time; a job that meets
+# more names each of them itself.
+REFUSED_OF_PARTITION_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,10 +334,9 @@ class StoreHealth:
         # By key: segments that it does not open, with the loop time of the last try, oldest first.
         self._locked: dict[str, dict[UUID, float]] = {}
         self._keys: WatchedKeys | None = None
-        # Longest asked for last. What is forgotten is found again by its next reader.
-        self._refused: LRUCache[tuple[RemoteLogSegmentId, SegmentFile], _Refused] = LRUCache(
-            REFUSED_MAX
-        )
+        # By partition, each object's last refusal, oldest first. What is forgotten is found again
+        # by its next reader.
+        self._refused: dict[TopicIdPartition, dict[tuple[UUID, SegmentFile], _Refused]] = {}
 
     def __getitem__(self, operation: StoreOperation) -> OperationHealth:
         return self._of[operation]
@@ -400,32 +398,38 @@ class StoreHealth:
         """Around a read of one of the segment's objects: if the store does not give this object
         out, that is a condition of its partition until it does.
         """
-        place = segment.segment_id, file
+        partition = segment.segment_id.topic_id_partition
+        place = segment.segment_id.id, file
         try:
             yield
         except ObjectNotReadable as error:
             now = asyncio.get_running_loop().time()
-            self._refused[place] = _Refused(segment, str(error), now)
-            self._report_refused(segment.segment_id.topic_id_partition)
+            refused = self._refused.setdefault(partition, {})
+            refused.pop(place, None)
+            refused[place] = _Refused(segment, str(error), now)
+            if len(refused) > REFUSED_OF_PARTITION_MAX:
+                del refused[next(iter(refused))]
+            self._report_refused(partition)
             raise
-        if place in self._refused:
-            del self._refused[place]
-            self._report_refused(segment.segment_id.topic_id_partition)
+        if place in self._refused.get(partition, ()):
+            del self._refused[partition][place]
+            self._report_refused(partition)
 
     def forget(self, segment: StoredSegment) -> None:
         """The segment was deleted."""
         for key_id in list(self._locked):
             self.locked(segment.segment_id.id, key_id, None)
-        for file in SegmentFile:
-            self._refused.pop((segment.segment_id, file), None)
-        self._report_refused(segment.segment_id.topic_id_partition)
+        partition = segment.segment_id.topic_id_partition
+        if refused := self._refused.get(partition):
+            for file in SegmentFile:
+                refused.pop((segment.segment_id.id, file), None)
+            self._report_refused(partition)
 
-    def _report_refused(self, tip: TopicIdPartition) -> None:
-        refused = [
-            one for place, one in self._refused.items() if place[0].topic_id_partition == tip
-        ]
+    def _report_refused(self, partition: TopicIdPartition) -> None:
+        refused = self._refused[partition].values()
         if not refused:
-            self._health.clear(Kind.OBJECT_NOT_READABLE, tip)
+            del self._refused[partition]
+            self._health.clear(Kind.OBJECT_NOT_READABLE, partition)
             return
         first = min(refused, key=lambda one: one.segment.start_offset)
         segments = {one.segment.segment_id for one in refused}
@@ -434,15 +438,22 @@ class StoreHealth:
         offsets = None
         if isinstance(first.segment, RemoteLogSegmentMetadata):
             offsets = first.segment.start_offset, first.segment.end_offset
-        self._health.report(of_partition(Kind.OBJECT_NOT_READABLE, tip, what, offsets), tip)
+        condition = of_partition(Kind.OBJECT_NOT_READABLE, partition, what, offsets)
+        self._health.report(condition, partition)
+
+    def _forget_refused(self, now: float) -> None:
+        """What no reader has asked for lately."""
+        for partition, refused in list(self._refused.items()):
+            oldest = now - REFUSED_FORGOTTEN_AFTER_S
+            if any(one.at <= oldest for one in refused.values()):
+                kept = {place: one for place, one in refused.items() if one.at > oldest}
+                self._refused[partition] = kept
+                self._report_refused(partition)
 
     def look(self, now: float) -> None:
         for health in self._of.values():
             health.look(now)
-        old = [k for k, one in self._refused.items() if now - one.at >= REFUSED_FORGOTTEN_AFTER_S]
-        for place in old:
-            if self._refused.pop(place, None) is not None:
-                self._report_refused(place[0].topic_id_partition)
+        self._forget_refused(now)
         for key_id, locked in list(self._locked.items()):
             for segment_id in [one for one, at in locked.items() if now - at > LOCKED_FORGOTTEN_S]:
                 self.locked(segment_id, key_id, None)

@@ -27,6 +27,7 @@ from fetchproxy.storage.packed_logs import LogSegmentData
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import (
     REFUSED_FORGOTTEN_AFTER_S,
+    REFUSED_OF_PARTITION_MAX,
     StoreOperation,
 )
 from fetchproxy.storage.stores.locations import S3Location
@@ -165,6 +166,26 @@ def test_the_condition_ends_with_the_segment_or_when_nobody_asks(tmp_path: Path)
         await manager.delete_log_segment_data(first)
         (condition,) = manager.health.conditions(loop.time())
         assert (condition.first_offset, condition.last_offset) == (20, 29)
+        await asyncio.sleep(REFUSED_FORGOTTEN_AFTER_S)
+        manager.health.look(loop.time())
+        assert not list(manager.health.conditions(loop.time()))
+
+    run_virtual(main)
+
+
+def test_a_partition_with_many_such_objects_is_one_condition_that_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = Guarded()
+        manager = await archive_of(store, tmp_path)
+        store.denied = {".log"}
+        many = [segment(10 * n, segment_id=n) for n in range(1, REFUSED_OF_PARTITION_MAX + 2)]
+        for one in many:
+            with pytest.raises(ObjectNotReadable):
+                await manager.fetch_log_segment(one, ByteRange(0, 5))
+        (condition,) = manager.health.conditions(loop.time())
+        assert condition.first_offset == 20  # the one asked for first is forgotten
+        assert condition.what.endswith(f"(and {REFUSED_OF_PARTITION_MAX - 1} more segments)")
         await asyncio.sleep(REFUSED_FORGOTTEN_AFTER_S)
         manager.health.look(loop.time())
         assert not list(manager.health.conditions(loop.time()))
