@@ -62,7 +62,7 @@ def _segments(log: LegalLog, start: int) -> list[tuple[list[Batch], SegmentSumma
 
 
 @settings(max_examples=25)
-@given(legal_logs.legal_logs(holes=False))
+@given(legal_logs.legal_logs())
 def test_segments_of_a_log_are_sound(log: LegalLog) -> None:
     txns = TxnCheck()
     if log.log_start > 0:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from fetchproxy_protocol.record_batch import walk
 from oracle_wire import WireConnection
@@ -62,6 +63,23 @@ def read(
             deadline = time.monotonic() + SETTLES_S
         assert time.monotonic() < deadline, {k: reads[k] for k in left}
     return reads
+
+
+def read_topic(wire: WireConnection, topic: str, partition: int) -> bytes:
+    """All batches of another topic's partition, whatever is in them."""
+    key = (topic, partition)
+    end = list_offsets(wire, [(key, -1)])[key, -1][1]
+    found = Read()
+    topic_id = wire.ask("Metadata", 12, {"topics": [{"name": topic, "topic_id": UUID(int=0)}]})
+    ids = {topic: topic_id.topics[0].topic_id}
+    while found.next_offset < end:
+        fields = _fetch({key: found}, [key], ids, READ_UNCOMMITTED)
+        answer = wire.ask("Fetch", _FETCH_VERSION, fields)
+        assert answer.error_code == 0, answer
+        for response in answer.responses:
+            _take(found, response.partitions[0])
+        assert not found.error, found
+    return found.records
 
 
 def _fetch(

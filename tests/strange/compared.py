@@ -11,7 +11,6 @@ import asked
 from asked import READ_COMMITTED, READ_UNCOMMITTED, Key, Read, key_of
 from oracle import (
     LATEST,
-    LATEST_TIERED,
     MAX_TIMESTAMP,
     Oracle,
     asked_epochs,
@@ -66,15 +65,9 @@ def archived_ends(oracle: Oracle) -> dict[Key, int]:
     return ends_of(oracle.planted, READ_COMMITTED)
 
 
-def archive_lag(wire: WireConnection, oracle: Oracle) -> dict[Key, int]:
-    """The partitions whose archive does not reach its end yet, with where it ends."""
-    ends = {key: end for key, end in archived_ends(oracle).items() if _has_archive(oracle, key)}
-    found = asked.list_offsets(wire, [(key, LATEST_TIERED) for key in ends])
-    return {
-        key: found[key, LATEST_TIERED][1]
-        for key, end in ends.items()
-        if found[key, LATEST_TIERED][1] != end - 1
-    }
+def ends_with_archive(oracle: Oracle) -> dict[Key, int]:
+    """The same of the partitions that have a record to archive."""
+    return {key: end for key, end in archived_ends(oracle).items() if _has_archive(oracle, key)}
 
 
 def _has_archive(oracle: Oracle, key: Key) -> bool:

@@ -8,7 +8,6 @@ from uuid import UUID
 
 import legal_logs
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 from legal_logs import INT32_MAX, LegalLog
 from planted_kafka import PlantedPartition, random_topic_id
 
@@ -18,16 +17,14 @@ NAME_BYTES_MAX = 232
 _LATEST_EPOCH_MARGIN = 5  # the broker's own start raises the leader epoch
 
 
-def corpus(
-    examples: int = EXAMPLES, number: int = SEED, *, holes: bool = False
-) -> list[PlantedPartition]:
-    """Partitions of topics, all with different logs."""
+def corpus(examples: int = EXAMPLES, number: int = SEED) -> list[PlantedPartition]:
+    """Partitions of topics. The logs of every second one have what compaction leaves."""
     rng = Random(number)
     planted: list[PlantedPartition] = []
     ids: dict[str, UUID] = {}
     counts: dict[str, int] = {}
     for example in range(examples):
-        name, log = _generated(1000 * number + example, holes)
+        name, log = _generated(1000 * number + example, holes=bool(example % 2))
         topic_id = ids.setdefault(name, random_topic_id(rng))
         newest = max((batch.leader_epoch for batch in log.batches), default=0)
         epoch = min(max(newest, 0) + rng.choice([0, 0, 3]), INT32_MAX - _LATEST_EPOCH_MARGIN)
@@ -36,13 +33,7 @@ def corpus(
     return planted
 
 
-def _names() -> st.SearchStrategy[str]:
-    """Without those that are not archived (yet): names that begin with `__`."""
-    names = legal_logs.topic_names(NAME_BYTES_MAX)
-    return names.map(lambda name: name if name[:2] != "__" else f"x{name[1:]}")
-
-
-def _generated(number: int, holes: bool) -> tuple[str, LegalLog]:
+def _generated(number: int, *, holes: bool) -> tuple[str, LegalLog]:
     """The last of a few examples: the first is the least one, and hypothesis varies the others."""
     made: list[tuple[str, LegalLog]] = []
 
@@ -54,7 +45,7 @@ def _generated(number: int, holes: bool) -> tuple[str, LegalLog]:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(_names(), legal_logs.legal_logs(holes=holes))
+    @given(legal_logs.topic_names(NAME_BYTES_MAX), legal_logs.legal_logs(holes=holes))
     def collect(name: str, log: LegalLog) -> None:
         made.append((name, log))
 

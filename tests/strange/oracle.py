@@ -32,9 +32,14 @@ class Oracle:
 
 
 def ends_of(planted: Iterable[PlantedPartition], isolation: int) -> dict[Key, int]:
-    if isolation == READ_COMMITTED:
-        return {key_of(p): max(p.log.last_stable, p.log.log_start) for p in planted}
-    return {key_of(p): p.log.end for p in planted}
+    """The offset after the last batch that such a reader gets; there may be a hole above it."""
+    ends = {}
+    for partition in planted:
+        log = partition.log
+        end = log.last_stable if isolation == READ_COMMITTED else log.end
+        got = [batch.last_offset + 1 for batch in log.batches if batch.last_offset < end]
+        ends[key_of(partition)] = max([log.log_start, *got])
+    return ends
 
 
 def starts_of(planted: Iterable[PlantedPartition]) -> dict[Key, int]:

@@ -7,8 +7,11 @@ SEED=N` tries other logs.
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,7 @@ from random import Random
 
 import asked
 import compared
+import pyarrow.parquet as pq
 import pytest
 from archive_only_process import ArchiveOnlyProcess
 from asked import key_of
@@ -25,13 +29,16 @@ from oracle_sides import until
 from oracle_wire import WireConnection
 from planted_kafka import PlantedPartition, plant, planted_kafka
 from proxy_process import PROJECT, ProxyProcess
+from read_records import read_records, records_of
 
 from lab.kafka import KafkaServer
+from lab.store_server import StoreServer
 
 pytestmark = pytest.mark.kafka
 
 NODE_ID = 2**31 - 1
 SEGMENT_BYTES = 4_000
+PARQUET_TOPICS = 5
 
 
 @dataclass(frozen=True)
@@ -68,11 +75,10 @@ def strange(
     with WireConnection(kafka.bootstrap) as wire:
         until("every partition has its leader", lambda: _leads_all(wire, planted))
         oracle = ask_broker(wire, planted)
-        done = fetchproxy(
+        run(
             *("archive", "--once", "--bootstrap", kafka.bootstrap, "--store", store),
             *("--topics", ".*", "--set", f"archive.segment_bytes_max={SEGMENT_BYTES}"),
         )
-        assert done.returncode == 0, done.stderr[-4000:]
         yield Strange(kafka, oracle, store, folder)
 
 
@@ -84,6 +90,13 @@ def _leads_all(wire: WireConnection, planted: list[PlantedPartition]) -> bool:
 def fetchproxy(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fetchproxy", *arguments]
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+
+
+def run(*arguments: str) -> str:
+    """What the command prints; it must end well."""
+    done = fetchproxy(*arguments)
+    assert done.returncode == 0, f"{arguments[0]}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def assert_same(differences: Iterator[str]) -> None:
@@ -118,14 +131,110 @@ def _new_starts(oracle: Oracle) -> dict[asked.Key, int]:
 
 
 def test_archive_only_says_what_the_broker_said(strange: Strange) -> None:
+    run("verify", "--store", strange.store)
+    _check_archive(strange, strange.store)
+
+
+def test_jobs_keep_the_logs(strange: Strange) -> None:
+    """Side files that are lost are made anew, and segments merged: readers notice nothing."""
+    copy = strange.folder / "copy"
+    shutil.copytree(strange.folder / "archive", copy)
+    for path in sorted(copy.rglob("*.index"))[::2]:
+        path.unlink()
+    assert fetchproxy("verify", "--store", copy.as_uri()).returncode == 1
+    run("reindex", "--store", copy.as_uri())
+    run("verify", "--store", copy.as_uri())
+    run("merge", "--store", copy.as_uri())
+    run("verify", "--store", copy.as_uri())
+    _check_archive(strange, copy.as_uri())
+
+
+MIRRORS = [
+    "files",
+    pytest.param("s3", marks=pytest.mark.s3),
+    pytest.param("gcs", marks=pytest.mark.gcs),
+    pytest.param("azure", marks=pytest.mark.azure),
+]
+
+
+@pytest.mark.parametrize("kind", MIRRORS)
+def test_a_mirror_on_every_store_has_the_logs(
+    strange: Strange, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = (strange.folder / "mirror").as_uri()
+    if kind != "files":
+        server: StoreServer = request.getfixturevalue(f"{kind}_server")
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        mirror = server.store_url(server.create_bucket("strange-logs"), "mirror")
+    run("mirror", "--from", strange.store, "--to", mirror)
+    run("verify", "--store", mirror)
+    _check_archive(strange, mirror)
+
+
+def _check_archive(strange: Strange, store: str) -> None:
     with (
-        ArchiveOnlyProcess(strange.store, strange.folder) as node,
+        ArchiveOnlyProcess(store, strange.folder) as node,
         WireConnection(node.bootstrap) as wire,
     ):
         assert_same(compared.archive_differences(wire, strange.oracle))
         node.assert_sound()
 
 
-def test_verify_finds_nothing(strange: Strange) -> None:
-    done = fetchproxy("verify", "--store", strange.store)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_lists_and_reports_name_every_segment(strange: Strange) -> None:
+    """As text and as JSON, with timestamps that no calendar has."""
+    listed = json.loads(run("segments", "--store", strange.store, "--json"))
+    run("segments", "--store", strange.store)
+    run("report", "--store", strange.store, "--out", str(strange.folder / "report"))
+    ends: dict[asked.Key, int] = {}
+    for segment in listed:
+        key = (segment["topic"], segment["partition"])
+        ends[key] = max(ends.get(key, 0), segment["last_offset"] + 1)
+    assert ends == compared.ends_with_archive(strange.oracle)
+
+
+def test_parquet_has_every_committed_record(strange: Strange) -> None:
+    folder = strange.folder / "parquet"
+    topics = set(_topics_with_most_records(strange.oracle, PARQUET_TOPICS))
+    names = f"--topics={','.join(sorted(topics))}"
+    run("backfill", "--store", strange.store, names, "--parquet", str(folder))
+    found = {
+        (_topic_of(path), row["partition"], row["offset"]): (row["key"], row["value"])
+        for path in folder.rglob("*.parquet")
+        for row in pq.ParquetFile(path).read(["partition", "offset", "key", "value"]).to_pylist()
+    }
+    expected = {
+        (p.topic, p.partition, record.offset): (record.key, record.value)
+        for p in strange.oracle.planted
+        if p.topic in topics
+        for record in records_of(p.log, p.log.last_stable, p.log.aborted)
+    }
+    assert found == expected
+
+
+def _topic_of(path: Path) -> str:
+    return next(part[6:] for part in path.parts if part.startswith("topic="))
+
+
+def test_another_topic_gets_the_same_records(strange: Strange) -> None:
+    """Bytes stay bytes, also those that clients take for text."""
+    (source,) = _topics_with_most_records(strange.oracle, 1)
+    partitions = [p for p in strange.oracle.planted if p.topic == source]
+    target = strange.kafka.create_topic("copy-of-strange", len(partitions))
+    run(
+        *("backfill", "--store", strange.store, f"--topics={source}"),
+        *("--bootstrap", strange.kafka.bootstrap, "--to-topic", target),
+    )
+    with WireConnection(strange.kafka.bootstrap) as wire:
+        for planted in partitions:
+            found = [r[1:] for r in read_records(asked.read_topic(wire, target, planted.partition))]
+            log = planted.log
+            assert found == [r[1:] for r in records_of(log, log.last_stable, log.aborted)], planted
+
+
+def _topics_with_most_records(oracle: Oracle, count: int) -> list[str]:
+    counts: Counter[str] = Counter()
+    for planted in oracle.planted:
+        log = planted.log
+        counts[planted.topic] += len(records_of(log, log.last_stable, log.aborted))
+    return [topic for topic, _ in counts.most_common(count)]

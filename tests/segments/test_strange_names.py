@@ -1,0 +1,46 @@
+"""Every legal name and number of a partition makes keys that are read back as written."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import legal_logs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
+from fetchproxy.segments.object_keys import (
+    SegmentFile,
+    check_key,
+    concern_key,
+    own_folders,
+    parse_concern_key,
+    parse_partition_folder,
+    parse_segment_key,
+    partition_folder,
+    segment_key,
+)
+from fetchproxy.segments.records import LogStartOffset, decode_message, encode_message
+
+TIPS = st.builds(
+    TopicIdPartition,
+    st.uuids(),
+    legal_logs.topic_names(),
+    legal_logs.partitions(),
+)
+
+
+@settings(max_examples=60)
+@given(TIPS, legal_logs.base_offsets, st.sampled_from(["", "archive/"]))
+def test_keys_are_read_back(tip: TopicIdPartition, offset: int, prefix: str) -> None:
+    folder = partition_folder(prefix, tip)
+    assert parse_partition_folder(prefix, folder) == tip
+    assert not any(folder.startswith(own) for own in own_folders(prefix))
+    key = segment_key(prefix, RemoteLogSegmentId(tip, UUID(int=7)), offset, SegmentFile.LOG)
+    assert check_key(key) == key
+    found = parse_segment_key(prefix, key)
+    assert found is not None
+    assert (found.segment_id.topic_id_partition, found.base_offset) == (tip, offset)
+    assert parse_concern_key(prefix, concern_key(prefix, tip, "x")) == (tip, "x")
+    event = LogStartOffset(tip, offset, 1)
+    assert decode_message(encode_message(event), "topic") == event
