@@ -203,10 +203,11 @@ class Cluster:
     async def log_edges(
         self, tip: TopicIdPartition, *, not_older_than: float | None = None
     ) -> LogEdges:
-        """The local log's start, high watermark and LSO, from the leader (ListOffsets).
+        """The log's start, high watermark and LSO, from the leader (ListOffsets).
 
-        The answer is from loop time `not_older_than` (seconds) or later; None: from now on. Source
-        of -4 and -2: KIP-405. Brokers without -4 (ListOffsets < 8) have no remote tier.
+        The start includes records that the broker keeps in a tier of its own (-2, not -4 of
+        KIP-405): it serves them. The answer is from loop time `not_older_than` (seconds) or later;
+        None: from now on.
         """
         now = asyncio.get_running_loop().time()
         oldest = now if not_older_than is None else not_older_than

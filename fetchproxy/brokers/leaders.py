@@ -17,7 +17,6 @@ from fetchproxy_protocol.offset_for_leader_epoch import EpochResult
 from fetchproxy_protocol.primitives import Cursor
 from fetchproxy_protocol.topic_entries import TopicInfo
 
-from fetchproxy.brokers import messages
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
 from fetchproxy.brokers.messages import RETRIABLE
 from fetchproxy.brokers.topic_metadata import MetadataCache
@@ -240,10 +239,9 @@ class LogEdgesReads:
         asked_at = asyncio.get_running_loop().time()
         connection = await self._connections.shared(leader)
         version = connection.version_of(ApiKey.LIST_OFFSETS)
-        local = version >= messages.LIST_OFFSETS_LOCAL_VERSION
         # The start first and the high watermark last, so that start <= LSO <= high watermark.
         wanted = (
-            (list_offsets.EARLIEST_LOCAL if local else list_offsets.EARLIEST, IsolationLevel(0)),
+            (list_offsets.EARLIEST, IsolationLevel(0)),
             (list_offsets.LATEST, IsolationLevel.READ_COMMITTED),
             (list_offsets.LATEST, IsolationLevel.READ_UNCOMMITTED),
         )

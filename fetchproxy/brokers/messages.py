@@ -141,7 +141,6 @@ VERSIONS: dict[int, tuple[int, int]] = {
 }
 
 METADATA_BY_TOPIC_ID_VERSION = 12
-LIST_OFFSETS_LOCAL_VERSION = 8
 
 
 def body_of(response: Any, payload: memoryview, version: int) -> Any:

@@ -136,6 +136,7 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
             topics,
             WritingLimits.discovery_interval_ms,
             metadata_topic=config.metadata.topic_name,
+            name_fault=opened.rsm.name_fault,
         )
         tips = partitions_of(await discovery.look())
         if why := discovery.why_nothing():

@@ -125,6 +125,10 @@ class AttachedObjectStore(ObjectStore):
     def page_objects(self) -> int | None:
         return next((s.page_objects for s in self._stores() if s.page_objects), None)
 
+    @property
+    def part_bytes_max(self) -> int:
+        return self._own.part_bytes_max
+
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         """Includes an attached topic only if `prefix` lies in it: no caller lists across topics.
 

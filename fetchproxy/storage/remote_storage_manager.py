@@ -96,6 +96,17 @@ class RemoteStorageManager:
     def object_key(self, segment: StoredSegment, file: SegmentFile) -> str:
         return keys.segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
 
+    def name_fault(self, topic: str, topic_id: UUID) -> str | None:
+        """Why the store cannot hold the topic, as a sentence. None: it can. Never blocks."""
+        folder = keys.topic_folder("", topic, topic_id).rstrip("/")
+        limit = self._store.part_bytes_max
+        if len(folder) <= limit:
+            return None
+        return (
+            f"its name has {len(topic)} characters, and in this store it can have "
+            f"{len(topic) - len(folder) + limit}, as a folder's name can have {limit} bytes"
+        )
+
     @measured
     async def copy_log_segment_data(
         self, segment: RemoteLogSegmentMetadata, data: LogSegmentData

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from uuid import UUID
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
@@ -62,12 +62,15 @@ class TopicDiscovery:
         interval_ms: int,
         health: Health | None = None,
         metadata_topic: str = METADATA_TOPIC,
+        name_fault: Callable[[str, UUID], str | None] = lambda topic, topic_id: None,
     ) -> None:
+        """`name_fault`: why the store cannot hold a topic of this name and id; None: it can."""
         self._health = health or Health()
         self._cluster = cluster
         self._pattern = pattern
         self._interval_ms = interval_ms
         self._metadata_topic = metadata_topic
+        self._name_fault = name_fault
         self._configs: dict[UUID, dict[str, str]] = {}
         # Topic -> why it is not archived, although `archive.topics` matches it.
         self.refused: dict[str, str] = {}
@@ -127,7 +130,7 @@ class TopicDiscovery:
                 return f"its configuration cannot be read ({error})"
             config = known  # the configuration as last read
         configs[topic.topic_id] = config
-        return refusal(topic, config)
+        return refusal(topic, config) or self._name_fault(topic.name, topic.topic_id)
 
     def _publish(self, refused: dict[str, str]) -> None:
         kind = Kind.TOPIC_REFUSED

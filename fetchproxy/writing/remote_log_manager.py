@@ -129,6 +129,7 @@ class Archiver:
             limits.discovery_interval_ms,
             self.concerns.health,
             self.metadata_topic,
+            rsm.name_fault,
         )
         self.source = open_source(config, cluster, limits.fetch_bytes_max)
         self.recorder = TopicRecorder(cluster, rsm, rlmm, clock)

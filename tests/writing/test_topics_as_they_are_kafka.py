@@ -198,6 +198,28 @@ async def test_the_archive_knows_each_topics_partitions(kafka: KafkaServer, tmp_
             await described({"some": some})
 
 
+async def test_names_that_the_store_cannot_hold_are_refused_before_anything_is_gathered(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
+    fits, long = "n" * 232, "n" * 233
+    for name in (fits, long):
+        kafka.create_topic(name)
+        produce(kafka, name, [b"one"])
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(kafka.bootstrap, archive, "n+") as (manager, cluster),
+    ):
+        await until(manager, archived_up_to(fits, {0: 1}))
+        assert manager.discovery.refused == {
+            long: "its name has 233 characters, and in this store it can have 232, as a folder's "
+            "name can have 255 bytes"
+        }
+        assert manager.concerns.health.reported(Kind.TOPIC_REFUSED, long) is not None
+        (tip,) = await tips(cluster, long)
+        assert manager.gathered_from(tip) is None
+        assert {tip.topic for tip in await archive.rlmm.list_partitions()} == {fits}
+
+
 async def test_a_pattern_of_internal_topics_alone_is_named_as_that(kafka: KafkaServer) -> None:
     async with Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster:
         discovery = TopicDiscovery(cluster, "__consumer_offsets|absent", 1_000)

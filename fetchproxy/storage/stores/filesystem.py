@@ -31,6 +31,7 @@ from fetchproxy.model import ByteRange
 from fetchproxy.runtime.folders import OWNER_ONLY
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.object_store import (
+    FILE_NAME_BYTES_MAX,
     OBJECT_BYTES_MAX,
     ObjectStore,
     StoredObject,
@@ -500,7 +501,7 @@ class FilesystemObjectStore(ObjectStore):
     """`create`: the first put makes `root`. Without it a missing root raises StorageUnavailable, as
     does a root that disappears later.
 
-    Names longer than the file system allows (255 bytes; a topic of more than 232 characters) raise
+    Names longer than the file system allows (`part_bytes_max`) raise
     RemoteStorageError.
     """
 
@@ -516,6 +517,10 @@ class FilesystemObjectStore(ObjectStore):
         self._part_bytes = part_bytes
         self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="file-store")
         self._closed = False
+
+    @property
+    def part_bytes_max(self) -> int:
+        return FILE_NAME_BYTES_MAX
 
     async def put(self, key: str, content: bytes) -> None:
         await self._put(key, partial(self._tree.put, key, (content,)))

@@ -31,6 +31,7 @@ from fetchproxy.segments.object_keys import check_folder_prefix, check_key, chec
 from fetchproxy.storage.stores.filesystem import OWN_MARK, TEMPORARY_START
 from fetchproxy.storage.stores.locations import HdfsLocation
 from fetchproxy.storage.stores.object_store import (
+    FILE_NAME_BYTES_MAX,
     OBJECT_BYTES_MAX,
     ObjectStore,
     StoredObject,
@@ -82,6 +83,10 @@ class HdfsObjectStore(ObjectStore):
         self._folder = location.folder
         self._client = WebHdfsClient(location, config or StoreConfig())
         self._create = create
+
+    @property
+    def part_bytes_max(self) -> int:
+        return FILE_NAME_BYTES_MAX
 
     async def put(self, key: str, content: bytes) -> None:
         await self._put(key, len(content), _slices(content))

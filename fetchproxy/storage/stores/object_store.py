@@ -21,7 +21,7 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.model import SEGMENT_BYTES_MAX, ByteRange, TopicIdPartition
-from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.object_keys import KEY_BYTES_MAX, SegmentFile
 
 
 def http_date_ms(date: str | None) -> int | None:
@@ -162,6 +162,10 @@ def answered(
 # under such a name is damaged: it is refused before any of it is read (`errors.DamagedObject`).
 # Logs are read only in ranges.
 
+# Of a file's or a folder's name, on Linux file systems and on HDFS
+# (`dfs.namenode.fs-limits.max-component-length`).
+FILE_NAME_BYTES_MAX = 255
+
 KiB = 1024
 MiB = 1024 * KiB
 
@@ -291,6 +295,11 @@ class ObjectStore(ABC):
         """Objects in a page of a listing, each page one request; None: there are no pages."""
         return None
 
+    @property
+    def part_bytes_max(self) -> int:
+        """The longest part of a key between slashes that the store takes. Never blocks."""
+        return KEY_BYTES_MAX
+
     def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
         """The partition's id and name in the archive it was written to. Never blocks."""
         return tip
@@ -375,6 +384,10 @@ class WrappedObjectStore(ObjectStore):
     @property
     def page_objects(self) -> int | None:
         return self.inner.page_objects
+
+    @property
+    def part_bytes_max(self) -> int:
+        return self.inner.part_bytes_max
 
     def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
         return self.inner.origin(tip)

@@ -27,6 +27,9 @@ from fetchproxy.writing.sources.segment_source import (
 
 log = structlog.get_logger(__name__)
 
+# Kafka's default of `remote.fetch.max.wait.ms`.
+_TIERED_WAIT_MS = 500
+
 # Reads the log with Fetch requests, read_committed, so that the answers list aborted transactions.
 #
 # It works with any broker. Messages of the formats v0 and v1 become batches (`old_formats`): these
@@ -124,7 +127,8 @@ class BatchGatherer(SegmentGatherer):
             self.tip,
             position,
             bytes_max=bytes_max,
-            wait_max_ms=0,  # the broker answers at once if it has no records
+            # The broker answers at once, unless it has to read the records from its own tier.
+            wait_max_ms=_TIERED_WAIT_MS if position < (self.last_stable_offset or 0) else 0,
             isolation=IsolationLevel.READ_COMMITTED,
         )
         if fetched.error_code == 0:
