@@ -174,8 +174,8 @@ class ArchivePass(Archiver):
             self.concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
         elif isinstance(error, LogDamaged):
             self.concerns.hold(Kind.LOG_DAMAGED, tip, str(error))
-        edges, archiver = self.cluster.cached_log_edges(tip), self._at_work.pop(tip, None)
-        end = None if archiver is None else archiver.archive_end
+        edges, view = self.cluster.cached_log_edges(tip), self.rlmm.view(tip)
+        end = None if view is None else view.log_end_offset
         offsets = None if edges is None else _above(end, edges, edges.last_stable_offset)
         # What a store denies, it denies a second later too.
         again = may_pass(error) and getattr(error, "retriable", True)
@@ -214,8 +214,8 @@ class ArchivePass(Archiver):
                     break
             end = archiver.archive_end
         finally:
+            del self._at_work[tip]
             await archiver.release()
-        del self._at_work[tip]
         self.concerns.release(Kind.PARTITION_STOPPED, tip)
         self.concerns.release(Kind.LOG_DAMAGED, tip)
         while await self.expirer.expire(tip):

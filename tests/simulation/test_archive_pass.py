@@ -46,6 +46,10 @@ def test_a_failed_partition_ends_no_other_and_is_tried_again() -> None:
         assert store.asked.count(2) == TRIES_MAX
         assert await world.once() == []
         assert await world.archive_end(2) == 20
+        store.refusals[2] = TRIES_MAX
+        world.write(2, 1)
+        [left] = await world.once()
+        assert left.offsets == (20, 29)  # what is archived is not in the list
 
     run_world(main, partitions=4, store=store)
 
