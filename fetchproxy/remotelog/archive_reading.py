@@ -24,6 +24,7 @@ from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment, leave
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remotelog.options import (
     EARLIEST,
@@ -81,6 +82,7 @@ class ArchiveReading:
         self._options = options
         self.rsm = opened_store(options)
         self._rlmm = metadata_of(options, self.rsm)
+        self._topics = TopicDescriptions(self.rsm.objects)
         self._opened = AsyncExitStack()
         # Partitions with a trace in the archive, even without a segment.
         self._known: frozenset[Place] = frozenset()
@@ -117,7 +119,7 @@ class ArchiveReading:
         max_s = self._options.plan_max_ms / 1000
         now = asyncio.get_running_loop().time()
         listed = await with_retries("the list of partitions", self._rlmm.list_partitions, max_s)
-        self._known = _places(listed)
+        self._known = _places(listed) | await self._described()
         waiting = [t for t in listed if self._options.topics.takes(t.topic, t.partition)]
         views: dict[TopicIdPartition, PartitionView] = {}
 
@@ -140,6 +142,14 @@ class ArchiveReading:
         except ExceptionGroup as group:
             raise next(leaves(group)) from None
         return _last_incarnations(views.values())
+
+    async def _described(self) -> frozenset[Place]:
+        """The partitions that the archive knows without a record of theirs."""
+        max_s = self._options.plan_max_ms / 1000
+        said = await with_retries("what describes topics", self._topics.refresh, max_s)
+        return frozenset(
+            (one.topic, number) for one in said.values() for number in range(one.partitions)
+        )
 
     def _cached_views(self, cache_dir: str) -> Views:
         """The last views of an archiver with `metadata.manager=topic`, which may be running."""

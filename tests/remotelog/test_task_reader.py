@@ -34,9 +34,11 @@ from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import DataLoss, ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
 from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.topic_description import TopicDescription, encode_topic
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
 def batches_of(base: int, count: int = 10, each: int = 10, **more: Any) -> list[bytes]:
@@ -160,6 +162,25 @@ def test_partitions_have_to_be_named_all_or_none(archive: WrittenArchive) -> Non
     with pytest.raises(ConfigError, match=r"names offset 5 of .*, which has no archived records"):
         offsets_read(archive, startingOffsets='{"orders": {"0": 5, "1": 5, "2": 5}}')
     assert len(offsets_read(archive, startingOffsets='{"orders": {"0": 5, "1": -2}}')) == 395
+
+
+def test_partitions_and_topics_without_a_record_may_be_named(archive: WrittenArchive) -> None:
+    async def describe(*topics: TopicDescription) -> None:
+        async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
+            for one in topics:
+                await rsm.objects.put_topic_description(one.topic_id, encode_topic(one))
+
+    def assigned(*numbers: int) -> dict[str, str]:
+        return {"topics": "", "assign": json.dumps({"orders": numbers})}
+
+    with pytest.raises(ConfigError, match="assign names partition 2"):
+        offsets_read(archive, **assigned(0, 2))
+    described = TopicDescription(TIP.topic_id, "orders", 3), TopicDescription(UUID(int=9), "new", 1)
+    asyncio.run(describe(*described))
+    assert offsets_read(archive, **assigned(0, 2)) == list(range(300))
+    assert offsets_read(archive, topics="new") == []
+    with pytest.raises(ConfigError, match="assign names partition 3"):
+        offsets_read(archive, **assigned(0, 3))
 
 
 def test_a_topics_last_incarnation_counts(archive: WrittenArchive) -> None:
