@@ -381,8 +381,10 @@ class RequestFraming(ABC, Generic[Handling]):
         """How to handle the request, by its header; None: look at it again later."""
 
     @abstractmethod
-    def _check_size(self, size: int, head: RequestHead) -> None:
-        """Check a request larger than `bytes_max`: raises WireError, or lets it pass."""
+    def _check_size(self, size: int, head: RequestHead | None) -> None:
+        """Check a request larger than `bytes_max`: raises WireError, or lets it pass. `head`: None
+        if it has not arrived yet.
+        """
 
     @property
     def kept_bytes(self) -> int:
@@ -441,6 +443,8 @@ class RequestFraming(ABC, Generic[Handling]):
         ):
             raise self._not_a_size(size)
         if end - pos < 4 + REQUEST_HEADER_BYTES_MIN:
+            if size > self.bytes_max:
+                self._check_size(size, None)
             return None
         if not self._left_in_turn:
             self._go_on_soon()
@@ -450,6 +454,8 @@ class RequestFraming(ABC, Generic[Handling]):
         try:
             head = peek_request_header(view, pos + 4, min(end, pos + 4 + size))
         except Truncated as error:
+            if size > self.bytes_max:
+                self._check_size(size, None)
             self._wait_for_more(error, end - pos, size + 4)
             return None
         if size > self.bytes_max:
@@ -488,9 +494,13 @@ class RequestFraming(ABC, Generic[Handling]):
         plaintext = ", and this listener plaintext" if other == "TLS" else ""
         return MalformedMessage(f"the client speaks {other}{plaintext}")
 
-    def _too_large(self, size: int, head: RequestHead, limit: str, most: int) -> FrameTooLarge:
+    def _too_large(
+        self, size: int, head: RequestHead | None, limit: str, most: int
+    ) -> FrameTooLarge:
         """The refusal of a request, which the client will send again and again."""
-        api = ApiKey(head.api_key).name if is_known(head.api_key) else f"API key {head.api_key}"
+        api = "a"
+        if head is not None:
+            api = ApiKey(head.api_key).name if is_known(head.api_key) else "an unknown"
         what = f"{api} request of {size} bytes is larger than {limit} = {most}"
         self._session.refused_as_too_large(limit, what)
         return FrameTooLarge(what, limit.rpartition(".")[2])

@@ -598,7 +598,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
             return handling_of(self._apis, head)
         return self._sasl.handling_of(head)
 
-    def _check_size(self, size: int, head: RequestHead) -> None:
+    def _check_size(self, size: int, head: RequestHead | None) -> None:
         if self._sasl is not None:
             self._sasl.check(size)
         self.bytes_max = most = self._config.frame_bytes_max

@@ -199,7 +199,7 @@ class WholeRequests(RequestFraming[RequestHead]):
     def _accept(self, size: int, head: RequestHead) -> RequestHead:
         return head
 
-    def _check_size(self, size: int, head: RequestHead) -> None:
+    def _check_size(self, size: int, head: RequestHead | None) -> None:
         """A client that has not logged in is not reported: it may be anybody."""
         if self._session.logged_in:
             raise self._too_large(size, head, "request_bytes_max", self.bytes_max)
