@@ -59,8 +59,15 @@ def test_a_master_that_is_not_there(archive: WrittenArchive) -> None:
 
 
 @pytest.mark.usefixtures("spark_set_up")
-@pytest.mark.parametrize("spark", [[], ["--spark"]])
-@pytest.mark.parametrize("job", ["verify", "backfill"])
+@pytest.mark.parametrize(
+    ("job", "spark"),
+    [
+        ("verify", ["--spark"]),
+        ("backfill", []),
+        pytest.param("verify", [], marks=pytest.mark.slow),
+        pytest.param("backfill", ["--spark"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_store_that_is_not_there(tmp_path: Path, job: str, spark: list[str]) -> None:
     more = ["--topics", "orders", "--parquet", str(tmp_path / "out")] if job == "backfill" else []
     more += spark
@@ -73,8 +80,24 @@ def test_a_store_that_is_not_there(tmp_path: Path, job: str, spark: list[str]) -
 
 
 @pytest.mark.usefixtures("spark_set_up")
-@pytest.mark.parametrize("spark", [[], ["--spark"]])
-@pytest.mark.parametrize("job", ["report", "merge", "reindex", "restore"])
+@pytest.mark.parametrize(
+    ("job", "spark"),
+    [
+        ("report", []),
+        ("merge", ["--spark"]),
+        ("reindex", []),
+        ("restore", ["--spark"]),
+        *(
+            pytest.param(job, spark, marks=pytest.mark.slow)
+            for job, spark in (
+                ("report", ["--spark"]),
+                ("merge", []),
+                ("reindex", ["--spark"]),
+                ("restore", []),
+            )
+        ),
+    ],
+)
 def test_a_topic_that_the_archive_does_not_have(
     archive: WrittenArchive, job: str, spark: list[str]
 ) -> None:
