@@ -172,7 +172,7 @@ def test_what_an_archiver_of_another_process_gathers_is_waited_for(
                 wait_for("the held reader", lambda: _held_partitions(proxy) == 1)
                 headlines = _status(proxy)["headlines"]
                 assert len(headlines) == 1, headlines
-                assert headlines[0].startswith("readers of 1 partition wait for the archiver")
+                assert headlines[0].startswith("readers of 1 partition wait for an archiver")
                 produce(kafka_server.bootstrap, data, 100)
                 assert first_offset(raw.fetch_until_data(12, name, None, 60, wait_ms=WAIT_MS)) <= 60
             wait_for("its end", lambda: _held_partitions(proxy) == 0)
