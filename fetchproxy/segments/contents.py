@@ -242,8 +242,10 @@ class SegmentSummary:
         except (ValueError, WireError) as error:
             raise CorruptSegment(f"{self._tip}: {error}") from None
         if epoch >= 0 and (not self._epochs or epoch > self._epochs[-1].epoch):
-            # A segment may begin inside a batch (DeleteRecords).
-            start = max(header.base_offset, self.start_offset)
+            # A segment may begin inside a batch (DeleteRecords), or with a hole before its first
+            # batch, and repeats the epoch that it begins in.
+            is_first = self.first_timestamp_ms is None
+            start = self.start_offset if is_first else header.base_offset
             self._epochs.append(EpochStart(epoch, start))
         if is_abort:
             self._aborted.abort_marker(header.producer_id, header.base_offset)

@@ -103,11 +103,15 @@ def _key(file: SegmentFile) -> str:
 def _check_epochs(
     log: LegalLog, group: list[Batch], start: int, metadata: RemoteLogSegmentMetadata
 ) -> None:
-    """As Kafka's LeaderEpochFileCache learns them: where a batch has a newer epoch than before."""
+    """As Kafka's LeaderEpochFileCache learns them: where a batch has a newer epoch than before.
+
+    A segment repeats the epoch that it begins in, also in front of a hole.
+    """
     expected: list[tuple[int, int]] = []
     for batch in group:
         if batch.leader_epoch >= 0 and (not expected or batch.leader_epoch > expected[-1][0]):
-            expected.append((batch.leader_epoch, max(batch.base_offset, start)))
+            begins = start if batch is group[0] else batch.base_offset
+            expected.append((batch.leader_epoch, begins))
     found = [(entry.epoch, entry.start_offset) for entry in metadata.segment_leader_epochs]
     assert found == expected
 

@@ -13,8 +13,8 @@ from planted_kafka import PlantedPartition, random_topic_id
 
 EXAMPLES = int(os.environ.get("STRANGE_EXAMPLES", "24"))
 SEED = int(os.environ.get("STRANGE_SEED", "0"))
-# Three differences in logs with holes are known and open (SEED=3 EXAMPLES=40): `.epochs` of a
-# segment whose first batch has no epoch, a transaction without a marker, times behind a hole.
+# Two differences in logs with holes are known and open (SEED=3 EXAMPLES=40): a transaction without
+# an ABORT marker in `verify`, and times behind a hole.
 HOLES = os.environ.get("STRANGE_HOLES", "0") == "1"
 NAME_BYTES_MAX = 232
 _LATEST_EPOCH_MARGIN = 5  # the broker's own start raises the leader epoch
