@@ -479,6 +479,8 @@ async def dial(
             **tls_to(host, upstream),
         )
     # A UnicodeError is a ValueError. asyncio raises IndexError if each try failed by any of these.
+    except ssl.SSLError:  # one about a certificate is a ValueError, too
+        raise
     except (ValueError, OverflowError, IndexError) as error:
         raise OSError(f"this address cannot be used: {error}") from error
 
