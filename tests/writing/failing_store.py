@@ -8,6 +8,12 @@ from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import ByteRange
 
 
+class LastTryFailed(StorageUnavailable):
+    """Nothing below the caller sends the request again, so each write can be the last one."""
+
+    retriable = False
+
+
 class FailingStore(MemoryObjectStore):
     """`fail_at`: the number of the failing write, from 0; None: no write fails.
     `failed`: True once that write has failed.
@@ -49,7 +55,7 @@ class FailingStore(MemoryObjectStore):
         if self._count == self.fail_at and before != self.answer_lost:
             self.failed = True
             self.fail_at = None
-            raise StorageUnavailable(f"{key}: as the test has it")
+            raise LastTryFailed(f"{key}: as the test has it")
         self._count += 0 if before else 1
 
     def objects(self) -> set[str]:
