@@ -98,7 +98,7 @@ class GapStack:
         trim(self.kafka.bootstrap, topic, {0: FIRST_KEPT})
         if topic == MIDDLE:
             self._append(data, ARCHIVED_BEHIND)
-            self._archive(data)
+            self._archive(data, code=2)
             trim(self.kafka.bootstrap, topic, {0: FIRST_KEPT + ARCHIVED_BEHIND})
         self._append(data, LIVE)
         return data
@@ -107,11 +107,13 @@ class GapStack:
         # kafkajs can read gzip and nothing else by itself.
         produce(self.kafka.bootstrap, data, count, compression="gzip")
 
-    def _archive(self, data: TopicData) -> None:
+    def _archive(self, data: TopicData, code: int = 0) -> None:
+        """`code`: the exit code; 2 tells that the broker had deleted what was not archived."""
         command = [*COMMAND, "archive", "--once", "--bootstrap", self.kafka.bootstrap]
         command += ["--store", self._store, "--topics", data.topic]
         command += limited.options(SETTINGS)
-        subprocess.run(command, cwd=PROJECT, check=True, capture_output=True)
+        ended = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True)
+        assert ended.returncode == code, ended.stderr
         ends = archived_ends(self._store, data.topic)
         assert ends == data.ends(self.kafka.bootstrap)
         self._archived[data.topic] = ends[0]
