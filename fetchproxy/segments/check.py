@@ -456,6 +456,7 @@ class SegmentCheck:
             self._log_fault(position, header.base_offset, "CRC-32C of the batch does not match")
         elif not (follows or suspected) and header.base_offset > max(self._expected):
             self._hole = position, header.base_offset, self._expected[0]
+            control = self._control(data, header, position)
         elif not (follows or suspected):
             base, expected = header.base_offset, self._expected[0]
             what = f"overlap: batch begins at offset {base}, expected {expected}"

@@ -13,21 +13,18 @@ from planted_kafka import PlantedPartition, random_topic_id
 
 EXAMPLES = int(os.environ.get("STRANGE_EXAMPLES", "24"))
 SEED = int(os.environ.get("STRANGE_SEED", "0"))
-# Two differences in logs with holes are known and open (SEED=3 EXAMPLES=40): a transaction without
-# an ABORT marker in `verify`, and times behind a hole.
-HOLES = os.environ.get("STRANGE_HOLES", "0") == "1"
 NAME_BYTES_MAX = 232
 _LATEST_EPOCH_MARGIN = 5  # the broker's own start raises the leader epoch
 
 
 def corpus(examples: int = EXAMPLES, number: int = SEED) -> list[PlantedPartition]:
-    """Partitions of topics. With HOLES every second log has what compaction leaves."""
+    """Partitions of topics. Every second log has what compaction leaves."""
     rng = Random(number)
     planted: list[PlantedPartition] = []
     ids: dict[str, UUID] = {}
     counts: dict[str, int] = {}
     for example in range(examples):
-        name, log = _generated(1000 * number + example, holes=HOLES and example % 2 == 1)
+        name, log = _generated(1000 * number + example, holes=example % 2 == 1)
         topic_id = ids.setdefault(name, random_topic_id(rng))
         newest = max((batch.leader_epoch for batch in log.batches), default=0)
         epoch = min(max(newest, 0) + rng.choice([0, 0, 3]), INT32_MAX - _LATEST_EPOCH_MARGIN)

@@ -72,9 +72,17 @@ def _without_guesses(
     planted: Sequence[PlantedPartition],
     found: dict[tuple[Key, int], tuple[int, int, int, int]],
 ) -> dict[tuple[Key, int], tuple[int, int, int, int]]:
-    """Without what Kafka takes from its files' dates: for a segment without a time from 0 on it
-    takes the time of its file, so it may look there, in vain, for any record after it."""
-    guessed = {key_of(p) for p in planted if not p.log.batches or _has_timeless_segment(p.log)}
+    """Without times for which Kafka looks into one segment, in vain, and not into those after it:
+    it takes a segment without a time from 0 on to be as new as its file, and it believes a
+    segment's newest time even if that record lies below the log start.
+    """
+    guessed = {
+        key_of(p)
+        for p in planted
+        if not p.log.batches
+        or p.log.log_start > p.log.batches[0].base_offset
+        or _has_timeless_segment(p.log)
+    }
     for place, answer in found.items():
         assert answer[0] == (35 if place[1] < min(_SPECIAL_TIMES) else 0), (place, answer)
     return {
