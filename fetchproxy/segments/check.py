@@ -636,8 +636,10 @@ def check_whole(log: GatheredSegment, witnesses: Witnesses) -> None:
     """Raises CorruptSegment unless a witness confirms that `log` is the segment's whole log."""
     known = witnesses.known
     if known is None:
+        _check_first_batch(log)
         _check_lost(log, witnesses)
     elif (known.stored_end_offset, known.segment_size_bytes) != (log.end_offset, log.size_bytes):
+        _check_first_batch(log)
         try:
             _parsed(witnesses.index).check_covers(log.end_offset, log.size_bytes)
         except CorruptSegment as error:
@@ -645,6 +647,18 @@ def check_whole(log: GatheredSegment, witnesses: Witnesses) -> None:
         if known.stored_end_offset != log.end_offset and not _ends_there(log, witnesses):
             raise CorruptSegment("log and metadata disagree on its end, and nothing begins there")
     _check_epochs(log, witnesses)
+
+
+def _check_first_batch(log: GatheredSegment) -> None:
+    """A hole before the first batch is legal, and it is also what a later segment's log shows if it
+    lies under this segment's name. So only metadata that agree with the log confirm such a hole.
+    """
+    first = log.index[0].first_offset
+    if first > log.start_offset:
+        raise CorruptSegment(
+            f"its log begins at offset {first}, and no metadata confirm that the offsets from "
+            f"{log.start_offset} on are a hole"
+        )
 
 
 def _check_lost(log: GatheredSegment, witnesses: Witnesses) -> None:
