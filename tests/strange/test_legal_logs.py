@@ -85,7 +85,7 @@ def test_what_is_strange_is_generated() -> None:
     """Each kind has an example, so that no change of the strategy loses one in silence."""
     missing = dict(STRANGE)
 
-    @settings(max_examples=200, phases=[Phase.generate], database=None)
+    @settings(max_examples=600, phases=[Phase.generate], database=None)
     @given(legal_logs.legal_logs())
     def look(log: LegalLog) -> None:
         for kind in [kind for kind, shows in missing.items() if shows(log)]:
