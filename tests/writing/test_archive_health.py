@@ -21,6 +21,7 @@ from planted_archive import TIP, PlantedArchive, batch
 from prometheus_client import generate_latest
 from retention_world import HOUR_MS, World, turns, virtually
 from structlog.testing import capture_logs
+from test_future_timestamps import YEAR_2100_MS
 from test_local_trimming import TIP as TRIMMED
 from test_local_trimming import trimming
 from test_log_begins_again import begun_again
@@ -49,7 +50,7 @@ from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.writing.concerns import ArchiverConcerns, read_concerns
-from fetchproxy.writing.partition_watch import PartitionWatch
+from fetchproxy.writing.partition_watch import OPEN_TRANSACTION_MAX_MS, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.status import UNLIMITED
 
@@ -126,6 +127,37 @@ async def deleted_unarchived(_: Path) -> MemoryObjectStore:
     return planted.store
 
 
+async def pinned(_: Path) -> MemoryObjectStore:
+    planted = PlantedArchive()
+    await planted.add([batch(0)])
+    concerns = ArchiverConcerns(planted.rsm.objects)
+    watch = PartitionWatch(ArchiveConfig(), concerns)
+    status = replace(LAGGING, tip=TIP, archive_end=10, log_start_offset=0, last_stable_offset=10)
+    status = replace(status, high_watermark=50, broker_retention=UNLIMITED)
+    for now_ms in (0, OPEN_TRANSACTION_MAX_MS):
+        await watch.look([status], 0.0, now_ms)
+    await concerns.publish()
+    return planted.store
+
+
+async def damaged(_: Path) -> MemoryObjectStore:
+    planted = PlantedArchive()
+    await planted.add([batch(0)])
+    concerns = ArchiverConcerns(planted.rsm.objects)
+    concerns.hold(Kind.LOG_DAMAGED, TIP, f"{TIP}: the batch at offset 10 has a wrong checksum")
+    await concerns.publish()
+    return planted.store
+
+
+async def trimming_held_up(_: Path) -> MemoryObjectStore:
+    async with trimming(local_retention_ms=1_000) as world:
+        await world.planted.add([batch(30, timestamp=YEAR_2100_MS)], tip=TRIMMED)
+        await world.planted.add([batch(40, timestamp=1_000)], tip=TRIMMED)
+        await world.local.trim(TRIMMED)
+        await world.concerns.publish()
+        return world.store
+
+
 async def stopped(spool: Path) -> MemoryObjectStore:
     async with unclean_world(2, spool) as here:
         await begun_again(here)
@@ -172,6 +204,13 @@ async def much_at_once(world: World, opened: AsyncExitStack) -> None:
     await expirer.expire(TIP)
 
 
+async def future_record(world: World, opened: AsyncExitStack) -> None:
+    await world.add(0, timestamp=YEAR_2100_MS)
+    await world.plant_after(1, 9)
+    expirer, _ = await world.start(opened, remote_log_retention_ms=HOUR_MS)
+    await turns(expirer, 20)
+
+
 async def wrong_clock(world: World, opened: AsyncExitStack) -> None:
     class TellingStore(type(world.store)):  # type: ignore[misc]
         async def clock_ms(self, prefix: str) -> int:
@@ -202,20 +241,32 @@ MADE: dict[str, tuple[Making | Callable[[World, AsyncExitStack], Awaitable[None]
     "segments_put_aside": (aside, (0, 19)),
     "archive_margin_small": (at_risk, (None, None)),
     "unarchived_records_deleted": (deleted_unarchived, (10, 39)),
+    "open_transaction": (pinned, (None, None)),
+    "log_damaged": (damaged, (None, None)),
     "partition_stopped": (stopped, (None, None)),
     "local_trimming_stopped": (trimming_stopped, (0, 29)),
+    "local_retention_held_up": (trimming_held_up, (30, 39)),
     "topic_deletion_stopped": (another_cluster, (None, None)),
     "retention_step_announced": (much_at_once, (0, 69)),
     "retention_clock_doubted": (wrong_clock, (None, None)),
+    "retention_held_up": (future_record, (0, 9)),
     "replaced_segment_kept": (last_whole_copy, (0, 9)),
 }
-OF_A_WORLD = {"retention_step_announced", "retention_clock_doubted", "replaced_segment_kept"}
+OF_A_WORLD = {
+    "retention_step_announced",
+    "retention_clock_doubted",
+    "retention_held_up",
+    "replaced_segment_kept",
+}
 # Only an archiver knows these; others find the rest by themselves, each in its own way.
 SAID_IN_THE_LOG = (
     "archive_margin_small",
     "unarchived_records_deleted",
+    "open_transaction",
+    "log_damaged",
     "partition_stopped",
     "local_trimming_stopped",
+    "local_retention_held_up",
     "topic_deletion_stopped",
     *OF_A_WORLD,
 )
@@ -262,7 +313,9 @@ def test_each_concern_is_brought_about_here() -> None:
         Kind.LOG_BEGINS_AGAIN,
         Kind.PARTITION_FAILING,
         Kind.SEGMENT_COPY_STALLED,
-        Kind.SEGMENT_METADATA_CHANGED,  # reported by a reader, and by verify for the object
+        # Reported by a reader, and by verify for the object.
+        Kind.OBJECT_NOT_READABLE,
+        Kind.SEGMENT_METADATA_CHANGED,
     }
     assert told_by_the_store == of_partitions | {Kind.TOPIC_DELETION_STOPPED}
 
