@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -470,19 +471,26 @@ async def dial(
     Kafka accepts host names and ports that Python refuses by other errors than OSError: a label
     that is empty or longer than 63 characters, a NUL, a port that is no port.
     """
+    # With this option asyncio leaves a socket open if it is cancelled at the wrong moment, so an IP
+    # address, which is alone, does without.
+    pause_s = None if _is_ip_address(host) else _NEXT_ADDRESS_AFTER_S
     try:
         return await asyncio.get_running_loop().create_connection(
-            factory,
-            host,
-            port,
-            happy_eyeballs_delay=_NEXT_ADDRESS_AFTER_S,
-            **tls_to(host, upstream),
+            factory, host, port, happy_eyeballs_delay=pause_s, **tls_to(host, upstream)
         )
     # A UnicodeError is a ValueError. asyncio raises IndexError if each try failed by any of these.
     except ssl.SSLError:  # one about a certificate is a ValueError, too
         raise
     except (ValueError, OverflowError, IndexError) as error:
         raise OSError(f"this address cannot be used: {error}") from error
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 # Any: keywords of `create_connection`, which its own signature checks.

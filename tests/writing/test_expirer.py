@@ -203,7 +203,7 @@ def test_every_write_may_be_the_last(manager: str) -> None:
 def test_a_store_that_fails_now_and_then(seed: int, manager: str) -> None:
     async def life(world: World, opened: AsyncExitStack) -> None:
         await world.plant(12)
-        faulty = FaultyObjectStore(world.store, Random(seed), Faults(failing_share=0.3))
+        faulty = FaultyObjectStore(world.store, Random(seed), Faults(failing_share=0.7))
         expirer, _ = await world.start(opened, faulty, remote_log_retention_ms=5 * HOUR_MS)
         failures = 0
         for _ in range(400):
