@@ -130,7 +130,7 @@ USERS_ERRORS = [
     (["segments", "--store", "ftp://host/x"], "unknown scheme 'ftp'"),
     (["verify", "--store", "file:///nowhere/at/all"], "/nowhere/at/all"),
     (["segments", "--store", "s3://bucket?endpoint_url=http://127.0.0.1:1&region=x",
-      "--set", "store.timeout_ms=1800"],
+      "--set", "store.timeout_ms=8000"],
      "127.0.0.1:1"),
 ]  # fmt: skip
 

@@ -117,6 +117,7 @@ async def test_first_looks_end_where_memory_has_enough(monkeypatch: pytest.Monke
     async with gateway(archived=3) as gate:
         await copied(gate.other, segment(99, 0, BROKER_START - 1, tip=tip_of(0, NEVER)))
         gate.later_s = 60
+        await gate.archive.rlmm.archived_topics(gate.archive.clock())  # the list of now
         with capture_logs() as logged:
             await look_at_archived_topics(gate.archive, asyncio.Event())
         assert [entry["event"] for entry in logged] == ["archive_looked_up_in_part"]
