@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from archiving_world import TOPIC, World, run_world, wall_clock_ms
@@ -118,6 +119,9 @@ def test_a_pattern_that_matches_an_archived_topic_no_more_is_said_and_mended() -
 
         async with world.archiving(topics="order", **soon) as mistyped:
             assert await left_out(mistyped) == []  # nothing is lost yet
+            with patch.object(mistyped.rlmm, "refresh", wraps=mistyped.rlmm.refresh) as read:
+                assert await left_out(mistyped) == []
+            assert read.call_count == 0  # what does not grow costs the store nothing
             world.write(0, 2)
             [what] = await left_out(mistyped)
             assert "archive.topics = 'order' does not match it" in what

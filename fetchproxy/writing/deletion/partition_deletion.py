@@ -136,6 +136,8 @@ class PartitionDeletion:
     def __post_init__(self) -> None:
         self._owned: dict[UUID, str] = {}  # topic id -> cluster id, as stored
         self._absent_since: dict[UUID, float] = {}  # loop time
+        # High watermarks up to which the archive had all, of topics that no pattern matches.
+        self._covered: dict[TopicIdPartition, int] = {}
         self._kept: set[UUID] = set()  # denied, and not recorded as deleted alone
         self._failing = False
 
@@ -195,6 +197,8 @@ class PartitionDeletion:
         """
         pattern, kind = self.config.topics or "", Kind.TOPIC_LEFT_OUT
         unmatched = {name: tips for name, tips in topics.items() if not re.fullmatch(pattern, name)}
+        still = {tip for tips in unmatched.values() for tip in tips}
+        self._covered = {tip: at for tip, at in self._covered.items() if tip in still}
         elsewhere = await self._gathered_elsewhere() if unmatched else set()
         left_out = [
             of_topic(
@@ -222,10 +226,12 @@ class PartitionDeletion:
         now = asyncio.get_running_loop().time()
         edges = await self.cluster.log_edges_of(tips, not_older_than=now)
         for tip, found in edges.items():
-            if isinstance(found, LogEdges):
-                view = await self.rlmm.refresh(tip, now)
-                if found.high_watermark > max(view.log_end_offset or 0, found.log_start_offset):
-                    return True
+            if not isinstance(found, LogEdges) or self._covered.get(tip) == found.high_watermark:
+                continue
+            view = await self.rlmm.refresh(tip, now)
+            if found.high_watermark > max(view.log_end_offset or 0, found.log_start_offset):
+                return True
+            self._covered[tip] = found.high_watermark
         return False
 
     # --- whether it is the same cluster ---
