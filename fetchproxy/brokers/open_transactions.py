@@ -1,4 +1,4 @@
-"""Finds the transaction that keeps a partition's last stable offset where it is."""
+"""The transaction that keeps a partition's last stable offset where it is: finds it, names it."""
 
 from __future__ import annotations
 
@@ -53,6 +53,31 @@ async def oldest_open_transaction(
         return min(begun, key=lambda one: one.start_offset, default=None)
 
     return await cluster.ask_leader(tip, ask)
+
+
+def pinned_in_words(last_stable_offset: int, oldest: OpenTransaction | None) -> str:
+    """The cause, as a sentence without an end. `oldest` None: not known."""
+    if oldest is None:
+        return f"an open transaction keeps the last stable offset at {last_stable_offset}"
+    return (
+        f"a transaction of producer {oldest.producer_id}, open since offset "
+        f"{oldest.start_offset}, keeps the last stable offset at {last_stable_offset}"
+    )
+
+
+def ended_by(tip: TopicIdPartition, oldest: OpenTransaction | None) -> str:
+    """What ends the transaction, if its producer does not."""
+    place = f"--topic {tip.topic} --partition {tip.partition}"
+    tool = "kafka-transactions.sh --bootstrap-server BROKER"
+    if oldest is None:
+        return (
+            f"if its producer does not end it, find it by {tool} describe-producers {place}, and "
+            f"end it by {tool} abort {place} --start-offset OFFSET"
+        )
+    return (
+        f"if its producer does not end it, this does: {tool} abort {place} --start-offset "
+        f"{oldest.start_offset}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

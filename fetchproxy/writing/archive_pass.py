@@ -11,7 +11,11 @@ from uuid import UUID
 
 import structlog
 
-from fetchproxy.brokers.open_transactions import oldest_open_transaction
+from fetchproxy.brokers.open_transactions import (
+    ended_by,
+    oldest_open_transaction,
+    pinned_in_words,
+)
 from fetchproxy.errors import (
     ClusterError,
     CorruptSegment,
@@ -25,7 +29,6 @@ from fetchproxy.observability.health import Kind, Offsets
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.writing.discovery import partitions_of
-from fetchproxy.writing.open_transaction import ended_by, pinned_in_words
 from fetchproxy.writing.partition_archiver import PartitionArchiver, may_pass
 from fetchproxy.writing.published import PublishedPositions
 from fetchproxy.writing.remote_log_manager import Archiver

@@ -18,8 +18,10 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.open_transactions import (
     FirstBatch,
     OpenTransaction,
+    ended_by,
     first_batch_at,
     oldest_open_transaction,
+    pinned_in_words,
 )
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import ClusterError
@@ -30,7 +32,6 @@ from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.observability.logs import utc_text
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.writing.concerns import ArchiverConcerns
-from fetchproxy.writing.open_transaction import ended_by, pinned_in_words
 from fetchproxy.writing.status import (
     STALLED_SHARE,
     BrokerRetention,
