@@ -48,10 +48,11 @@ def archive(
     With --once or --spark the command copies up to the current last stable offsets, then ends. An
     archiver may copy the same topics at the same time. If a run is interrupted, the next run
     continues from there. --dry-run shows what such a run would copy. A partition that fails does
-    not stop the others and is tried again. The run ends with a list on stderr of what was not
-    archived, why, and what to do. Exit code 2 if a partition could not be archived, if records
-    were lost before they could be copied (once for each gap), or if a matching topic must not be
-    archived. Records above the last stable offset are in the list too, but leave the code at 0.
+    not stop the others. It is tried again. At its end the run lists on stderr the offsets that are
+    not archived, with cause and remedy. Exit code 2 if a partition could not be archived, if
+    records were lost before they could be copied (once for each gap), or if a matching topic must
+    not be archived. The list also has records above the last stable offset; these alone leave the
+    exit code at 0.
     """
     config = read_job(context)
     with users_errors():

@@ -111,7 +111,7 @@ class PartitionFigures:
     codecs: tuple[CodecFigures, ...]
     samples_unreadable: int
     ahead: Forecast
-    held_up: int = 0  # 1: a timestamp in the future keeps retention by time from what is behind it
+    held_up: int = 0  # 1: a timestamp in the future has stopped retention by time
 
     @property
     def size_bytes(self) -> int:

@@ -111,7 +111,7 @@ def test_a_loss_at_the_end_of_the_log_is_on_record_too() -> None:
         assert [(one.first_offset, one.last_offset) for one in await world.found(0)] == [(40, 99)]
         assert await world.once() == []
         world.write(0, 3)
-        world.trim(0, 110)  # the gap grows by what is lost after it
+        world.trim(0, 110)  # the gap grows
         [left] = await world.once()
         assert left.offsets == (100, 109)
         gaps = await world.found(0)

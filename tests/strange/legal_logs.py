@@ -1,11 +1,11 @@
 """Logs that Kafka may hold, generated: what a broker stores and serves, no part may refuse.
 
-`legal_logs()` is a hypothesis strategy for the log of one partition: batches of format v2 as bytes,
-beside a plain description of what is in them. `topic_names()`, `partitions()` and `node_ids()` are
-strategies for what else has a legal set of values. Not a test.
+`legal_logs()` is a hypothesis strategy for the log of one partition. A log has its batches of
+format v2 as bytes, and describes them. `topic_names()`, `partitions()` and `node_ids()` are
+strategies for other legal values. Not a test.
 
-The rules of what is legal are Kafka's (DefaultRecordBatch, LogSegment.recover,
-ProducerStateManager): a broker that finds these bytes in a partition's folder starts with them.
+Kafka decides what is legal (DefaultRecordBatch, LogSegment.recover, ProducerStateManager): a broker
+that finds these bytes in a partition's folder starts with them.
 Every value that a rule leaves open is drawn from its whole range, its ends first.
 """
 

@@ -133,7 +133,7 @@ async def test_what_is_before_and_after_damage_is_archived(
         condition = health.reported(Kind.LOG_DAMAGED, tip)
         assert condition is not None
         assert "offsets 10 to 19 fails its CRC" in condition.what
-        assert manager.gathered_from(tip) is None, "no reader waits for what cannot come"
+        assert manager.gathered_from(tip) is None, "no reader may wait"
         # The condition's remedy.
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         for deleted in admin.delete_records([TopicPartition(DAMAGED, 0, 20)]).values():
