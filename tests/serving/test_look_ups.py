@@ -52,7 +52,7 @@ BROKER_START = 70
 STORAGE_ERROR = 56
 VERSION = 7
 # Limits in s on a busy machine: of 99 % of the steps, and of the longest (the store lists all).
-HELD_S, HELD_AT_MOST_S = 0.01, 0.03
+HELD_S, HELD_AT_MOST_S = 0.005, 0.03
 
 
 class FakeCluster:
