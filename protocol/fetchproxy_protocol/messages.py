@@ -16,6 +16,7 @@ from typing import Any
 from fetchproxy_protocol.apis import MalformedMessage, is_flexible
 from fetchproxy_protocol.headers import response_header_version
 from fetchproxy_protocol.primitives import (
+    FLOAT64,
     INT16,
     INT32,
     INT64,
@@ -95,6 +96,7 @@ I8 = _Plain(lambda cursor, _: cursor.int8(), lambda value, _: _INT8.pack(value))
 I16 = _Plain(lambda cursor, _: cursor.int16(), lambda value, _: INT16.pack(value))
 I32 = _Plain(lambda cursor, _: cursor.int32(), lambda value, _: INT32.pack(value))
 I64 = _Plain(lambda cursor, _: cursor.int64(), lambda value, _: INT64.pack(value))
+F64 = _Plain(lambda cursor, _: cursor.float64(), lambda value, _: FLOAT64.pack(value))
 ID = _Plain(lambda cursor, _: cursor.uuid(), lambda value, _: value.bytes)
 TEXT = _Plain(Cursor.string, encode_string)
 NULLABLE_TEXT = _Plain(Cursor.nullable_string, encode_string)

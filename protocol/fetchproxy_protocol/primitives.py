@@ -20,6 +20,7 @@ INT16 = Struct(">h")
 INT32 = Struct(">i")
 UINT32 = Struct(">I")
 INT64 = Struct(">q")
+FLOAT64 = Struct(">d")
 
 UVARINT_BYTES_MAX = 5
 # No Kafka message has ten tagged fields. Without a bound, 4 MiB could hold two million empty ones.
@@ -138,6 +139,9 @@ class Cursor:
 
     def int64(self) -> int:
         return INT64.unpack_from(self.buf, self.skip(8, "int64"))[0]  # type: ignore[no-any-return]
+
+    def float64(self) -> float:
+        return FLOAT64.unpack_from(self.buf, self.skip(8, "float64"))[0]  # type: ignore[no-any-return]
 
     def uuid(self) -> UUID:
         start = self.skip(16, "uuid")

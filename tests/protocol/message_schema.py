@@ -17,7 +17,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 UNKNOWN_TAG_MIN = 40
-_INTS = {"int8": ">b", "int16": ">h", "uint16": ">H", "int32": ">i", "int64": ">q", "bool": ">?"}
+_INTS = {"int8": ">b", "int16": ">h", "uint16": ">H", "int32": ">i", "int64": ">q"}
+_FIXED = {**_INTS, "float64": ">d", "bool": ">?"}
 
 
 @cache
@@ -64,8 +65,8 @@ def _encode_value(field: dict[str, Any], kind: str, value: Any, version: int, fl
         head = _length(None if value is None else len(value), flex, ">i")
         items = value or []
         return head + b"".join(_encode_value(field, kind[2:], v, version, flex) for v in items)
-    if kind in _INTS:
-        return struct.pack(_INTS[kind], value)
+    if kind in _FIXED:
+        return struct.pack(_FIXED[kind], value)
     if kind == "uuid":
         return value
     if kind == "string":
@@ -122,6 +123,8 @@ _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 def _scalar(kind: str) -> st.SearchStrategy[Any]:
     if kind == "bool":
         return st.booleans()
+    if kind == "float64":
+        return st.floats(allow_nan=False)
     if kind in _INTS:
         bits = 8 * struct.calcsize(_INTS[kind])
         low, high = (0, 2**bits) if kind == "uint16" else (-(2 ** (bits - 1)), 2 ** (bits - 1))

@@ -18,6 +18,7 @@ from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.messages import (
     BOOLEAN,
     BYTES,
+    F64,
     I8,
     I16,
     I32,
@@ -43,7 +44,7 @@ _PLAIN: Mapping[str, Kind] = {
     "int16": I16,
     "int32": I32,
     "int64": I64,
-    "float64": I64,  # of quotas, which nobody here calculates with
+    "float64": F64,
     "uuid": ID,
     "string": TEXT,
     "bytes": BYTES,
