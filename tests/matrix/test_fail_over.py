@@ -174,11 +174,21 @@ def test_a_groups_commits_go_there_and_back(
 
 def commit(bootstrap: str, group: str, topic: str, offset: int) -> None:
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": group})
-    try:
-        [done] = consumer.commit(
-            offsets=[confluent_kafka.TopicPartition(topic, 0, offset)], asynchronous=False
-        )
+    offsets = [confluent_kafka.TopicPartition(topic, 0, offset)]
+
+    def is_committed() -> bool:
+        try:
+            [done] = consumer.commit(offsets=offsets, asynchronous=False)
+        except confluent_kafka.KafkaException as error:
+            # The first group of a new broker: its coordinator begins.
+            if error.args[0].code() == confluent_kafka.KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+                return False
+            raise
         assert done.error is None
+        return True
+
+    try:
+        wait_for("the commit", is_committed)
     finally:
         consumer.close()
 

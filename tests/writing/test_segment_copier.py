@@ -126,7 +126,7 @@ async def test_a_copy_that_may_count_is_never_removed(
     store.loses_finishes = True
     store.go_on.set()
     with pytest.raises(StorageUnavailable, match="the answer is lost"):
-        await copier(archive, copy_max_ms=5_000).copy(gathered(tmp_path / "log"), (), confirmed)
+        await copier(archive).copy(gathered(tmp_path / "log"), (), confirmed)
     (segment,) = (await archive.view(TIP)).segments
     assert segment.state is FINISHED
     assert SegmentFile.LOG in await store.files()
