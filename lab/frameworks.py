@@ -17,7 +17,7 @@ from typing import Any
 from lab import cache, jars, sources
 from lab.errors import PartMissing
 from lab.jars import Artifact
-from lab.java import find_java
+from lab.java import find_java, quick_options
 from lab.kafka_versions import KAFKA_VERSION
 from lab.process import ServerProcess, StartedServer, free_port
 
@@ -75,7 +75,8 @@ def _compile(folder: Path) -> None:
 
 def _java(path: str, log_folder: Path, main_class: str, *arguments: str) -> list[str]:
     log = f"-Dlog4j2.configurationFile={log_folder / 'log4j2.properties'}"
-    return find_java().command(path, "-Xmx256m", "-XX:+UseSerialGC", log, main_class, *arguments)
+    options = ["-Xmx256m", *(quick_options() or ["-XX:+UseSerialGC"])]
+    return find_java().command(path, *options, log, main_class, *arguments)
 
 
 class ConnectWorker(StartedServer):

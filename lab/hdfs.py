@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 from lab import jars
 from lab.jars import Artifact
-from lab.java import find_java
+from lab.java import find_java, quick_options
 from lab.process import OneProcess, ServerProcess, free_ports
 
 HADOOP_VERSION = "3.4.3"
@@ -85,14 +85,26 @@ class HdfsServer(OneProcess):
     def admin(self, *arguments: str) -> None:
         """Runs `hdfs dfsadmin`, as in `admin("-safemode", "enter")`. Raises CalledProcessError."""
         command = find_java().command(
-            f"{hdfs_jars()}/*", "-Xmx128m", _ADMIN, "-fs", f"hdfs://127.0.0.1:{self._port + 1}"
+            f"{hdfs_jars()}/*",
+            "-Xmx128m",
+            *quick_options(),
+            _ADMIN,
+            "-fs",
+            f"hdfs://127.0.0.1:{self._port + 1}",
         )
         subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=60)
 
     def _command(self, *options: str) -> list[str]:
         class_path = f"{self._folder}:{hdfs_jars()}/*"  # includes core-site.xml, if it was written
-        command = find_java().command(class_path, f"-Xmx{self._heap}", "-XX:+UseSerialGC")
-        command += [*self._java_options(), _MANAGER, *options, "-datanodes", "1"]
+        command = find_java().command(class_path, f"-Xmx{self._heap}")
+        command += [
+            *(quick_options() or ["-XX:+UseSerialGC"]),
+            *self._java_options(),
+            _MANAGER,
+            *options,
+            "-datanodes",
+            "1",
+        ]
         command += ["-httpport", str(self._port), "-nnport", str(self._port + 1)]
         command += ["-cmdport", str(self._port + 2)]
         properties = {

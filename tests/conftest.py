@@ -32,6 +32,8 @@ from lab.store_server import StoreServer
 # Tests start hundreds of processes. Without bytecode each of them compiles all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# And hundreds of JVMs, most of which live for seconds.
+os.environ.setdefault("LAB_QUICK_JAVA", "1")
 
 pytest.register_assert_rewrite("fetchproxy.storage.contract")
 

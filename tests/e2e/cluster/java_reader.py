@@ -10,7 +10,7 @@ from typing import Self
 from proxy_process import wait_for
 
 from lab.java import find_java
-from lab.kafka import class_path
+from lab.kafka import class_path, java_options
 from lab.process import ServerProcess
 
 _LOG4J = """\
@@ -61,7 +61,7 @@ class JavaReader:
         where = ["--partition", "0", "--offset", "0"] if group is None else ["--group", group]
         command = find_java().command(
             class_path(),
-            *("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+            *("-Xmx128m", *java_options()),
             f"-Dlog4j2.configurationFile={log4j}",
             "org.apache.kafka.tools.consumer.ConsoleConsumer",
             *("--bootstrap-server", bootstrap, "--topic", topic),
