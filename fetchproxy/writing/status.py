@@ -25,17 +25,14 @@ UNLIMITED = BrokerRetention(None, None)
 def broker_retention(topic_config: Mapping[str, str]) -> BrokerRetention:
     """From a topic's effective settings (DescribeConfigs).
 
-    If the brokers have tiered storage of their own (KIP-405), local.retention.* limits their disks;
-    -2 there means retention.*. Without `delete` in cleanup.policy nothing is deleted.
+    Brokers with tiered storage of their own (KIP-405) serve what local.retention.* has removed from
+    their disks, until retention.*. Without `delete` in cleanup.policy nothing is deleted.
     """
     if "delete" not in topic_config.get("cleanup.policy", "delete"):
         return UNLIMITED
-    tiered = topic_config.get("remote.storage.enable") == "true"
 
     def limit(name: str) -> int | None:
         value = topic_config.get(name)
-        if tiered and topic_config.get(f"local.{name}", "-2") != "-2":
-            value = topic_config[f"local.{name}"]
         return None if value is None or int(value) < 0 else int(value)
 
     return BrokerRetention(ms=limit("retention.ms"), bytes=limit("retention.bytes"))

@@ -435,10 +435,13 @@ async def test_an_archived_topic_is_listed_once_for_all_who_ask(partitions: int)
         gate.store.calls.clear()
         assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, partitions, 0, 0)
         assert await gate.list_offsets(asked, 5) == every(ARCHIVED, partitions, 0, 5)
-        assert await gate.list_offsets(asked, LATEST_TIERED) == every(ARCHIVED, partitions, 0, 69)
+        tiered = await gate.list_offsets(asked, LATEST_TIERED, broker=-1)
+        assert tiered == every(ARCHIVED, partitions, 0, 69)
         assert gate.store.calls == []
         # The archive reaches the brokers' answers by time, so no log edges are needed.
         assert gate.cluster.edges_asked.count(partitions) == 1
+        ahead = await gate.list_offsets(asked, LATEST_TIERED, broker=70)  # a tier of the broker's
+        assert ahead == every(ARCHIVED, partitions, 0, 70)
 
 
 # By time: one look if the record is in memory, else two more on the longer way.
@@ -485,16 +488,19 @@ async def grow(gate: Gateway, partitions: int) -> None:
     gate.cluster.edges = LogEdges(90, 100, 100, 0)
 
 
-@pytest.mark.parametrize(("timestamp", "offset"), [(80, 80), (LATEST_TIERED, 89), (PENDING, 90)])
+@pytest.mark.parametrize(
+    ("timestamp", "broker", "offset"),
+    [(80, 90, 80), (LATEST_TIERED, -1, 89), (PENDING, -1, 90), (PENDING, 95, 95)],
+)
 async def test_what_was_archived_and_trimmed_since_the_view_is_not_missed(
-    timestamp: int, offset: int
+    timestamp: int, broker: int, offset: int
 ) -> None:
     async with gateway(archived=30) as gate:
         asked = {ARCHIVED: range(30)}
         await gate.list_offsets(asked, timestamp)
         await grow(gate, 30)
         gate.store.calls.clear()
-        assert await gate.list_offsets(asked, timestamp, broker=90) == every(
+        assert await gate.list_offsets(asked, timestamp, broker=broker) == every(
             ARCHIVED, 30, 0, offset
         )
         assert gate.store.count("list") == 1

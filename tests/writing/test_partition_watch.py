@@ -52,15 +52,15 @@ LAGGING = PartitionArchiveStatus(
         ({"retention.ms": "-1", "retention.bytes": "-1"}, UNLIMITED),
         ({"retention.ms": "5", "retention.bytes": "7"}, BrokerRetention(5, 7)),
         ({"retention.ms": "5", "cleanup.policy": "compact"}, UNLIMITED),
-        (
+        (  # what is on no disk is in the brokers' tier, and archived from there
             {
                 "retention.ms": "5",
-                "retention.bytes": "7",
+                "retention.bytes": "-1",
                 "local.retention.ms": "3",
-                "local.retention.bytes": "-2",
+                "local.retention.bytes": "7",
                 "remote.storage.enable": "true",
             },
-            BrokerRetention(3, 7),
+            BrokerRetention(5, None),
         ),
         (
             {"retention.ms": "5", "local.retention.ms": "3", "remote.storage.enable": "false"},

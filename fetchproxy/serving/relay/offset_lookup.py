@@ -52,6 +52,8 @@ def edge_of_archive(result: OffsetResult, timestamp: int, view: PartitionView) -
             return result
     elif timestamp == wire.LATEST_TIERED:
         offset = view.segments.end_offset(len(view.segments) - 1)
+        if result.offset >= offset:  # the broker's own tier reaches further
+            return result
         epoch = view.segments.epoch_at(offset)
     else:
         return result

@@ -468,7 +468,11 @@ class LogDirsGatherer(SegmentGatherer):
         folder = partition_folder(log_dirs, self.tip)
         segments, txn_indexes = list_partition(folder)
         if segments and position < segments[0]:
-            raise LogDirUnusable(f"{folder} begins at {segments[0]}, above {position}")
+            what = f"{folder} begins at {segments[0]}, above {position}"
+            raise LogDirUnusable(
+                f"{what}: what is below is in the broker's own tier, or was deleted just now; run "
+                "an archiver without archive.log_dirs once"
+            )
         found = rolled_at(segments, position)
         if found is None or found[1] > edges.last_stable_offset:
             return None

@@ -341,9 +341,13 @@ async def _max_timestamp(
 def _earliest_pending_upload(
     archive: ServedArchive, question: _Question, view: PartitionView | None
 ) -> OffsetResult:
-    """The start of the unarchived records (KIP-1023); brokers without a remote tier: -1."""
+    """The start of the unarchived records (KIP-1023). A broker says -1, or where its own tier ends:
+    the tier that reaches further counts.
+    """
     result = question.result
     if view is not None and view.log_end_offset is not None:
+        if result.offset >= view.log_end_offset:
+            return result
         lineage = lineage_of(view)
         last_epoch = lineage[-1].epoch if lineage else wire.UNKNOWN_EPOCH
         # No other epoch since: then it also holds for the offset after the archive's end.
@@ -354,7 +358,8 @@ def _earliest_pending_upload(
     if not (begun or archive.is_archiving(question.tip)):
         return result
     edges = _known(question)
-    if edges.high_watermark == 0:  # never written to: Kafka does not know either
+    # Never written to: Kafka does not know either.
+    if edges.high_watermark == 0 or result.offset >= edges.log_start_offset:
         return result
     return result._replace(offset=edges.log_start_offset, leader_epoch=edges.log_start_epoch)
 
