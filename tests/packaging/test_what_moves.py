@@ -101,6 +101,7 @@ TESTS = {
         "test_a_clock_forty_days_ahead_hides_nothing_while_records_are_written",
     ),
     "a topic is deleted and made again": (
+        "e2e/test_topics_under_readers.py::test_a_topic_is_made_again_under_its_reader",
         "writing/test_archiver_kafka.py::test_a_recreated_topic_is_another_log",
         "standalone/test_topics_that_change.py::"
         "test_partitions_come_and_topics_are_deleted_and_made_again",

@@ -27,7 +27,7 @@ appender.out.fileName = {log}
 appender.out.layout.type = PatternLayout
 appender.out.layout.pattern = LOG %p %m%n
 """
-_RECORD = re.compile(r"^Partition:(\d+) Offset:(\d+) (\S+) (\S+)$", re.MULTILINE)
+RECORD = re.compile(r"^Partition:(\d+) Offset:(\d+) (\S+) (\S+)$", re.MULTILINE)
 
 # The Java client's messages when it has lost its position: none may appear.
 _LOST = ("Truncation detected", "LogTruncation", "Resetting offset", "OffsetOutOfRange")
@@ -91,7 +91,7 @@ class JavaReader:
         """Whether it has read `count` records. It must still be running."""
         read = self.read()
         assert self._process.running, read[-1500:] + self.log()[-1500:]
-        return len(_RECORD.findall(read)) >= count
+        return len(RECORD.findall(read)) >= count
 
     def read(self) -> str:
         """The records as it printed them, and its other output apart from the log."""
@@ -110,7 +110,7 @@ class JavaReader:
         told = self.log() + self.read()
         lost = [line for line in told.splitlines() if any(word in line for word in _LOST)]
         assert not lost, lost[:5]
-        found = _RECORD.findall(self.read())
+        found = RECORD.findall(self.read())
         assert {partition for partition, *_ in found} == {"0"}
         return [(int(offset), key.encode(), value.encode()) for _, offset, key, value in found]
 
