@@ -102,6 +102,14 @@ class ObjectNotReadable(DamagedObject):
     """
 
 
+class ObjectFailing(ObjectNotReadable):
+    """Each try to read this one object failed as if the store were unavailable, and the store gives
+    out others. Only jobs are told so (`retries.each_object_alone`).
+    """
+
+    retriable = True
+
+
 class SegmentLocked(DamagedObject):
     """The segment is encrypted, and no available key opens it; says which key is needed. For
     readers it is lost as if damaged, until an operator restores the key.

@@ -53,7 +53,8 @@ class CompletenessCheck:
         )
         stated = look.stated
         if look.damaged is not None:
-            found.faults.append(Fault.of(tip, records.finished_offsets_key(tip), look.damaged))
+            named = found.unread if look.damaged.retriable else found.faults
+            named.append(Fault.of(tip, records.finished_offsets_key(tip), str(look.damaged)))
         folder = records.folder(tip)
         for first, last in look.found.missing:
             found.faults.append(Fault.of(tip, folder, in_no_segment(first, last), first))

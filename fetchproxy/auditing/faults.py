@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-from fetchproxy.model import TopicIdPartition
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Condition, in_order
 
 
@@ -30,6 +30,12 @@ class Fault:
         byte_position: int | None = None,
     ) -> Self:
         return cls(tip.topic, tip.partition, object_key, byte_position, offset, what)
+
+    @classmethod
+    def unread(cls, segment: RemoteLogSegmentMetadata, object_key: str, error: Exception) -> Self:
+        """The segment could not be checked now, which says nothing of its content."""
+        what = f"offsets {segment.start_offset} to {segment.end_offset}: {error}"
+        return cls.of(segment.topic_id_partition, object_key, what, segment.start_offset)
 
     def __str__(self) -> str:
         place = "" if self.byte_position is None else f" at byte {self.byte_position}"
@@ -56,6 +62,9 @@ class VerifyReport:
     segments_unfinished: int = 0  # copies or deletions in progress or abandoned
     size_bytes: int = 0  # of the checked segments' logs
     faults: list[Fault] = field(default_factory=list)
+    # Objects that could not be read, though all others could, twice. They are no faults: they may
+    # be read later.
+    unread: list[Fault] = field(default_factory=list)
     segments_overlapping: int = 0  # two archivers copied some offsets twice; no fault
     not_known: list[NotKnown] = field(default_factory=list)
     concerns: list[Condition] = field(default_factory=list)  # notes for the operator; no faults
@@ -73,6 +82,7 @@ class VerifyReport:
     def sort(self) -> None:
         self.not_known.sort()
         self.faults.sort(key=_place)
+        self.unread.sort(key=_place)
         self.concerns = list(in_order(self.concerns))
 
     @property

@@ -25,6 +25,7 @@ from fetchproxy.errors import (
     ObjectNotFound,
     ObjectNotReadable,
     RangeNotSatisfiable,
+    RemoteStorageError,
 )
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
@@ -47,6 +48,8 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_r
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import Content, MiB, ObjectStore, StoredObject
 from fetchproxy.storage.stores.registry import open_object_store
+from fetchproxy.storage.stores.retries import each_object_alone
+from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
 from fetchproxy.writing.sources.segment_source import CopyPace, Spool
 
 # Size of a read, a write and a comparison.
@@ -188,6 +191,8 @@ class MirroredPartition:
     overtaken: int = 0  # segments deleted during the copy
     kept: list[str] = field(default_factory=list)  # objects of the copy that the archive has lost
     faults: list[Fault] = field(default_factory=list)
+    # What could not be copied now, though the rest could: a store failed for one object, twice.
+    failed: list[Fault] = field(default_factory=list)
 
 
 @dataclass(eq=False, repr=False)
@@ -205,32 +210,57 @@ class PartitionMirror:
     def __post_init__(self) -> None:
         self._done_bytes = 0
         self._result = MirroredPartition(self.tip)
+        self._faulty: set[RemoteLogSegmentId] = set()
+        self._failed_in_a_row = 0
+        self._again = False  # this is the second try
 
     async def run(self) -> MirroredPartition:
-        """May be interrupted at any time and repeated. Raises RemoteStorageError, OSError."""
+        """May be interrupted at any time and repeated. What could not be copied is tried once more
+        at the end. Raises RemoteStorageError, OSError.
+        """
+        with each_object_alone():
+            await self._copy_all(compare=self.options.compare)
+            if before := self._result.failed:
+                self._result.failed, self._again = [], True
+                try:
+                    await self._copy_all(compare=False)
+                except RemoteStorageError as error:
+                    if not error.retriable:
+                        raise
+                    self._result.failed = before  # now a store fails: the rest is copied
+        return self._result
+
+    async def _copy_all(self, *, compare: bool) -> None:
+        """All that the copy lacks, except what this run has found to be faulty."""
         tip, result = self.tip, self._result
+        self._done_bytes, result.kept = 0, []
         there = await self.target.partition_objects(tip)
         if there:
             await refreshed(self.target.rlmm, tip)
-        result.faults += await metadata_faults(self.source.rsm, self.source.rlmm, tip)
+        found = await metadata_faults(self.source.rsm, self.source.rlmm, tip)
+        self._add_faults(found.faults)
+        result.failed += found.unread
         # List the objects after reading the metadata: a finished segment then has all its objects.
         segments = finished(self.source.rlmm.list_remote_log_segments(tip))
         here = await self.source.partition_objects(tip)
         copied = self.target.rlmm.list_remote_log_segments(tip)
-        plan = plan_mirror(segments, here, copied, there, compare=self.options.compare)
+        plan = plan_mirror(segments, here, copied, there, compare=compare)
         result.segments = len(segments)
         result.size_bytes = sum(segment.segment_size_bytes for segment in segments)
         self._advance(sum(segment.segment_size_bytes for segment in plan.there))
 
         async def copy(wanted: ToCopy) -> None:
-            await self._copy(wanted, there)
+            if wanted.metadata.segment_id not in self._faulty:
+                await self._copy(wanted, there)
             self._advance(wanted.metadata.segment_size_bytes)
 
         await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
         for place in plan.others:
             await self._copy_other(place)
         await self._remove(plan.extra)
-        return result
+
+    def _add_faults(self, found: Iterable[Fault]) -> None:
+        self._result.faults += [fault for fault in found if fault not in self._result.faults]
 
     def _advance(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
@@ -243,13 +273,10 @@ class PartitionMirror:
             if faults and await is_gone(self.source.rsm, copy.metadata):
                 self._result.overtaken += 1
                 return
-            self._result.faults += faults
+            self._note_faults(copy, faults)
             if faults and not self.options.with_damaged:
                 return
-            wrote = False
-            for stored in [] if copy.metadata_only else copy.data:
-                wrote |= await self._put_data(stored, folder, there)
-            wrote |= await self._put_metadata(copy)
+            wrote = await self._put_segment(copy, folder, there)
             self._result.copied += wrote
         except ObjectNotFound as error:
             if await is_gone(self.source.rsm, copy.metadata):
@@ -257,11 +284,43 @@ class PartitionMirror:
             else:
                 key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
                 what, at = f"an object is missing ({error})", copy.metadata.start_offset
-                self._result.faults.append(Fault.of(self.tip, key, what, at))
+                self._note_faults(copy, [Fault.of(self.tip, key, what, at)])
         except ObjectNotReadable as error:
-            self._not_readable(error, copy.metadata)
+            self._not_readable(error, copy)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
+
+    def _note_faults(self, copy: ToCopy, faults: Sequence[Fault]) -> None:
+        if faults:
+            self._faulty.add(copy.metadata.segment_id)
+            self._add_faults(faults)
+
+    async def _put_segment(
+        self, copy: ToCopy, folder: Path, there: Mapping[str, StoredObject]
+    ) -> bool:
+        """True: the segment is there now, and was not before. It is noted as failed if the target
+        does not take one of its objects.
+        """
+        wrote = False
+        try:
+            for stored in [] if copy.metadata_only else copy.data:
+                wrote |= await self._put_data(stored, folder, there)
+            wrote |= await self._put_metadata(copy)
+        except RemoteStorageError as error:
+            if not error.retriable:
+                raise
+            self._failed(copy, error)
+            return False
+        self._failed_in_a_row = 0
+        return wrote
+
+    def _failed(self, copy: ToCopy, error: RemoteStorageError) -> None:
+        """Note the segment. Raises `error` if so many fail in a row that the store fails."""
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= FAILING_IN_A_ROW_MAX and not self._again:
+            raise error
+        key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
+        self._result.failed.append(Fault.unread(copy.metadata, key, error))
 
     async def _fetched(self, copy: ToCopy, folder: Path) -> list[Fault]:
         """Downloads the segment into `folder` and returns its faults. Retries once after faults."""
@@ -328,10 +387,13 @@ class PartitionMirror:
             raise ObjectNotFound(key)
         return await self._put_if_other(key[len(self.source.prefix) :], content)
 
-    def _not_readable(self, error: ObjectNotReadable, metadata: RemoteLogSegmentMetadata) -> None:
+    def _not_readable(self, error: ObjectNotReadable, copy: ToCopy) -> None:
         """The segment's other objects are left out too; the next run copies what is readable."""
-        key = self.source.rsm.object_key(metadata, SegmentFile.LOG)
-        self._result.faults.append(Fault.of(self.tip, key, str(error), metadata.start_offset))
+        if error.retriable:
+            self._failed(copy, error)
+            return
+        key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
+        self._note_faults(copy, [Fault.of(self.tip, key, str(error), copy.metadata.start_offset)])
 
     async def _copy_other(self, place: str) -> None:
         try:
@@ -339,8 +401,11 @@ class PartitionMirror:
         except ObjectNotFound:
             return  # deleted since it was listed
         except ObjectNotReadable as error:
-            key = self.source.prefix + place
-            self._result.faults.append(Fault.of(self.tip, key, str(error)))
+            fault = Fault.of(self.tip, self.source.prefix + place, str(error))
+            if error.retriable:
+                self._result.failed.append(fault)
+            else:
+                self._add_faults([fault])
             return
         await self._put_if_other(place, content)
 
@@ -355,10 +420,10 @@ class PartitionMirror:
         if not places:
             return
         check = CompletenessCheck(self.source.rsm, self.source.rlmm, self.tip)
-        lost = (await check.check()).faults
-        self._result.faults += [fault for fault in lost if fault not in self._result.faults]
-        if self._result.faults:
-            self._result.kept += places
+        lost = await check.check()
+        self._add_faults(lost.faults)
+        if self._result.faults or self._result.failed or lost.unread:
+            self._result.kept = places
             return
         for place in places:
             await self.target.store.delete(self.target.prefix + place)

@@ -14,7 +14,12 @@ from fetchproxy.auditing.completeness import CompletenessCheck
 from fetchproxy.auditing.faults import Fault
 from fetchproxy.auditing.mirroring import Place, by_segment, put_if_other, same_objects
 from fetchproxy.auditing.verify import metadata_faults
-from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ObjectNotFound
+from fetchproxy.errors import (
+    ArchiveMismatch,
+    ArchiveMissing,
+    ObjectNotFound,
+    ObjectNotReadable,
+)
 from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.object_keys import (
@@ -38,6 +43,7 @@ from fetchproxy.storage.archive_identity import (
 )
 from fetchproxy.storage.stores.object_store import StoredObject
 from fetchproxy.storage.stores.registry import same_place
+from fetchproxy.storage.stores.retries import each_object_alone
 
 # An archiver at work changes its object in each beat.
 HEARD_WITHIN_S = 3 * BEAT_INTERVAL_S
@@ -90,24 +96,41 @@ async def is_cut_over(target: Place) -> bool:
     return theirs is not None and not theirs.is_mirror
 
 
-async def copy_archive_wide(source: Place, target: Place) -> None:
-    """Copy the objects that belong to no partition. Raises RemoteStorageError."""
-    await _copy(source, target, await _topic_objects(source))
-    for folder in archive_wide_folders(""):
-        here = await source.objects_below(source.prefix + folder)
-        there = await target.objects_below(target.prefix + folder)
-        await _copy(source, target, here)
-        for place in there.keys() - here.keys():
-            await target.store.delete(target.prefix + place)
+NotCopied = list[tuple[str, ObjectNotReadable]]
 
 
-async def _copy(source: Place, target: Place, places: Iterable[str]) -> None:
+async def copy_archive_wide(source: Place, target: Place) -> NotCopied:
+    """Copy the objects that belong to no partition. Returns those that the archive's store does not
+    give out. Raises RemoteStorageError.
+    """
+    with each_object_alone():
+        left = await _copy(source, target, await _topic_objects(source))
+        for folder in archive_wide_folders(""):
+            left += await _copy_folder(source, target, folder)
+    return left
+
+
+async def _copy_folder(source: Place, target: Place, folder: str) -> NotCopied:
+    here = await source.objects_below(source.prefix + folder)
+    there = await target.objects_below(target.prefix + folder)
+    left = await _copy(source, target, here)
+    for place in there.keys() - here.keys():
+        await target.store.delete(target.prefix + place)
+    return left
+
+
+async def _copy(source: Place, target: Place, places: Iterable[str]) -> NotCopied:
+    left: NotCopied = []
     for place in places:
         try:
             content = await source.store.get(source.prefix + place)
         except ObjectNotFound:
             continue  # the topic's cluster was never recorded, or the object was deleted
+        except ObjectNotReadable as error:
+            left.append((source.prefix + place, error))
+            continue
         await put_if_other(target, place, content)
+    return left
 
 
 async def _topic_objects(at: Place) -> list[str]:
@@ -166,21 +189,31 @@ async def _as_marked(source: Place, moved: ArchiveIdentity) -> ArchiveIdentity:
 
 @dataclass(slots=True)
 class DeletedPartition:
-    """`kept`: objects that are not deleted. `faults`: why the whole partition is not deleted."""
+    """`kept`: objects that are not deleted. `faults`: why the whole partition is not deleted.
+    `unread`: objects that could not be compared.
+    """
 
     tip: TopicIdPartition
     objects: int = 0
     size_bytes: int = 0
     kept: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    unread: list[Fault] = field(default_factory=list)
 
 
 async def delete_moved_partition(
     places: tuple[Place, Place], tip: TopicIdPartition, tell: Callable[[int, int], None]
 ) -> DeletedPartition:
     """`places`: the old place, the new place. May be repeated. Raises RemoteStorageError."""
+    with each_object_alone():
+        return await _delete_moved(places, tip, tell)
+
+
+async def _delete_moved(
+    places: tuple[Place, Place], tip: TopicIdPartition, tell: Callable[[int, int], None]
+) -> DeletedPartition:
     (source, target), result = places, DeletedPartition(tip)
-    faults = await metadata_faults(target.rsm, target.rlmm, tip)
+    faults = (await metadata_faults(target.rsm, target.rlmm, tip)).faults
     missing = (await CompletenessCheck(target.rsm, target.rlmm, tip).check()).faults
     result.faults += [*faults, *missing]
     here = await source.partition_objects(tip)
@@ -191,7 +224,12 @@ async def delete_moved_partition(
     total = sum(stored.size_bytes for stored in here.values())
     for files in by_segment(here).values():
         segment = dict(files.values())
-        if not await _may_go(source, target, segment, there):
+        try:
+            may_go = await _may_go(source, target, segment, there)
+        except ObjectNotReadable as error:
+            may_go = False
+            result.unread.append(Fault.of(tip, source.prefix + min(segment), str(error)))
+        if not may_go:
             result.kept += sorted(segment)
             continue
         # Delete the metadata first, so no reader looks for the other objects.

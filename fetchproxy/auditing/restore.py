@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fetchproxy.auditing.faults import Fault
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicFollower
@@ -36,9 +37,10 @@ class RestoredPartition:
     tip: TopicIdPartition
     segments: int  # in the store
     restored: int  # in the store, and the topic lacked them
-    unreadable: int  # in the store
+    unreadable: int  # in the store, damaged
     not_in_store: int  # finished, and only in the topic
     raised_log_start: int | None  # the offset if the topic lacked it
+    unread: tuple[Fault, ...]  # metadata in the store that cannot be read now
 
 
 async def restore_archive(
@@ -105,9 +107,14 @@ def _summary(
         tip=tip,
         segments=len(ids),
         restored=len(changed),
-        unreadable=len(stored.problems(tip)),
+        unreadable=sum(not problem.may_pass for problem in stored.problems(tip)),
         not_in_store=sum(s.is_finished and s.segment_id not in ids for s in table.segments()),
         raised_log_start=starts[0] if starts else None,
+        unread=tuple(
+            Fault.of(tip, problem.key, problem.what, problem.base_offset)
+            for problem in stored.problems(tip)
+            if problem.may_pass
+        ),
     )
 
 

@@ -80,7 +80,9 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
 
 @dataclass(eq=False, repr=False)
 class SegmentVerifier:
-    """The check of one segment. `faults` are complete after `verify`."""
+    """The check of one segment. `faults` and `unread` (objects that cannot be read now) are
+    complete after `verify`.
+    """
 
     rsm: RemoteStorageManager
     metadata: RemoteLogSegmentMetadata
@@ -91,6 +93,7 @@ class SegmentVerifier:
     def __post_init__(self) -> None:
         self._reached = 0  # log bytes reported as done
         self.faults: list[Fault] = []
+        self.unread: list[Fault] = []
         # The log's leader epochs up to the segment's end, from its `.epochs`. None: not known.
         self.lineage: tuple[EpochStart, ...] | None = None
         self.is_encrypted = True  # also if not known
@@ -191,7 +194,7 @@ class SegmentVerifier:
             except ObjectNotFound:
                 continue
             except DamagedObject as error:
-                self._fault(file, str(error))
+                self._damaged(file, error)
                 continue
             if file is SegmentFile.OFFSET_INDEX:
                 fault = side_files.offset_index_fault(raw, base, end, metadata.segment_size_bytes)
@@ -209,7 +212,7 @@ class SegmentVerifier:
         except ObjectNotFound:
             self._fault(file, "object is missing")
         except CorruptSegment as error:
-            self._fault(file, str(error))
+            self._damaged(file, error)
         return None
 
     async def _read_log(self, check: SegmentCheck) -> bool:
@@ -228,7 +231,7 @@ class SegmentVerifier:
             self._fault(SegmentFile.LOG, "object is missing")
             return False
         except DamagedObject as error:  # a block of a packed log is damaged
-            self._fault(SegmentFile.LOG, str(error))
+            self._damaged(SegmentFile.LOG, error)
             return False
         return True
 
@@ -262,6 +265,12 @@ class SegmentVerifier:
 
     def _key(self, file: SegmentFile) -> str:
         return self.rsm.object_key(self.metadata, file)
+
+    def _damaged(self, file: SegmentFile, error: CorruptSegment) -> None:
+        if error.retriable:
+            self.unread.append(Fault.unread(self.metadata, self._key(file), error))
+        else:
+            self._fault(file, str(error))
 
     def _fault(
         self, file: SegmentFile, what: str, position: int | None = None, offset: int | None = None

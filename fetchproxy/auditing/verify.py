@@ -9,16 +9,29 @@ from dataclasses import dataclass, field
 from fetchproxy.auditing.completeness import CompletenessCheck, finished, refreshed
 from fetchproxy.auditing.faults import Fault, VerifyReport
 from fetchproxy.auditing.segment_verifier import SegmentVerifier, look_at_unnamed
-from fetchproxy.errors import CorruptSegment, ObjectNotFound
+from fetchproxy.errors import (
+    CorruptSegment,
+    ObjectNotFound,
+    RemoteStorageError,
+    StorageUnavailable,
+)
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import FIRST_HISTORY, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import (
+    FIRST_HISTORY,
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    TopicIdPartition,
+)
 from fetchproxy.observability.health import Offsets
 from fetchproxy.segments.check import TxnCheck, first_newer
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import epoch_at, first_difference
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.retries import each_object_alone
+from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
 
 Segments = list[RemoteLogSegmentMetadata]
 
@@ -52,30 +65,43 @@ async def verify_partition(
     on_progress: Progress = lambda done, total: None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> VerifyReport:
-    """Check every finished segment in offset order, also against `metadata_topic`.
+    """Check every finished segment in offset order, also against `metadata_topic`. What cannot be
+    read is tried once more at the end, and is then named in the report.
 
     `on_progress(bytes_done, bytes_total)` counts log bytes. Memory: the metadata of all segments, a
     chunk, one segment's index and the largest batch (a batch with a corrupt size may take up to its
     segment's size). Raises RemoteStorageError.
     """
     check = _PartitionCheck(rsm, rlmm, tip, on_progress, chunk_bytes)
-    lost = await check.catalog()
-    check.progress(0)
-    check.report.add(await CompletenessCheck(rsm, rlmm, tip, metadata_topic).check(lost))
-    for segments in by_history(rlmm, tip):
-        await check.verify_log(segments)
+    with each_object_alone():
+        lost = await check.catalog()
+        check.progress(0)
+        completeness = CompletenessCheck(rsm, rlmm, tip, metadata_topic)
+        complete = await completeness.check(lost)
+        for segments in by_history(rlmm, tip):
+            await check.verify_log(segments)
+        check.check_outage()
+        if check.report.unread or complete.unread:
+            try:
+                await check.verify_unread()
+                complete = await completeness.check(lost)
+            except RemoteStorageError as error:
+                if not error.retriable:
+                    raise
+                # Now the store fails: what is known of the partition is still worth telling.
+    check.report.add(complete)
     check.report.sort()
     return check.report
 
 
 async def metadata_faults(
     rsm: RemoteStorageManager, rlmm: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
-) -> list[Fault]:
-    """Faults of unreadable or lost metadata. Refreshes `rlmm`. Raises RemoteStorageError."""
+) -> VerifyReport:
+    """Unreadable or lost metadata. Refreshes `rlmm`. Raises RemoteStorageError."""
     check = _PartitionCheck(rsm, rlmm, tip)
     await check.catalog()
     check.report.sort()
-    return check.report.faults
+    return check.report
 
 
 @dataclass(slots=True)
@@ -87,6 +113,8 @@ class _PartitionCheck:
     chunk_bytes: int = CHUNK_BYTES
     bytes_total: int = 0
     report: VerifyReport = field(default_factory=lambda: VerifyReport(partitions=1))
+    _checked: set[RemoteLogSegmentId] = field(default_factory=set)
+    _unread_in_a_row: int = 0
 
     def progress(self, more_bytes: int) -> None:
         self.report.size_bytes += more_bytes
@@ -95,10 +123,9 @@ class _PartitionCheck:
     async def catalog(self) -> list[Offsets]:
         """Read the metadata. Returns the offsets of segments that lack only their metadata."""
         await refreshed(self.rlmm, self.tip)
-        self.report.faults += [
-            Fault.of(self.tip, problem.key, problem.what, problem.base_offset)
-            for problem in self.rlmm.problems(self.tip)
-        ]
+        for problem in self.rlmm.problems(self.tip):
+            found = self.report.unread if problem.may_pass else self.report.faults
+            found.append(Fault.of(self.tip, problem.key, problem.what, problem.base_offset))
         every = self.rlmm.list_remote_log_segments(self.tip)
         named = finished(every)
         faults, lost = await look_at_unnamed(self.rsm, self.rlmm, self.tip, named)
@@ -133,13 +160,7 @@ class _PartitionCheck:
                 told.update(fault.object_key for fault in overlaps)
                 self.report.faults += overlaps
             await segment.verify(continues=continues)
-            self.report.segments += 1
-            if segment.faults and await is_gone(self.rsm, metadata):
-                self.report.segments -= 1
-                segment.faults.clear()
-            elif self.rsm.packed.encrypts and not segment.is_encrypted:
-                self.report.segments_not_encrypted += 1
-            self.report.faults += segment.faults
+            await self._take(segment)
             if segment.lineage is not None:
                 found = lineage_faults(self.rsm, unconfirmed, metadata, segment.lineage, settled)
                 self.report.faults += [fault for fault in found if fault.object_key not in told]
@@ -147,6 +168,53 @@ class _PartitionCheck:
             unconfirmed.append(metadata)
             if expected is None or metadata.end_offset >= expected:
                 expected, before = metadata.end_offset + 1, metadata
+
+    async def _take(self, segment: SegmentVerifier, *, again: bool = False) -> None:
+        """Add the segment's check to the report. `again`: it is the second one."""
+        if (segment.faults or segment.unread) and await is_gone(self.rsm, segment.metadata):
+            self._checked.add(segment.metadata.segment_id)
+            return
+        self.report.unread += segment.unread
+        if segment.unread and not again:
+            self._unread_in_a_row += 1
+            if self._unread_in_a_row >= FAILING_IN_A_ROW_MAX:
+                self.check_outage()
+            return
+        self._unread_in_a_row = 0
+        self._checked.add(segment.metadata.segment_id)
+        self.report.segments += not segment.unread
+        if self.rsm.packed.encrypts and not segment.is_encrypted:
+            self.report.segments_not_encrypted += 1
+        self.report.faults += segment.faults
+
+    def check_outage(self) -> None:
+        """Raises StorageUnavailable if the store gives out no segment any more."""
+        count = self._unread_in_a_row
+        if count >= FAILING_IN_A_ROW_MAX or (count > 1 and not self._checked):
+            last = self.report.unread[-1]
+            raise StorageUnavailable(f"{count} segments in a row could not be read: {last}")
+
+    async def verify_unread(self) -> None:
+        """Check once more what could not be read, each segment by itself. Raises RemoteStorageError
+        and leaves `report.unread` then.
+        """
+        await refreshed(self.rlmm, self.tip)
+        before, self.report.unread = self.report.unread, []
+        try:
+            for problem in self.rlmm.problems(self.tip):
+                if problem.may_pass:
+                    named = Fault.of(self.tip, problem.key, problem.what, problem.base_offset)
+                    self.report.unread.append(named)
+            for metadata in finished(self.rlmm.list_remote_log_segments(self.tip)):
+                if metadata.segment_id not in self._checked:
+                    segment = SegmentVerifier(
+                        self.rsm, metadata, TxnCheck(), self.chunk_bytes, lambda read: None
+                    )
+                    await segment.verify(continues=False)
+                    await self._take(segment, again=True)
+        except RemoteStorageError:
+            self.report.unread = before
+            raise
 
 
 async def is_gone(rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata) -> bool:

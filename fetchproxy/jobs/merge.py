@@ -25,8 +25,9 @@ from fetchproxy.archive import (
     wall_clock_ms,
 )
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Done, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.limits import WritingLimits
@@ -58,7 +59,13 @@ def merge(
     tips = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, merge_work(config, options))
     rows = [_row(partition) for partition in done.results]
-    return replace(done, frame=runner.frame(rows, MERGED_SCHEMA))
+    unread = [
+        Failure(str(partition.tip), why, True)
+        for partition in done.results
+        for why in partition.unread
+    ]
+    failures = (*done.failures, *unread)
+    return replace(done, failures=failures, frame=runner.frame(rows, MERGED_SCHEMA))
 
 
 def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:
@@ -116,7 +123,8 @@ async def _merge_partition(
         wall_clock_ms=wall_clock_ms,
         limits=WritingLimits(retention_clock_settle_ms=0),
     )
-    await expirer.tidy(tip)
+    with each_object_alone():
+        await expirer.tidy(tip)
     return done
 
 

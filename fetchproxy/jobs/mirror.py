@@ -23,7 +23,7 @@ from fetchproxy.auditing.mirroring import (
 )
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ConfigError, FetchProxyError
-from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell, not_done
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.stores.registry import same_place
@@ -126,9 +126,12 @@ def _one_run(
 
     here, there = places.ask(partitions)
     done = runner.each(here, mirror_work(places, options), on_result)
-    places.ask(moving.copy_archive_wide)
+    failed = [one for partition in done.results for one in partition.failed]
+    of_archive = places.ask(moving.copy_archive_wide)
     left = tuple(sorted(set(there) - set(here)))
-    return Mirrored(done.results, done.failures, left)
+    failures = (*done.failures, *not_done(failed))
+    failures += tuple(Failure(key, str(why), why.retriable) for key, why in of_archive)
+    return Mirrored(done.results, failures, left)
 
 
 def _cut_over(
@@ -252,7 +255,8 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
         size=lambda partition: partition.size_bytes,
     )
     done = runner.each(places.ask(partitions), work)
-    deleted = Deleted(done.results, done.failures)
+    unread = not_done(one for partition in done.results for one in partition.unread)
+    deleted = Deleted(done.results, (*done.failures, *unread))
     if deleted.whole:
         places.ask(lambda source, target: moving.delete_archive_wide(source))
     return deleted

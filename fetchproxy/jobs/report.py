@@ -37,6 +37,7 @@ from fetchproxy.jobs.figures import (
 )
 from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.deletion.retention import effective_retention
 
 # Charts are SVG text without scripts or fonts, so the page fetches nothing.
@@ -365,7 +366,8 @@ async def _measure(
 ) -> PartitionFigures:
     """Uses the retention of `archive.*`. Only brokers know a topic's own, and none is asked."""
     retention = effective_retention(config.archive, tip.topic, None)
-    return await measure_partition(archive.rsm, archive.rlmm, tip, retention, now_ms)
+    with each_object_alone():
+        return await measure_partition(archive.rsm, archive.rlmm, tip, retention, now_ms)
 
 
 def write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from fetchproxy.archive import (
     StoredArchive,
@@ -28,11 +29,12 @@ from fetchproxy.auditing.restore import PARTITIONS_AT_ONCE, RestoredPartition, r
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Done, Here, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Done, Here, Runner, StoreWork, Tell, not_done
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import for_each
+from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.own_archive import state_metadata_topic
 
@@ -67,12 +69,14 @@ def restore(
     groups = grouped(tips, config.metadata.topic_partitions)
     done = runner.each(groups, restore_work(config, dry_run, there), on_result)
     partitions = tuple(sorted((p for g in done.results for p in g.partitions), key=lambda p: p.tip))
+    unread = not_done(one for partition in partitions for one in partition.unread)
+    failures = (*done.failures, *unread)
     if not dry_run:
-        if topic is None and there and not done.failures:
+        if topic is None and there and not failures:
             in_loop(_state_metadata_topic(config))
         in_loop(_refresh_local_indexes(config, [partition.tip for partition in partitions]))
     frame = runner.frame([_row(p) for p in partitions], RESTORED_SCHEMA)
-    return Done(partitions, done.failures, frame)
+    return Done(partitions, failures, frame)
 
 
 def grouped(tips: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tips]:
@@ -120,13 +124,13 @@ async def _restore_group(dry_run: bool, opened: ToRestore, tips: Tips, tell: Tel
     lost: list[Fault] = []
 
     async def look(tip: TopicIdPartition) -> None:
-        lost.extend(await metadata_faults(rsm, rlmm, tip))
+        lost.extend((await metadata_faults(rsm, rlmm, tip)).faults)
 
-    await for_each(tips, look, PARTITIONS_AT_ONCE)
-    repaired = await repair_archive(rsm, rlmm, lost, wall_clock_ms=wall_clock_ms, dry_run=dry_run)
-    done = await restore_archive(
-        rlmm, follower, wall_clock_ms=wall_clock_ms, partitions=tips, dry_run=dry_run
-    )
+    how: Any = {"wall_clock_ms": wall_clock_ms, "dry_run": dry_run}
+    with each_object_alone():
+        await for_each(tips, look, PARTITIONS_AT_ONCE)
+        repaired = await repair_archive(rsm, rlmm, lost, **how)
+        done = await restore_archive(rlmm, follower, partitions=tips, **how)
     return RestoredGroup(tuple(done), repaired)
 
 

@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from fetchproxy.archive import in_loop
+from fetchproxy.auditing.faults import Fault
 from fetchproxy.config.schema import LogConfig
 from fetchproxy.errors import FetchProxyError, PipelineFailed, leaves
 from fetchproxy.observability.logs import configure_logging
@@ -40,6 +41,9 @@ R = TypeVar("R")
 TASKS_MAX = 10_000
 # Items that one process works on at once. Each waits for the store most of its time.
 AT_ONCE_HERE = 4
+# If so many items fail one after the other for a reason that may pass, the store is away: the
+# others are not begun, because each would wait for its tries.
+FAILED_IN_A_ROW_MAX = 20
 _LOOK_S = 0.2  # between two progress reports
 _NAMED_MAX = 5
 # Spark's messages if a task's process died, rather than the task raising an error.
@@ -84,6 +88,13 @@ class Done(Generic[R]):
     results: tuple[R, ...]
     failures: tuple[Failure, ...]
     frame: Any = None
+
+
+def not_done(found: Iterable[Fault]) -> tuple[Failure, ...]:
+    """The failures of single objects of an item that is done as far as possible."""
+    return tuple(
+        Failure(f"{one.topic}-{one.partition}: {one.object_key}", one.what, True) for one in found
+    )
 
 
 OnProgress = Callable[[Progress], None]
@@ -230,10 +241,21 @@ class OnSpark(Runner):
 async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
     left = iter(enumerate(doing.items))
 
+    in_a_row: list[Failure] = []  # the last failures that may pass
+
     async def worker(opened: Opened) -> None:
         for number, item in left:
-            result = work.do(opened, item, partial(doing.tell, number))
-            doing.add(number, await attempted(result, work.name(item)))
+            name = work.name(item)
+            if len(in_a_row) >= FAILED_IN_A_ROW_MAX:
+                cause = f"not tried, as others failed before: {in_a_row[0].error}"
+                doing.add(number, replace(in_a_row[0], what=name, error=cause))
+                continue
+            outcome = await attempted(work.do(opened, item, partial(doing.tell, number)), name)
+            doing.add(number, outcome)
+            if isinstance(outcome, Failure) and outcome.retriable:
+                in_a_row.append(outcome)
+            else:
+                in_a_row.clear()
 
     async with AsyncExitStack() as stack:
         with _errors_of("") as failures:

@@ -26,11 +26,12 @@ from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.verify import verify_partition
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell, not_done
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.archive_health import with_stored
 from fetchproxy.writing.concerns import read_concerns
 
@@ -42,7 +43,8 @@ FAULT_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """`faults`: a frame of FAULT_SCHEMA. `failures`: partitions that could not be checked.
+    """`faults`: a frame of FAULT_SCHEMA. `failures`: partitions and objects that could not be
+    checked.
     `not_asked`: the archive's metadata manager if it differs from `metadata.manager`.
     """
 
@@ -71,7 +73,7 @@ def verify(
     done = runner.each(tips, verify_work(config), on_result)
     report, not_asked = in_loop(_with_stored(config, topic, together(done.results)))
     faults = runner.frame(fault_rows(report.faults), FAULT_SCHEMA)
-    return Verified(report, faults, done.failures, not_asked)
+    return Verified(report, faults, (*done.failures, *not_done(report.unread)), not_asked)
 
 
 ToVerify = tuple[StoredArchive, RemoteLogMetadataManager | None]
@@ -176,7 +178,8 @@ async def _repair_partition(
     dry_run: bool, archive: StoredArchive, faults: tuple[Fault, ...], tell: Tell
 ) -> RepairReport:
     rsm, rlmm = archive
-    return await repair_archive(rsm, rlmm, faults, wall_clock_ms=wall_clock_ms, dry_run=dry_run)
+    with each_object_alone():
+        return await repair_archive(rsm, rlmm, faults, wall_clock_ms=wall_clock_ms, dry_run=dry_run)
 
 
 async def _uploads_removed(config: Config) -> int:
@@ -188,12 +191,13 @@ async def _uploads_removed(config: Config) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReindexedPartition:
-    """`left`: faults that remain."""
+    """`left`: faults that remain. `unread`: see `VerifyReport`."""
 
     tip: TopicIdPartition
     size_bytes: int
     repaired: RepairReport
     left: tuple[Fault, ...]
+    unread: tuple[Fault, ...]
 
 
 def reindex(
@@ -205,7 +209,9 @@ def reindex(
     tips = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, reindex_work(config, dry_run))
     left = fault_rows(fault for partition in done.results for fault in partition.left)
-    return replace(done, frame=runner.frame(left, FAULT_SCHEMA))
+    unread = not_done(one for partition in done.results for one in partition.unread)
+    frame = runner.frame(left, FAULT_SCHEMA)
+    return replace(done, failures=(*done.failures, *unread), frame=frame)
 
 
 def reindex_work(
@@ -224,11 +230,13 @@ async def _reindex_partition(
     rsm, rlmm = archive
     found = await verify_partition(rsm, rlmm, tip, on_progress=tell)
     if found.clean:
-        return ReindexedPartition(tip, found.size_bytes, RepairReport(), ())
+        unread = tuple(found.unread)
+        return ReindexedPartition(tip, found.size_bytes, RepairReport(), (), unread)
     done = await _repair_partition(dry_run, archive, tuple(found.faults), tell)
-    left = found.faults
+    after = found
     if done.repairs and not dry_run:
         # The same checks, with a new manager that has read nothing yet, show if the repair worked.
         async with stored_archive(config) as anew:
-            left = (await verify_partition(anew.rsm, anew.rlmm, tip)).faults
-    return ReindexedPartition(tip, found.size_bytes, done, tuple(left))
+            after = await verify_partition(anew.rsm, anew.rlmm, tip)
+    left, unread = tuple(after.faults), tuple(after.unread)
+    return ReindexedPartition(tip, found.size_bytes, done, left, unread)

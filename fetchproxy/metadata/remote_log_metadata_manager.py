@@ -46,12 +46,14 @@ READ_MAX_MS = 10_000
 class MetadataProblem:
     """Unreadable metadata of a segment; `what` says why. The segment is not served.
 
-    `key`: an object's key, or an offset of the metadata topic.
+    `key`: an object's key, or an offset of the metadata topic. `may_pass`: reading it failed, and
+    may succeed later.
     """
 
     key: str
     base_offset: int
     what: str
+    may_pass: bool = False
 
 
 class PartitionViews(ABC):

@@ -249,7 +249,7 @@ def _decode(
             )
         return metadata
     except (CorruptSegment, DamagedObject) as error:
-        return MetadataProblem(key, entry.base_offset, str(error))
+        return MetadataProblem(key, entry.base_offset, str(error), error.retriable)
 
 
 # Partitions of a few segments each. To decode collected metadata takes some 20 µs a segment.

@@ -13,10 +13,14 @@ from typing import TypeVar
 from cachetools import TTLCache
 
 from fetchproxy.errors import (
+    ArchiveMissing,
+    KeyServiceError,
+    ObjectFailing,
     ObjectNotReadable,
     RemoteStorageError,
     StorageDenied,
     StorageThrottled,
+    StoreMissing,
 )
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.store_health import OperationHealth, StoreHealth, StoreOperation
@@ -27,13 +31,18 @@ from fetchproxy.storage.stores.object_store import (
     ObjectStore,
     WrappedObjectStore,
 )
-from fetchproxy.storage.stores.retries import retried
+from fetchproxy.storage.stores.retries import is_each_object_alone, retried
 
 T = TypeVar("T")
 
 # A refusal without a code that says whether the store refuses every object or only this one.
 _OF_STORE_OR_OBJECT = (StorageDenied, RemoteStorageError)
 PROBE_GOOD_FOR_S = 5.0
+# These are never about one object alone.
+_OF_STORE = (ArchiveMissing, KeyServiceError, StoreMissing)
+# A store that gives out the probed object may fail for all others. If so many segments (or other
+# objects) fail one after the other, the store fails.
+FAILING_IN_A_ROW_MAX = 5
 
 
 # Cloud Storage accepts one write of a name in a second, and answers 429 to others.
@@ -55,6 +64,8 @@ class WatchedObjectStore(WrappedObjectStore):
         self.health = StoreHealth()
         self._probe_key = probe_key
         self._probed_at = float("-inf")  # loop time of the last probe that succeeded
+        self._read_at = float("-inf")  # loop time of the last read that succeeded
+        self._failing: set[str] = set()  # segments that have failed since then
         # Loop times (s) of the last writes, by key.
         self._written: TTLCache[str, float] = TTLCache(
             WRITTEN_MAX, NAME_WRITTEN_EACH_S, lambda: asyncio.get_running_loop().time()
@@ -122,7 +133,28 @@ class WatchedObjectStore(WrappedObjectStore):
             async with self._blamed(key):
                 return await call()
 
-        return await self._request(health, key, read, health.refused)
+        clock = asyncio.get_running_loop().time
+        begun_at = clock()
+        try:
+            content = await self._request(health, key, read, health.refused)
+        except RemoteStorageError as error:
+            if is_each_object_alone() and await self._fails_alone(key, error, begun_at):
+                raise ObjectFailing(f"{error}; the store gives out other objects") from error
+            raise
+        self._read_at = clock()
+        self._failing.clear()
+        return content
+
+    async def _fails_alone(self, key: str, error: RemoteStorageError, begun_at: float) -> bool:
+        """Whether the store works after the last try of a read that began at `begun_at`."""
+        if not error.retriable or isinstance(error, _OF_STORE):
+            return False
+        if not await self._gives_others(key, known_for_s=0.0):
+            return False
+        if self._read_at < begun_at:
+            folder, _, name = key.rpartition("/")
+            self._failing.add(f"{folder}/{name.partition('.')[0]}")
+        return len(self._failing) < FAILING_IN_A_ROW_MAX
 
     async def _request(
         self,
@@ -154,11 +186,12 @@ class WatchedObjectStore(WrappedObjectStore):
                 "key, or copy it again"
             ) from error
 
-    async def _gives_others(self, key: str) -> bool:
+    async def _gives_others(self, key: str, known_for_s: float = PROBE_GOOD_FOR_S) -> bool:
+        """`known_for_s`: how old a successful probe may be."""
         now = asyncio.get_running_loop().time()
         if self._probe_key is None or key == self._probe_key:
             return False
-        if now - self._probed_at > PROBE_GOOD_FOR_S:
+        if now - self._probed_at >= known_for_s:
             try:
                 await self.inner.get(self._probe_key, SMALL_OBJECT_BYTES_MAX)
             except RemoteStorageError:

@@ -110,7 +110,7 @@ class OffsetsLook:
     """`stated`: the archivers' record. None: there is none, or it is damaged. `damaged`: how."""
 
     stated: FinishedOffsets | None
-    damaged: str | None
+    damaged: CorruptSegment | None
     found: NotHeld
 
 
@@ -131,11 +131,12 @@ async def look_at_offsets(
 
     async def look() -> OffsetsLook:
         """Reads expected offsets, then segments, then gaps: so a copy under way is not a fault."""
-        stated, damaged = None, None
+        stated: FinishedOffsets | None = None
+        damaged: CorruptSegment | None = None
         try:
             stated = await read_finished_offsets(records, tip)
         except CorruptSegment as error:
-            damaged = str(error)
+            damaged = error
         now = asyncio.get_running_loop().time()
         view = await (rlmm.refresh(tip, now) if refresh is None else refresh())
         done = [s for s in rlmm.list_remote_log_segments(tip) if s.is_finished]

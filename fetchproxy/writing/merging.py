@@ -9,7 +9,12 @@ from itertools import zip_longest
 
 import structlog
 
-from fetchproxy.errors import CopyOvertaken, CorruptSegment, ObjectNotFound
+from fetchproxy.errors import (
+    CopyOvertaken,
+    CorruptSegment,
+    ObjectNotFound,
+    RemoteStorageError,
+)
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -20,6 +25,7 @@ from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import checked_batches
+from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
 
@@ -187,6 +193,8 @@ async def _append(
             await writer.append(memoryview(data), headers, report)
             report = []
     except CorruptSegment as error:
+        if error.retriable:
+            raise
         raise CorruptSegment(f"{rsm.object_key(source, SegmentFile.LOG)}: {error}") from error
     size = writer.size_bytes - before
     found = (writer.position - 1, size)
@@ -256,6 +264,8 @@ class MergedPartition:
     size_bytes: int = 0
     overtaken: int = 0  # merges given up because their sources changed
     refused: list[str] = field(default_factory=list)  # merges that failed, and why
+    # Merges of segments that could not be read now, though all others could, twice.
+    unread: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False, repr=False)
@@ -284,8 +294,24 @@ class PartitionMerger:
         return self.rlmm.list_remote_log_segments(tip), view
 
     async def merge(self, tip: TopicIdPartition) -> MergedPartition:
-        """Carry out the plan; finished merges count. Raises RemoteStorageError, OSError (disk)."""
+        """Carry out the plan; finished merges count. What could not be read is tried once more at
+        the end. Raises RemoteStorageError, OSError (disk).
+        """
         done = MergedPartition(tip)
+        with each_object_alone():
+            await self._carry_out(done)
+            if before := done.unread:
+                done.unread = []
+                try:
+                    await self._carry_out(done)
+                except RemoteStorageError as error:
+                    if not error.retriable:
+                        raise
+                    done.unread = before  # now the store fails: the finished merges stay
+        return done
+
+    async def _carry_out(self, done: MergedPartition) -> None:
+        tip = done.tip
         for sources in await self.plan(tip):
             try:
                 finished = await self._merge(sources)
@@ -296,7 +322,9 @@ class PartitionMerger:
             except (CorruptSegment, ObjectNotFound) as error:
                 if await self._stand(sources):
                     offsets = f"{sources[0].start_offset} to {sources[-1].end_offset}"
-                    done.refused.append(f"{tip}, offsets {offsets}: {error}")
+                    why = f"{tip}, offsets {offsets}: {error}"
+                    to = done.unread if error.retriable else done.refused
+                    to += [] if why in to else [why]
                     self._note("merge_refused", sources, error)
                 else:
                     done.overtaken += 1  # a source was deleted during the read
@@ -304,7 +332,6 @@ class PartitionMerger:
             done.merged += 1
             done.replaced += len(sources)
             done.size_bytes += finished.segment_size_bytes
-        return done
 
     async def _merge(self, sources: Segments) -> RemoteLogSegmentMetadata:
         tip = sources[0].topic_id_partition

@@ -16,6 +16,8 @@ import pytest
 
 from fetchproxy.errors import CorruptSegment, PipelineFailed, StorageUnavailable
 from fetchproxy.jobs.runner import (
+    AT_ONCE_HERE,
+    FAILED_IN_A_ROW_MAX,
     Failure,
     Here,
     OnSpark,
@@ -256,3 +258,32 @@ def test_what_may_succeed_later_is_tried_once_more_at_the_end() -> None:
     assert done.results == (0, 10, 40)
     assert sorted(results) == [0, 10, 40]
     assert [failure.what for failure in done.failures] == ["item 2", "item 3"]
+
+
+def test_many_failures_in_a_row_are_an_outage_that_ends_the_job() -> None:
+    tried: list[int] = []
+    back: list[bool] = []
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[None]:
+        yield
+
+    async def do(_: None, item: int, tell: Tell) -> int:
+        tried.append(item)
+        await asyncio.sleep(0)
+        if not back and item != 5:
+            raise StorageUnavailable("no answer")
+        return item
+
+    count = 10 * FAILED_IN_A_ROW_MAX
+    done = Here().each(range(count), StoreWork("try", opened, do))
+    assert done.results == (5,)
+    assert len(done.failures) == count - 1
+    # Twice; the one that works begins the count anew. Some are begun at the same time.
+    assert len(tried) <= 2 * (FAILED_IN_A_ROW_MAX + AT_ONCE_HERE) + 6
+    assert done.failures[-1].error == (
+        "not tried, as others failed before: StorageUnavailable: no answer"
+    )
+    assert done.failures[-1].retriable
+    back.append(True)
+    assert Here().each(range(count), StoreWork("try", opened, do)).results == tuple(range(count))

@@ -7,7 +7,8 @@ parts of an upload and the pages of a listing itself (`native.make_clients`), as
 
 A caller with a back-off of its own, as the fetchers of readers, asks for one try
 (`tried_once`): otherwise its tries and these would multiply, and a slow store would get many times
-the requests.
+the requests. A job, which has other objects to go on with, asks whether the store fails or only the
+one object (`each_object_alone`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ RETRY_AFTER_MAX_S = 5.0
 TRIES_BEGIN_WITHIN_S = 10.0
 
 _once: ContextVar[bool] = ContextVar("tried_once", default=False)
+_alone: ContextVar[bool] = ContextVar("each_object_alone", default=False)
 
 
 @contextmanager
@@ -46,6 +48,23 @@ def tried_once() -> Iterator[None]:
         yield
     finally:
         _once.reset(token)
+
+
+@contextmanager
+def each_object_alone() -> Iterator[None]:
+    """If all tries of the body to read an object fail and the store gives out others, that raises
+    ObjectFailing, so the body can name the object and go on. The same holds in its tasks.
+    """
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+def is_each_object_alone() -> bool:
+    """False within `tried_once`, whose caller tries again."""
+    return _alone.get() and not _once.get()
 
 
 def pause_s(failures: int, error: RemoteStorageError, what: str) -> float:

@@ -1,0 +1,339 @@
+"""The store fails for one object at every try, and works for the others: each job names it and goes
+on. An outage of the store is told from that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import pytest
+from memory_object_store import MemoryObjectStore
+from planted_archive import TIP, PlantedArchive, batch
+from virtual_loop import run_virtual
+
+from fetchproxy.auditing.mirroring import MirroredPartition, MirrorOptions, PartitionMirror, Place
+from fetchproxy.auditing.restore import restore_archive
+from fetchproxy.config.schema import MetadataConfig
+from fetchproxy.errors import ObjectFailing, StorageThrottled, StorageUnavailable
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import ByteRange
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.packed_logs import AS_THEY_ARE
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores import retries
+from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content
+from fetchproxy.storage.stores.retries import TRIES_MAX, each_object_alone, tried_once
+from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
+from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.merging import PartitionMerger
+from fetchproxy.writing.sources.segment_source import CopyPace, Spool
+
+T = TypeVar("T")
+SEGMENTS = 12
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what works on files, in real time."""
+    monkeypatch.setattr(retries, "PAUSES_S", (0.001, 0.001, 0.001))
+
+
+class Failing(MemoryObjectStore):
+    """Fails reads and writes of the keys that contain one of `failing`, so many times each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing: dict[str, float] = {}
+        self.asked: Counter[str] = Counter()
+
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        self._check(key)
+        return await super().get(key, bytes_max)
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
+        self._check(key)
+        return await super().get_range(key, byte_range)
+
+    async def put(self, key: str, content: bytes) -> None:
+        self._check(key)
+        await super().put(key, content)
+
+    def _check(self, key: str) -> None:
+        self.asked[key] += 1
+        for part, times in self.failing.items():
+            if part in key and times:
+                self.failing[part] -= 1
+                raise StorageUnavailable(f"{key}: status 503 from the test")
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    async def whole() -> T:
+        return await main
+
+    return run_virtual(whole)
+
+
+async def planted(segments: int = SEGMENTS) -> tuple[Failing, PlantedArchive]:
+    store = Failing()
+    archive = PlantedArchive(store)
+    for number in range(segments):
+        await archive.add([batch(20 * number), batch(20 * number + 10)])
+    return store, archive
+
+
+FILES = (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS, SegmentFile.METADATA)
+FOR_GOOD = float("inf")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_verify_names_it_and_checks_the_others(file: SegmentFile) -> None:
+    async def main() -> None:
+        store, archive = await planted()
+        damaged = archive.segments[7]
+        await archive.change(damaged, SegmentFile.LOG, lambda log: log[:-1] + b"?")
+        key = archive.key(archive.segments[3], file)
+        store.failing = {key: FOR_GOOD}
+        report = await archive.verify()
+        (unread,) = report.unread
+        assert (unread.object_key, unread.offset) == (key, 60)
+        assert "status 503 from the test (tried 4 times)" in unread.what
+        if file is not SegmentFile.METADATA:
+            assert "offsets 60 to 79: " in unread.what
+        assert report.segments == SEGMENTS - 1
+        assert {fault.offset for fault in report.faults} == {150}
+
+    run(main())
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_verify_tries_it_again_at_the_end(file: SegmentFile) -> None:
+    async def main() -> None:
+        store, archive = await planted()
+        store.failing = {archive.key(archive.segments[3], file): TRIES_MAX}
+        report = await archive.verify()
+        assert (report.unread, report.faults, report.segments) == ([], [], SEGMENTS)
+
+    run(main())
+
+
+def test_verify_of_a_segment_that_fails_tells_what_else_is_wrong_with_it() -> None:
+    async def main() -> None:
+        store, archive = await planted()
+        bad = archive.segments[3]
+        await archive.change(bad, SegmentFile.LOG, lambda log: log[:-1] + b"?")
+        store.failing = {archive.key(bad, SegmentFile.EPOCHS): FOR_GOOD}
+        report = await archive.verify()
+        assert len(report.unread) == 1
+        assert [fault.object_key for fault in report.faults] == [archive.key(bad, SegmentFile.LOG)]
+
+    run(main())
+
+
+def test_a_record_that_fails_is_named_and_no_loss_is_claimed() -> None:
+    async def main() -> None:
+        store, archive = await planted()
+        store.failing = {"finished-offsets": FOR_GOOD}
+        report = await archive.verify()
+        assert [one.object_key.rpartition("/")[2] for one in report.unread] == ["finished-offsets"]
+        assert report.faults == []
+        store.failing = {"finished-offsets": TRIES_MAX}
+        assert (await archive.verify()).unread == []
+
+    run(main())
+
+
+def test_a_store_that_gives_out_nothing_ends_the_partition_at_once() -> None:
+    async def main() -> None:
+        store, archive = await planted()
+
+        def fail(done: int, total: int) -> None:
+            store.asked.clear()
+            store.failing = {"": FOR_GOOD}
+
+        with pytest.raises(StorageUnavailable, match="tried 4 times"):
+            await archive.verify(on_progress=fail)
+        assert store.asked.total() <= TRIES_MAX + 1  # and the probe
+
+    run(main())
+
+
+def test_so_many_segments_in_a_row_that_the_store_fails() -> None:
+    async def main() -> None:
+        store, archive = await planted()
+        keys = [archive.key(one, SegmentFile.LOG) for one in archive.segments]
+        store.failing = dict.fromkeys(keys[2:], FOR_GOOD)
+        store.asked.clear()
+        said = f"{FAILING_IN_A_ROW_MAX} segments in a row could not be read.*status 503"
+        with pytest.raises(StorageUnavailable, match=said):
+            await archive.verify()
+        assert not any(store.asked[key] for key in keys[2 + FAILING_IN_A_ROW_MAX :])
+        # One that can be read between them, and each is an object's own state.
+        store.failing = dict.fromkeys(keys[:4] + keys[5:9], FOR_GOOD)
+        assert len((await archive.verify()).unread) == 8
+
+    run(main())
+
+
+def test_an_outage_at_the_end_leaves_the_report() -> None:
+    async def main() -> None:
+        store, archive = await planted()
+        bad = archive.key(archive.segments[3], SegmentFile.LOG)
+        store.failing = {bad: FOR_GOOD}
+        check = store._check
+
+        def fails_at_the_second_time(key: str) -> None:
+            if key == bad and store.asked[bad] >= 2 * TRIES_MAX:
+                store.failing = {"": FOR_GOOD}
+            check(key)
+
+        store._check = fails_at_the_second_time  # type: ignore[method-assign]
+        report = await archive.verify()
+        assert [one.object_key for one in report.unread] == [bad]
+        assert report.segments == SEGMENTS - 1
+
+    run(main())
+
+
+def test_only_jobs_take_a_failing_object_for_its_own_state() -> None:
+    async def main() -> None:
+        store, archive = await planted(2)
+        segment = archive.segments[0]
+        store.failing = {archive.key(segment, SegmentFile.LOG): FOR_GOOD}
+        span = ByteRange(0, 5)
+        with pytest.raises(StorageUnavailable):
+            await archive.rsm.fetch_log_segment(segment, span)
+        with each_object_alone():
+            with pytest.raises(ObjectFailing):
+                await archive.rsm.fetch_log_segment(segment, span)
+            with tried_once(), pytest.raises(StorageUnavailable):
+                await archive.rsm.fetch_log_segment(segment, span)
+
+    run(main())
+
+
+def place(of: MemoryObjectStore) -> Place:
+    rsm = RemoteStorageManager(of, "archive")
+    rlmm = StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig())
+    return Place(rsm.store, "archive/", rsm, rlmm, lambda: AS_THEY_ARE)
+
+
+async def mirrored(
+    source: MemoryObjectStore, target: MemoryObjectStore, folder: Path
+) -> MirroredPartition:
+    here, there = place(source), place(target)
+    async with here.rlmm, there.rlmm, Spool(folder) as spool:
+        options, pace = MirrorOptions(), CopyPace(0)
+        copying = PartitionMirror(here, there, TIP, spool, pace, options, lambda *_: None)
+        return await copying.run()
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("at_target", [False, True], ids=["source", "target"])
+@pytest.mark.usefixtures("no_pauses")
+async def test_mirror(file: SegmentFile, at_target: bool, tmp_path: Path) -> None:
+    source, archive = await planted(5)
+    target = Failing()
+    await RemoteStorageManager(target, "archive").identity.check_to_put()
+    first = archive.key(archive.segments[1], file)
+    second = archive.key(archive.segments[3], file)
+    at = target if at_target else source
+    at.failing = {first: FOR_GOOD, second: 1 if at_target else TRIES_MAX}
+    done = await mirrored(source, target, tmp_path)
+    assert (done.copied, done.faults) == (4, [])
+    (failed,) = done.failed
+    assert failed.offset == 20
+    assert f"{first}: status 503 from the test" in failed.what
+    names = [found.key async for found in target.list("archive/")]
+    assert archive.key(archive.segments[1], SegmentFile.METADATA) not in names
+    at.failing = {}
+    done = await mirrored(source, target, tmp_path)
+    assert (done.copied, done.failed) == (1, [])
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_mirror_keeps_what_the_archive_may_still_have(tmp_path: Path) -> None:
+    source, archive = await planted(3)
+    target = MemoryObjectStore()
+    assert (await mirrored(source, target, tmp_path)).copied == 3
+    metadata = archive.key(archive.segments[1], SegmentFile.METADATA)
+    source.failing = {metadata: FOR_GOOD}
+    done = await mirrored(source, target, tmp_path)
+    assert (len(done.failed), done.removed, len(done.kept)) == (1, 0, 1)
+    assert await target.get(metadata)
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_target_that_takes_nothing_ends_the_partition(tmp_path: Path) -> None:
+    source, _ = await planted()
+    target = Failing()
+    target.failing = {".log": FOR_GOOD}
+    with pytest.raises(StorageUnavailable, match="status 503"):
+        await mirrored(source, target, tmp_path)
+    tried = {key for key in target.asked if key.endswith(".log")}
+    assert FAILING_IN_A_ROW_MAX <= len(tried) <= FAILING_IN_A_ROW_MAX + 1  # two at once
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_merge(tmp_path: Path) -> None:
+    store, archive = await planted(6)
+    big = await archive.add([batch(120 + 10 * number) for number in range(40)])
+    assert big.start_offset == 120
+    for number in range(6):
+        await archive.add([batch(520 + 20 * number), batch(530 + 20 * number)])
+    bad = archive.key(archive.segments[2], SegmentFile.LOG)
+    async with (
+        StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm,
+        Spool(tmp_path) as spool,
+    ):
+        copier = SegmentCopier(
+            archive.rsm,
+            rlmm,
+            copy_max_ms=60_000,
+            wall_clock_ms=lambda: 1_000_000,
+            uuid_factory=uuid4,
+        )
+        merger = PartitionMerger(archive.rsm, rlmm, copier, spool, bytes_max=5_000)
+        store.failing = {bad: FOR_GOOD}
+        done = await merger.merge(TIP)
+        assert (done.merged, done.replaced, done.refused) == (1, 6, [])
+        (why,) = done.unread
+        assert "offsets 0 to 119" in why
+        assert bad in why
+        store.failing = {bad: TRIES_MAX}
+        done = await merger.merge(TIP)
+        assert (done.merged, done.replaced, done.unread) == (1, 6, [])
+
+
+def test_restore_counts_it_apart_from_damage() -> None:
+    async def main() -> None:
+        store, archive = await planted(3)
+        bad = archive.key(archive.segments[1], SegmentFile.METADATA)
+        store.failing = {bad: FOR_GOOD}
+        async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
+            with each_object_alone():
+                (done,) = await restore_archive(
+                    rlmm, None, wall_clock_ms=lambda: 0, partitions=[TIP], dry_run=True
+                )
+        assert (done.segments, done.restored, done.unreadable) == (2, 2, 0)
+        assert [one.object_key for one in done.unread] == [bad]
+
+    run(main())
+
+
+def test_a_throttled_object_too() -> None:
+    async def main() -> None:
+        store, archive = await planted(3)
+        bad = archive.key(archive.segments[1], SegmentFile.LOG)
+
+        def throttled(key: str) -> None:
+            if key == bad:
+                raise StorageThrottled("429")
+
+        store._check = throttled  # type: ignore[method-assign]
+        assert [one.object_key for one in (await archive.verify()).unread] == [bad]
+
+    run(main())
