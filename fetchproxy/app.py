@@ -24,7 +24,6 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.memory_plan import memory_parts
 from fetchproxy.config.schema import Config
 from fetchproxy.console.collect import ConsoleLimits, StatusCollector, Surroundings
-from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.leader_views import LeaderLog, LeaderViews
@@ -330,6 +329,9 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
     if parts.config.console.listen is None:
         yield None
         return
+    # Loaded only here: it brings an HTTP server, which takes a tenth of a start.
+    from fetchproxy.console.server import ConsoleServer
+
     around = Surroundings(
         mode=parts.mode,
         health=parts.health,

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote_plus
 
-import aiohttp
 import structlog
 from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
 from kafka.net.sasl.plain import SaslMechanismPlain
@@ -23,7 +19,6 @@ from fetchproxy.config.values import SecretFile, is_loopback, parse_bootstrap, s
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable, ConfigError
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import CLUSTER_AUTHENTICATION_REFUSALS
-from fetchproxy.runtime.flights import SingleFlight
 
 # Kafka's minimum (RFC 7677 too). A fake broker that asks for one iteration gets a proof from which
 # the password can be guessed as fast as hashes are computed.
@@ -45,119 +40,15 @@ class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
 
 # Secrets, passwords and tokens never appear in errors or logs.
 
-# A token is fetched again after this share of its life (sasl.login.refresh.window.factor).
-_REFRESH_AFTER = 0.8
-# For an endpoint without expires_in (optional in RFC 6749, 5.1), because the token is opaque.
-_LIFETIME_UNSTATED_S = 60.0
-# After the endpoint failed, a valid token is used this long before the endpoint is asked again.
-_RETRY_PAUSE_S = 5.0
-_ANSWER_BYTES_MAX = 256 * 1024
-_ERROR_NAME = re.compile(r"[a-z_]{1,40}")  # RFC 6749, 5.2: for example invalid_client
-_BUSY = frozenset({408, 425, 429})
-
-
-# Raises ClusterUnavailable (worth a retry), AuthenticationRefused, ConfigError.
-Tokens = Callable[[], Awaitable[str]]
-
-
-class TokenEndpoint:
-    """Client credentials grant (RFC 6749, 4.4). Sends id and secret by HTTP Basic."""
-
-    def __init__(self, config: ClusterConfig) -> None:
-        assert config.sasl_oauthbearer_token_endpoint_url is not None
-        self._url = config.sasl_oauthbearer_token_endpoint_url
-        self._config = config
-        self._fetching = SingleFlight[str]()
-        self._token = ""
-        self._refresh_at = self._ends_at = float("-inf")  # loop seconds
-
-    async def token(self) -> str:
-        now = asyncio.get_running_loop().time()
-        if now < self._refresh_at:
-            return self._token
-        try:
-            return await self._fetching.run("token", self._fetch)
-        except ClusterUnavailable:
-            if now >= self._ends_at:
-                raise
-            # An endpoint that is away does harm only after the token expires.
-            self._refresh_at = min(now + _RETRY_PAUSE_S, self._ends_at)
-            return self._token
-
-    async def _fetch(self) -> str:
-        asked_at = asyncio.get_running_loop().time()
-        status, body = await self._post()
-        if status != 200:
-            raise self._refusal(status, body)
-        token, lifetime = body.get("access_token"), body.get("expires_in", _LIFETIME_UNSTATED_S)
-        if not isinstance(token, str) or not token:
-            raise AuthenticationRefused(
-                f"token endpoint {self._url} answered without an access_token"
-            )
-        lifetime_s = float(lifetime) if isinstance(lifetime, int | float) else _LIFETIME_UNSTATED_S
-        self._refresh_at = asked_at + _REFRESH_AFTER * lifetime_s
-        self._ends_at = asked_at + lifetime_s
-        self._token = token
-        return token
-
-    async def _post(self) -> tuple[int, dict[str, object]]:
-        config = self._config
-        key = "cluster.sasl_oauthbearer_client_secret"
-        secret = await asyncio.to_thread(_secret, config.sasl_oauthbearer_client_secret, key)
-        form = {"grant_type": "client_credentials"}
-        if config.sasl_oauthbearer_scope is not None:
-            form["scope"] = config.sasl_oauthbearer_scope
-        # Both are form-encoded first (RFC 6749, 2.3.1).
-        basic = aiohttp.encode_basic_auth(
-            quote_plus(config.sasl_oauthbearer_client_id or ""), quote_plus(secret)
-        )
-        timeout = aiohttp.ClientTimeout(total=config.request_max_ms / 1000)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as http,
-                # A redirection would carry the secret to another place.
-                http.post(
-                    self._url,
-                    data=form,
-                    headers={"Authorization": basic, "Accept": "application/json"},
-                    allow_redirects=False,
-                ) as answer,
-            ):
-                return answer.status, await _json(answer.content)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            why = str(error) or type(error).__name__
-            raise ClusterUnavailable(f"token endpoint {self._url} failed: {why}") from None
-
-    def _refusal(self, status: int, body: dict[str, object]) -> Exception:
-        named = body.get("error")
-        why = f" ({named})" if isinstance(named, str) and _ERROR_NAME.fullmatch(named) else ""
-        text = f"token endpoint {self._url} answered with status {status}{why}"
-        if status >= 500 or status in _BUSY:
-            return ClusterUnavailable(text)
-        client = self._config.sasl_oauthbearer_client_id
-        return AuthenticationRefused(f"{text} for client {client!r}")
-
-
-async def _json(content: aiohttp.StreamReader) -> dict[str, object]:
-    """The JSON object in `content`; {} if there is none or it is too long."""
-    body = bytearray()
-    async for piece in content.iter_chunked(16 * 1024):
-        body += piece
-        if len(body) > _ANSWER_BYTES_MAX:
-            break
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 log = structlog.get_logger(__name__)
 
 # A refusal counts for every broker this long. A wrong password tried at each request would fill
 # the brokers' logs, and directories would lock the account.
 _REFUSAL_HOLDS_S = 1.0
 _SENT_AS_IT_IS = ("PLAIN", "OAUTHBEARER")
+
+# Raises ClusterUnavailable (worth a retry), AuthenticationRefused, ConfigError.
+Tokens = Callable[[], Awaitable[str]]
 
 
 class _GivenToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
@@ -269,6 +160,9 @@ def _token_source(config: ClusterConfig) -> Tokens | None:
     if config.sasl_mechanism != "OAUTHBEARER":
         return None
     if config.sasl_oauthbearer_token_file is None:
+        # Loaded only here: it brings an HTTP client, which takes a sixth of a command's start.
+        from fetchproxy.brokers.token_endpoint import TokenEndpoint
+
         return TokenEndpoint(config).token
     key = "cluster.sasl_oauthbearer_token_file"
     read = partial(_secret, config.sasl_oauthbearer_token_file, key)

@@ -129,14 +129,15 @@ async def test_an_s3_store_is_opened_without_its_server() -> None:
         pass
 
 
-def test_who_opens_a_folder_does_not_load_the_clients_of_s3(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["fetchproxy.remotelog.store_thread", "fetchproxy.cli.serve"])
+def test_who_opens_a_folder_does_not_load_the_clients_of_s3(tmp_path: Path, part: str) -> None:
     program = (
         "import sys\n"
-        "import fetchproxy.remotelog.store_thread\n"
+        f"import {part}\n"
         "from fetchproxy.config.schema import StoreConfig\n"
         "from fetchproxy.storage.remote_storage_manager import open_store\n"
         f"open_store({tmp_path.as_uri()!r}, StoreConfig())\n"
-        "print([name for name in sys.modules if 'botocore' in name])\n"
+        "print([name for name in sys.modules if 'botocore' in name or 'aiohttp' in name])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stdout + done.stderr
