@@ -31,7 +31,7 @@ BEGAN_MS = 1_700_000_000_000
 OUTAGE_S = 6.0
 
 
-@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.fixture(params=["file", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
 def store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> RemovableStore:

@@ -223,7 +223,6 @@ CHECKS: dict[str, Callable[[World, str], None]] = {
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((("keep", "raised-truncate"), "store"), id="short"),
         pytest.param((NAMES, "store"), id="store", marks=pytest.mark.slow),
         pytest.param((NAMES, "topic"), id="topic", marks=pytest.mark.slow),
     ],

@@ -136,11 +136,19 @@ class Other:
 
 OTHERS = [
     pytest.param(Other(read_java), id="Java"),
-    pytest.param(Other(read_kafka_python), id="kafka-python"),
+    pytest.param(Other(read_kafka_python), id="kafka-python", marks=pytest.mark.slow),
     pytest.param(Other(read_franz_go, find=franz_reader), id="franz-go"),
-    pytest.param(Other(read_by_ends(sarama_client), find=sarama_client), id="sarama"),
-    pytest.param(Other(read_by_ends(kafka_go_client), find=kafka_go_client), id="kafka-go"),
-    pytest.param(Other(read_kafkajs, "kafkajs", kafkajs_command), id="kafkajs"),
+    pytest.param(
+        Other(read_by_ends(sarama_client), find=sarama_client), id="sarama", marks=pytest.mark.slow
+    ),
+    pytest.param(
+        Other(read_by_ends(kafka_go_client), find=kafka_go_client),
+        id="kafka-go",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        Other(read_kafkajs, "kafkajs", kafkajs_command), id="kafkajs", marks=pytest.mark.slow
+    ),
 ]
 
 
