@@ -24,7 +24,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.segments import side_files
-from fetchproxy.segments.check import Next, SegmentCheck, TxnCheck, clip_epochs
+from fetchproxy.segments.check import Next, SegmentCheck, TxnCheck, agrees, clip_epochs
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -176,8 +176,7 @@ class SegmentVerifier:
         metadata = self.metadata
         stated = metadata.segment_leader_epochs
         found = clip_epochs(lineage, metadata.start_offset, metadata.end_offset)
-        # Batches without an epoch add none to the metadata, but the lineage continues.
-        if found != stated and (stated or len(found) > 1):
+        if not agrees(found, stated):
             self._fault(SegmentFile.EPOCHS, f"has {found}, metadata have {stated}")
         else:
             self.lineage = lineage

@@ -20,7 +20,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.segments import side_files
-from fetchproxy.segments.check import clip_epochs
+from fetchproxy.segments.check import agrees, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -171,7 +171,7 @@ async def merged_log(
     before = side_files.decode_epochs(await rsm.fetch_index(sources[0], SegmentFile.EPOCHS))
     lineage = extend_lineage(before, epochs)
     shown = clip_epochs(lineage, gathered.start_offset, gathered.end_offset)
-    if epochs and shown != epochs:
+    if epochs and not agrees(shown, epochs):
         raise CorruptSegment(
             f"{_place(sources[0])}: the lineage has {shown}, metadata have {epochs}"
         )

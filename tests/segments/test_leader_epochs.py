@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import EpochStart
+from fetchproxy.segments.check import agrees
 from fetchproxy.segments.side_files import decode_epochs, encode_epochs
 
 
@@ -61,3 +62,25 @@ def test_garbage_is_corrupt_or_reads_as_written(raw: bytes) -> None:
 def test_faults_name_their_line(raw: bytes, what: str) -> None:
     with pytest.raises(CorruptSegment, match=what):
         decode_epochs(raw)
+
+
+@pytest.mark.parametrize(
+    ("beside", "own", "same"),
+    [
+        ([(8, 10), (9, 15)], [(8, 10), (9, 15)], True),
+        ([(8, 10), (9, 15)], [(8, 12), (9, 15)], True),  # batches without an epoch, in epoch 8
+        ([(7, 10), (9, 15)], [(9, 15)], True),  # in epoch 7
+        ([(7, 10)], [], True),
+        ([(8, 12)], [(8, 10)], False),
+        ([(7, 10), (9, 15)], [], False),
+        ([(7, 10), (9, 15)], [(7, 12), (9, 16)], False),
+        ([(7, 10)], [(9, 15)], False),
+        ([(7, 10), (8, 12), (9, 15)], [(9, 15)], False),
+        ([], [(9, 15)], False),
+    ],
+)
+def test_batches_without_an_epoch_continue_the_one_before(
+    beside: list[tuple[int, int]], own: list[tuple[int, int]], same: bool
+) -> None:
+    told, stated = ([EpochStart(*entry) for entry in entries] for entries in (beside, own))
+    assert agrees(told, stated) == same

@@ -5,12 +5,17 @@ Each function returns the differences in words; there may be none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 import asked
 from asked import READ_COMMITTED, READ_UNCOMMITTED, Key, Read, key_of
+from legal_logs import LegalLog
 from oracle import (
+    EARLIEST_LOCAL,
     LATEST,
+    LATEST_TIERED,
     MAX_TIMESTAMP,
     Oracle,
     asked_epochs,
@@ -26,8 +31,11 @@ from oracle_wire import WireConnection
 _NAMES = {READ_UNCOMMITTED: "read_uncommitted", READ_COMMITTED: "read_committed"}
 
 
-def cluster_differences(wire: WireConnection, oracle: Oracle) -> Iterator[str]:
+def cluster_differences(
+    wire: WireConnection, broker: WireConnection, oracle: Oracle
+) -> Iterator[str]:
     """Of a proxy before the cluster, whatever the archive has of the logs."""
+    yield from _tier_differences(wire, broker, oracle)
     for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
         ends = ends_of(oracle.planted, isolation)
         reads = asked.read(wire, oracle.planted, isolation, starts_of(oracle.planted), ends)
@@ -40,6 +48,46 @@ def cluster_differences(wire: WireConnection, oracle: Oracle) -> Iterator[str]:
     for place, end in oracle.epochs.items():
         if epochs[place] != end:
             yield f"OffsetForLeaderEpoch {place}: {epochs[place]}, not {end}"
+
+
+def _tier_differences(
+    wire: WireConnection, broker: WireConnection, oracle: Oracle
+) -> Iterator[str]:
+    """Where the tiers meet: the broker says where its log begins, the archive where it ends."""
+    places = [(key_of(p), time) for p in oracle.planted for time in (EARLIEST_LOCAL, LATEST_TIERED)]
+    found, brokers = asked.list_offsets(wire, places), asked.list_offsets(broker, places)
+    ends = ends_with_archive(oracle)
+    for (key, time), right in brokers.items():
+        shown = found[key, time][:3]
+        archived = time == LATEST_TIERED and key in ends
+        expected = (0, ends[key] - 1, -1) if archived else right[:3]
+        if shown != expected:
+            yield f"ListOffsets {key, time}: {shown}, not {expected}"
+
+
+def end_by_log_dirs(log: LegalLog) -> tuple[int, bool]:
+    """How far an archiver copies the broker's own files, rolled and below the last stable offset.
+    False: it stops at a file whose last records compaction has taken.
+    """
+    end = log.log_start
+    for start, border in pairwise(log.segment_starts):
+        if border > log.last_stable:
+            break
+        inside = [batch for batch in log.batches if log.segment_of(batch) == start]
+        if inside[-1].last_offset + 1 != border:
+            return end, False
+        end = border
+    return end, True
+
+
+def console_differences(status: str, oracle: Oracle) -> Iterator[str]:
+    """`status`: the JSON that the page shows; names are shown as they are, never as HTML."""
+    shown = {(row["topic"], row["partition"]): row for row in json.loads(status)["partitions"]}
+    for key, end in ends_with_archive(oracle).items():
+        start = next(p.log.log_start for p in oracle.planted if key_of(p) == key)
+        row = shown.get(key, {})
+        if row.get("archived") != [{"first": start, "last": end - 1}] or row.get("gaps"):
+            yield f"console {key}: {row}, not {start} to {end - 1}"
 
 
 def _read_differences(oracle: Oracle, isolation: int, reads: Mapping[Key, Read]) -> Iterator[str]:
@@ -94,6 +142,11 @@ def archive_differences(wire: WireConnection, oracle: Oracle) -> Iterator[str]:
             marks = found.high_watermark, found.last_stable, found.log_start
             if marks != (ends[key], ends[key], log.log_start):
                 yield f"{where}: marks {marks}, not {(ends[key], ends[key], log.log_start)}"
+    edges = [(key_of(p), time) for p in held for time in (EARLIEST_LOCAL, LATEST_TIERED)]
+    for (key, time), (error, offset, at, _) in asked.list_offsets(wire, edges).items():
+        right_edge = ends[key] - (time == LATEST_TIERED)  # no record is on a broker's disk
+        if (error, offset, at) != (0, right_edge, -1):
+            yield f"ListOffsets {key, time}: {(error, offset, at)}, not {right_edge}"
     asks = list(asked_times(held))
     found_offsets = asked.list_offsets(wire, asks)
     for (key, time), (error, offset, at, _) in found_offsets.items():

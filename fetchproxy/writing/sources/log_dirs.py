@@ -30,7 +30,7 @@ from fetchproxy_protocol.record_batch import (
 from fetchproxy.errors import ConfigError, CorruptSegment, LogDirUnusable
 from fetchproxy.model import AbortedTxn, EpochStart, LogEdges, TopicIdPartition
 from fetchproxy.segments import side_files
-from fetchproxy.segments.check import TxnCheck, clip_epochs
+from fetchproxy.segments.check import TxnCheck, agrees, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import parse_uuid
 from fetchproxy.storage.ciphers import stream_at
@@ -294,7 +294,7 @@ class _Reading:
         found = self.summary.leader_epochs
         if known is not None and found:
             stated = clip_epochs(known, rolled.position, self.summary.position - 1)
-            if found != stated:
+            if not agrees(stated, found):
                 raise self._unusable(f"has {found}, its leader-epoch-checkpoint {stated}")
 
     def _check(self, data: bytes, header: BatchHeader) -> None:
