@@ -15,11 +15,13 @@ class RemoteStorageError(FetchProxyError):
     """Storage backends raise this at their edge, never an SDK's own exception.
 
     `status`: of an HTTP answer; 0: there was none. `retry_after_s`: the store asked for this pause
-    before the next request; 0: it did not.
+    before the next request; 0: it did not. `may_be_of_object`: of the one object, if the store
+    gives out others.
     """
 
     status = 0
     retry_after_s = 0.0
+    may_be_of_object = False
 
     def count_tries(self, tries: int) -> None:
         """Tell in the text how often the request was sent, if more than once."""

@@ -179,11 +179,18 @@ class WatchedObjectStore(WrappedObjectStore):
         try:
             yield
         except RemoteStorageError as error:
-            if type(error) not in _OF_STORE_OR_OBJECT or not await self._gives_others(key):
+            of_disk = error.may_be_of_object
+            if not of_disk and type(error) not in _OF_STORE_OR_OBJECT:
                 raise
+            if not await self._gives_others(key, 0.0 if of_disk else PROBE_GOOD_FOR_S):
+                raise
+            remedy = (
+                "check the disks that it lies on, or copy it again"
+                if of_disk
+                else "give access to this object or its key, or copy it again"
+            )
             raise ObjectNotReadable(
-                f"{error}; the store gives out other objects: give access to this object or its "
-                "key, or copy it again"
+                f"{error}; the store gives out other objects: {remedy}"
             ) from error
 
     async def _gives_others(self, key: str, known_for_s: float = PROBE_GOOD_FOR_S) -> bool:

@@ -18,6 +18,7 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import (
     DamagedObject,
     ObjectNotFound,
+    ObjectNotReadable,
     RangeNotSatisfiable,
     RemoteStorageError,
     StorageDenied,
@@ -28,6 +29,8 @@ from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.hdfs import HdfsObjectStore
 from fetchproxy.storage.stores.kerberos import offered
 from fetchproxy.storage.stores.locations import HdfsLocation
+from fetchproxy.storage.stores.retries import tried_once
+from fetchproxy.storage.watched_store import WatchedObjectStore
 
 Answer = Callable[[web.Request], web.Response]
 FOLDER = {"FileStatus": {"pathSuffix": "", "type": "DIRECTORY", "length": 0, "modificationTime": 0}}
@@ -440,3 +443,27 @@ async def test_a_token_of_the_file_is_not_replaced_by_kerberos(tmp_path: Path) -
 )
 def test_whether_kerberos_is_wanted(challenges: list[str], expected: bool) -> None:
     assert offered(challenges) is expected
+
+
+async def test_a_file_whose_blocks_are_on_no_datanode() -> None:
+    """The NameNode finds that out itself, and names no exception of its own."""
+    without: set[str] = set()
+
+    def opened(request: web.Request) -> web.Response:
+        if request.path.rpartition("/")[2] in without:
+            return said("IOException", message="No active nodes contain this block")
+        return moved(request)
+
+    def content(request: web.Request) -> web.Response:
+        return web.Response(body=b"content")
+
+    async with answering(namenode(OPEN=opened, OPEN_DATA=content)) as inner:
+        store = WatchedObjectStore(inner, "layout")
+        assert await store.get("k") == b"content"
+        without.add("k")
+        of_object = "No active nodes contain this block; the store gives out other objects"
+        with pytest.raises(ObjectNotReadable, match=of_object):
+            await store.get("k")
+        without.add("layout")
+        with tried_once(), pytest.raises(StorageUnavailable, match="No active nodes"):
+            await store.get("k")

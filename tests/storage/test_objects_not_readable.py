@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +32,8 @@ from fetchproxy.storage.store_health import (
     REFUSED_OF_PARTITION_MAX,
     StoreOperation,
 )
+from fetchproxy.storage.stores import retries
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.native import native_error
 from fetchproxy.storage.stores.object_store import ObjectStore, error_of
@@ -231,3 +235,63 @@ async def test_a_missing_object_is_not_mixed_up_with_one_that_is_refused(tmp_pat
     manager = await archive_of(MemoryObjectStore(), tmp_path)
     with pytest.raises(ObjectNotFound):
         await manager.fetch_log_segment(segment(30, segment_id=3), ByteRange(0, 5))
+
+
+class BadDisk:
+    """`os.pread` over files of which some cannot be read, by a part of their path."""
+
+    def __init__(self, error: int) -> None:
+        self.error = error
+        self.failing: dict[str, float] = {}
+        self._pread = os.pread
+
+    def __call__(self, fd: int, size: int, at: int) -> bytes:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        for part, times in self.failing.items():
+            if part in path and times:
+                self.failing[part] -= 1
+                raise OSError(self.error, os.strerror(self.error))
+        return self._pread(fd, size, at)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="only Linux names a descriptor's file"
+)
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE, errno.EUCLEAN, errno.ENOTCONN])
+async def test_a_file_that_its_disk_does_not_give_out(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = BadDisk(error)
+    monkeypatch.setattr(os, "pread", disk)
+    monkeypatch.setattr(retries, "PAUSES_S", (0.001, 0.001, 0.001))
+    first, second = segment(10, segment_id=1), segment(20, segment_id=2)
+    store = FilesystemObjectStore(tmp_path / "store", create=True)
+    async with await archive_of(store, tmp_path) as manager:
+        read = manager.health[StoreOperation.READ]
+        now = asyncio.get_running_loop().time
+        key = manager.object_key(first, SegmentFile.LOG)
+        disk.failing = {key: 1}
+        assert await manager.fetch_log_segment(first, ByteRange(0, 5)) == b"01234"
+
+        disk.failing = {key: float("inf")}
+        if error == errno.ENOTCONN:  # a mount whose server has gone, and never one file
+            with pytest.raises(StorageUnavailable):
+                await manager.fetch_log_segment(first, ByteRange(0, 5))
+            return
+        said = rf"{os.strerror(error)}; the store gives out other objects: check the disks"
+        with pytest.raises(ObjectNotReadable, match=said):
+            await manager.fetch_log_segment(first, ByteRange(0, 5))
+        (condition,) = manager.health.conditions(now())
+        assert (condition.kind, condition.first_offset) == (Kind.OBJECT_NOT_READABLE, 10)
+        assert await manager.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
+        assert read.status(now()).up
+
+        disk.failing = {"": float("inf")}
+        with pytest.raises(StorageUnavailable) as outage:
+            await manager.fetch_log_segment(second, ByteRange(0, 5))
+        assert outage.value.retriable
+        assert read.status(now()).up is False
+
+        disk.failing = {}
+        await manager.fetch_log_segment(first, ByteRange(0, 5))
+        assert not list(manager.health.conditions(now()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import threading
@@ -179,6 +180,14 @@ TEMPORARY_START = "~put-"
 
 _FOLDER_RACES_MAX = 8
 
+# What a bad sector, a broken inode, or a file that another host has replaced says when it is read.
+# A disk or a mount that has gone says the same of every file.
+_MAY_BE_OF_ONE_FILE = {
+    getattr(errno, name)
+    for name in ("EIO", "ESTALE", "EBADMSG", "ENODATA", "EUCLEAN")
+    if hasattr(errno, name)  # EUCLEAN: only Linux
+}
+
 
 class Abandoned(Exception):
     """The caller of a put was cancelled before its object became visible."""
@@ -274,18 +283,36 @@ class FileTree:
             return True
 
     def get(self, key: str, bytes_max: int) -> bytes:
-        with self._translated(key), self._opened(key) as (fd, size):
+        def read(fd: int, size: int) -> bytes:
             if size > bytes_max:
                 raise too_large(key, size, bytes_max)
             return read_exactly(fd, 0, size)
 
+        return self._read(key, read)
+
     def get_range(self, key: str, byte_range: ByteRange) -> bytes:
-        with self._translated(key), self._opened(key) as (fd, size):
+        def read(fd: int, size: int) -> bytes:
             if byte_range.start >= size:
                 raise RangeNotSatisfiable(
                     f"{key}: range starts at {byte_range.start}, object has {size} bytes"
                 )
             return read_exactly(fd, byte_range.start, min(byte_range.end, size))
+
+        return self._read(key, read)
+
+    def _read(self, key: str, read: Callable[[int, int], bytes]) -> bytes:
+        """`read(descriptor, size)` of the file; once more, with the file opened anew, after an
+        error that may be of this file.
+        """
+        with self._translated(key):
+            try:
+                with self._opened(key) as (fd, size):
+                    return read(fd, size)
+            except OSError as error:
+                if error.errno not in _MAY_BE_OF_ONE_FILE:
+                    raise
+            with self._opened(key) as (fd, size):
+                return read(fd, size)
 
     def delete(self, key: str) -> None:
         path = self._root / key
@@ -489,7 +516,9 @@ def storage_error(
         return StorageDenied(text)
     if error.errno in (ENAMETOOLONG, EISDIR):
         return RemoteStorageError(text)  # no retry makes a name shorter
-    return StorageUnavailable(text)
+    unavailable = StorageUnavailable(text)
+    unavailable.may_be_of_object = error.errno in _MAY_BE_OF_ONE_FILE
+    return unavailable
 
 
 _LIST_PAGE_OBJECTS = 1000

@@ -57,6 +57,9 @@ _DENIED = frozenset(
 _THROTTLED = frozenset({"ServerTooBusyException", "RetriableException"})
 # No DataNode that is up has a block of the file. Others may be starting, so it may come back.
 _LOST_BLOCKS = frozenset({"BlockMissingException", "CannotObtainBlockLengthException"})
+# What the NameNode says itself, as a plain IOException, of a file whose blocks are on no DataNode.
+# If no DataNode is up, it says so of every file.
+_NO_DATANODE = "No active nodes contain this block"
 # No retry helps after these; all other errors of HDFS come and go with its nodes.
 _LASTING = frozenset(
     {
@@ -126,7 +129,9 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
         kind = _kind(fault)
         if kind is ObjectNotFound and not may_be_absent:
             kind = StorageUnavailable
-        raise kind(f"{what}: {fault}") from fault
+        error = kind(f"{what}: {fault}")
+        error.may_be_of_object = may_be_absent and _NO_DATANODE in str(fault)
+        raise error from fault
     except (aiohttp.ClientError, OSError) as error:  # includes TimeoutError
         said = str(error) or type(error).__name__
         told = without_token(said)
