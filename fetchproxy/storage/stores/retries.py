@@ -21,6 +21,7 @@ from typing import TypeVar
 from zlib import crc32
 
 from fetchproxy.errors import RemoteStorageError, StorageThrottled, StoreMissing
+from fetchproxy.storage.stores.object_store import http_date_ms
 
 T = TypeVar("T")
 
@@ -30,8 +31,10 @@ PAUSES_S = (0.03, 0.3, 1.5)
 TRIES_MAX = len(PAUSES_S) + 1
 # A store that refuses too many requests counts them by the second.
 THROTTLED_PAUSE_S = 1.0
-# A store may ask for a longer pause (Retry-After). Above this, the caller's own back-off decides.
+# A store may ask for a longer pause (Retry-After). Above this, the caller's own back-off decides. A
+# header that asks for more counts as this: MinIO asks for a minute, whatever the cause.
 RETRY_AFTER_MAX_S = 5.0
+_HEADER_CHARS_MAX = 100
 # One further try always begins. More begin only within this time: a request that ends by its
 # time-out has taken long enough.
 TRIES_BEGIN_WITHIN_S = 10.0
@@ -65,6 +68,20 @@ def each_object_alone() -> Iterator[None]:
 def is_each_object_alone() -> bool:
     """False within `tried_once`, whose caller tries again."""
     return _alone.get() and not _once.get()
+
+
+def asked_pause_s(retry_after: str | None, date: str | None = None) -> float:
+    """The pause (s) that an answer's Retry-After asks for, in seconds or as an HTTP date; 0 if it
+    is missing or unreadable. `date`: the answer's Date, because clocks differ.
+    """
+    value = (retry_after or "").strip()[:_HEADER_CHARS_MAX]
+    if value.isascii() and value.isdecimal():
+        return min(float(value), RETRY_AFTER_MAX_S)
+    until_ms = http_date_ms(value)
+    now_ms = http_date_ms(date)
+    if until_ms is None or now_ms is None:
+        return 0.0
+    return min(max(until_ms - now_ms, 0) / 1000, RETRY_AFTER_MAX_S)
 
 
 def pause_s(failures: int, error: RemoteStorageError, what: str) -> float:

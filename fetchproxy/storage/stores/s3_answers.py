@@ -21,6 +21,7 @@ from fetchproxy.storage.stores.object_store import (
     StoredObject,
     answered,
 )
+from fetchproxy.storage.stores.retries import asked_pause_s
 
 # In practice servers, proxies and caches give wrong answers: they ignore a range, list in another
 # order, or return a page that is not from an S3 server. Such an answer must pass neither as data
@@ -123,7 +124,10 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
         request = f" (request {about['RequestId']})" if about.get("RequestId") else ""
         said = f"{error}{request}".replace(" (reached max retries: 0)", "")
         code = error_code(error)
-        raise answered(what, status, code, said, may_be_absent=may_be_absent) from error
+        failure = answered(what, status, code, said, may_be_absent=may_be_absent)
+        headers = about.get("HTTPHeaders", {})
+        failure.retry_after_s = asked_pause_s(headers.get("retry-after"), headers.get("date"))
+        raise failure from error
     except _UNAVAILABLE as error:
         raise StorageUnavailable(f"{what}: {error or type(error).__name__}") from error
     except _DENIED as error:

@@ -21,7 +21,8 @@ from fetchproxy import __version__
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.loop import uninitialised
-from fetchproxy.storage.stores.object_store import error_of
+from fetchproxy.storage.stores.object_store import answered
+from fetchproxy.storage.stores.retries import asked_pause_s
 
 # An HTTP library returns a body in pieces, which need one more copy to join. An S3 library takes
 # two milliseconds of Python to build and parse each request. For a replay, this was more than half
@@ -44,12 +45,13 @@ Address = tuple[str, int, bool]  # host, port, whether by TLS
 class OtherAnswer(Exception):
     """The server answered with something other than the requested part.
 
-    `status`: 0 if it is not an HTTP/1.1 answer.
+    `status`: 0 if it is not an HTTP/1.1 answer. `retry_after_s`: as in RemoteStorageError.
     """
 
-    def __init__(self, what: str, status: int = 0) -> None:
+    def __init__(self, what: str, status: int = 0, retry_after_s: float = 0.0) -> None:
         super().__init__(what)
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ def part_of(head: bytes, wanted: Wanted) -> tuple[int, bool]:
             and not any(name in headers for name in _RECODED)
         ):
             return end - first, headers.get(b"connection", b"").lower() != b"close"
-    raise OtherAnswer(f"answered {head[:40]!r}", status)
+    asked = (headers.get(name, b"").decode("latin-1") for name in (b"retry-after", b"date"))
+    raise OtherAnswer(f"answered {head[:40]!r}", status, asked_pause_s(*asked))
 
 
 def _request(url: str, byte_range: ByteRange) -> tuple[Address, bytes]:
@@ -369,7 +372,9 @@ class S3RangeReads:
             content = await self._requests.get(await self.signed_url(key), wanted)
         except OtherAnswer as error:
             if error.status == 429 or error.status >= 500:
-                raise error_of(error.status)(f"{what}: {error}") from error
+                said = answered(what, error.status, "", str(error))
+                said.retry_after_s = error.retry_after_s
+                raise said from error
             return None
         self._needless = 0
         return content

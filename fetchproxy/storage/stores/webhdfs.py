@@ -31,6 +31,7 @@ from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.storage.stores.client_sockets import ClientSockets
 from fetchproxy.storage.stores.kerberos import Kerberos, Negotiation, offered
 from fetchproxy.storage.stores.locations import HdfsLocation
+from fetchproxy.storage.stores.retries import asked_pause_s
 
 # A NameNode names the Java exception in its answer, nearly always with status 403. An answer
 # without such a name does not come from a NameNode, so even a 404 says nothing about an object.
@@ -93,6 +94,7 @@ class RemoteFault(Exception):
         self.status = status
         self.exception = exception
         self.wants_kerberos = False
+        self.retry_after_s = 0.0
 
 
 def remote_fault(status: int, body: bytes) -> RemoteFault:
@@ -130,6 +132,7 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
         if kind is ObjectNotFound and not may_be_absent:
             kind = StorageUnavailable
         error = kind(f"{what}: {fault}")
+        error.retry_after_s = fault.retry_after_s
         error.may_be_of_object = may_be_absent and _NO_DATANODE in str(fault)
         raise error from fault
     except (aiohttp.ClientError, OSError) as error:  # includes TimeoutError
@@ -494,6 +497,8 @@ async def _check(answer: aiohttp.ClientResponse, status: int) -> None:
         fault = remote_fault(answer.status, await _received(answer, _FAULT_BYTES_MAX))
         challenges = answer.headers.getall("WWW-Authenticate", [])
         fault.wants_kerberos = answer.status == 401 and offered(challenges)
+        asked = answer.headers.get("Retry-After"), answer.headers.get("Date")
+        fault.retry_after_s = asked_pause_s(*asked)
         raise fault
 
 
