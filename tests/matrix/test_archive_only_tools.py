@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from archive_only_process import ArchiveOnlyProcess
+from confluent_kafka import Consumer, TopicPartition
 from matrix_frameworks import TopicLines, sunk, until_there
-from proxy_process import wait_for
+from matrix_programs import parsed, run
+from proxy_process import ProxyProcess, wait_for
 from test_fail_over import archive
-from topic_data import TopicData, produce
+from topic_data import TopicData, produce, trim
 
-from lab.frameworks import ConnectWorker, frameworks_jars
+from lab.frameworks import ConnectWorker, frameworks_jars, streams_command
 from lab.kafka import KafkaServer, run_tool
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -104,6 +109,54 @@ def test_a_sink_reads_the_archive_and_the_worker_lives_on_a_cluster(
     with ConnectWorker(tmp_path, kafka_server.bootstrap, connector) as worker:
         until_there(worker, COUNT, 0.0, lambda: sunk(file))
     assert [offset for _, offset, _, _ in sunk(file)] == list(range(COUNT))
+
+
+def test_streams_reads_an_archive_and_writes_nothing_to_it(
+    node: ArchiveOnlyProcess, find_part: FindPart
+) -> None:
+    """An application without a state or a sink runs; one that needs topics is told the reason."""
+    find_part("frameworks", frameworks_jars)
+    asked = ("app-that-reads", str(COUNT), "read_committed", "earliest", "0")
+    read = parsed(run(streams_command("read", node.bootstrap, TOPIC, *asked)))
+    assert [offset for _, offset, _, _ in read] == list(range(COUNT))
+    consumer = Consumer({"bootstrap.servers": node.bootstrap, "group.id": "app-that-reads"})
+    with closing(consumer):
+        (committed,) = consumer.committed([TopicPartition(TOPIC, 0)], timeout=30)
+    assert committed.offset == COUNT
+    counting = ("app-that-counts", str(COUNT), "at_least_once", TOPIC)
+    refused = subprocess.run(
+        streams_command("count", node.bootstrap, TOPIC, *counting),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert refused.returncode == 1
+    assert REASON in refused.stdout + refused.stderr
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once_v2"])
+def test_streams_counts_both_tiers_through_the_proxy(
+    kafka_server: KafkaServer, find_part: FindPart, tmp_path: Path, guarantee: str
+) -> None:
+    """Its repartition topic and its changelog are made, written, read and purged through it."""
+    find_part("frameworks", frameworks_jars)
+    source = kafka_server.create_topic(f"to-be-counted-{guarantee}", 1)
+    sink = kafka_server.create_topic(f"counts-{guarantee}", 1)
+    data = TopicData(source)
+    produce(kafka_server.bootstrap, data, COUNT)
+    store = (tmp_path / "store").as_uri()
+    archive(kafka_server, store, source)
+    trim(kafka_server.bootstrap, source, {0: COUNT - 100})
+    with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
+        counting = (f"app-{guarantee}", str(COUNT), guarantee, sink)
+        run(streams_command("count", proxy.bootstrap, source, *counting))
+        assert not proxy.logged("session_crashed")
+    expected = Counter(key[-1:].decode() for _, key, _ in data.written[0])
+    with TopicLines(kafka_server.bootstrap, sink) as lines:
+        wait_for("the counts", lambda: len(lines.all()) >= COUNT)
+        counts = [value.split() for *_, value in lines.all()]
+    assert {byte: int(count) for byte, count in counts} == expected
 
 
 TOOLS: dict[str, tuple[str, tuple[str, ...], str]] = {

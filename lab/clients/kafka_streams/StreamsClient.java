@@ -12,9 +12,11 @@ import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse;
 import org.apache.kafka.streams.kstream.KStream;
+import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.processor.api.ContextualProcessor;
 import org.apache.kafka.streams.processor.api.Record;
 import org.apache.kafka.streams.processor.api.RecordMetadata;
+import org.apache.kafka.streams.state.Stores;
 
 /**
  * A Kafka Streams application for the matrix of clients and brokers.
@@ -24,6 +26,9 @@ import org.apache.kafka.streams.processor.api.RecordMetadata;
  *     prints COUNT records, and what comes in the time after them, as "partition offset key value"
  * copy BOOTSTRAP TOPIC APPLICATION COUNT GUARANTEE SINK
  *     writes the first COUNT records of partition 0 to the topic SINK
+ * count BOOTSTRAP TOPIC APPLICATION COUNT GUARANTEE SINK
+ *     counts COUNT records by the last byte of their keys: through a repartition topic, into a store
+ *     with a changelog; each new count goes to the topic SINK as "byte count"
  * </pre>
  *
  * It closes the application before it ends, so that it has committed what was read. Whatever ends
@@ -49,6 +54,15 @@ public final class StreamsClient {
             settings.put(StreamsConfig.consumerPrefix("auto.offset.reset"), a[6]);
             lingerMs = Long.parseLong(a[7]);
             source.process(() -> new Printer(wanted));
+        } else if (a[0].equals("count")) {
+            settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, a[5]);
+            settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
+            source.groupBy((key, value) -> new byte[] {key[key.length - 1]})
+                    .count(Materialized.as(Stores.inMemoryKeyValueStore("counts")))
+                    .toStream()
+                    .peek((key, count) -> wanted.countDown())
+                    .mapValues((key, count) -> (new String(key) + " " + count).getBytes())
+                    .to(a[6]);
         } else {
             settings.put(StreamsConfig.consumerPrefix("auto.offset.reset"), "none");
             settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, a[5]);
