@@ -8,7 +8,7 @@ archivers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
@@ -20,6 +20,7 @@ from fetchproxy.archive import (
     managed_archive,
     wall_clock_ms,
 )
+from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ClusterUnavailable, ConfigError
 from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell, attempted
@@ -34,6 +35,7 @@ from fetchproxy.writing.archive_pass import (
 from fetchproxy.writing.discovery import TopicDiscovery, partitions_of
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
+from fetchproxy.writing.topic_recorder import TopicRecorder
 
 # Partitions planned at once. Each takes one request to a leader and one read of the archive.
 PLANNED_AT_ONCE = 16
@@ -65,10 +67,11 @@ class PlannedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ArchivePlan:
-    """`refused`: by topic, why it is not archived although the pattern matches it. `failed`: the
-    partitions that could not be looked at.
+    """`topics`: those to archive. `refused`: by topic, why it is not archived although the pattern
+    matches it. `failed`: the partitions that could not be looked at.
     """
 
+    topics: tuple[TopicInfo, ...]
     partitions: tuple[PlannedPartition, ...]
     refused: Mapping[str, str]
     failed: tuple[Failure, ...] = ()
@@ -90,7 +93,8 @@ class ArchivedPartition:
 def archive(
     runner: Runner, config: Config, *, create: bool = False
 ) -> tuple[ArchivePlan, Done[ArchivedPartition]]:
-    """Copy the topics that `archive.topics` matches, up to their current last stable offsets.
+    """Copy the topics that `archive.topics` matches, up to their current last stable offsets, and
+    their descriptions.
 
     `create`: see `OwnArchive`.
     Raises ConfigError, ClusterError, RemoteStorageError if planning fails; PipelineFailed.
@@ -101,7 +105,7 @@ def archive(
     plan = plan_archive(config)
     done = runner.each(plan.partitions, archive_work(config))
     rows = [_row(partition) for partition in done.results]
-    failures = (*plan.failed, *done.failures)
+    failures = (*plan.failed, *done.failures, *describe_topics(config, plan.topics))
     return plan, replace(done, failures=failures, frame=runner.frame(rows, ARCHIVED_SCHEMA))
 
 
@@ -138,7 +142,8 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
             metadata_topic=config.metadata.topic_name,
             name_fault=opened.rsm.name_fault,
         )
-        tips = partitions_of(await discovery.look())
+        found_topics = await discovery.look()
+        tips = partitions_of(found_topics)
         if why := discovery.why_nothing():
             raise ConfigError(why)
         found: list[PlannedPartition] = []
@@ -166,7 +171,21 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
 
         await for_each(tips, look, PLANNED_AT_ONCE)
     found.sort(key=lambda planned: (-planned.offsets, planned.tip))
-    return ArchivePlan(tuple(found), discovery.refused, tuple(failed))
+    return ArchivePlan(tuple(found_topics), tuple(found), discovery.refused, tuple(failed))
+
+
+def describe_topics(config: Config, topics: Sequence[TopicInfo]) -> tuple[Failure, ...]:
+    """Runs on the driver. Writes the topics' numbers of partitions, and which are empty, as an
+    archiver does.
+    """
+    outcome = in_loop(attempted(_describe(config, topics), "the descriptions of the topics"))
+    return (outcome,) if isinstance(outcome, Failure) else ()
+
+
+async def _describe(config: Config, topics: Sequence[TopicInfo]) -> None:
+    async with managed_archive(config) as opened:
+        recorder = TopicRecorder(opened.cluster, opened.rsm, opened.rlmm, wall_clock_ms)
+        await recorder.record(topics)
 
 
 def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, ArchivedPartition]:

@@ -3,6 +3,7 @@ and a metadata topic that was lost."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,13 +15,14 @@ from planted_archive import gaps_of
 from proxy_process import ProxyProcess
 from topic_data import TopicData, archived_ends, produce, produce_transactions
 
-from fetchproxy.archive import for_executors, in_loop, stored_partitions
+from fetchproxy.archive import for_executors, in_loop, stored_archive, stored_partitions
 from fetchproxy.auditing.faults import VerifyReport
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ClusterError, ConfigError
 from fetchproxy.jobs.archive import (
     ArchivedPartition,
+    archive,
     archive_work,
     begin_archive,
     check_source,
@@ -28,7 +30,10 @@ from fetchproxy.jobs.archive import (
 )
 from fetchproxy.jobs.merge import MergeOptions, merge_work
 from fetchproxy.jobs.restore import _metadata_topic, _state_metadata_topic, grouped, restore_work
+from fetchproxy.jobs.runner import Here
 from fetchproxy.jobs.verify import together, verify_work
+from fetchproxy.metadata.topic_descriptions import TopicDescriptions
+from fetchproxy.segments.topic_description import TopicDescription
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -155,6 +160,42 @@ def test_what_cannot_be_planned_is_said_before_anything_starts(
         check_source(config_for(bootstrap, data.topic, tmp_path, archive__log_dirs=logs))
     with pytest.raises(ClusterError):
         plan_archive(config_for("127.0.0.1:1", data.topic, tmp_path))
+
+
+def test_topics_are_described_and_the_empty_ones_too(
+    kafka_server: KafkaServer, create_topic: CreateTopic, tmp_path: Path
+) -> None:
+    """By the job itself, as `--spark` runs it: here the runner is of this process."""
+    some, nothing = create_topic(PARTITIONS), create_topic(2)
+    produce(kafka_server.bootstrap, TopicData(some), 5, partition_count=1)
+    config = config_for(kafka_server.bootstrap, f"{some}|{nothing}", tmp_path)
+    plan, done = archive(Here(), config)
+    assert {topic.name for topic in plan.topics} == {some, nothing}
+    assert done.failures == ()
+
+    async def described() -> dict[str, TopicDescription]:
+        async with stored_archive(config) as opened:
+            said = await TopicDescriptions(opened.rsm.objects).refresh()
+            return {one.topic: one for one in said.values()}
+
+    said = in_loop(described())
+    assert {name: (one.partitions, one.empty) for name, one in said.items()} == {
+        some: (PARTITIONS, {1: 0, 2: 0}),
+        nothing: (2, {0: 0, 1: 0}),
+    }
+    assert said[some].cluster_id
+
+
+def test_descriptions_that_cannot_be_written_are_a_failure(
+    kafka_server: KafkaServer, config: Config, data: TopicData, tmp_path: Path
+) -> None:
+    assert archive(Here(), config)[1].failures == ()
+    topics = tmp_path / "store" / "topics"
+    shutil.rmtree(topics)
+    topics.write_bytes(b"")
+    (failure,) = archive(Here(), config)[1].failures
+    assert failure.what == "the descriptions of the topics"
+    assert "topics/" in failure.error
 
 
 def test_a_compacted_topic_is_refused_by_name(
