@@ -36,6 +36,7 @@ from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Condition, Health, Kind, of_partition
 from fetchproxy.observability.logs import RecentEvents
 from fetchproxy.serving.appetite import Appetites
+from fetchproxy.storage.archive_identity import LOOK_AGE_MAX_S, ArchiveIdentity
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
 from fetchproxy.storage.stores.object_store import StoredObject
@@ -216,6 +217,34 @@ async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> Non
     await process.collector.look()  # a store that failed is looked at again at once
     assert (await process.collector()).store.up is True
     assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up", {"operation": "list"}) == 1
+
+
+@pytest.mark.remedy("archive_listing_failing")
+async def test_an_archive_that_is_gone_from_a_sound_store_is_named_until_it_is_back(
+    process: Process,
+) -> None:
+    """The remedy is to read the error, which says what is wrong and where."""
+    await process.rsm.identity.state(ArchiveIdentity(UUID(int=5), None, "store"))
+    await process.rsm.identity.look()
+    await process.archive(segment(0, 9))
+    await process.collector.look()
+    assert (await process.collector()).conditions == ()
+    gone = {found.key: await process.store.get(found.key) async for found in process.store.list("")}
+    for key in gone:
+        await process.store.delete(key)
+    await asyncio.sleep(LOOK_AGE_MAX_S)
+    await process.collector.look()
+    status = await process.collector()
+    [shown] = status.conditions
+    assert shown["kind"] == Kind.ARCHIVE_LISTING_FAILING
+    assert "there is no archive" in str(shown["what"])
+    assert status.store.up is False
+    assert status.partitions[0].archived == (OffsetRange(0, 9),), "what was known before"
+    for key, content in gone.items():
+        await process.store.put(key, content)
+    await process.collector.look()
+    status = await process.collector()
+    assert (status.conditions, status.store.up) == ((), True)
 
 
 async def test_between_full_looks_one_listing_is_enough(process: Process) -> None:

@@ -14,11 +14,8 @@ TESTS = Path(__file__).parent.parent
 MARK = "pytest.mark.remedy"
 # Kinds whose remedy no test tries yet, each with the reason. The list may only become shorter.
 UNTRIED = {
-    "archive_mismatch": "its remedy is a restart with other settings",
-    "archive_listing_failing": "its remedy depends on the error",
     "gateway_not_listening": "its remedy is to wait",
     "partitions_unknown_to_metadata_topic": "test_restore_kafka tries `restore`, not the condition",
-    "readers_held": "its remedy is that of the archiver's condition",
     "segment_metadata_changed": "its remedy begins with a search for the intruder",
 }
 

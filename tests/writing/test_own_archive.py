@@ -20,12 +20,13 @@ from fetchproxy.config.schema import Config, StoreConfig
 from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ConfigError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.health import Health, headlines
+from fetchproxy.observability.health import Health, Kind, headlines
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, layout_text
 from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.writing import own_archive
 from fetchproxy.writing.own_archive import OwnArchive, state_metadata_topic
 from lab.kafka import KafkaServer
 
@@ -225,6 +226,46 @@ async def test_who_is_set_otherwise_does_not_start(
     async with process(other) as one:
         with pytest.raises(ArchiveMismatch, match=r"topic elsewhere.*topic mine"):
             await one.own.at_start()
+
+
+async def named(one: Process) -> None:
+    while not one.headlines():  # noqa: ASYNC110 - there is no event for what health is told
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.remedy("archive_mismatch")
+async def test_an_archive_whose_metadata_move_is_named_until_a_restart_with_the_right_settings(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_archive, "LOOK_INTERVAL_S", 0.1)
+    written_topic(kafka_server, "own-moves")
+    config = configured(kafka_server, tmp_path, "own-moves")
+    async with process(config) as one, asyncio.timeout(60):
+        running = asyncio.create_task(one.own.run())
+        await one.own.confirmed.wait()
+        assert one.headlines() == ()
+        async with open_store((tmp_path / "store").as_uri(), StoreConfig()) as rsm:
+            await state_metadata_topic(rsm, "moved-here")
+        await named(one)
+        now = asyncio.get_running_loop().time()
+        [found] = one.health.conditions(now)
+        assert found.kind is Kind.ARCHIVE_MISMATCH
+        assert "metadata.manager" in found.what
+        assert "topic moved-here" in found.what
+        running.cancel()
+    corrected = configured(
+        kafka_server,
+        tmp_path,
+        "own-moves",
+        metadata_manager="topic",
+        metadata_topic_name="moved-here",
+        metadata_topic_replication_factor="1",
+        metadata_topic_partitions="1",
+    )
+    async with process(corrected) as one:
+        await one.own.confirm()
+        await one.rsm.identity.check()
+        assert one.headlines() == ()
 
 
 async def test_an_archive_of_another_cluster_is_left_alone(
