@@ -7,15 +7,18 @@ from contextlib import AsyncExitStack
 from random import Random
 
 import pytest
+from failing_store import FailingStore
 from faulty_store import NO_FAULTS, Faults, FaultyObjectStore
 from planted_archive import TIP, batch
 from retention_world import HOUR_MS, State, World, turns, virtually
 from virtual_loop import run_virtual
 
-from fetchproxy.errors import RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
 
 with_both = pytest.mark.parametrize("manager", ["store", "topic"])
 
@@ -256,5 +259,65 @@ def test_unreadable_metadata_holds_retention_up() -> None:
         await world.planted.change(third, SegmentFile.METADATA, lambda _: encode_segment(third))
         await turns(expirer, 100)
         assert world.bases() == [40]
+
+    virtually(life)
+
+
+class RefusesSome(FailingStore):
+    """Deletions of objects whose name contains one of `kept` are denied."""
+
+    kept: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.denied: list[str] = []
+
+    async def delete(self, key: str) -> None:
+        if any(part in key for part in self.kept):
+            self.denied.append(key)
+            raise StorageDenied(f"delete {key}: it is locked")
+        await super().delete(key)
+
+
+def refusing(world: World) -> RefusesSome:
+    store = world.store = world.planted.store = RefusesSome()
+    world.planted.rsm = RemoteStorageManager(store, "archive")
+    return store
+
+
+@with_both
+def test_a_segment_that_cannot_be_deleted_keeps_no_other(manager: str) -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        store = refusing(world)
+        await world.plant(9)
+        changes = {"retention_deletes_per_turn_max": 3, "retention_grace_ms": 0}
+        expirer, _ = await world.start(opened, remote_log_retention_ms=1, **changes)
+        store.kept = f"/{0:020}", f"/{20:020}"
+        told: list[str] = []
+        for _ in range(20):
+            try:
+                await expirer.expire(TIP)
+            except StorageDenied as error:
+                told.append(str(error))
+            await asyncio.sleep(1)
+        assert len(told) > 10  # in each turn, as the archive keeps more than it may
+        assert all("it is locked" in text for text in told)
+        assert world.bases() == [0, 20, 80]
+        store.kept = ()
+        await turns(expirer, 20)
+        assert world.bases() == [80]
+
+    virtually(life, manager)
+
+
+def test_a_store_that_deletes_nothing_is_not_asked_for_each_segment() -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        store = refusing(world)
+        await world.plant(3 * FAILING_IN_A_ROW_MAX)
+        store.kept = ("",)
+        expirer, _ = await world.start(opened, remote_log_retention_ms=1)
+        with pytest.raises(StorageDenied):
+            await turns(expirer, 200)
+        assert len(set(store.denied)) == FAILING_IN_A_ROW_MAX
 
     virtually(life)

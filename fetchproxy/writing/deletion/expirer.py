@@ -35,6 +35,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.orphans import (
     Objects,
@@ -313,6 +314,7 @@ class _Partition:
     # deletion.
     orphans: dict[UUID, tuple[frozenset[tuple[str, str]], float]] = field(default_factory=dict)
     orphan_kept: bool = False  # by the last look, because its replacement is damaged
+    failed: set[UUID] = field(default_factory=set)  # segments for which the store failed last time
 
     def old_orphans(
         self, found: Mapping[UUID, Objects], now: float, age_min_s: float
@@ -463,11 +465,19 @@ class Expirer:
         return min(waits_ms) / 1000
 
     async def _do(self, tip: TopicIdPartition, removals: Removals) -> tuple[int, int]:
-        """(number checked, number done). Stops early if it takes long, because copying waits."""
+        """(number checked, number done). Stops early if it takes long, because copying waits.
+
+        If the store fails for a segment, the others are done before its error is raised, and come
+        first in the next turn, unless so many fail in a row that the store itself fails.
+        """
         loop = asyncio.get_running_loop()
         enough_at = loop.time() + _TURN_ENOUGH_S
-        looked_at = done = 0
-        for segment in (*removals.hide, *removals.delete):
+        looked_at = done = in_a_row = 0
+        first: RemoteStorageError | None = None
+        failed = self._partitions.setdefault(tip, _Partition()).failed
+        segments = (*removals.hide, *removals.delete)
+        failed &= {segment.segment_id.id for segment in segments}
+        for segment in sorted(segments, key=lambda segment: segment.segment_id.id in failed):
             if done >= self.limits.retention_deletes_per_turn_max or loop.time() > enough_at:
                 break
             step = self._delete if segment.state is State.DELETE_SEGMENT_STARTED else self._hide
@@ -476,10 +486,18 @@ class Expirer:
                 # A store that hangs must not hold up the partition's copies for ever.
                 async with within(self.config.copy_max_ms / 1000, what):
                     done += await self._do_one(step, segment, removals)
-            except RemoteStorageError:
+            except RemoteStorageError as error:
                 metrics.REMOTE_DELETE_ERRORS.labels(tip.topic).inc()
-                raise
+                failed.add(segment.segment_id.id)
+                first, in_a_row = first or error, in_a_row + 1
+                if in_a_row >= FAILING_IN_A_ROW_MAX:
+                    break
+                continue
+            failed.discard(segment.segment_id.id)
+            in_a_row = 0
             looked_at += 1
+        if first is not None:
+            raise first
         return looked_at, done
 
     async def _do_one(
