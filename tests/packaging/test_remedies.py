@@ -16,7 +16,6 @@ MARK = "pytest.mark.remedy"
 UNTRIED = {
     "gateway_not_listening": "its remedy is to wait",
     "partitions_unknown_to_metadata_topic": "test_restore_kafka tries `restore`, not the condition",
-    "segment_metadata_changed": "its remedy begins with a search for the intruder",
 }
 
 

@@ -6,6 +6,8 @@ The tests also check the errors of a proxy that lacks the key.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from client_readers import PYTHON_CLIENTS
 from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.record_batch import walk
-from proxy_process import ProxyProcess
+from proxy_process import PROJECT, ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from test_replay_real_kafka import SETTINGS, archive_all, refuses_offset_0
 from topic_data import TopicData, produce, trim
@@ -97,10 +99,13 @@ def test_a_proxy_without_the_key_says_so_and_serves_nothing_else(
     assert "store.encryption_keys is not set" in status
 
 
+@pytest.mark.remedy("segment_metadata_changed")
 def test_metadata_that_somebody_has_changed_are_not_served_by(
     module_kafka_server: KafkaServer, replayed: TopicData, folder: Path
 ) -> None:
-    """The changed metadata give a shorter segment: clients would skip its last records."""
+    """The changed metadata give a shorter segment: clients would skip its last records. `verify
+    --repair` makes them again, and the process that refused them serves the segment.
+    """
     first = min((folder / "store").glob(f"{replayed.topic}-*/0/*.metadata"))
     as_it_was = first.read_bytes()
     document = json.loads(as_it_was)
@@ -113,8 +118,23 @@ def test_metadata_that_somebody_has_changed_are_not_served_by(
                 fetched = connection.fetch_until_data(11, replayed.topic, None, 0)
             assert (fetched.error, fetched.records) == (ErrorCode.KAFKA_STORAGE_ERROR, b"")
             status = process.get("/api/status")
-        assert "segment_metadata_changed" in status
-        assert "it differs from what the segment was encrypted with: end_offset is" in status
+            assert "segment_metadata_changed" in status
+            assert "it differs from what the segment was encrypted with: end_offset is" in status
+            repair = ("verify", "--repair", "--store", store)
+            more = ("--set", f"store.encryption_keys={folder / 'keys.json'}")
+            command = [sys.executable, "-m", "fetchproxy", *repair, *more]
+            done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done
+            assert first.read_bytes() == as_it_was
+            with RawConnection(process.bootstrap) as connection:
+                wait_for(
+                    "the segment is served",
+                    lambda: connection.fetch(11, replayed.topic, None, 0).records,
+                )
+            wait_for(
+                "the end of the condition",
+                lambda: json.loads(process.get("/api/status"))["conditions"] == [],
+            )
     finally:
         first.write_bytes(as_it_was)
 
