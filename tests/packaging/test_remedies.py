@@ -14,7 +14,6 @@ TESTS = Path(__file__).parent.parent
 MARK = "pytest.mark.remedy"
 # Kinds whose remedy no test tries yet, each with the reason. The list may only become shorter.
 UNTRIED = {
-    "gateway_not_listening": "its remedy is to wait",
     "partitions_unknown_to_metadata_topic": "test_restore_kafka tries `restore`, not the condition",
 }
 
