@@ -7,9 +7,9 @@ import pytest
 from lab.errors import PartMissing
 from lab.parts import PARTS, PYSPARKS, is_cached
 
-# The first and the last one are in short tests, each minor in `make test-all`.
+# The last one is in short tests, each minor in `make test-all`.
 VERSIONS = [
-    pytest.param(part, marks=[pytest.mark.slow] * (part not in ("spark-oldest", "spark-newest")))
+    pytest.param(part, marks=[pytest.mark.slow] * (part != "spark-newest"))
     for part in PYSPARKS
 ]
 
