@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 from archived_topics import SETTINGS, archive_and_trim, new_topic
 from client_readers import read_confluent
 from confluent_kafka.admin import AdminClient
-from proxy_process import PROJECT, ProxyProcess
+from proxy_process import PROJECT, ProxyProcess, wait_for
 from topic_data import produce
 
+from fetchproxy.observability.health import Kind
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -43,6 +45,7 @@ def run(what: str, bootstrap: str, store: str, *more: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.remedy("partitions_unknown_to_metadata_topic")
 def test_a_lost_metadata_topic_is_rebuilt_and_served_from(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
@@ -86,3 +89,19 @@ def test_a_lost_metadata_topic_is_rebuilt_and_served_from(
     with ProxyProcess(broker, store, tmp_path, settings=by_topic) as proxy:
         found = read_confluent(proxy.bootstrap, "restored", data.ends(broker))
     assert found == data.written
+
+    # Somebody deletes the topic, and it is made again without its records.
+    admin = AdminClient({"bootstrap.servers": broker})
+    admin.delete_topics([METADATA_TOPIC])[METADATA_TOPIC].result(30)
+    wait_for("its end", lambda: METADATA_TOPIC not in admin.list_topics(timeout=20).topics)
+    kafka_server.create_topic(METADATA_TOPIC, 3, {"retention.ms": "-1"})
+    with ProxyProcess(broker, store, tmp_path, settings=by_topic) as proxy:
+        wait_for("the condition", lambda: kinds(proxy) == [Kind.PARTITIONS_UNKNOWN])
+        restore(broker, store)
+        wait_for("its end", lambda: kinds(proxy) == [])
+        found = read_confluent(proxy.bootstrap, "restored", data.ends(broker))
+    assert found == data.written
+
+
+def kinds(proxy: ProxyProcess) -> list[str]:
+    return [one["kind"] for one in json.loads(proxy.get("/api/status"))["conditions"]]
