@@ -9,8 +9,7 @@ from lab.parts import PARTS, PYSPARKS, is_cached
 
 # The last one is in short tests, each minor in `make test-all`.
 VERSIONS = [
-    pytest.param(part, marks=[pytest.mark.slow] * (part != "spark-newest"))
-    for part in PYSPARKS
+    pytest.param(part, marks=[pytest.mark.slow] * (part != "spark-newest")) for part in PYSPARKS
 ]
 
 
