@@ -213,11 +213,14 @@ async def _delete_moved(
     places: tuple[Place, Place], tip: TopicIdPartition, tell: Callable[[int, int], None]
 ) -> DeletedPartition:
     (source, target), result = places, DeletedPartition(tip)
-    faults = (await metadata_faults(target.rsm, target.rlmm, tip)).faults
-    missing = (await CompletenessCheck(target.rsm, target.rlmm, tip).check()).faults
-    result.faults += [*faults, *missing]
+    for found in (
+        await metadata_faults(target.rsm, target.rlmm, tip),
+        await CompletenessCheck(target.rsm, target.rlmm, tip).check(),
+    ):
+        result.faults += found.faults
+        result.unread += found.unread
     here = await source.partition_objects(tip)
-    if result.faults:
+    if result.faults or result.unread:
         result.kept += sorted(here)
         return result
     there = await target.partition_objects(tip)

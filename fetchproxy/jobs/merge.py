@@ -27,7 +27,6 @@ from fetchproxy.archive import (
 from fetchproxy.config.schema import Config
 from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.limits import WritingLimits
@@ -123,8 +122,7 @@ async def _merge_partition(
         wall_clock_ms=wall_clock_ms,
         limits=WritingLimits(retention_clock_settle_ms=0),
     )
-    with each_object_alone():
-        await expirer.tidy(tip)
+    await expirer.tidy(tip)
     return done
 
 

@@ -16,6 +16,7 @@ from planted_archive import TIP, PlantedArchive, batch
 from virtual_loop import run_virtual
 
 from fetchproxy.auditing.mirroring import MirroredPartition, MirrorOptions, PartitionMirror, Place
+from fetchproxy.auditing.moving import DeletedPartition, delete_moved_partition
 from fetchproxy.auditing.restore import restore_archive
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import ObjectFailing, StorageThrottled, StorageUnavailable
@@ -264,6 +265,33 @@ async def test_a_mirror_keeps_what_the_archive_may_still_have(tmp_path: Path) ->
     done = await mirrored(source, target, tmp_path)
     assert (len(done.failed), done.removed, len(done.kept)) == (1, 0, 1)
     assert await target.get(metadata)
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("file", [SegmentFile.METADATA, SegmentFile.LOG])
+async def test_the_old_place_keeps_what_the_new_one_may_not_have(
+    file: SegmentFile, tmp_path: Path
+) -> None:
+    source, archive = await planted(3)
+    target = Failing()
+    await RemoteStorageManager(target, "archive").identity.check_to_put()
+    assert (await mirrored(source, target, tmp_path)).copied == 3
+    bad = archive.key(archive.segments[1], file)
+
+    async def deleted() -> DeletedPartition:
+        here, there = place(source), place(target)
+        async with here.rlmm, there.rlmm:
+            return await delete_moved_partition((here, there), TIP, lambda *_: None)
+
+    target.failing = {bad: FOR_GOOD}
+    done = await deleted()
+    assert len(done.unread) == 1
+    assert bad in done.unread[0].what
+    assert bad in [found.key async for found in source.list("archive/")]
+    target.failing = {}
+    done = await deleted()
+    assert (done.kept, done.unread) == ([], [])
+    assert bad not in [found.key async for found in source.list("archive/")]
 
 
 @pytest.mark.usefixtures("no_pauses")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -14,7 +14,8 @@ from merging_world import MergingWorld
 from planted_archive import TIP, batch
 from retention_world import State, World, turns, virtually
 
-from fetchproxy.model import RemoteLogSegmentId, RemoteLogSegmentMetadata
+from fetchproxy.errors import ObjectNotReadable, StorageDenied
+from fetchproxy.model import ByteRange, RemoteLogSegmentId, RemoteLogSegmentMetadata
 from fetchproxy.segments.object_keys import SegmentFile
 
 with_both = pytest.mark.parametrize("manager", ["store", "topic"])
@@ -100,6 +101,33 @@ async def test_not_even_where_nothing_is_left_of_the_merged_one(world: MergingWo
     assert logs <= world.store.objects()
     [told] = world.told()
     assert told.startswith("replaced_segment_kept: orders-0: ")
+
+
+async def test_nor_where_the_store_does_not_give_them_out_now(
+    world: MergingWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are whole, as far as is known, and nothing else has their offsets."""
+    await world.plant_small(20)
+    logs = {key for key in world.store.objects() if key.endswith(".log")}
+    key = await merged_log(world)
+    await world.add(200, timestamp=2_000)
+    world.skew_ms += 10 * 60_000
+    async with AsyncExitStack() as opened:
+        expirer, _ = await world.start(opened)
+        await expirer.tidy(TIP)
+        await expirer.tidy(TIP)
+    stem = key.removesuffix("log")
+    for found in [found for found in world.store.objects() if found.startswith(stem)]:
+        await world.store.delete(found)
+
+    async def denied(key: str, byte_range: ByteRange) -> bytes:
+        raise StorageDenied(f"get {key}: KMS.DisabledException")
+
+    monkeypatch.setattr(world.store, "get_range", denied)
+    for _ in range(4):
+        with suppress(ObjectNotReadable):
+            await world.tidy_until_settled()
+    assert logs <= world.store.objects()
 
 
 @with_both

@@ -15,8 +15,10 @@ from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import (
     CorruptSegment,
     ObjectNotFound,
+    ObjectNotReadable,
     RangeNotSatisfiable,
     RemoteStorageError,
+    SegmentLocked,
 )
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -229,7 +231,9 @@ class SegmentLooks:
         )
 
     async def damage(self, segments: Iterable[RemoteLogSegmentMetadata]) -> str | None:
-        """The damage of the first damaged segment, if any. Raises RemoteStorageError."""
+        """The damage of the first damaged segment, if any. Raises RemoteStorageError, also for a
+        segment that the store or its key does not give out now: it may be the only one.
+        """
         for segment in segments:
             if segment.segment_id.id not in self._sound:
                 if found := await self._damage(segment):
@@ -271,6 +275,8 @@ class SegmentLooks:
             await self._rsm.fetch_index(segment, file)
         except ObjectNotFound:
             return f"{self._rsm.object_key(segment, file)} is missing"
+        except (ObjectNotReadable, SegmentLocked):
+            raise
         except CorruptSegment as error:
             return f"{self._rsm.object_key(segment, file)}: {error}"
         return None
