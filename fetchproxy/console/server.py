@@ -22,10 +22,10 @@ from prometheus_client.exposition import choose_encoder
 
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.config.values import HostPort, is_loopback, parse_host_port
+from fetchproxy.console.limited_connections import LimitedConnection
 from fetchproxy.console.status import NO_PARTITIONS, Asked, Status, StatusSource
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.health import Kind
-from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.runtime.loop import each_of
 
 # Which requests of browsers the console answers, and what its page may do in a browser.
@@ -34,6 +34,8 @@ from fetchproxy.runtime.loop import each_of
 # header must be an IP address, a loopback name, the listener's own host or one of
 # `console.allowed_hosts`. The console refuses requests that a browser makes for another site's
 # page, except for a link that the user follows to the console's page.
+
+log = structlog.get_logger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -106,83 +108,6 @@ def host_guard(names: frozenset[str]) -> Middleware:
 async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
     """For aiohttp's `on_response_prepare`, so that errors and refusals also get the headers."""
     response.headers.update(SECURITY_HEADERS)
-
-
-# Connections of the console: few, each for one request, and none for long.
-#
-# A client that opens many connections and sends or reads nothing must not use up the gateway's file
-# descriptors and memory. `LimitedConnection` is between the socket and aiohttp's protocol, which
-# has no such limits.
-
-log = structlog.get_logger(__name__)
-
-# For a few browsers with several connections each, and a scraper; the console's own share of the
-# descriptors.
-CONSOLE_CONNECTIONS_MAX = 64
-CONSOLE_HEADERS_MAX_S = 5.0
-# From the end of the headers to the last byte of the answer, however slowly the client reads.
-CONSOLE_REQUEST_MAX_S = 30.0
-_HEADERS_END = b"\r\n\r\n"
-
-
-class LimitedConnection(asyncio.Protocol):
-    """Wraps a protocol from `make_inner`. `connections`: all open connections."""
-
-    def __init__(
-        self, make_inner: Callable[[], asyncio.Protocol], connections: set[LimitedConnection]
-    ) -> None:
-        self._make_inner = make_inner
-        self._inner = asyncio.Protocol()  # does nothing, for refused connections
-        self._open = connections
-        self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._last_bytes: bytes | None = b""  # of the headers so far; None: they are complete
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        if len(self._open) >= CONSOLE_CONNECTIONS_MAX:
-            LIMITS_REACHED.labels("console_connections_max").inc()
-            transport.abort()
-            return
-        self._open.add(self)
-        self._transport = transport
-        self._inner = self._make_inner()
-        self._inner.connection_made(transport)
-        self._end_after(CONSOLE_HEADERS_MAX_S, "console_headers_max_s")
-
-    def data_received(self, data: bytes) -> None:
-        if self._last_bytes is not None:
-            seen = self._last_bytes + data
-            self._last_bytes = seen[-len(_HEADERS_END) + 1 :]
-            if _HEADERS_END in seen:
-                self._last_bytes = None
-                self._end_after(CONSOLE_REQUEST_MAX_S, "console_request_max_s")
-        self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
-
-    def pause_writing(self) -> None:
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._inner.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._open.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._inner.connection_lost(exc)
-
-    def _end_after(self, seconds: float, limit: str) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._end, limit)
-
-    def _end(self, limit: str) -> None:
-        LIMITS_REACHED.labels(limit).inc()
-        if self._transport is not None:
-            self._transport.abort()
 
 
 # Read-only: no request changes anything. The console must never slow the relay, so it makes every
@@ -265,6 +190,9 @@ class ConsoleServer:
             access_log=None,
             shutdown_timeout=_SHUTDOWN_SECONDS_MAX,
             keepalive_timeout=0,  # one request a connection, so that time limits apply to it
+            # No body reaches it (LimitedConnection): it must not wait for one.
+            lingering_time=0,
+            auto_decompress=False,
         )
 
     @property
@@ -278,7 +206,7 @@ class ConsoleServer:
         await self._runner.setup()
         try:
             assert self._runner.server is not None  # it is set up
-            connected = partial(LimitedConnection, self._runner.server, set())
+            connected = partial(LimitedConnection, self._runner.server, {})
             loop = asyncio.get_running_loop()
             self._server = await loop.create_server(connected, address.host, address.port)
         except OSError as error:

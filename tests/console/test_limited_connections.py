@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -13,8 +15,9 @@ from sample_status import STATUS
 
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.config.values import HostPort
-from fetchproxy.console import server as limited_connections
-from fetchproxy.console.server import CONSOLE_CONNECTIONS_MAX, ConsoleServer
+from fetchproxy.console import limited_connections
+from fetchproxy.console.limited_connections import CONSOLE_CONNECTIONS_MAX, Place, gives_way
+from fetchproxy.console.server import ConsoleServer
 from fetchproxy.console.status import Asked, Status
 from fetchproxy.observability.metrics import LIMITS_REACHED
 
@@ -56,17 +59,50 @@ async def test_one_request_a_connection_however_it_is_cut(address: HostPort) -> 
         assert b"ok\n" in await answer(address, GET[:cut], GET[cut:])
 
 
-async def test_there_are_only_so_many_connections(address: HostPort) -> None:
+async def test_silent_connections_give_way_to_a_probe(address: HostPort) -> None:
     before = reached("console_connections_max")
     async with AsyncExitStack() as opened:
+        silent = []
         for _ in range(CONSOLE_CONNECTIONS_MAX):
-            _, writer = await asyncio.open_connection(address.host, address.port)
+            reader, writer = await asyncio.open_connection(address.host, address.port)
             opened.callback(writer.close)
+            silent.append(reader)
         await asyncio.sleep(0.1)
-        assert await answer(address, GET) == b""
-        assert reached("console_connections_max") == before + 1
-    await asyncio.sleep(0.1)
-    assert b"ok\n" in await answer(address, GET)
+        for _probe in range(4):
+            assert b"ok\n" in await answer(address, GET)
+            assert reached("console_connections_max") == before + 1  # its place is free again
+        assert await silent[0].read() == b"", "the oldest is closed"
+
+
+STRANGER, OTHER, HERE = "203.0.113.7", "203.0.113.8", "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("places", "newcomer", "index"),
+    [
+        ([(STRANGER, True), (OTHER, False), (STRANGER, False)], STRANGER, 1),
+        ([(OTHER, True), (STRANGER, True), (STRANGER, True)], OTHER, None),
+        ([(OTHER, True), (STRANGER, True), (STRANGER, True), (STRANGER, True)], OTHER, 1),
+        ([(STRANGER, True)] * 3, STRANGER, None),
+        ([(HERE, True), (STRANGER, True)], HERE, 1),
+        ([(HERE, True)] * 3, HERE, 0),
+    ],
+)
+def test_who_gives_way(places: list[tuple[str, bool]], newcomer: str, index: int | None) -> None:
+    assert gives_way([Place(*place) for place in places], newcomer) == index
+
+
+async def test_a_body_is_neither_read_nor_inflated(address: HostPort) -> None:
+    bomb = gzip.compress(bytes(200 << 20))
+    head = GET[:-2] + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
+    before = time.process_time()
+    assert b"ok\n" in await answer(address, head + bomb)
+    assert b"ok\n" in await answer(address, head, bomb)
+    assert time.process_time() - before < 0.2  # inflating takes longer than that
+
+
+async def test_a_second_request_on_the_connection_is_not_answered(address: HostPort) -> None:
+    assert (await answer(address, GET + GET)).count(b"ok\n") == 1
 
 
 async def test_headers_that_do_not_end_are_not_waited_for(
