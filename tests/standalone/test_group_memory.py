@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from fetchproxy_protocol.messages import ELEMENTS_MAX
 from kafka.protocol.consumer import (
     JoinGroupRequest,
     JoinGroupResponse,
@@ -27,7 +26,7 @@ from fetchproxy.serving.standalone.committed_offsets import (
     OffsetKey,
     OffsetsFull,
 )
-from fetchproxy.serving.standalone.groups import GroupMemory
+from fetchproxy.serving.standalone.groups import PROTOCOLS_MAX, GroupMemory
 
 MiB = 1 << 20
 FULL = 81  # GROUP_MAX_SIZE_REACHED
@@ -91,12 +90,16 @@ async def test_those_that_wait_hold_what_is_counted_and_no_more() -> None:
 
 async def test_many_tiny_names_count_as_what_they_cost() -> None:
     limit = 8 * MiB
-    many = protocols(*(f"{number:x}" for number in range(ELEMENTS_MAX)))
+    many = protocols(*(f"{number:x}" for number in range(PROTOCOLS_MAX)))
     settings = {"archive_only": {"groups_bytes_max": limit}}
     async with serve_archive(await plant(), settings) as served:
         client = await served.client()
-        errors = [await error_of(client, join(group_id=f"g{n}", protocols=many)) for n in range(4)]
-        assert errors == [0, 0, FULL, FULL]  # 20,000 of about 160 bytes
+        errors = [
+            await error_of(client, join(group_id=f"g{n}", protocols=many)) for n in range(550)
+        ]
+        taken = errors.index(FULL)
+        assert errors == [0] * taken + [FULL] * (550 - taken)
+        assert 140 < limit / taken / PROTOCOLS_MAX < 200  # bytes of a name, with its share
 
 
 @pytest.mark.parametrize("name", ["group_id", "group_instance_id", "protocol_type"])

@@ -130,6 +130,9 @@ class Member:
 
 NewMemberId = Callable[[str], str]  # from a client id or an instance id
 
+# Protocols of one member. Clients send one for each assignor, four at most.
+PROTOCOLS_MAX = 100
+
 _PREPARING = GroupState.PREPARING_REBALANCE
 _COMPLETING = GroupState.COMPLETING_REBALANCE
 
@@ -144,6 +147,8 @@ class ClassicGroup:
         self.leader: str | None = None
         self.members: dict[str, Member] = {}
         self.pending: dict[str, float] = {}  # assigned member ids -> valid until
+        # How many members have each protocol, so that a join costs by its own protocols alone.
+        self._members_with = Counter[str]()
         self._members_max = limits.group_members_max
         self._initial_delay_s = limits.group_initial_rebalance_delay_ms / 1000
         self._new_member_id = new_member_id
@@ -263,12 +268,13 @@ class ClassicGroup:
             self._answer_sync(member, ErrorCode.NOT_COORDINATOR)
             self._drop_join(member, ErrorCode.NOT_COORDINATOR)
         self.members.clear()
+        self._members_with.clear()
         self.pending.clear()
         self._static.clear()
 
     def _join_error(self, request: JoinRequest) -> ErrorCode:
         member_id, instance = request.member_id, request.group_instance_id
-        if not request.protocol_type or not request.protocols:
+        if not request.protocol_type or not 0 < len(request.protocols) <= PROTOCOLS_MAX:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if member_id and member_id not in self.pending:
             error = self._identity_error(member_id, instance)
@@ -282,13 +288,26 @@ class ClassicGroup:
         return ErrorCode.NONE
 
     def _has_protocol_for(self, request: JoinRequest) -> bool:
-        replaced = request.member_id
-        if not replaced and request.group_instance_id is not None:
-            replaced = self._static.get(request.group_instance_id, "")
-        others = [m.request for m in self.members.values() if m.member_id != replaced]
+        member_id = request.member_id
+        if not member_id and request.group_instance_id is not None:
+            member_id = self._static.get(request.group_instance_id, "")
+        replaced = self.members.get(member_id)
+        others = len(self.members) - (replaced is not None)
         if others and request.protocol_type != self.protocol_type:
             return False
-        return bool(_common_names([*others, request]))
+        leaving = set() if replaced is None else _names(replaced.request)
+        return any(
+            self._members_with[name] - (name in leaving) == others for name in _names(request)
+        )
+
+    def _count(self, request: JoinRequest) -> None:
+        self._members_with.update(_names(request))
+
+    def _discount(self, request: JoinRequest) -> None:
+        for name in _names(request):
+            self._members_with[name] -= 1
+            if not self._members_with[name]:
+                del self._members_with[name]
 
     def _join_first(self, now: float, request: JoinRequest, answer: AnswerJoin) -> None:
         instance = request.group_instance_id
@@ -306,6 +325,7 @@ class ClassicGroup:
         if not self.members:
             self.protocol_type = request.protocol_type
         self.members[member_id] = member
+        self._count(request)
         if member.group_instance_id is not None:
             self._static[member.group_instance_id] = member_id
         member.answer_join = answer
@@ -324,6 +344,8 @@ class ClassicGroup:
             answer(self._joined(member))
             return
         self._drop_join(member, ErrorCode.REBALANCE_IN_PROGRESS)
+        self._discount(member.request)
+        self._count(request)
         member.request = replace(
             member.request,
             protocols=request.protocols,
@@ -343,6 +365,8 @@ class ClassicGroup:
         self._answer_sync(old, ErrorCode.FENCED_INSTANCE_ID)
         self._drop_join(old, ErrorCode.FENCED_INSTANCE_ID)
         member = Member(member_id, request, now + request.session_timeout_s, old.assignment)
+        self._discount(old.request)
+        self._count(request)
         self.members = {
             (member_id if m is old else key): (member if m is old else m)
             for key, m in self.members.items()
@@ -400,6 +424,7 @@ class ClassicGroup:
         for member in list(self.members.values()):
             if member.answer_join is None and member.group_instance_id is None:
                 del self.members[member.member_id]  # it did not come in time
+                self._discount(member.request)
         joined = [m for m in self.members.values() if m.answer_join is not None]
         if self.members and not joined:
             # Only static members, and none came: they keep their places until their sessions end.
@@ -426,6 +451,7 @@ class ClassicGroup:
             self._drop_join(member, ErrorCode.UNKNOWN_MEMBER_ID)
             self._answer_sync(member, ErrorCode.UNKNOWN_MEMBER_ID)
             del self.members[member.member_id]
+            self._discount(member.request)
             self._not_synced.discard(member.member_id)
             if member.group_instance_id is not None:
                 self._static.pop(member.group_instance_id, None)
@@ -434,10 +460,11 @@ class ClassicGroup:
 
     def _select_protocol(self) -> str | None:
         """Each member votes for its first protocol that all have; None without members."""
-        requests = [m.request for m in self.members.values()]
-        common = _common_names(requests)
+        count = len(self.members)
+        common = {name for name, having in self._members_with.items() if having == count}
         votes = Counter(
-            next(name for name, _ in request.protocols if name in common) for request in requests
+            next(name for name, _ in member.request.protocols if name in common)
+            for member in self.members.values()
         )
         return votes.most_common(1)[0][0] if votes else None
 
@@ -496,10 +523,8 @@ class ClassicGroup:
         )
 
 
-def _common_names(requests: Iterable[JoinRequest]) -> set[str]:
-    """Protocols that every member has."""
-    names = [{name for name, _ in request.protocols} for request in requests]
-    return set.intersection(*names) if names else set()
+def _names(request: JoinRequest) -> set[str]:
+    return {name for name, _ in request.protocols}
 
 
 # All client data that stays is counted, including names: Kafka allows ids of 32 KiB.
