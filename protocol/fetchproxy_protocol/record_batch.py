@@ -20,7 +20,10 @@ from fetchproxy_protocol.primitives import Buffer
 RECORDS_BYTES_MAX = 512 * 1024 * 1024
 _FIRST_GUESS_BYTES = 64 * 1024
 _FIRST_GUESS_RATIO = 8
-_GZIP_PIECE_BYTES = 8 * 1024 * 1024  # unpacked at once, in addition to the bytes before
+# Packed bytes that are read at once, and how many are unpacked at once beside those before.
+_GZIP_PIECE_BYTES_MIN = 256
+_GZIP_PIECE_BYTES_MAX = 64 * 1024
+_GZIP_UNPACKED_BYTES = 8 * 1024 * 1024
 
 # The snappy-java stream that Kafka's producers write: magic, two version numbers, blocks.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
@@ -43,23 +46,31 @@ Unpacked = tuple[Buffer, bool]
 
 
 def _gzip(data: Buffer, bytes_max: int) -> Unpacked:
+    """Time is linear in both sizes, also for records in very many members: what a member leaves of
+    a piece is copied, so pieces begin small in each.
+    """
+    packed, pos = memoryview(data), 0
     out = bytearray()
-    rest: Buffer = data
-    while rest:
+    while pos < len(packed):
         stream = zlib.decompressobj(wbits=31)
+        piece_bytes = _GZIP_PIECE_BYTES_MIN
         while not stream.eof:
-            if not rest:
-                raise MalformedMessage("gzip records end early")
-            piece_max = min(_GZIP_PIECE_BYTES, bytes_max + 1 - len(out))
+            piece: Buffer = stream.unconsumed_tail
+            if not piece:
+                piece = packed[pos : pos + piece_bytes]
+                if not piece:
+                    raise MalformedMessage("gzip records end early")
+                pos += len(piece)
+                piece_bytes = min(2 * piece_bytes, _GZIP_PIECE_BYTES_MAX)
+            unpacked_max = min(_GZIP_UNPACKED_BYTES, bytes_max + 1 - len(out))
             try:
-                out += stream.decompress(rest, piece_max)
+                out += stream.decompress(piece, unpacked_max)
             except zlib.error as error:
                 raise MalformedMessage(f"gzip records: {error}") from None
             if len(out) > bytes_max:
                 return memoryview(out)[:bytes_max], False
-            rest = stream.unconsumed_tail
-        rest = stream.unused_data
-        if rest[: len(_GZIP_MAGIC)] != _GZIP_MAGIC:
+        pos -= len(stream.unused_data)
+        if packed[pos : pos + len(_GZIP_MAGIC)] != _GZIP_MAGIC:
             break  # Java's reader, too, passes over what follows the last member
     return out, True
 
