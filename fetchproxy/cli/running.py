@@ -19,7 +19,7 @@ from typing import TypeVar
 import structlog
 import typer
 
-from fetchproxy.config.values import mask_text
+from fetchproxy.config.values import harmless, mask_text
 from fetchproxy.errors import FetchProxyError, leaves
 from fetchproxy.runtime.loop import TimedEventLoop
 
@@ -40,8 +40,10 @@ _OF_SOURCE = re.compile(
 
 
 def for_people(text: str) -> str:
-    """The message with secrets masked and data source options in command line form."""
-    return mask_text(_OF_SOURCE.sub(r"--option \g<0>", text))
+    """The message on one line, harmless to a terminal, with secrets masked and data source options
+    in command line form.
+    """
+    return harmless(mask_text(_OF_SOURCE.sub(r"--option \g<0>", text)))
 
 
 @contextmanager

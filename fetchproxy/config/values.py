@@ -581,6 +581,20 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
+# Controls, marks that change the direction of writing, and halves of surrogate pairs. A terminal
+# obeys the first, a reader is misled by the second, and no encoding writes the third.
+_HARMFUL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def harmless(text: str) -> str:
+    """`text` from outside on one line, for terminals, pages and logs: what could do harm is shown
+    as Python escapes it.
+    """
+    return _HARMFUL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def mask_text(text: str) -> str:
     """`text` with the user part of URLs and the values of `secret-like-name=value` masked."""
     text = _USERINFO.sub(rf"\g<scheme>{MASK}@", text)

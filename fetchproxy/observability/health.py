@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 
 import structlog
 
+from fetchproxy.config.values import harmless
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import CONDITION_OFFSETS, CONDITIONS
 
@@ -368,6 +369,10 @@ class Condition:
     missing: str = ""
     since: float | None = field(default=None, compare=False)
     until: float | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        # Sentences name what brokers, clients and the store said.
+        object.__setattr__(self, "what", harmless(self.what))
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.what}"

@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 from fetchproxy.config.schema import LogConfig
-from fetchproxy.config.values import MASK, is_secret_name, mask_text
+from fetchproxy.config.values import MASK, harmless, is_secret_name, mask_text
 
 # The last events of the process, for the console: a bounded ring beside the log.
 #
@@ -53,7 +53,9 @@ class RecentEvents:
     def note(self, event: str, level: str = "info", **details: object) -> None:
         """Notes an event. Cheap enough for each catch, too expensive for each frame."""
         shown = {
-            name: MASK if is_secret_name(name) else mask_text(str(value)[:_DETAIL_CHARS_MAX])
+            name: MASK
+            if is_secret_name(name)
+            else harmless(mask_text(str(value)[:_DETAIL_CHARS_MAX]))
             for name, value in details.items()
         }
         last = self._ring[-1] if self._ring else None
@@ -182,7 +184,9 @@ def _add_logger_name(logger: WrappedLogger, _method: str, event_dict: EventDict)
 
 
 def mask_secrets(_logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
-    """A structlog processor: masks secrets at any depth, and within texts such as URLs."""
+    """A structlog processor: masks secrets at any depth, and within texts such as URLs, and makes
+    texts from outside harmless. A traceback keeps its lines.
+    """
     return {key: _masked(key, value) for key, value in event_dict.items()}
 
 
@@ -190,9 +194,9 @@ def _masked(key: str, value: object) -> object:
     if is_secret_name(key):
         return MASK
     if isinstance(value, str):
-        return mask_text(value)
+        return mask_text(value) if key == "exception" else harmless(mask_text(value))
     if isinstance(value, BaseException):
-        return mask_text(str(value) or type(value).__name__)
+        return harmless(mask_text(str(value) or type(value).__name__))
     if isinstance(value, dict):
         return {inner: _masked(str(inner), content) for inner, content in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

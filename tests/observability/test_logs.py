@@ -4,11 +4,14 @@ import io
 import json
 import logging
 import warnings
+from typing import Literal
 
 import pytest
 import structlog
 
+from fetchproxy.cli.running import for_people
 from fetchproxy.config.schema import LogConfig
+from fetchproxy.observability.health import Condition
 from fetchproxy.observability.logs import configure_logging
 
 
@@ -58,6 +61,26 @@ def test_the_format_can_be_forced() -> None:
     log.info("segment_copied", topic="t")
     assert "\x1b[" not in stream.getvalue()
     assert "topic=t" in stream.getvalue()
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\nclean\u202e\udc80\x9b\x00"
+HARMLESS = r"\x1b]0;owned\x07\x1b[2J\r\nclean\u202e\udc80\x9b\x00"
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_texts_from_outside_do_no_harm(form: Literal["json", "console"]) -> None:
+    stream = io.StringIO()
+    configure_logging(LogConfig(format=form), stream)
+    structlog.get_logger().info(
+        "login_refused", user=HOSTILE, names=[HOSTILE], error=OSError(HOSTILE)
+    )
+    written = stream.getvalue().removesuffix("\n")
+    written.encode()  # no lone surrogate
+    assert written.isprintable()
+    assert written.count("2J") == 3
+    assert HARMLESS in json.loads(written)["user"] if form == "json" else HARMLESS in written
+    assert str(Condition("kind", HOSTILE)) == f"kind: {HARMLESS}"
+    assert for_people(HOSTILE) == HARMLESS
 
 
 def test_levels_below_the_configured_one_are_silent() -> None:
