@@ -71,9 +71,13 @@ def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tup
             yield (topic, partition), timestamp
 
 
+# Each takes 11 µs of one turn of the event loop, and clients name a few.
+TOPICS_AT_ONCE = 1_000
+
+
 def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
-    """The timestamp if a request asks for the same one in all partitions. None: it does not, or its
-    entries differ in length. Raises `WireError`.
+    """The timestamp if a request asks for the same one in all partitions. None: it does not, its
+    entries differ in length, or it names more than `TOPICS_AT_ONCE`. Raises `WireError`.
     """
     if api_version < _LEADER_EPOCH_FROM:
         return None
@@ -81,7 +85,10 @@ def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     cursor.skip(4 + 1, "replica id and isolation level")
     row, found = Struct(_ASKED + "x" * flexible), None
-    for _ in range(cursor.count(flexible) or 0):
+    topics = cursor.count(flexible) or 0
+    if topics > TOPICS_AT_ONCE:
+        return None
+    for _ in range(topics):
         cursor.skip_string(flexible)
         count, begin = cursor.count(flexible) or 0, cursor.pos
         plain, rows = cursor.rows(row, count, NO_TAGS[flexible])

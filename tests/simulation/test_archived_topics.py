@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Collection
 from random import Random
+from uuid import UUID
 
 import pytest
 from broker import SimulatedCluster
@@ -13,11 +15,14 @@ from memory_object_store import MemoryObjectStore
 from network import Conditions, NetworkLoop, SimulatedNetwork
 from virtual_loop import run_virtual
 
-from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.config.schema import ClusterConfig, MetadataConfig
+from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.serving.relay.served_archive import (
+    LOOK_UPS_A_CLIENT,
+    LOOK_UPS_AT_ONCE,
     ArchivedKnowledge,
     ArchivedTopics,
     TopicsOfConnection,
@@ -63,3 +68,51 @@ def test_a_topic_is_looked_up_once_in_its_time(max_age_s: float) -> None:
     assert len(looked_at) == LOOKS
     waits = [later - before for before, later in itertools.pairwise(looked_at)]
     assert waits == pytest.approx([max_age_s] * (LOOKS - 1))
+
+
+def test_clients_with_many_names_hold_up_nobody_and_leave_nothing() -> None:
+    """Names are looked up some at a time, each client's in turn, and a join costs by its own."""
+    asked: list[set[str | UUID]] = []
+
+    class CountingCluster(Cluster):
+        async def topics_of(
+            self, keys: Collection[str | UUID], max_age_ms: int | None = None
+        ) -> dict[str | UUID, TopicInfo | ClusterError]:
+            asked.append(set(keys))
+            return await super().topics_of(keys, max_age_ms)
+
+    loop = NetworkLoop()
+
+    async def main() -> None:
+        loop.network = network = SimulatedNetwork(Random(1), Conditions())
+        brokers = SimulatedCluster(network, Random(2), whole_logs(Random(7), 1, 1), nodes=1)
+        rsm = RemoteStorageManager(MemoryObjectStore())
+        async with (
+            brokers.serving(),
+            CountingCluster(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
+            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+            asyncio.TaskGroup() as tasks,
+        ):
+            knowledge = ArchivedKnowledge(rlmm, loop.time, SparingWarnings(loop.time))
+            archived = ArchivedTopics(cluster, rlmm, knowledge, loop.time, 3_600)
+            clients = [TopicsOfConnection(archived) for _ in range(4)]
+            for number, client in enumerate(clients):
+                names = {(b"made-up-%d-%d" % (number, n), 0) for n in range(2_000)}
+                client.asked(names, by_id=False, only_these=True)
+            running = tasks.create_task(archived.run())
+            await asyncio.sleep(0)
+            ordinary = TopicsOfConnection(archived)
+            ordinary.asked({(b"weather", 0)}, by_id=False, only_these=True)
+            while sum(map(len, asked)) < 8_001:  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(0.1)
+            running.cancel()
+            for client in (*clients, ordinary):
+                client.leave()
+            assert not archived._clients_of
+            assert not archived._looked_at
+            assert not archived.starts
+
+    run_virtual(main, lambda: loop)
+    assert max(map(len, asked)) <= LOOK_UPS_AT_ONCE + LOOK_UPS_A_CLIENT
+    assert any("weather" in names for names in asked[:2])
+    assert sum(map(len, asked)) == 8_001, "each is looked up once"

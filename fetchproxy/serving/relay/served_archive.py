@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
@@ -121,6 +123,10 @@ class ArchivedKnowledge:
 # librdkafka takes a log start that it was shown for the beginning, without asking: with the
 # broker's own it would skip the archive. No client waits for these look-ups.
 
+# Topics that are looked up together, in some 10 ms, and how many of them one client brings at once.
+LOOK_UPS_AT_ONCE = 500
+LOOK_UPS_A_CLIENT = 100
+
 # A topic as clients name it: (is it an id, id or name), as 16 bytes may be either.
 TopicName = tuple[bool, TopicRef]
 LogStartOf = Callable[[int], int | None]  # by partition; None: the broker's log start is right
@@ -144,19 +150,33 @@ class ArchivedTopics:
     _knowledge: ArchivedKnowledge
     _clock: Callable[[], float]
     _max_age_s: float
-    _readers: set[TopicsOfConnection] = field(default_factory=set)
-    _looked_at: dict[TopicName, float] = field(default_factory=dict)
+    # How many clients ask for each topic, so that a join costs by the names that it brings.
+    _clients_of: Counter[TopicName] = field(default_factory=Counter)
+    _looked_at: dict[TopicName, float] = field(default_factory=dict)  # the oldest look-up first
+    _waiting: deque[TopicsOfConnection] = field(default_factory=deque)  # those with new names
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     # The topics looked up so far. None: the topic has no archive.
     starts: dict[TopicName, LogStartOf | None] = field(default_factory=dict)
     generation: int = 0  # grows with each change of `starts`
 
-    def join(self, reader: TopicsOfConnection) -> None:
-        self._readers.add(reader)
+    def change(
+        self, client: TopicsOfConnection, more: Sequence[TopicName], fewer: Iterable[TopicName]
+    ) -> None:
+        """The client asks for these topics now, and for those no longer."""
+        self._clients_of.update(more)
+        if more and not client.new:
+            self._waiting.append(client)
+        client.new.extend(more)
+        forgotten = len(self.starts)
+        for name in fewer:
+            self._clients_of[name] -= 1
+            if not self._clients_of[name]:
+                del self._clients_of[name]
+                self._looked_at.pop(name, None)
+                self.starts.pop(name, None)
+        if len(self.starts) < forgotten:
+            self.generation += 1
         self._wake.set()
-
-    def leave(self, reader: TopicsOfConnection) -> None:
-        self._readers.discard(reader)
 
     async def run(self) -> None:
         """For ever: look up the topics that clients read."""
@@ -168,30 +188,43 @@ class ArchivedTopics:
                     await self._wake.wait()
 
     async def _look(self) -> float | None:
-        """Look up the topics that are due. Returns the loop time of the next look-up; None: no
-        client reads.
+        """Look up some of the topics that are due. Returns the loop time of the next look-up; None:
+        no client reads.
         """
-        wanted = {name for reader in self._readers for name in reader.names()}
-        for gone in self._looked_at.keys() - wanted:
-            del self._looked_at[gone]
-            if gone in self.starts:
-                del self.starts[gone]
-                self.generation += 1
         now = self._clock()
-        # The same sum as below: with other rounding, a topic might not be due when its time comes.
-        due = [
-            name
-            for name in sorted(wanted)
-            if name not in self._looked_at or now >= self._looked_at[name] + self._max_age_s
-        ]
-        self._looked_at.update(dict.fromkeys(due, now))
+        due = [*self._too_old(now), *self._new()]
+        for name in due:
+            self._looked_at.pop(name, None)  # to the end
+            self._looked_at[name] = now
         try:
             await self._look_up(due)
         except (ClusterError, RemoteStorageError):
             pass  # counted already; clients see the log starts known before
         except Exception as error:  # no client depends on this, so the gateway must not fail by it
             log.exception("log_start_lookup_failed", error=repr(error))
-        return min(self._looked_at.values()) + self._max_age_s if self._looked_at else None
+        if self._waiting:
+            return now
+        return next(iter(self._looked_at.values())) + self._max_age_s if self._looked_at else None
+
+    def _too_old(self, now: float) -> Iterator[TopicName]:
+        # The same sum as in `_look`: with other rounding, a topic might not be due when its time
+        # comes.
+        for name, at in islice(self._looked_at.items(), LOOK_UPS_AT_ONCE // 2):
+            if now < at + self._max_age_s:
+                return
+            yield name
+
+    def _new(self) -> set[TopicName]:
+        """Some new names of each client in turn, so that one with many does not hold up others."""
+        found, read = set[TopicName](), 0
+        while self._waiting and read < LOOK_UPS_AT_ONCE:
+            client = self._waiting.popleft()
+            some = [client.new.popleft() for _ in range(min(len(client.new), LOOK_UPS_A_CLIENT))]
+            read += 1 + len(some)
+            found.update(n for n in some if n in self._clients_of and n not in self._looked_at)
+            if client.new:
+                self._waiting.append(client)
+        return found
 
     async def _look_up(self, due: Sequence[TopicName]) -> None:
         """One Metadata request for all names, one for all ids; one listing per archived topic."""
@@ -230,8 +263,9 @@ class ArchivedTopics:
         return log_start
 
     def _note(self, name: TopicName, starts: LogStartOf | None) -> None:
-        self.starts[name] = starts
-        self.generation += 1
+        if name in self._clients_of:  # else its last client has left meanwhile
+            self.starts[name] = starts
+            self.generation += 1
 
 
 class TopicsOfConnection:
@@ -240,6 +274,7 @@ class TopicsOfConnection:
     def __init__(self, shared: ArchivedTopics) -> None:
         self._shared = shared
         self._topics: set[TopicRef] = set()
+        self.new: deque[TopicName] = deque()  # not looked up yet, for `ArchivedTopics`
         self._keys: Set[PartitionKey] | None = None  # of the last request, if it named all of them
         self._by_id = False
         self._generation = -1
@@ -254,16 +289,24 @@ class TopicsOfConnection:
             return
         self._keys = keys if only_these else None
         topics = {topic for topic, _ in keys}
-        if only_these or by_id is not self._by_id:
-            if topics == self._topics and by_id is self._by_id:
-                return
-            self._topics, self._by_id = topics, by_id
-        elif topics <= self._topics:
+        if not only_these and by_id is self._by_id:
+            topics |= self._topics
+        if topics == self._topics and by_id is self._by_id:
             return
-        else:
-            self._topics |= topics
+        self._change(topics, by_id)
+
+    def leave(self) -> None:
+        """The client has disconnected."""
+        self.new.clear()
+        self._change(set(), self._by_id)
+
+    def _change(self, topics: set[TopicRef], by_id: bool) -> None:
+        before = self._topics if by_id is self._by_id else set[TopicRef]()
+        gone = [(self._by_id, topic) for topic in self._topics - (topics & before)]
+        more = [(by_id, topic) for topic in topics - before]
+        self._topics, self._by_id = topics, by_id
         self._generation = -1
-        self._shared.join(self)
+        self._shared.change(self, more, gone)
 
     def log_starts(self) -> LogStarts | None:
         """For the scan of an answer; None: every topic is known to have no archive."""

@@ -273,7 +273,7 @@ class FetchHandler:
 
     def close(self) -> None:
         """The client has disconnected."""
-        self.shared.topics.leave(self.topics)
+        self.topics.leave()
         self.shared.held.leave(self.judging)
 
     def drop(self) -> None:
