@@ -64,8 +64,10 @@ class GapStack:
         self._parts.close()
 
     def case(self, mode: str, topic: str) -> GapCase:
-        if topic not in self._written:
-            self._written[topic] = self._with_a_gap(topic)
+        # Before any proxy starts: one that runs may know a new topic's archive some seconds later
+        # (`LIST_INTERVAL_S`), and here the broker drops its records at once.
+        for each in sorted({MIDDLE, END, topic} - self._written.keys()):
+            self._written[each] = self._with_a_gap(each)
         if mode not in self.proxies:
             self.proxies[mode] = self._parts.enter_context(self._proxy(mode))
         alone = mode in (ARCHIVE_ONLY, ARCHIVE_ONLY_STOP)
