@@ -2,7 +2,8 @@
 
 Each line of FILE is a JSON object, written when the thing happens, so a killed process leaves what
 was until then: `{"test", "outcome", "reason"}` for a test (a failure in its setup, call or teardown
-each), `{"uncollected"}` for a module that cannot be collected, and last of all `{"exit_status"}`.
+each), `{"test", "seconds"}` for each of these steps, `{"uncollected"}` for a module that cannot be
+collected, and last of all `{"exit_status"}`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Recorder:
         if report.when == "call" or not report.passed:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
             self._write(test=report.nodeid, outcome=report.outcome, reason=reason)
+        self._write(test=report.nodeid, seconds=report.duration)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -33,7 +35,7 @@ class Recorder:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._write(exit_status=int(exitstatus))
 
-    def _write(self, **fields: str | int) -> None:
+    def _write(self, **fields: str | float) -> None:
         print(json.dumps(fields), file=self._lines, flush=True)
 
 

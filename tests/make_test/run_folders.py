@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Final
 
 FLAKY_MAX: Final = 5
+SLOWEST: Final = 40  # as many are printed
 FLAKY_FILE: Final = Path("tests/flaky.txt")
 # Tests of real parts mostly wait, and the others mostly compute, so that one lane of the latter
 # beside as many lanes of the former as there are cores keeps the cores busy. A lane without work of
@@ -76,6 +77,7 @@ class Result:
     exit_code: int
     exit_status: int | None = None
     outcomes: dict[str, str] = field(default_factory=dict)
+    seconds: Counter[str] = field(default_factory=Counter)  # by test, its fixtures included
     reasons: list[str] = field(default_factory=list)
     uncollected: list[str] = field(default_factory=list)
 
@@ -149,7 +151,9 @@ def read_result(name: str, exit_code: int, lines: Iterable[str]) -> Result:
     result = Result(name, exit_code)
     for line in lines:
         fields = json.loads(line)
-        if "test" in fields:
+        if "seconds" in fields:
+            result.seconds[fields["test"]] += fields["seconds"]
+        elif "test" in fields:
             before = result.outcomes.get(fields["test"], "passed")
             worst = max(before, fields["outcome"], key=_SEVERITY.index)
             result.outcomes[fields["test"]] = worst
@@ -274,6 +278,15 @@ def print_flaky(flaky: Sequence[str]) -> None:
         print(f"add to {FLAKY_FILE} until they are mended:", *unlisted, sep="\n")
 
 
+def print_slowest(results: Iterable[Result]) -> None:
+    seconds = sum((result.seconds for result in results), Counter[str]())
+    print(
+        "\nslowest:",
+        *(f"  {n:6.1f} s {test}" for test, n in seconds.most_common(SLOWEST)),
+        sep="\n",
+    )
+
+
 def summary(results: Iterable[Result]) -> str:
     counts = Counter(outcome for result in results for outcome in result.outcomes.values())
     return ", ".join(f"{counts[o]} {o}" for o in reversed(_SEVERITY) if counts[o]) or "done"
@@ -295,6 +308,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
         red = run_again(results, arguments, Path(folder))
     for reason, count in sorted(Counter(r for result in results for r in result.reasons).items()):
         print(f"{count} x {reason}")
+    print_slowest(results)
     print(*(f"\n{line}" for line in red), sep="")
     counts = summary(results)
     if not red:
