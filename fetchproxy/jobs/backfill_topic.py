@@ -163,18 +163,20 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
     try:
         # Closing the producer aborts an open transaction.
         with closing(_producer(target, wanted)) as producer:
-            # Fences an earlier producer of this partition and aborts its open transaction.
-            producer.init_transactions()
-            done = _come_to(target, group, place, origin)
-            copied.begin(producer, done)
-            end = max(wanted.end, done or 0)
-            task = from_offset(wanted.task, done or 0)
-            if task is not None:
-                for batch in read_task(
-                    target.options, task, COLUMNS, passed_over=passed_over, exact=True
-                ):
-                    copied.add(batch)
-            copied.end(end)
+            try:
+                # Fences an earlier producer of this partition and aborts its open transaction.
+                producer.init_transactions()
+                done = _come_to(target, group, place, origin)
+                copied.begin(producer, done)
+                end = max(wanted.end, done or 0)
+                if (task := from_offset(wanted.task, done or 0)) is not None:
+                    for batch in read_task(
+                        target.options, task, COLUMNS, passed_over=passed_over, exact=True
+                    ):
+                        copied.add(batch)
+                copied.end(end)
+            except KafkaError as error:
+                raise producer.cause_of(error) from error
     except ClusterError as error:
         raise ClusterError(f"{tip}: {error}", error.error_code) from error
     except KafkaError as error:
@@ -284,6 +286,11 @@ class _Producer(KafkaProducer):  # type: ignore[misc]
 
     def commit_transaction(self) -> None:
         self._ended(self._transaction_manager.begin_commit())
+
+    def cause_of(self, error: KafkaError) -> KafkaError:
+        """What the brokers refused, if `error` only says that the transaction has failed."""
+        cause = self._transaction_manager._last_error
+        return cause if type(error) is KafkaError and isinstance(cause, KafkaError) else error
 
     def close(self, timeout: float | None = None, null_logger: bool = False) -> None:
         """Aborts an open transaction, if the brokers answer within CLOSE_MAX_S."""

@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from hypothesis import Phase, given, settings
+from kafka import KafkaProducer
 from made_batches import CODECS, Record, made_batch
 from topic_copier_process import RECORDS_MAX
 from written_archive import TIP, WrittenArchive
@@ -126,7 +127,7 @@ def expected(partition: int, count: int = 300) -> list[Row]:
 def test_every_record_with_all_that_it_has_and_no_more_in_a_second_run(
     archive: WrittenArchive, kafka_server: KafkaServer, create_topic: CreateTopic
 ) -> None:
-    topic = create_topic(2)
+    topic = create_topic(2, ANY_TIME)
     to = target(archive, kafka_server, topic)
     assert [done.records for done in run(to, kafka_server)] == [300, 300]
     assert [done.records for done in run(to, kafka_server)] == [0, 0]
@@ -135,6 +136,7 @@ def test_every_record_with_all_that_it_has_and_no_more_in_a_second_run(
 
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+# Records may be years old, and a broker deletes those by default in some minutes.
 ANY_TIME = {"message.timestamp.after.max.ms": str(INT64_MAX), "retention.ms": "-1"}
 Exact = tuple[int, bytes | None, bytes | None, Any]
 
@@ -213,11 +215,23 @@ def test_every_legal_log_is_copied_whole(
     )
 
 
+@pytest.mark.parametrize("flushes", [False, True], ids=["at the end", "at the next record"])
 def test_what_the_target_refuses_is_named_with_the_setting_that_lets_it_in(
-    tmp_path: Path, kafka_server: KafkaServer, create_topic: CreateTopic
+    tmp_path: Path,
+    kafka_server: KafkaServer,
+    create_topic: CreateTopic,
+    monkeypatch: pytest.MonkeyPatch,
+    flushes: bool,
 ) -> None:
+    def send(self: KafkaProducer, *record: Any, **fields: Any) -> Any:
+        sent = KafkaProducer.send(self, *record, **fields)
+        if flushes:
+            self.flush()
+        return sent
+
+    monkeypatch.setattr(job._Producer, "send", send)
     archive = WrittenArchive(tmp_path / "archive")
-    archive.add([made_batch(0, [Record(), Record(timestamp=4_102_444_800_000)])])
+    archive.add([made_batch(0, [Record(timestamp=4_102_444_800_000), Record(), Record()])])
     topic = create_topic(1, {"message.timestamp.after.max.ms": "3600000", "retention.ms": "-1"})
     with pytest.raises(
         ClusterError, match=r"orders-0, at or after offset 0: InvalidTimestamp.*"
@@ -229,7 +243,7 @@ def test_what_the_target_refuses_is_named_with_the_setting_that_lets_it_in(
     )
     archive = WrittenArchive(tmp_path / "large")
     archive.add([made_batch(0, [Record(value=bytes(5000))])])
-    topic = create_topic(1, {"max.message.bytes": "2000"})
+    topic = create_topic(1, {**ANY_TIME, "max.message.bytes": "2000"})
     with pytest.raises(ClusterError, match=f"set max.message.bytes of {topic}"):
         copied(archive, kafka_server, topic)
 
@@ -243,7 +257,7 @@ def test_a_target_that_is_deleted_is_noticed(
     comes_back: bool,
 ) -> None:
     """In the middle of the copy, and by the next run."""
-    topic = create_topic(2)
+    topic = create_topic(2, ANY_TIME)
     to = target(archive, kafka_server, topic)
     (task, other), _ = plan_topic(config_of(kafka_server), to)
     assert copy_partition(to, other).records == 300
@@ -257,7 +271,7 @@ def test_a_target_that_is_deleted_is_noticed(
             admin.delete_topics([topic])[topic].result(60)
             gone(admin, topic)
             if comes_back:
-                kafka_server.create_topic(topic, 2)
+                kafka_server.create_topic(topic, 2, ANY_TIME)
 
     monkeypatch.setattr(job._Transactions, "_commit", committing)
     monkeypatch.setattr(job, "TRANSACTION_RECORDS_MAX", 100)
@@ -286,7 +300,7 @@ def gone(admin: AdminClient, topic: str) -> None:
 def test_one_that_was_killed_goes_on_and_repeats_nothing(
     archive: WrittenArchive, kafka_server: KafkaServer, create_topic: CreateTopic
 ) -> None:
-    topic = create_topic(2)
+    topic = create_topic(2, ANY_TIME)
     command = [sys.executable, str(Path(__file__).with_name("topic_copier_process.py"))]
     command += [archive.url, kafka_server.bootstrap, topic]
     for after in (0, RECORDS_MAX, RECORDS_MAX):
@@ -303,7 +317,7 @@ def test_one_that_was_killed_goes_on_and_repeats_nothing(
 def test_a_target_that_has_records_of_others_is_not_touched(
     archive: WrittenArchive, kafka_server: KafkaServer, create_topic: CreateTopic
 ) -> None:
-    topic = create_topic(2)
+    topic = create_topic(2, ANY_TIME)
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap})
     producer.produce(topic, b"there", partition=0)
     assert producer.flush(20) == 0
