@@ -103,6 +103,14 @@ READERS_WAITING = gauge(
     "fetchproxy_remote_readers_waiting",
     "Clients with reads that wait for a free fetcher; they are served in turn",
 )
+TIMESTAMP_SEARCHES = counter(
+    "fetchproxy_timestamp_searches",
+    "Long batches that were searched for the first record of a time, one at a time",
+)
+TIMESTAMP_SEARCHES_WAITING = gauge(
+    "fetchproxy_timestamp_searches_waiting",
+    "Look-ups by time that wait for such a search; their clients are served in turn",
+)
 REMOTE_ANSWER_BYTES = gauge(
     "fetchproxy_remote_answer_bytes", "Bytes of archived records that are being sent to clients"
 )

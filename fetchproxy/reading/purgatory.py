@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -306,7 +306,7 @@ class RemoteFetchPurgatory:
         )
         streams = ReadAhead(limits.read_ahead_chunks_max)
         self._read_ahead = ReadAheadLoads(streams, reader, memory, pool, loads, self._unasked_max_s)
-        self._by_time = TimestampLookup(rlmm, memory, loads, self._unasked_max_s)
+        self._by_time = TimestampLookup(rlmm, memory, loads, self.steps, self._unasked_max_s)
 
     async def __aenter__(self) -> Self:
         if self._disk_cache is not None:
@@ -369,12 +369,12 @@ class RemoteFetchPurgatory:
             self._ask(request, now)
 
     async def first_offset_at_or_after(
-        self, tip: TopicIdPartition, timestamp_ms: int
+        self, tip: TopicIdPartition, timestamp_ms: int, client: Hashable = None
     ) -> tuple[int, int, int] | None:
         """See `TimestampLookup`. Raises StorageUnavailable when closed."""
         if self._closed:
             raise StorageUnavailable("the read side is closed")
-        return await self._by_time.first_offset_at_or_after(tip, timestamp_ms)
+        return await self._by_time.first_offset_at_or_after(tip, timestamp_ms, client)
 
     def first_offset_in_memory(
         self, view: PartitionView, timestamp_ms: int

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 from cachetools import LRUCache
 from fetchproxy_protocol.apis import WireError
-from fetchproxy_protocol.record_batch import first_record_at_or_after, unpacks_to, walk
+from fetchproxy_protocol.record_batch import (
+    BatchHeader,
+    BatchSearch,
+    walk,
+)
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.metrics import TIMESTAMP_SEARCHES, TIMESTAMP_SEARCHES_WAITING
 from fetchproxy.reading.chunk_cache import Chunk
 from fetchproxy.reading.segment_loads import SegmentLoads
 from fetchproxy.reading.segment_reader import ArchiveMemory, Need, NeedChunk, NeedLayout, NeedView
+from fetchproxy.runtime.fairness import FairTurns
+from fetchproxy.runtime.loop import LoopSteps, at_once, in_steps, pieces
 from fetchproxy.segments.remote_log_index import SegmentLayout
 
 # (offset, timestamp in ms, leader epoch)
 FoundRecord = tuple[int, int, int]
 
-# A chunk that is longer, as stored or unpacked, is searched in a thread. This much takes about
-# 1 ms.
-SEARCHED_INLINE_BYTES_MAX = 16 * 1024
-UNPACKED_INLINE_BYTES_MAX = 64 * 1024
-# One search at a time for all clients, because each may take `SEARCHED_BYTES_MAX` of memory.
+# A batch that is longer, or unpacks to more than the first `BatchSearch.room`, is searched in
+# steps. This much takes about 1 ms.
+SHORT_BYTES_MAX = 16 * 1024
+SHORT_RECORDS_MAX = 2_000
+# Long searches go one at a time, because each may take `SEARCHED_BYTES_MAX` of memory. Clients take
+# turns. A thread unpacks; it looks at no records, because a thread of Python holds up the event
+# loop for 5 ms again and again.
 SEARCHES_AT_ONCE = 1
+# Some 0.1 ms.
+HEADERS_AT_ONCE = 200
 # Records that were found are remembered, some 400 bytes each. All members of a group that starts at
 # a timestamp ask for it, and the content of a segment does not change.
 FOUND_MAX = 10_000
@@ -43,20 +55,28 @@ class TimestampLookup:
     _rlmm: PartitionViews
     _memory: ArchiveMemory
     _loads: SegmentLoads
+    _steps: LoopSteps
     _unasked_max_s: float
     _found: LRUCache[_Asked, FoundRecord] = field(default_factory=lambda: LRUCache(FOUND_MAX))
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(SEARCHES_AT_ONCE, "search by time")
     )
+    _turns: FairTurns = field(default_factory=lambda: FairTurns(SEARCHES_AT_ONCE))
+
+    def __post_init__(self) -> None:
+        TIMESTAMP_SEARCHES_WAITING.set_function(lambda: self._turns.waiting)
 
     def close(self) -> None:
         """Does not wait for a running search."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def first_offset_at_or_after(
-        self, tip: TopicIdPartition, timestamp_ms: int
+        self, tip: TopicIdPartition, timestamp_ms: int, client: Hashable = None
     ) -> FoundRecord | None:
         """The first archived record, by offset, with at least that timestamp.
+
+        Clients take turns. If the caller is cancelled, its search ends: in the queue, or at its
+        next step.
 
         In a batch larger than a search looks at (`record_batch.SEARCHED_BYTES_MAX`), the answer may
         lie a little earlier. Readers then pass over some records and miss none. None: the view in
@@ -65,12 +85,12 @@ class TimestampLookup:
         caller's time-out allows, and then raised. Raises RemoteStorageError, CorruptSegment.
         """
         try:
-            return await self._search(tip, timestamp_ms)
+            return await self._search(tip, timestamp_ms, client)
         except ObjectNotFound:
             # The segment was probably deleted after the view was read: search a fresh view once.
-            await self._load(NeedView(tip, asyncio.get_running_loop().time()))
+            await self._load(NeedView(tip, asyncio.get_running_loop().time()), client)
         try:
-            return await self._search(tip, timestamp_ms)
+            return await self._search(tip, timestamp_ms, client)
         except ObjectNotFound as error:
             raise CorruptSegment(f"an object of {tip} is lost: {error}") from error
 
@@ -96,104 +116,173 @@ class TimestampLookup:
         number = layout.first_chunk_with_timestamp(timestamp_ms, first)
         if number is None or layout.first_offsets[number] > metadata.end_offset:
             return None
-        chunk = self._memory.chunks.find(NeedChunk(metadata, layout, number).key)
-        if chunk is None or not _is_short(chunk, timestamp_ms):
+        need = NeedChunk(metadata, layout, number)
+        chunk = self._memory.chunks.find(need.key)
+        if chunk is None or len(chunk.view) > SHORT_BYTES_MAX:
             return None
-        found = _search_chunk(chunk, metadata, timestamp_ms, from_offset)
+        with _corrupt(metadata):
+            header = next((h for h in walk(chunk.view) if _may_have(h, asked)), None)
+        if header is None:
+            return None
+        _, found = _search_short(chunk, header, need, asked)
         if found is not None:
             self._found[asked] = found
         return found
 
-    async def _search(self, tip: TopicIdPartition, timestamp_ms: int) -> FoundRecord | None:
+    async def _search(
+        self, tip: TopicIdPartition, timestamp_ms: int, client: Hashable
+    ) -> FoundRecord | None:
         view = self._rlmm.view(tip)
         if view is None:
-            await self._load(NeedView(tip, asyncio.get_running_loop().time()))
+            await self._load(NeedView(tip, asyncio.get_running_loop().time()), client)
             view = self._rlmm.view(tip)
         # Timestamps need not rise from segment to segment: the largest one of each is compared.
         index = None if view is None else view.index_at_or_after_timestamp(timestamp_ms)
         while view is not None and index is not None:
             metadata = view.segments[index]
             from_offset = max(metadata.start_offset, view.raised_log_start)
-            found = await self._search_segment(metadata, timestamp_ms, from_offset)
+            found = await self._search_segment(metadata, timestamp_ms, from_offset, client)
             if found is not None:
                 return found
             index = view.index_at_or_after_timestamp(timestamp_ms, index + 1)
         return None
 
     async def _search_segment(
-        self, metadata: RemoteLogSegmentMetadata, timestamp_ms: int, from_offset: int
+        self,
+        metadata: RemoteLogSegmentMetadata,
+        timestamp_ms: int,
+        from_offset: int,
+        client: Hashable,
     ) -> FoundRecord | None:
-        layout = await self._layout(metadata)
+        layout = await self._layout(metadata, client)
         number: int | None = layout.chunk_at_or_after(from_offset)
+        asked = metadata.segment_id.id.int, timestamp_ms, from_offset, metadata.end_offset
         while number is not None:
             number = layout.first_chunk_with_timestamp(timestamp_ms, number)
             if number is None or layout.first_offsets[number] > metadata.end_offset:
                 break
-            chunk = await self._chunk(NeedChunk(metadata, layout, number))
-            if _is_short(chunk, timestamp_ms):
-                found = _search_chunk(chunk, metadata, timestamp_ms, from_offset)
-            else:
-                search = partial(_search_chunk, chunk, metadata, timestamp_ms, from_offset)
-                found = await asyncio.get_running_loop().run_in_executor(self._threads, search)
+            found = await self._search_at(NeedChunk(metadata, layout, number), asked, client)
             if found is not None:
-                asked = timestamp_ms, from_offset, metadata.end_offset
-                self._found[metadata.segment_id.id.int, *asked] = found
+                self._found[asked] = found
                 return found
             number += 1  # its records that are late enough lie below `from_offset`
         return None
 
-    async def _layout(self, metadata: RemoteLogSegmentMetadata) -> SegmentLayout:
+    async def _search_at(
+        self, need: NeedChunk, asked: _Asked, client: Hashable
+    ) -> FoundRecord | None:
+        position = 0
+        kept: Chunk | None = None
+        while True:
+            chunk = kept or await self._chunk(need, client)
+            header = await self._next_batch(chunk, position, need, asked)
+            if header is None:
+                return None
+            found: FoundRecord | None
+            if (found := self._found.get(asked)) is not None:  # by another client meanwhile
+                return found
+            is_searched, found = _search_short(chunk, header, need, asked)
+            if not is_searched:
+                work = _search(chunk, header, asked).work
+                # What waits keeps its chunk only if the cache has dropped it once.
+                del chunk
+                async with self._turns.turn(client, work):
+                    still = kept or self._memory.chunks.find(need.key)
+                    if is_searched := still is not None:
+                        found = await self._search_long(still, header, need, asked)
+                    del still
+            if found is not None:
+                return found
+            if is_searched:
+                position, kept = header.end, None
+            else:
+                kept = await self._chunk(need, client)
+
+    async def _next_batch(
+        self, chunk: Chunk, position: int, need: NeedChunk, asked: _Asked
+    ) -> BatchHeader | None:
+        """The first batch from there on that may have the record."""
+        with _corrupt(need.metadata):
+            for piece in pieces(walk(chunk.view, position), HEADERS_AT_ONCE):
+                for header in piece:
+                    if _may_have(header, asked):
+                        return header
+                await self._steps.go_on()
+        return None
+
+    async def _search_long(
+        self, chunk: Chunk, header: BatchHeader, need: NeedChunk, asked: _Asked
+    ) -> FoundRecord | None:
+        """Other work goes in between. If cancelled, it ends at its next step."""
+        if (known := self._found.get(asked)) is not None:
+            return known
+        TIMESTAMP_SEARCHES.inc()
+        loop = asyncio.get_running_loop()
+        with _corrupt(need.metadata):
+            search = _search(chunk, header, asked)
+            while search.room is not None:
+                unpacked = await loop.run_in_executor(self._threads, search.unpack)
+                await in_steps(search.steps(unpacked), self._steps.go_on)
+                del unpacked
+        return _found(search, header)
+
+    async def _layout(self, metadata: RemoteLogSegmentMetadata, client: Hashable) -> SegmentLayout:
         while (layout := self._memory.layout(metadata.segment_id.id.int)) is None:
-            await self._load(NeedLayout(metadata))
+            await self._load(NeedLayout(metadata), client)
         return layout
 
-    async def _chunk(self, need: NeedChunk) -> Chunk:
+    async def _chunk(self, need: NeedChunk, client: Hashable) -> Chunk:
         chunk = self._memory.chunks.find(need.key)
         if chunk is None:
-            chunk = await self._load(need)
+            chunk = await self._load(need, client)
         assert chunk is not None, "the load of a chunk brings one"
         return chunk
 
-    async def _load(self, need: Need) -> Chunk | None:
+    async def _load(self, need: Need, client: Hashable) -> Chunk | None:
         """Raises the error of the load."""
         now = asyncio.get_running_loop().time()
         damage = self._memory.damage(need, now)
         if damage is not None:
             raise damage
-        load = self._loads.begin(need, now + self._unasked_max_s)
+        load = self._loads.begin(need, now + self._unasked_max_s, client=client)
         await load.done.wait()
         if load.error is not None:
             raise load.error
         return load.chunk
 
 
-def _is_short(chunk: Chunk, timestamp_ms: int) -> bool:
-    """The bytes to search are few, also when unpacked."""
-    if len(chunk.view) > SEARCHED_INLINE_BYTES_MAX:
-        return False
-    room = UNPACKED_INLINE_BYTES_MAX
+@contextmanager
+def _corrupt(metadata: RemoteLogSegmentMetadata) -> Iterator[None]:
+    """Raises CorruptSegment for broken batches and records."""
     try:
-        for header in walk(chunk.view):
-            if header.compression and header.max_timestamp >= timestamp_ms:
-                unpacked = unpacks_to(chunk.view, header, room)
-                if unpacked is None:
-                    return False
-                room -= unpacked
-    except WireError:
-        return True  # the search will raise the error
-    return True
-
-
-def _search_chunk(
-    chunk: Chunk, metadata: RemoteLogSegmentMetadata, timestamp_ms: int, from_offset: int
-) -> FoundRecord | None:
-    try:
-        for header in walk(chunk.view):
-            if header.base_offset > metadata.end_offset:  # the segment was clipped
-                break
-            found = first_record_at_or_after(chunk.view, header, timestamp_ms, from_offset)
-            if found is not None:
-                return found[0], found[1], header.partition_leader_epoch
+        yield
     except WireError as error:
         raise CorruptSegment(f"{metadata.topic_id_partition}: {error}") from error
-    return None
+
+
+def _may_have(header: BatchHeader, asked: _Asked) -> bool:
+    _, timestamp_ms, from_offset, end_offset = asked
+    within = header.base_offset <= end_offset  # else it was clipped
+    return within and header.max_timestamp >= timestamp_ms and header.last_offset >= from_offset
+
+
+def _search(chunk: Chunk, header: BatchHeader, asked: _Asked) -> BatchSearch:
+    _, timestamp_ms, from_offset, _ = asked
+    return BatchSearch(chunk.view, header, timestamp_ms, from_offset)
+
+
+def _found(search: BatchSearch, header: BatchHeader) -> FoundRecord | None:
+    return None if search.found is None else (*search.found, header.partition_leader_epoch)
+
+
+def _search_short(
+    chunk: Chunk, header: BatchHeader, need: NeedChunk, asked: _Asked
+) -> tuple[bool, FoundRecord | None]:
+    """(True, what was found); (False, None): it is too long to be searched in one turn."""
+    if header.size > SHORT_BYTES_MAX or header.records_count > SHORT_RECORDS_MAX:
+        return False, None
+    with _corrupt(need.metadata):
+        search = _search(chunk, header, asked)
+        if search.room is not None:
+            at_once(search.steps(search.unpack()))
+    return search.room is None, _found(search, header)

@@ -1,18 +1,20 @@
-"""Fair turns between clients, and limits on bytes. Pure: it reads no clock and never sleeps."""
+"""Fair turns between clients, and limits on bytes. It reads no clock."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
-# The client that was served the fewest bytes goes next (start-time fair queueing, Goyal 1996). With
-# reads of equal size this is round robin; with other reads it is round robin by bytes. The reads of
-# one client go in the order in which it asked. While several clients wait, none is more than one
-# read ahead of another, however many reads each has asked for. So a client with a hundred
-# partitions takes every second place from a client with one partition, not a hundred places. A new
-# client begins level with the client served last, so bytes served while no other client waited do
-# not count against a client.
+# The client goes next that has then been served the fewest bytes (self-clocked fair queueing,
+# Golestani 1994). With reads of equal size this is round robin; with other reads it is round robin
+# by bytes. The reads of one client go in the order in which it asked. While several clients wait,
+# none is more than one read ahead of another, however many reads each has asked for. So a client
+# with a hundred partitions takes every second place from a client with one partition, not a hundred
+# places. A new client begins level with the client served last, so bytes served while no other
+# client waited do not count against a client.
 
 T = TypeVar("T", bound=Hashable)
 
@@ -58,9 +60,13 @@ class FairQueue(Generic[T]):
         if not self._lines:
             return None
         if not self._has_turn:
-            self._turn = min(self._lines, key=self._served.__getitem__)
+            self._turn = min(self._lines, key=self._served_then)
             self._has_turn = True
         return self._lines[self._turn][0]
+
+    def _served_then(self, client: Hashable) -> int:
+        """So of clients that are level, the one with the smaller item goes first."""
+        return self._served[client] + self._items[self._lines[client][0]][0]
 
     def pop(self) -> T:
         """Remove and return the head. Its cost counts for the client that has the turn."""
@@ -99,6 +105,46 @@ class FairQueue(Generic[T]):
                 for client, served in self._served.items()
                 if client in self._lines or served > self._level
             }
+
+
+class FairTurns:
+    """Work of which at most `at_once` goes on at a time. Who waits for a turn and is cancelled
+    leaves the queue.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._free = at_once
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def clients_waiting(self) -> int:
+        return self._queue.clients
+
+    @asynccontextmanager
+    async def turn(self, client: Hashable, cost: int = 1) -> AsyncIterator[None]:
+        """`cost`: of this turn, above 0. Clients that wait get turns of about the same cost."""
+        granted = asyncio.get_running_loop().create_future()
+        self._queue.push(client, granted, cost)
+        self._grant()
+        try:
+            await granted
+            yield
+        finally:
+            self._queue.remove(granted)
+            if granted.done() and not granted.cancelled():
+                self._free += 1
+            self._grant()
+
+    def _grant(self) -> None:
+        while self._free and len(self._queue):
+            granted = self._queue.pop()
+            if not granted.done():  # else it was cancelled, and its task has not run since
+                granted.set_result(None)
+                self._free -= 1
 
 
 # The size of a read is known only when it has arrived. So, as with Kafka's quotas

@@ -20,9 +20,11 @@ from fetchproxy_protocol.record_batch import (
     CONTROL_COMMIT,
     CONTROL_MASK,
     HEADER_BYTES,
+    RECORDS_A_STEP,
     SEARCHED_BYTES_MAX,
     TIMESTAMP_TYPE_MASK,
     BatchHeader,
+    BatchSearch,
     check_crc,
     control_type,
     cut,
@@ -294,6 +296,52 @@ def test_broken_records_raise_only_wire_errors(codec: int) -> None:
         short = BatchHeader(0, size, *header[2:])
         with pytest.raises(WireError):
             first_record_at_or_after(batch, short, 1019)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_search_pauses_between_pieces_of_records(codec: int) -> None:
+    count = 3 * RECORDS_A_STEP
+    batch = make_batch(40, [1000 + n for n in range(count)], codec)
+    (header,) = walk(batch)
+    search = BatchSearch(batch, header, 1000 + count - 1)
+    pauses = 0
+    while search.room is not None:
+        pauses += len(list(search.steps(search.unpack())))
+    assert search.found == (40 + count - 1, 1000 + count - 1)
+    assert pauses >= 2
+    assert search.work > 0
+
+
+@given(
+    base=st.integers(-(2**63), 2**63 - 1),
+    stamps=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=8),
+    wanted=st.integers(-(2**63), 2**63 - 1),
+)
+def test_any_timestamp_is_found_although_its_delta_overflows(
+    base: int, stamps: list[int], wanted: int
+) -> None:
+    def varint(value: int) -> bytes:
+        value, out = (value << 1) ^ (value >> 63), bytearray()
+        while value > 0x7F:
+            out.append(value & 0x7F | 0x80)
+            value >>= 7
+        return bytes([*out, value])
+
+    records = b""
+    for n, stamp in enumerate(stamps):
+        delta = (stamp - base + 2**63) % 2**64 - 2**63
+        body = b"\0" + varint(delta) + varint(n) + b"\x01\0\0"
+        records += varint(len(body)) + body
+    (header,) = walk(make_batch(7, [0]))
+    header = header._replace(
+        size=HEADER_BYTES + len(records),
+        base_timestamp=base,
+        max_timestamp=max(stamps),
+        last_offset_delta=len(stamps) - 1,
+        records_count=len(stamps),
+    )
+    found = first_record_at_or_after(bytes(HEADER_BYTES) + records, header, wanted)
+    assert found == naive_search(stamps, 7, wanted, 0)
 
 
 # --- batches that unpack to far more than they are ---

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from itertools import pairwise
 from random import Random
@@ -7,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.runtime.fairness import FairQueue
+from fetchproxy.runtime.fairness import FairQueue, FairTurns
 
 COST_MAX = 40
 
@@ -43,6 +44,17 @@ def test_turns_are_by_bytes() -> None:
     order = drain(queue)
     # Once both wait, four small ones go for each large one.
     assert [sum(i >= 100 for i in order[a:b]) for a, b in pairwise([0, 5, 10, 15])] == [4, 4, 4]
+
+
+def test_of_clients_that_are_level_the_one_with_the_smaller_item_goes_first() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for client in range(5):
+        queue.push(f"large-{client}", client, 40)
+        queue.push(f"large-{client}", 10 + client, 40)
+    assert queue.pop() == 0
+    for item in range(100, 103):
+        queue.push("small", item, 4)
+        assert queue.pop() == item
 
 
 def test_what_nobody_else_wanted_is_held_against_nobody() -> None:
@@ -152,3 +164,62 @@ def test_clients_that_wait_are_never_far_apart(seed: int, clients: int) -> None:
         assert len(queue) == len(waiting)
         assert abs(served["A"] - served["B"]) <= 2 * COST_MAX
     assert sorted(drain(queue)) == sorted(waiting)
+
+
+class Turns:
+    """Workers that hold their turn until they are told to end it."""
+
+    def __init__(self, at_once: int) -> None:
+        self.turns = FairTurns(at_once)
+        self.begun: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self._ends: dict[str, asyncio.Event] = {}
+
+    async def ask(self, client: str, name: str, cost: int = 1) -> None:
+        self._ends[name] = asyncio.Event()
+
+        async def work() -> None:
+            async with self.turns.turn(client, cost):
+                self.begun.append(name)
+                await self._ends[name].wait()
+
+        self.tasks[name] = asyncio.create_task(work())
+        await asyncio.sleep(0)
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await self.tasks[name]
+        await asyncio.sleep(0)
+
+    async def cancel(self, *names: str) -> None:
+        for name in names:
+            self.tasks[name].cancel()
+        await asyncio.wait([self.tasks[name] for name in names])
+        await asyncio.sleep(0)
+
+
+async def test_clients_take_turns() -> None:
+    turns = Turns(2)
+    for n in range(4):
+        await turns.ask("many", f"many-{n}")
+    await turns.ask("one", "one")
+    assert (turns.begun, turns.turns.waiting) == (["many-0", "many-1"], 3)
+    for name in ("many-0", "many-1", "many-2", "one", "many-3"):
+        await turns.end(name)
+    assert turns.begun == ["many-0", "many-1", "many-2", "one", "many-3"]
+    assert turns.turns.waiting == 0
+
+
+async def test_who_has_gone_leaves_the_queue_and_gives_its_turn_back() -> None:
+    turns = Turns(1)
+    for name in ("first", "second", "third", "fourth"):
+        await turns.ask(name, name)
+    await turns.cancel("second")
+    assert turns.turns.waiting == 2
+    await turns.cancel("first")
+    assert turns.begun == ["first", "third"]
+    turns.tasks["third"].cancel()
+    await turns.cancel("fourth")  # both at once: its turn would come in this step
+    await turns.ask("fifth", "fifth")
+    assert turns.begun == ["first", "third", "fifth"]
+    await turns.end("fifth")

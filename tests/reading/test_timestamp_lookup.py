@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 
@@ -12,14 +14,17 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from faulty_store import HANG, OUTAGE
 from fetchproxy_protocol.record_batch import SEARCHED_BYTES_MAX
 from generated_archive import Batch
-from read_side import QUICK, now, read_side
+from read_side import QUICK, ReadSide, now, read_side
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import CorruptSegment, StorageThrottled, StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState
+from fetchproxy.observability.metrics import TIMESTAMP_SEARCHES, TIMESTAMP_SEARCHES_WAITING
 
 
-def batch(base: int, stamps: list[int], codec: int, epoch: int = 0) -> Batch:
+def batch(
+    base: int, stamps: list[int], codec: int, epoch: int = 0, value: bytes = bytes(300)
+) -> Batch:
     made = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=codec,
@@ -27,10 +32,10 @@ def batch(base: int, stamps: list[int], codec: int, epoch: int = 0) -> Batch:
         producer_id=-1,
         producer_epoch=-1,
         base_sequence=-1,
-        batch_size=1 << 20,
+        batch_size=1 << 24,
     )
     for delta, stamp in enumerate(stamps):
-        made.append(delta, stamp, b"k", bytes(300), [])
+        made.append(delta, stamp, b"k", value, [])
     raw = bytearray(made.build())
     struct.pack_into(">q", raw, 0, base)
     struct.pack_into(">i", raw, 12, epoch)
@@ -184,3 +189,92 @@ async def test_a_batch_that_unpacks_to_far_more_does_not_hold_the_loop() -> None
             turning.cancel()
         assert found == (1, 2_000, -1)
         assert turns > 3
+
+
+# --- searches that take long: one at a time, clients in turn ---
+LONG_RECORDS = 5_000
+
+
+class LongSearches:
+    """Look-ups that are under way, in a batch whose last record alone is late."""
+
+    def __init__(self, side: ReadSide) -> None:
+        self._side = side
+        self.ended: list[object] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self._searched_before = _searches()
+
+    @property
+    def begun(self) -> int:
+        return _searches() - self._searched_before
+
+    def ask(self, timestamp_ms: int, client: object) -> asyncio.Task[None]:
+        async def look_up() -> None:
+            lookup = self._side.purgatory.first_offset_at_or_after
+            found = await lookup(self._side.tip, timestamp_ms, client)
+            assert found == (LONG_RECORDS - 1, 9_000, 0)
+            self.ended.append(client)
+
+        self.tasks.append(asyncio.create_task(look_up()))
+        return self.tasks[-1]
+
+    async def wait_for_begun(self, count: int) -> None:
+        while self.begun < count:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+def _searches() -> int:
+    return round(TIMESTAMP_SEARCHES._value.get())
+
+
+def _waiting() -> int:
+    return round(TIMESTAMP_SEARCHES_WAITING.collect()[0].samples[0].value)
+
+
+@asynccontextmanager
+async def long_searches() -> AsyncIterator[LongSearches]:
+    async with read_side() as side:
+        stamps = [1_000] * (LONG_RECORDS - 1) + [9_000]
+        await side.segment([batch(0, stamps, 1, value=b"v")])
+        yield LongSearches(side)
+
+
+async def test_a_client_with_one_search_waits_for_one_of_another_with_many() -> None:
+    async with long_searches() as searches:
+        for n in range(30):
+            searches.ask(2_000 + n, "many")
+        await searches.wait_for_begun(3)
+        await searches.ask(5_000, "one")
+        assert searches.ended.index("one") <= 4
+        await asyncio.wait(searches.tasks)
+        assert (searches.begun, _waiting()) == (31, 0)
+
+
+async def test_a_search_whose_asker_has_gone_is_dropped() -> None:
+    async with long_searches() as searches:
+        many = [searches.ask(2_000 + n, "many") for n in range(30)]
+        await searches.wait_for_begun(2)
+        for task in many:
+            task.cancel()
+        await asyncio.wait(many)
+        assert _waiting() == 0
+        begun = searches.begun
+        await searches.ask(5_000, "one")
+        assert searches.begun == begun + 1
+        assert searches.ended[-1] == "one"
+
+
+async def test_what_many_clients_ask_for_at_once_is_searched_once() -> None:
+    async with long_searches() as searches:
+        await asyncio.gather(*(searches.ask(2_000, n) for n in range(30)))
+        assert searches.begun == 1
+
+
+async def test_a_chunk_that_the_cache_drops_while_its_search_waits_is_read_again() -> None:
+    async with long_searches() as searches:
+        many = [searches.ask(2_000 + n, "many") for n in range(3)]
+        await searches.wait_for_begun(1)
+        chunks = searches._side.purgatory._memory.chunks
+        chunks.clear()
+        await asyncio.gather(*many)
+        assert searches.begun == 3

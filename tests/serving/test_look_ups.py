@@ -106,6 +106,9 @@ class FakeCluster:
         return {tip: self.failure or self.edges async for tip in each_of(tips)}
 
 
+CLIENT = "127.0.0.1", "a client"
+
+
 @dataclass
 class Gateway:
     archive: ServedArchive
@@ -139,7 +142,7 @@ class Gateway:
 
     async def corrected(self, frame: bytes, told: bytes) -> bytes:
         head = peek_request_header(frame[4:])
-        expected = list_offsets.expect(self.archive, frame, head, head.body_position)
+        expected = list_offsets.expect(self.archive, frame, head, head.body_position, CLIENT)
         return await rewritten(expected, told[4:])
 
     async def delete_records(
@@ -298,8 +301,9 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
         )
 
         async def first_offset_at_or_after(
-            tip: TopicIdPartition, timestamp_ms: int
+            tip: TopicIdPartition, timestamp_ms: int, client: object
         ) -> tuple[int, int, int] | None:
+            assert client == CLIENT
             looked_at.append((tip, timestamp_ms))
             view = views.view(tip)
             assert view is not None

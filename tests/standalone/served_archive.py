@@ -31,6 +31,7 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self._correlation = 0
+        self.client_id = "test"
 
     @classmethod
     async def connect(cls, port: int, receive_bytes_max: int | None = None) -> Self:
@@ -45,7 +46,7 @@ class Client:
     def send(self, request: Any, version: int) -> None:
         self._correlation += 1
         request.API_VERSION = version
-        request.with_header(correlation_id=self._correlation, client_id="test")
+        request.with_header(correlation_id=self._correlation, client_id=self.client_id)
         self.writer.write(request.encode(header=True, framed=True))
 
     async def receive(self) -> bytes:

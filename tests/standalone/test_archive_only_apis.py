@@ -280,6 +280,14 @@ def offsets_request(timestamp: int, topic: str = "orders") -> Any:
     )
 
 
+async def test_a_partition_that_is_named_twice_is_an_error_and_not_searched(client: Client) -> None:
+    request = offsets_request(-1)
+    (partition,) = request.topics[0].partitions
+    request.topics[0].partitions = [partition] * 200
+    (topic,) = (await client.ask(request, ListOffsetsResponse, 4)).topics
+    assert [(p.partition_index, p.error_code) for p in topic.partitions] == [(0, 42)]
+
+
 @pytest.mark.parametrize("version", versions(ApiKey.LIST_OFFSETS))
 async def test_list_offsets(client: Client, version: int) -> None:
     async def ask(timestamp: int, topic: str = "orders") -> tuple[int, int, int]:

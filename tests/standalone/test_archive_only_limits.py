@@ -9,16 +9,17 @@ from uuid import UUID
 
 import pytest
 from confluent_kafka import KafkaError, Producer
-from kafka.protocol.consumer import FetchResponse
+from kafka.protocol.consumer import FetchResponse, ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from memory_object_store import MemoryObjectStore
 from planted_archive import PlantedArchive, batch
 from served_archive import Client, ServedArchive, serve_archive
-from test_archive_only_apis import ORDERS, fetch, fetch_request, one, plant
+from test_archive_only_apis import ORDERS, fetch, fetch_request, offsets_request, one, plant
+from test_timestamp_lookup import batch as timed_batch
 
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.metrics import LIMITS_REACHED
+from fetchproxy.observability.metrics import LIMITS_REACHED, TIMESTAMP_SEARCHES
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX
 from fetchproxy.serving.standalone.apis.fetch import _in_rotation
@@ -33,9 +34,48 @@ async def alive(client: Client) -> bool:
 
 
 async def nobody_left(served: ServedArchive) -> None:
+    await nobody_left_but(served, 0)
+
+
+async def nobody_left_but(served: ServedArchive, connections: int) -> None:
     async with asyncio.timeout(20):
-        while served.server.connections:  # noqa: ASYNC110
+        while served.server.connections > connections:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def test_one_look_up_by_time_waits_for_one_of_a_client_that_asks_for_many() -> None:
+    planted, partitions = PlantedArchive(chunk_bytes=1 << 20), 40
+    long = timed_batch(0, [1_000] * 9_999 + [9_000], 1, value=b"v").content
+    for n in range(partitions):
+        await planted.add([long], tip=TopicIdPartition(UUID(int=7), "many", n))
+    await planted.add([long], tip=TopicIdPartition(UUID(int=8), "one", 0))
+
+    def request(topic: str, count: int) -> ListOffsetsRequest:
+        made = offsets_request(5_000, topic)
+        (first,) = made.topics[0].partitions
+        partition = type(first)
+        made.topics[0].partitions = [
+            partition(partition_index=n, current_leader_epoch=-1, timestamp=5_000)
+            for n in range(count)
+        ]
+        return made
+
+    async with serve_archive(planted) as served:
+        greedy, other = await served.client(), await served.client()
+        greedy.client_id = "greedy"
+        before = TIMESTAMP_SEARCHES._value.get()
+        greedy.send(request("many", partitions), 4)
+        while TIMESTAMP_SEARCHES._value.get() < before + 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        answer = await other.ask(request("one", 1), ListOffsetsResponse, 4)
+        assert answer.topics[0].partitions[0].offset == 9_999
+        assert TIMESTAMP_SEARCHES._value.get() - before < partitions / 2
+        greedy.reset()
+        await nobody_left_but(served, 1)
+        searched = TIMESTAMP_SEARCHES._value.get()
+        await other.ask(request("one", 1), ListOffsetsResponse, 4)
+        assert (await other.ask(request("many", 1), ListOffsetsResponse, 4)).topics
+        assert TIMESTAMP_SEARCHES._value.get() - searched <= 1, "what nobody waits for is dropped"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,12 @@ from dataclasses import dataclass
 
 from fetchproxy_protocol import list_offsets as wire
 from fetchproxy_protocol.apis import ApiKey
-from fetchproxy_protocol.headers import RequestHead, response_body
+from fetchproxy_protocol.headers import (
+    RequestHead,
+    client_id,
+    peek_request_header,
+    response_body,
+)
 from fetchproxy_protocol.list_offsets import OffsetResult
 from fetchproxy_protocol.primitives import Buffer, Cursor
 
@@ -37,6 +42,7 @@ from fetchproxy.metadata.lineage import lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
+from fetchproxy.serving.admission import Client
 from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
 from fetchproxy.serving.relay.offset_lookup import (
     VIEW_AGE_MAX_S,
@@ -84,7 +90,9 @@ class _Question:
     edges: LogEdges | ClusterError | None = None
 
 
-def expect(archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int) -> Answer:
+def expect(
+    archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int, client: Client
+) -> Answer:
     """For a framed request, which itself goes upstream unchanged."""
     request, version = memoryview(frame)[4:], head.api_version
     asked: Asked | None = None
@@ -103,7 +111,7 @@ def expect(archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int
         wanted = of_all if asked is None else asked
         if wanted is None:
             wanted = dict(await collected(wire.asked_in(request, body_at, version)))
-        return [await _correct(archive, payload, version, wanted)]
+        return [await _correct(archive, payload, version, wanted, client)]
 
     return HeldAnswer(head.correlation_id, rewrite)
 
@@ -142,7 +150,7 @@ async def _about_to_have_an_archive(
 
 
 async def _correct(
-    archive: ServedArchive, payload: bytes, version: int, asked: Asked | int
+    archive: ServedArchive, payload: bytes, version: int, asked: Asked | int, client: Client
 ) -> Buffer:
     if version < 1:
         return payload
@@ -163,7 +171,7 @@ async def _correct(
     found = await lookup.identify({result.topic for result, _ in results})
     left = await patch_times(archive, found.archived, results, corrected, version)
     if left:
-        await _patch(lookup, found, left, corrected, version)
+        await _patch(lookup, found, left, corrected, version, client)
     lookup.renew(found.archived.values())
     return corrected
 
@@ -174,6 +182,7 @@ async def _patch(
     results: Sequence[tuple[OffsetResult, int]],
     corrected: bytearray,
     version: int,
+    client: Client | None = None,
 ) -> None:
     """Write both tiers' answers over the broker's results, each for its timestamp."""
     archived: list[_Question] = []
@@ -197,7 +206,7 @@ async def _patch(
     for answer in await _about_to_be_archived(lookup.archive, others):
         wire.patch(corrected, version, answer)
     asked_further = [*archived, *(q for q in others if q.edges is not None)]
-    async for answer in each_of(await _answers(lookup.archive, asked_further)):
+    async for answer in each_of(await _answers(lookup.archive, asked_further, client)):
         wire.patch(corrected, version, answer)
 
 
@@ -264,7 +273,9 @@ def _needs_no_edges(archive: ServedArchive, question: _Question) -> bool:
 
 
 # --- what is answered ---
-async def _answers(archive: ServedArchive, questions: Sequence[_Question]) -> list[OffsetResult]:
+async def _answers(
+    archive: ServedArchive, questions: Sequence[_Question], client: Client | None
+) -> list[OffsetResult]:
     """Answers that read records are made side by side, as many as there are fetchers."""
     answers: list[OffsetResult] = []
     reading: list[_Question] = []
@@ -272,12 +283,12 @@ async def _answers(archive: ServedArchive, questions: Sequence[_Question]) -> li
         if of_records(question.timestamp):
             reading.append(question)
         else:
-            answers.append(await _answer(archive, question))
+            answers.append(await _answer(archive, question, client))
     reading.reverse()  # taken from the end
 
     async def answer_some() -> None:
         while reading:
-            answers.append(await _answer(archive, reading.pop()))
+            answers.append(await _answer(archive, reading.pop(), client))
             if not len(reading) % READ_AT_ONCE:
                 await asyncio.sleep(0)  # in-memory results come without waiting
 
@@ -287,12 +298,14 @@ async def _answers(archive: ServedArchive, questions: Sequence[_Question]) -> li
     return answers
 
 
-async def _answer(archive: ServedArchive, question: _Question) -> OffsetResult:
+async def _answer(
+    archive: ServedArchive, question: _Question, client: Client | None
+) -> OffsetResult:
     try:
         if question.looked is None:
             return _earliest_pending_upload(archive, question, None)
         view = _usable(question.looked)
-        answer = await _search(archive, question, view)
+        answer = await _search(archive, question, view, client)
         if answer is question.result and not _reaches(question, view):
             # The answer may be in records that the archive got since then.
             raise question.looked.failure or ClusterUnavailable(f"{view.tip}: log start")
@@ -301,22 +314,24 @@ async def _answer(archive: ServedArchive, question: _Question) -> OffsetResult:
         return not_known(question.result)
 
 
-async def _search(archive: ServedArchive, question: _Question, view: PartitionView) -> OffsetResult:
+async def _search(
+    archive: ServedArchive, question: _Question, view: PartitionView, client: Client | None
+) -> OffsetResult:
     result, timestamp = question.result, question.timestamp
     if timestamp == wire.EARLIEST_PENDING_UPLOAD:
         return _earliest_pending_upload(archive, question, view)
     if timestamp == wire.MAX_TIMESTAMP:
-        return await _max_timestamp(archive, question, view)
+        return await _max_timestamp(archive, question, view, client)
     if timestamp < 0:
         return edge_of_archive(result, timestamp, view)
-    found = await archive.purgatory.first_offset_at_or_after(view.tip, timestamp)
+    found = await archive.purgatory.first_offset_at_or_after(view.tip, timestamp, client)
     if found is None or 0 <= result.offset <= found[0]:
         return result
     return found_at(result, *found)
 
 
 async def _max_timestamp(
-    archive: ServedArchive, question: _Question, view: PartitionView
+    archive: ServedArchive, question: _Question, view: PartitionView, client: Client | None
 ) -> OffsetResult:
     """The latest record of both tiers; the first one if there are several.
 
@@ -328,7 +343,7 @@ async def _max_timestamp(
         if edges.log_start_offset < edges.high_watermark:
             return result
     while latest is not None and latest >= result.timestamp:
-        found = await archive.purgatory.first_offset_at_or_after(view.tip, latest)
+        found = await archive.purgatory.first_offset_at_or_after(view.tip, latest, client)
         if found is not None:
             same = found[1] == result.timestamp and 0 <= result.offset <= found[0]
             return result if same else found_at(result, *found)
@@ -398,7 +413,8 @@ def _holds_all_below(question: _Question, view: PartitionView) -> bool:
 
 
 def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    session.send_upstream(frame, expect(session.archive, frame, head, body_at))
+    client = session.client_host, client_id(frame, peek_request_header(frame, 4))
+    session.send_upstream(frame, expect(session.archive, frame, head, body_at, client))
     return True
 
 

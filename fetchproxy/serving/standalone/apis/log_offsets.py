@@ -41,14 +41,20 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
     -5 latest tiered     the last archived offset, -1 if there is none
     -6 earliest pending  the archive's end: no records wait for an upload
 
-    A time later than all records is answered with offset -1, as by a broker.
+    A time later than all records is answered with offset -1, as by a broker. So is a partition that
+    is named twice: with an error.
     """
     payload = request.take_payload()
-    asked = list(wire.asked_in(payload, request.head.body_position, request.version))
+    asked: dict[tuple[str, int], int] = {}
+    twice: set[tuple[str, int]] = set()
+    for place, timestamp in wire.asked_in(payload, request.head.body_position, request.version):
+        if place in asked:
+            twice.add(place)
+        asked[place] = timestamp
     del payload
-    tips = {place: _readable(parts, request, *place) for place, _ in asked}
+    tips = {place: _readable(parts, request, *place) for place in asked}
     views = await parts.archive.views(tip for tip in tips.values() if tip is not None)
-    results: dict[tuple[str, int], tuple[ErrorCode, Found]] = {}
+    results = {place: (ErrorCode.INVALID_REQUEST, _NONE) for place in twice}
 
     async def look_up(wanted: tuple[tuple[str, int], int]) -> None:
         place, timestamp = wanted
@@ -57,9 +63,10 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
         results[place] = await _look_up(parts, request, place[0], timestamp, view)
         await asyncio.sleep(0)  # in-memory results come without waiting
 
-    await for_each(asked, look_up, min(len(asked), LOOKED_UP_AT_ONCE))
+    once = [(place, timestamp) for place, timestamp in asked.items() if place not in twice]
+    await for_each(once, look_up, min(len(once), LOOKED_UP_AT_ONCE))
     topics: dict[str, list[dict[str, Any]]] = {}
-    async for (topic, partition), _ in each_of(asked):
+    async for topic, partition in each_of(asked):
         error, (timestamp, offset, epoch) = results[topic, partition]
         topics.setdefault(topic, []).append(
             {
@@ -97,12 +104,14 @@ async def _look_up(
     try:
         if isinstance(view, RemoteStorageError):
             raise view
-        return ErrorCode.NONE, await _find(parts, view, timestamp)
+        return ErrorCode.NONE, await _find(parts, request, view, timestamp)
     except (RemoteStorageError, CorruptSegment):
         return ErrorCode.KAFKA_STORAGE_ERROR, _NONE  # retriable: the client asks again
 
 
-async def _find(parts: ArchiveOnlyParts, view: PartitionView, timestamp: int) -> Found:
+async def _find(
+    parts: ArchiveOnlyParts, request: Request, view: PartitionView, timestamp: int
+) -> Found:
     if not view.segments and view.unreadable:
         raise CorruptSegment(f"{view.tip}: no segment's metadata can be read")
     start, end = parts.archive.edges(view)
@@ -117,7 +126,7 @@ async def _find(parts: ArchiveOnlyParts, view: PartitionView, timestamp: int) ->
         return _edge(view, end - 1, end - 1)
     if timestamp == wire.MAX_TIMESTAMP:
         timestamp = latest_ms
-    found = await parts.purgatory.first_offset_at_or_after(view.tip, timestamp)
+    found = await parts.purgatory.first_offset_at_or_after(view.tip, timestamp, request.client)
     if found is None:
         return _NONE
     offset, found_ms, epoch = found
