@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -21,6 +21,7 @@ from fetchproxy.auditing.segment_verifier import SegmentVerifier
 from fetchproxy.auditing.verify import is_gone, metadata_faults
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import (
+    CorruptSegment,
     DamagedObject,
     ObjectNotFound,
     ObjectNotReadable,
@@ -43,10 +44,17 @@ from fetchproxy.segments.object_keys import (
     parse_segment_key,
     partition_folder,
 )
+from fetchproxy.segments.packing import decode_packing
 from fetchproxy.storage.packed_logs import AtRest
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_rest_of
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
-from fetchproxy.storage.stores.object_store import Content, MiB, ObjectStore, StoredObject
+from fetchproxy.storage.stores.object_store import (
+    SMALL_OBJECT_BYTES_MAX,
+    Content,
+    MiB,
+    ObjectStore,
+    StoredObject,
+)
 from fetchproxy.storage.stores.registry import open_object_store
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
@@ -56,6 +64,10 @@ from fetchproxy.writing.sources.segment_source import CopyPace, Spool
 RANGE_BYTES = 8 * MiB
 # For each partition: one segment is uploaded while another is downloaded. Both are on the disk.
 SEGMENTS_AT_ONCE = 2
+# For each partition: segments whose small objects are compared at once; each reads up to 2 MiB.
+COMPARED_AT_ONCE, COMPARED_BYTES = 8, MiB
+# What an archive may replace after the copy: by `keys rewrap` the first, by repair the others.
+REPLACEABLE = (SegmentFile.PACKING, SegmentFile.INDEX, SegmentFile.EPOCHS, SegmentFile.TXN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +105,13 @@ async def open_place(url: str, config: Config, *, create: bool = False) -> Async
 
 @dataclass(frozen=True, slots=True)
 class ToCopy:
-    """`objects`: the segment's objects by file. `metadata_only`: the target has all the others."""
+    """`objects`: the segment's objects by file. `known`: what the copy's metadata say of it; None:
+    no reader of the copy sees it yet.
+    """
 
     metadata: RemoteLogSegmentMetadata
     objects: Mapping[SegmentFile, StoredObject]
-    metadata_only: bool
+    known: RemoteLogSegmentMetadata | None
 
     @property
     def data(self) -> list[StoredObject]:
@@ -108,10 +122,12 @@ class ToCopy:
 
 @dataclass(slots=True)
 class Plan:
-    """`others`, `extra`: keys below the prefix."""
+    """`there`: the copy has each object, but small ones may differ. `others`, `extra`: keys below
+    the prefix.
+    """
 
     copies: list[ToCopy] = field(default_factory=list)
-    there: list[RemoteLogSegmentMetadata] = field(default_factory=list)
+    there: list[ToCopy] = field(default_factory=list)
     others: list[str] = field(default_factory=list)  # of no segment; compared by content
     # Objects of the copy that the archive no longer has. For a segment, this run deletes only the
     # metadata; a later run deletes the other objects, which a reader may still be reading.
@@ -127,8 +143,7 @@ def plan_mirror(
     compare: bool = False,
 ) -> Plan:
     """The objects that the copy lacks. Pure. `segments`: the archive's finished segments. `copied`:
-    the copy's segments. A segment's objects never change, so only sizes are compared, unless
-    `compare` is set.
+    the copy's segments. A log never changes, so only its size is compared, unless `compare` is set.
     """
     plan = Plan()
     own = by_segment(here)
@@ -136,16 +151,15 @@ def plan_mirror(
     for metadata in segments:
         objects = own.get(metadata.segment_id, {})
         whole = all(
-            (found := there.get(place)) is not None and found.size_bytes == stored.size_bytes
-            for place, stored in objects.values()
-            if not place.endswith(f".{SegmentFile.METADATA}")
+            (found := there.get(place)) is not None
+            and (file in REPLACEABLE or found.size_bytes == stored.size_bytes)
+            for file, (place, stored) in objects.items()
+            if file is not SegmentFile.METADATA
         )
-        known = have.get(metadata.segment_id)
-        if whole and known == metadata and not compare:
-            plan.there.append(metadata)
-        else:
-            files = {file: stored for file, (_, stored) in objects.items()}
-            plan.copies.append(ToCopy(metadata, files, whole and known is not None and not compare))
+        files = {file: stored for file, (_, stored) in objects.items()}
+        copy = ToCopy(metadata, files, have.get(metadata.segment_id))
+        found_there = whole and copy.known is not None and not compare
+        (plan.there if found_there else plan.copies).append(copy)
     kept = {segment.segment_id for segment in segments}
     plan.others = [place for place in here if parse_segment_key("", place) is None]
     for segment_id, of_copy in by_segment(there).items():
@@ -171,11 +185,13 @@ def by_segment(
 class MirrorOptions:
     """`compare`: also compare existing copies byte by byte. `with_damaged`: copy damaged segments
     too, as they are. `bytes_per_s`: read limit of one process at the archive; 0: no limit.
+    `opens`: also open each segment of the copy, as its readers will.
     """
 
     compare: bool = False
     with_damaged: bool = False
     bytes_per_s: int = 0
+    opens: bool = False
 
 
 @dataclass(slots=True)
@@ -228,6 +244,8 @@ class PartitionMirror:
                     if not error.retriable:
                         raise
                     self._result.failed = before  # now a store fails: the rest is copied
+            if self.options.opens:
+                await self._open_all()
         return self._result
 
     async def _copy_all(self, *, compare: bool) -> None:
@@ -247,17 +265,42 @@ class PartitionMirror:
         plan = plan_mirror(segments, here, copied, there, compare=compare)
         result.segments = len(segments)
         result.size_bytes = sum(segment.segment_size_bytes for segment in segments)
-        self._advance(sum(segment.segment_size_bytes for segment in plan.there))
+
+        async def renew(copied: ToCopy) -> None:
+            if copied.metadata.segment_id in self._faulty or await self._renew(copied):
+                self._advance(copied.metadata.segment_size_bytes)
+            else:
+                plan.copies.append(copied)
 
         async def copy(wanted: ToCopy) -> None:
             if wanted.metadata.segment_id not in self._faulty:
                 await self._copy(wanted, there)
             self._advance(wanted.metadata.segment_size_bytes)
 
+        await for_each(plan.there, renew, COMPARED_AT_ONCE)
         await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
         for place in plan.others:
             await self._copy_other(place)
         await self._remove(plan.extra)
+
+    async def _open_all(self) -> None:
+        await refreshed(self.target.rlmm, self.tip)
+        copied = finished(self.target.rlmm.list_remote_log_segments(self.tip))
+
+        async def check(metadata: RemoteLogSegmentMetadata) -> None:
+            error = await why_not_opened(self.target, metadata)
+            if error is None:
+                return
+            key = self.target.rsm.object_key(metadata, SegmentFile.LOG)
+            what = f"it does not open at --to: {error}"
+            fault = Fault.of(self.tip, key, what, metadata.start_offset)
+            # A segment that was copied although it is damaged is a fault of the archive.
+            if error.retriable or await why_not_opened(self.source, metadata) is None:
+                self._result.failed.append(fault)
+            else:
+                self._add_faults([fault])
+
+        await for_each(copied, check, COMPARED_AT_ONCE)
 
     def _add_faults(self, found: Iterable[Fault]) -> None:
         self._result.faults += [fault for fault in found if fault not in self._result.faults]
@@ -266,53 +309,132 @@ class PartitionMirror:
         self._done_bytes += size_bytes
         self.tell(self._done_bytes, self._result.size_bytes)
 
+    async def _renew(self, copy: ToCopy) -> bool:
+        """Take over what the archive has replaced since the copy. False: the segment has to be read
+        and checked as for a first copy.
+        """
+        done = True
+        async with self._noting_errors(copy):
+            replaced = await self._replaced(copy)
+            if replaced:
+                done = replaced == [SegmentFile.PACKING] and await self._take_key(copy)
+            if done and copy.known != copy.metadata and await self._is_sound(copy):
+                await self._put_segment(copy, self._put_metadata(copy))
+        return done
+
+    async def _replaced(self, copy: ToCopy) -> list[SegmentFile]:
+        """The small objects that differ from those of the copy."""
+        differ = []
+        for file in REPLACEABLE:
+            if (stored := copy.objects.get(file)) is None:
+                continue
+            ours, theirs = self.source.store, self.target.store
+            key = self.target.prefix + stored.key[len(self.source.prefix) :]
+            if not await same_objects(ours, stored.key, theirs, key, COMPARED_BYTES):
+                differ.append(file)
+            self.pace.spend(stored.size_bytes)
+            await self.pace.turn(None)
+        return differ
+
+    async def _take_key(self, copy: ToCopy) -> bool:
+        """True: the `.packing` differs by the wrapped key alone, which opens the copy's log, too.
+        Then it is taken over without the log.
+        """
+        key = self.source.rsm.object_key(copy.metadata, SegmentFile.PACKING)
+        content = await self.source.store.get(key, SMALL_OBJECT_BYTES_MAX)
+        try:
+            ours = decode_packing(content, key)
+            theirs = await self.target.rsm.packed.read_packing(copy.metadata)
+        except CorruptSegment as error:
+            if error.retriable:
+                raise
+            return False
+        if replace(ours, key=theirs.key) != theirs:
+            return False
+        try:
+            await self.target.rsm.packed.check_opens(copy.metadata, ours)
+        except DamagedObject as error:
+            if error.retriable:
+                raise
+            fault = Fault.of(self.tip, key, str(error), copy.metadata.start_offset)
+            self._note_faults(copy, [fault])
+            return True
+        await self._put_segment(copy, self._put_if_other(key[len(self.source.prefix) :], content))
+        return True
+
+    async def _is_sound(self, copy: ToCopy) -> bool:
+        """Whether the archive's small objects agree with its metadata, which are newer than the
+        copy's.
+        """
+        check = SegmentVerifier(
+            self.source.rsm, copy.metadata, TxnCheck(), RANGE_BYTES, lambda read: None
+        )
+        await check.verify_small()
+        self._result.failed += check.unread
+        self._note_faults(copy, check.faults)
+        return not check.unread and not check.faults
+
     async def _copy(self, copy: ToCopy, there: Mapping[str, StoredObject]) -> None:
         folder = self.spool.new_file()
         try:
-            faults = [] if copy.metadata_only else await self._fetched(copy, folder)
-            if faults and await is_gone(self.source.rsm, copy.metadata):
-                self._result.overtaken += 1
-                return
-            self._note_faults(copy, faults)
-            if faults and not self.options.with_damaged:
-                return
-            wrote = await self._put_segment(copy, folder, there)
-            self._result.copied += wrote
+            async with self._noting_errors(copy):
+                await self._copy_whole(copy, folder, there)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, True)
+
+    async def _copy_whole(
+        self, copy: ToCopy, folder: Path, there: Mapping[str, StoredObject]
+    ) -> None:
+        faults = await self._fetched(copy, folder)
+        if faults and await is_gone(self.source.rsm, copy.metadata):
+            self._result.overtaken += 1
+            return
+        self._note_faults(copy, faults)
+        # What is damaged since it was copied never replaces the copy, which may be good.
+        if faults and (copy.known is not None or not self.options.with_damaged):
+            return
+
+        async def put() -> bool:
+            wrote = False
+            for stored in copy.data:
+                wrote |= await self._put_data(stored, folder, there)
+            return wrote | await self._put_metadata(copy)
+
+        await self._put_segment(copy, put())
+
+    @asynccontextmanager
+    async def _noting_errors(self, copy: ToCopy) -> AsyncIterator[None]:
+        """Errors of the segment's objects at the archive."""
+        try:
+            yield
         except ObjectNotFound as error:
             if await is_gone(self.source.rsm, copy.metadata):
                 self._result.overtaken += 1
-            else:
-                key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
-                what, at = f"an object is missing ({error})", copy.metadata.start_offset
-                self._note_faults(copy, [Fault.of(self.tip, key, what, at)])
+                return
+            key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
+            what, at = f"an object is missing ({error})", copy.metadata.start_offset
+            self._note_faults(copy, [Fault.of(self.tip, key, what, at)])
         except ObjectNotReadable as error:
             self._not_readable(error, copy)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, folder, True)
 
     def _note_faults(self, copy: ToCopy, faults: Sequence[Fault]) -> None:
         if faults:
             self._faulty.add(copy.metadata.segment_id)
             self._add_faults(faults)
 
-    async def _put_segment(
-        self, copy: ToCopy, folder: Path, there: Mapping[str, StoredObject]
-    ) -> bool:
-        """True: the segment is there now, and was not before. It is noted as failed if the target
-        does not take one of its objects.
+    async def _put_segment(self, copy: ToCopy, puts: Awaitable[bool]) -> None:
+        """Count the segment if `puts` wrote something. It is noted as failed if the target does not
+        take one of its objects.
         """
-        wrote = False
         try:
-            for stored in [] if copy.metadata_only else copy.data:
-                wrote |= await self._put_data(stored, folder, there)
-            wrote |= await self._put_metadata(copy)
+            wrote = await puts
         except RemoteStorageError as error:
             if not error.retriable:
                 raise
             self._failed(copy, error)
-            return False
+            return
         self._failed_in_a_row = 0
-        return wrote
+        self._result.copied += wrote
 
     def _failed(self, copy: ToCopy, error: RemoteStorageError) -> None:
         """Note the segment. Raises `error` if so many fail in a row that the store fails."""
@@ -430,6 +552,19 @@ class PartitionMirror:
         self._result.removed += len(places)
 
 
+async def why_not_opened(
+    at: Place, metadata: RemoteLogSegmentMetadata
+) -> RemoteStorageError | None:
+    """Read the segment's first byte: an encrypted one has to be opened with its key for that. None:
+    it was read. Raises RemoteStorageError if the store or the key service fails.
+    """
+    try:
+        await at.rsm.fetch_log_segment(metadata, ByteRange(0, 1))
+    except (ObjectNotFound, RangeNotSatisfiable, DamagedObject) as error:
+        return error
+    return None
+
+
 async def put_if_other(target: Place, place: str, content: bytes) -> bool:
     """True: `content` was written. False: it was there already. Raises RemoteStorageError."""
     key = target.prefix + place
@@ -442,15 +577,21 @@ async def put_if_other(target: Place, place: str, content: bytes) -> bool:
     return True
 
 
-async def same_objects(one: ObjectStore, key: str, other: ObjectStore, other_key: str) -> bool:
+async def same_objects(
+    one: ObjectStore,
+    key: str,
+    other: ObjectStore,
+    other_key: str,
+    range_bytes: int = RANGE_BYTES,
+) -> bool:
     """True: both objects exist and have the same bytes. Raises RemoteStorageError."""
     position = 0
     try:
         while True:
-            ours = await _range(one, key, position)
-            if ours != await _range(other, other_key, position):
+            ours = await _range(one, key, position, range_bytes)
+            if ours != await _range(other, other_key, position, range_bytes):
                 return False
-            if len(ours) < RANGE_BYTES:
+            if len(ours) < range_bytes:
                 return True
             position += len(ours)
     except ObjectNotFound:

@@ -7,21 +7,31 @@ been marked as moved and everything written until then is copied (docs/adr/0057)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fetchproxy.auditing.completeness import CompletenessCheck
 from fetchproxy.auditing.faults import Fault
-from fetchproxy.auditing.mirroring import Place, by_segment, put_if_other, same_objects
+from fetchproxy.auditing.mirroring import (
+    RANGE_BYTES,
+    Place,
+    by_segment,
+    put_if_other,
+    same_objects,
+    why_not_opened,
+)
+from fetchproxy.auditing.segment_verifier import SegmentVerifier
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.errors import (
     ArchiveMismatch,
     ArchiveMissing,
+    DamagedObject,
     ObjectNotFound,
     ObjectNotReadable,
 )
 from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.segments.check import TxnCheck
 from fetchproxy.segments.object_keys import (
     LAYOUT_OBJECT,
     SegmentFile,
@@ -183,8 +193,9 @@ async def _as_marked(source: Place, moved: ArchiveIdentity) -> ArchiveIdentity:
     return moved
 
 
-# Deletion of the objects that a moved archive has left behind. An object is deleted only if the new
-# place has the same bytes, or has deleted it since by its retention, as its records show.
+# Deletion of the objects that a moved archive has left behind. A segment is deleted only if the new
+# place has the same log and can read it, or has deleted it since by its retention, as its records
+# show.
 
 
 @dataclass(slots=True)
@@ -229,7 +240,7 @@ async def _delete_moved(
         segment = dict(files.values())
         try:
             may_go = await _may_go(source, target, segment, there)
-        except ObjectNotReadable as error:
+        except DamagedObject as error:
             may_go = False
             result.unread.append(Fault.of(tip, source.prefix + min(segment), str(error)))
         if not may_go:
@@ -260,12 +271,37 @@ async def _may_go(
         return _is_worthless(target, segment)
     if named[0] not in there:
         return True  # the new place has no faults, so it has deleted this segment
-    for place in segment:
-        if place not in named and not await same_objects(
+    others = [
+        place
+        for place in segment
+        if place not in named
+        and not await same_objects(
             source.store, source.prefix + place, target.store, target.prefix + place
-        ):
-            return False
-    return True
+        )
+    ]
+    return await _is_readable(target, named[0], others)
+
+
+async def _is_readable(target: Place, named: str, others: Sequence[str]) -> bool:
+    """Whether the segment can be read at the new place. Raises DamagedObject if its key is missing.
+
+    `others`: objects that are not the same as at the old place. Since the cut-over the new place
+    may have replaced small ones (`keys rewrap`, `verify --repair`): then everything is checked.
+    """
+    key = parse_segment_key("", named)
+    assert key is not None
+    segments = target.rlmm.list_remote_log_segments(key.segment_id.topic_id_partition)
+    found = [segment for segment in segments if segment.segment_id == key.segment_id]
+    if not found or any(place.endswith(f".{SegmentFile.LOG}") for place in others):
+        return False
+    if not others:
+        error = await why_not_opened(target, found[0])
+        if isinstance(error, DamagedObject):
+            raise error
+        return error is None
+    check = SegmentVerifier(target.rsm, found[0], TxnCheck(), RANGE_BYTES, lambda read: None)
+    await check.verify(continues=False)
+    return not check.faults and not check.unread
 
 
 def _is_worthless(target: Place, segment: Mapping[str, StoredObject]) -> bool:

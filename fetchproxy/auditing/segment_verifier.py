@@ -104,14 +104,11 @@ class SegmentVerifier:
             self._advance(metadata.segment_size_bytes)
             self.txns.restart()
             return
-        index = await self._index()
-        aborted = await self._aborted()
         # Without `.packing`, a packed log cannot be read.
         packing_there = (
             not metadata.packed or await self._decoded(SegmentFile.PACKING, bytes) is not None
         )
-        await self._epochs()
-        await self._kafka_files()
+        index, aborted = await self._small_files()
         txn_key = self._key(SegmentFile.TXN)
         self.txns.begin(aborted or (), txn_key, metadata.start_offset, metadata.end_offset)
         spans = list(index.spans()) if index is not None else []
@@ -127,6 +124,17 @@ class SegmentVerifier:
         self.faults += [
             Fault.of(tip, f.object_key, f.what, f.offset, f.byte_position) for f in findings
         ]
+
+    async def verify_small(self) -> None:
+        """Everything except the log, and what only the log shows."""
+        if await self._metadata_are_its_own():
+            await self._small_files()
+
+    async def _small_files(self) -> tuple[RemoteLogIndex | None, tuple[AbortedTxn, ...] | None]:
+        index, aborted = await self._index(), await self._aborted()
+        await self._epochs()
+        await self._kafka_files()
+        return index, aborted
 
     async def _metadata_are_its_own(self) -> bool:
         """False: the metadata were changed, so other objects cannot be compared with them."""

@@ -108,6 +108,7 @@ def mirror(
         raise ArchiveMismatch(
             "the archive at --from is being moved to --to: finish the move with --cut-over"
         )
+    options = replace(options, opens=cut_over)
     done = _one_run(runner, places, options, on_result)
     return _cut_over(runner, places, options, said, done) if cut_over else done
 

@@ -23,6 +23,7 @@ from fetchproxy.errors import (
     DamagedObject,
     MetadataChanged,
     ObjectNotFound,
+    RangeNotSatisfiable,
     SegmentLocked,
 )
 from fetchproxy.model import (
@@ -359,6 +360,22 @@ class PackedLogs:
             raise SegmentLocked(f"{key}: {error}") from None
         self._store.health.locked(segment.segment_id.id, wrapped.key_id, None)
         return data_key
+
+    async def check_opens(self, segment: StoredSegment, packing: Packing) -> None:
+        """Read the first block of the log with `packing`, which may be of another copy of the
+        segment. Raises as `read`.
+        """
+        cipher = None
+        if packing.key is not None:
+            cipher = AesGcm(await self._data_key(segment, packing, packing.key))
+        key = self._object_key(segment, SegmentFile.LOG)
+        try:
+            stored = await self._store.get_range(key, packing.stored_range(range(1)))
+            unpacked(packing, cipher, stored, ByteRange(0, 1))
+        except RangeNotSatisfiable as error:
+            raise DamagedObject(str(error)) from None
+        except CorruptSegment as error:
+            raise DamagedObject(f"{key}: {error}") from None
 
     @measured
     async def rewrap(self, segment: StoredSegment, *, dry_run: bool = False) -> Rewrapped:
