@@ -13,6 +13,8 @@ MINUTES ?= 30
 SEED ?=
 EXAMPLES ?= 24
 UV := uv==0.13.8
+# Hundreds of processes would each compile all that they import.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv check format test test-all oracle strange demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline bench-appetite soak chaos lock clean
 
@@ -25,7 +27,7 @@ venv: $(READY)  ## create .venv with everything that demo and tests need from th
 $(READY): requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fetchproxy needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Choose another: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(READY)
 
@@ -49,7 +51,7 @@ format: venv  ## let ruff format and fix what it can
 
 test: venv  ## check, set up the real parts, run every test that is not slow
 	$(BIN)/python tests/make_test/run_folders.py --check '$(MAKE) --no-print-directory check' --setup \
-		'$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 rclone gcs azure hdfs kerberos clients spark-newest' \
+		'$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 gcs azure hdfs kerberos clients spark-newest' \
 		-m "not slow"
 
 test-all: check  ## the same with the slow tests

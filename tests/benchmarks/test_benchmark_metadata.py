@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.metadata import rows_of
 
 PROJECT = Path(__file__).parents[2]
@@ -35,6 +37,7 @@ def test_goals() -> None:
     assert rows["cache files"].value == 89.0
 
 
+@pytest.mark.slow
 def test_it_runs_and_writes_its_results(tmp_path: Path) -> None:
     results = tmp_path / "metadata.json"
     arguments = ["--quick", "--segments", "300", "--partitions", "3", "--results", str(results)]

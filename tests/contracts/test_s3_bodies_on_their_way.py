@@ -90,6 +90,7 @@ async def test_a_changed_body_is_refused_by_the_server(
         assert await store._uploads(await store._opened(), "", "look") == []
 
 
+@pytest.mark.slow
 async def test_a_server_that_checks_no_crc64_is_found_out(
     rclone_server: RcloneServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

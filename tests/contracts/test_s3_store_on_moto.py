@@ -68,10 +68,12 @@ async def test_the_server_is_told_how_to_keep_an_object(
         assert (kept["ServerSideEncryption"], kept["SSEKMSKeyId"]) == ("aws:kms", "a-key")
 
 
+@pytest.mark.slow
 class TestS3ObjectStoreOnMoto(ObjectStoreContract):
     many_keys = 20  # moto is slow; the other backends test pages
     cancel_turn_s = 0.002
 
 
+@pytest.mark.slow
 class TestRemoteStorageManagerOnMoto(ArchiveContract):
     pass
