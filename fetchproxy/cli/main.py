@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -66,5 +69,28 @@ def _root(
     pass
 
 
-def main() -> None:
-    app(prog_name="fetchproxy")
+def main() -> NoReturn:
+    """Run the command, and end the process without taking the interpreter apart.
+
+    A thread of the stores' native client (obstore) may still be at work after its store was closed.
+    If it calls Python while the interpreter is taken apart, the process aborts (SIGABRT), although
+    all of its work is done.
+    """
+    try:
+        app(prog_name="fetchproxy")
+    except SystemExit as end:
+        _leave(end)
+    _leave(SystemExit())
+
+
+def _leave(end: SystemExit) -> NoReturn:
+    """As Python does at the end of a process, except for what it still has in memory."""
+    atexit._run_exitfuncs()
+    try:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # nobody reads it any more
+        os._exit(1)
+    os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
