@@ -55,6 +55,9 @@ _SINGLE_NODE: dict[str, str] = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
+    # Many tests write records of years ago. By default a broker would delete them after 30 s, and
+    # then every 5 minutes: on a busy machine in the middle of a test.
+    "log.retention.ms": "-1",
     # After a SIGKILL the restarted broker is admitted only when the session of its last life has
     # expired.
     "broker.heartbeat.interval.ms": "500",

@@ -298,7 +298,8 @@ def test_local_retention_is_refused_where_the_broker_may_delete_first(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
     name, store = "retention-refused", (tmp_path / "store").as_uri()
-    data = new_topic(kafka_server, name)
+    week = {"retention.ms": "604800000"}  # a broker's default
+    data = TopicData(kafka_server.create_topic(name, config=week))
     produce(kafka_server.bootstrap, data, COUNT)
     with archiving(kafka_server, store, name, tmp_path, archive__local_retention_ms=1) as proxy:
         wait_for("the archive", lambda: archived_ends(store, name) == {0: COUNT})

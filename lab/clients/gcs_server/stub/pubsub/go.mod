@@ -1,0 +1,3 @@
+module cloud.google.com/go/pubsub/v2
+
+go 1.26
