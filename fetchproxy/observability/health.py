@@ -196,6 +196,12 @@ class Kind(StrEnum):
         "find out what delays that for which they wait",
         about="wait",
     )
+    CLIENTS_WAIT = _warning(
+        "clients_wait",
+        "logins, look-ups by time or keys wait long for their turn, as some clients ask for many",
+        "correct the password of the clients that the message names, or let them ask for less",
+        about="turn",
+    )
     GATEWAY_NOT_LISTENING = _warning(
         "gateway_not_listening",
         "clients cannot connect yet; `/readyz` is 503",

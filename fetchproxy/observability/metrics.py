@@ -643,6 +643,10 @@ ARCHIVE_ONLY_LOGINS = counter(
     "result",
     values=("accepted", "refused"),
 )
+ARCHIVE_ONLY_LOGINS_WAITING = gauge(
+    "fetchproxy_archive_only_logins_waiting",
+    "Logins that wait to be judged, because others with the same name or address failed",
+)
 ARCHIVE_ONLY_TOPICS = gauge(
     "fetchproxy_archive_only_topics", "Topics that archive-only mode serves"
 )

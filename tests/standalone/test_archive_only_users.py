@@ -212,6 +212,25 @@ async def test_who_guesses_is_judged_once_a_second_from_one_address(
     assert await logged_in(served, "alice")
 
 
+async def test_wrong_passwords_of_another_name_hold_up_no_login(served: ServedArchive) -> None:
+    refused = 0
+
+    async def guess() -> None:
+        nonlocal refused
+        client = await served.client()
+        assert (await plain(client, "mallory", "guess")).error_code == LOGIN_REFUSED
+        refused += 1
+
+    guesses = [asyncio.create_task(guess()) for _ in range(60)]
+    while refused < 2:  # noqa: ASYNC110 - two at once, then one a second
+        await asyncio.sleep(0.01)
+    assert await logged_in(served, "alice")
+    assert refused < 20
+    for each in guesses:
+        each.cancel()
+    await asyncio.wait(guesses)
+
+
 async def test_a_user_reads_what_is_his(served: ServedArchive) -> None:
     client = await logged_in(served, "alice")
     listed = await client.ask(MetadataRequest(topics=None), MetadataResponse, 12)

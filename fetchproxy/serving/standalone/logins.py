@@ -9,7 +9,8 @@ import re
 import secrets
 import tomllib
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,9 @@ import structlog
 from cachetools import LRUCache
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.observability.metrics import LIMITS_REACHED
-from fetchproxy.runtime.fairness import TokenBucket
+from fetchproxy.observability.health import Condition, Kind
+from fetchproxy.observability.metrics import ARCHIVE_ONLY_LOGINS_WAITING, LIMITS_REACHED
+from fetchproxy.runtime.fairness import FairTurns, TokenBucket
 from fetchproxy.runtime.folders import Stamp, stamp_of
 
 # The server's side of SCRAM (RFC 5802, RFC 7677). As in Kafka, passwords are the client's raw bytes
@@ -145,6 +147,15 @@ class Challenge:
     def message(self) -> str:
         salt = b64encode(self.credential.salt).decode()
         return f"r={self.nonce},s={salt},i={self.credential.iterations}"
+
+
+def _read_plain(token: bytes) -> tuple[str, str, str] | None:
+    """RFC 4616: authzid NUL authcid NUL passwd. None: malformed."""
+    try:
+        authzid, name, password = token.decode().split("\0")
+    except ValueError:  # also a UnicodeDecodeError
+        return None
+    return authzid, name, password
 
 
 def server_final(asked: Challenge, token: bytes) -> bytes | None:
@@ -319,18 +330,50 @@ def _names(name: str, key: str, table: Mapping[str, Any]) -> Names:
         raise ValueError(f"{name}, {key}: {error}") from None
 
 
-# Logins by SASL: a connection has one attempt, as with a broker. Attempts from one address are
-# judged one after the other, and after failures only after a pause: rejected clients without a
-# pause come again twenty times a second.
+# Logins by SASL: a connection has one attempt, as with a broker. Attempts with one user's name from
+# one address are judged one after the other, and after failures only after a pause: rejected
+# clients without a pause come again twenty times a second. Many clients may share the address of a
+# load balancer, so wrong passwords for one name delay no other name there; and clients with the
+# same name take turns by their ids. The names of an address share a second, higher rate, in turn,
+# because a guesser may use many names. Names of users and other names are treated alike.
 
 log = structlog.get_logger(__name__)
 
 PLAIN = "PLAIN"
-# From one address, over time; two may follow at once.
+# With one name from one address, over time; two may follow at once.
 FAILED_LOGINS_PER_S_MAX = 1
-_ADDRESSES_MAX = 10_000
+# From one address. A check of PLAIN takes some 10 ms, so one address takes a fifth of a core.
+ADDRESS_FAILED_LOGINS_PER_S_MAX = 20
+# Some 1 KB each.
+_LINES_MAX = 10_000
+# What waits longer is shown.
+WAIT_SHOWN_S = 5.0
+_NAME_SHOWN_MAX = 64
 # A user who is removed from the file can read on for this long.
 LOOK_INTERVAL_S = 2.0
+
+
+class _Line:
+    """Those who log in from one address, or with one name from there."""
+
+    def __init__(self, failures_per_s_max: int, limit: str, now: float) -> None:
+        self._turns = FairTurns(1)
+        self._failures = TokenBucket(failures_per_s_max, now)
+        self._limit = limit
+
+    @asynccontextmanager
+    async def turn(self, client: Hashable) -> AsyncIterator[None]:
+        """A turn after the pause for failures. A LoginRefused within it is one more."""
+        clock = asyncio.get_running_loop().time
+        async with self._turns.turn(client):
+            while owed_s := self._failures.owed_s(clock()):
+                LIMITS_REACHED.labels(self._limit).inc()
+                await asyncio.sleep(max(owed_s, 0.001))  # a smaller rest may move no clock
+            try:
+                yield
+            except LoginRefused:
+                self._failures.spend(1, clock())
+                raise
 
 
 class Logins:
@@ -345,9 +388,14 @@ class Logins:
         self._fault: str | None = None
         self.users: Users = {}
         self._clock = asyncio.get_running_loop().time
-        # By address of the client: a lock for its turn, and its debt for failures.
-        self._addresses: LRUCache[str, tuple[asyncio.Lock, TokenBucket]] = LRUCache(_ADDRESSES_MAX)
-        # One password at a time: each costs a core some milliseconds.
+        self._addresses: LRUCache[str, _Line] = LRUCache(_LINES_MAX)
+        # By address and hash of the name, because names of strangers may be long.
+        self._names: LRUCache[tuple[str, int], _Line] = LRUCache(_LINES_MAX)
+        # Address and name of each attempt that waits, with the loop time of its beginning.
+        self._waiting: dict[object, tuple[float, str, str]] = {}
+        ARCHIVE_ONLY_LOGINS_WAITING.set_function(lambda: len(self._waiting))
+        # One password at a time, because each costs a core some milliseconds. No address has more
+        # than one here.
         self.checking = asyncio.Semaphore(1)
         self._secret = secrets.token_bytes(32)
 
@@ -399,19 +447,34 @@ class Logins:
         return None if now is None or now.credentials != user.credentials else now
 
     @asynccontextmanager
-    async def attempt(self, name: str) -> AsyncIterator[None]:
-        """An attempt from address `name`: one at a time, and not soon after failures."""
-        new = asyncio.Lock(), TokenBucket(FAILED_LOGINS_PER_S_MAX, self._clock())
-        turn, failures = self._addresses.setdefault(name, new)
-        async with turn:
-            while owed_s := failures.owed_s(self._clock()):
-                LIMITS_REACHED.labels("failed_logins_per_s_max").inc()
-                await asyncio.sleep(owed_s)
-            try:
+    async def attempt(self, address: str, name: str, client_id: str) -> AsyncIterator[None]:
+        """Waits for its turn to be judged. Raise LoginRefused in it if it fails."""
+        now, waits = self._clock(), object()
+        limit = "failed_logins_per_s_max"
+        of_name = _Line(FAILED_LOGINS_PER_S_MAX, limit, now)
+        of_name = self._names.setdefault((address, hash(name)), of_name)
+        of_address = _Line(ADDRESS_FAILED_LOGINS_PER_S_MAX, f"address_{limit}", now)
+        of_address = self._addresses.setdefault(address, of_address)
+        self._waiting[waits] = now, address, name
+        try:
+            async with of_name.turn(client_id), of_address.turn(hash(name)):
+                del self._waiting[waits]
                 yield
-            except LoginRefused:
-                failures.spend(1, self._clock())
-                raise
+        finally:
+            self._waiting.pop(waits, None)
+
+    def conditions(self, now: float) -> Iterator[Condition]:
+        """`Health` calls it."""
+        since = next((began_at for began_at, _, _ in self._waiting.values()), now)
+        if now - since < WAIT_SHOWN_S:
+            return
+        waiting = Counter((address, name) for _, address, name in self._waiting.values())
+        (address, name), count = waiting.most_common(1)[0]
+        what = (
+            f"{len(self._waiting)} logins wait, {count} of them from {address} as "
+            f"{name[:_NAME_SHOWN_MAX]!r}: passwords from there are wrong"
+        )
+        yield Condition(Kind.CLIENTS_WAIT, what, "logins", since=since)
 
 
 @dataclass(eq=False, repr=False)
@@ -439,23 +502,24 @@ class Login:
         self.mechanism = mechanism if known else None
         return known
 
-    async def step(self, token: bytes) -> bytes:
+    async def step(self, token: bytes, client_id: str) -> bytes:
         """Takes the client's next token, returns the answer's. Sets `user` after the last one."""
         if self.mechanism is None:
             raise LoginRefused("no mechanism was agreed on")
         if self.mechanism != PLAIN and self._challenge is None:
             return self._scram_challenge(self.mechanism, token)
-        async with self._logins.attempt(self._address):
+        plain = None if self._challenge is not None else _read_plain(token)
+        if plain is not None:
+            self.name = plain[1]
+        async with self._logins.attempt(self._address, self.name, client_id):
             if self._challenge is None:
-                return await self._plain(token)
+                return await self._plain(plain)
             return self._scram_proof(self._challenge, token)
 
-    async def _plain(self, token: bytes) -> bytes:
-        """RFC 4616: authzid NUL authcid NUL passwd."""
-        try:
-            authzid, self.name, password = token.decode().split("\0")
-        except ValueError:  # also a UnicodeDecodeError
-            raise LoginRefused("malformed PLAIN") from None
+    async def _plain(self, parts: tuple[str, str, str] | None) -> bytes:
+        if parts is None:
+            raise LoginRefused("malformed PLAIN")
+        authzid, _, password = parts
         if authzid not in ("", self.name):
             raise LoginRefused("acting as another user is not supported")
         users = self._logins.users

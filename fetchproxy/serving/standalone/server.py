@@ -61,6 +61,8 @@ async def open_archive_only(
         async with Listener(config.gateway, limits, tls, "archive_only") as listener:
             if health is not None:
                 health.watch(listener.conditions)
+                if logins is not None:
+                    health.watch(logins.conditions)
             parts = ArchiveOnlyParts(
                 limits=limits,
                 cluster_id=cluster_id(config.store.url or ""),

@@ -102,7 +102,7 @@ async def authenticate(login: Login, request: Request) -> Sequence[Buffer]:
     """Raises LoginRefused, RequestRefused, WireError."""
     if request.version > LOGIN_VERSIONS[ApiKey.SASL_AUTHENTICATE][1]:
         raise RequestRefused(request.head, "no such version")
-    token = await login.step(request.read()["auth_bytes"])
+    token = await login.step(request.read()["auth_bytes"], request.client_id)
     return request.respond({"auth_bytes": token})
 
 
