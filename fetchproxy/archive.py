@@ -34,9 +34,13 @@ def metadata_manager(
     enters it while `rsm` and `cluster` are open.
     """
     if config.metadata.manager == "store" or config.archive_only.enabled:
-        collects = not config.archive_only.enabled
+        alone = config.archive_only.enabled
         return StoreBackedRemoteLogMetadataManager(
-            rsm, config.metadata, collects=collects, read_max_ms=config.store.metadata_read_max_ms
+            rsm,
+            config.metadata,
+            collects=not alone,
+            serves=alone,
+            read_max_ms=config.store.metadata_read_max_ms,
         )
     tell = partial(tell_writers, cluster, config)
     metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms, tell)

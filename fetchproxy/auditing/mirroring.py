@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -250,9 +257,42 @@ class PartitionMirror:
 
     async def _copy_all(self, *, compare: bool) -> None:
         """All that the copy lacks, except what this run has found to be faulty."""
+        self._done_bytes, self._result.kept = 0, []
+        there = await self.target.partition_objects(self.tip)
+        plan = await self._planned(there, compare=compare)
+
+        async def renew(copied: ToCopy) -> None:
+            if copied.metadata.segment_id in self._faulty or await self._renew(copied):
+                self._advance(copied.metadata.segment_size_bytes)
+            else:
+                plan.copies.append(copied)
+
+        # Readers see segments in the order of offsets: each waits until the one before has ended.
+        last = asyncio.Event()
+        last.set()
+
+        async def copy(wanted: ToCopy) -> None:
+            nonlocal last
+            before, last = last, asyncio.Event()
+            ended = last
+            try:
+                if wanted.metadata.segment_id not in self._faulty:
+                    await self._copy(wanted, there, before)
+                await before.wait()
+            finally:
+                ended.set()
+            self._advance(wanted.metadata.segment_size_bytes)
+
+        # Without its notes, a reader could not tell what is not copied yet from what was lost.
+        for place in plan.others:
+            await self._copy_other(place)
+        await for_each(plan.there, renew, COMPARED_AT_ONCE)
+        plan.copies.sort(key=lambda copy: copy.metadata.start_offset)
+        await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
+        await self._remove(plan.extra)
+
+    async def _planned(self, there: Mapping[str, StoredObject], *, compare: bool) -> Plan:
         tip, result = self.tip, self._result
-        self._done_bytes, result.kept = 0, []
-        there = await self.target.partition_objects(tip)
         if there:
             await refreshed(self.target.rlmm, tip)
         found = await metadata_faults(self.source.rsm, self.source.rlmm, tip)
@@ -262,26 +302,9 @@ class PartitionMirror:
         segments = finished(self.source.rlmm.list_remote_log_segments(tip))
         here = await self.source.partition_objects(tip)
         copied = self.target.rlmm.list_remote_log_segments(tip)
-        plan = plan_mirror(segments, here, copied, there, compare=compare)
         result.segments = len(segments)
         result.size_bytes = sum(segment.segment_size_bytes for segment in segments)
-
-        async def renew(copied: ToCopy) -> None:
-            if copied.metadata.segment_id in self._faulty or await self._renew(copied):
-                self._advance(copied.metadata.segment_size_bytes)
-            else:
-                plan.copies.append(copied)
-
-        async def copy(wanted: ToCopy) -> None:
-            if wanted.metadata.segment_id not in self._faulty:
-                await self._copy(wanted, there)
-            self._advance(wanted.metadata.segment_size_bytes)
-
-        await for_each(plan.there, renew, COMPARED_AT_ONCE)
-        await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
-        for place in plan.others:
-            await self._copy_other(place)
-        await self._remove(plan.extra)
+        return plan_mirror(segments, here, copied, there, compare=compare)
 
     async def _open_all(self) -> None:
         await refreshed(self.target.rlmm, self.tip)
@@ -374,17 +397,20 @@ class PartitionMirror:
         self._note_faults(copy, check.faults)
         return not check.unread and not check.faults
 
-    async def _copy(self, copy: ToCopy, there: Mapping[str, StoredObject]) -> None:
+    async def _copy(
+        self, copy: ToCopy, there: Mapping[str, StoredObject], turn: asyncio.Event
+    ) -> None:
         folder = self.spool.new_file()
         try:
             async with self._noting_errors(copy):
-                await self._copy_whole(copy, folder, there)
+                await self._copy_whole(copy, folder, there, turn)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 
     async def _copy_whole(
-        self, copy: ToCopy, folder: Path, there: Mapping[str, StoredObject]
+        self, copy: ToCopy, folder: Path, there: Mapping[str, StoredObject], turn: asyncio.Event
     ) -> None:
+        """`turn`: when the segment may be shown to readers."""
         faults = await self._fetched(copy, folder)
         if faults and await is_gone(self.source.rsm, copy.metadata):
             self._result.overtaken += 1
@@ -398,6 +424,7 @@ class PartitionMirror:
             wrote = False
             for stored in copy.data:
                 wrote |= await self._put_data(stored, folder, there)
+            await turn.wait()
             return wrote | await self._put_metadata(copy)
 
         await self._put_segment(copy, put())

@@ -126,6 +126,7 @@ def _one_run(
         return await source.rsm.list_partitions(), await target.rsm.list_partitions()
 
     here, there = places.ask(partitions)
+    places.ask(moving.copy_archive_wide)  # readers of the copy know each topic, and wait for it
     done = runner.each(here, mirror_work(places, options), on_result)
     failed = [one for partition in done.results for one in partition.failed]
     of_archive = places.ask(moving.copy_archive_wide)

@@ -17,6 +17,7 @@ from fetchproxy.archive import (
     for_executors,
     in_loop,
     open_cluster,
+    store_url,
     stored_archive,
     stored_partitions,
     wall_clock_ms,
@@ -31,8 +32,9 @@ from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.storage.archive_identity import MIRROR
 from fetchproxy.storage.stores.retries import each_object_alone
-from fetchproxy.writing.archive_health import with_stored
+from fetchproxy.writing.archive_health import mirror_in_words, with_stored
 from fetchproxy.writing.concerns import read_concerns
 
 FAULT_SCHEMA = (
@@ -132,8 +134,10 @@ async def _with_stored(
     async with stored_archive(config) as archive:
         stored = await read_concerns(archive.rsm.objects)
         said = await archive.rsm.identity.look()
+    if said is not None and said.is_mirror:
+        report.concerns.append(mirror_in_words(store_url(config)))
     report.concerns = list(with_stored(report.concerns, stored, topic))
-    not_asked = said is not None and said.manager not in (None, config.metadata.ruling)
+    not_asked = said is not None and said.manager not in (None, MIRROR, config.metadata.ruling)
     return report, str(said.manager) if said and not_asked else None
 
 

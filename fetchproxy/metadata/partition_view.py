@@ -6,6 +6,7 @@ The segments are rows (`columns`). A segment's value is made when a caller asks 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -35,6 +36,7 @@ class PartitionView:
     copies_started: bool
     read_at: float
     # Base offsets, rising, of segments whose metadata cannot be read: their content is unknown.
+    # Also of what a mirror does not have yet (`not_copied`).
     unreadable: tuple[int, ...] = ()
     # Copies and deletions that have begun and not ended: in progress, or left by a crash.
     unfinished: tuple[RemoteLogSegmentMetadata, ...] = ()
@@ -91,7 +93,9 @@ class PartitionView:
         if not i or offset >= self.segments.start_offset(i) or self.uncertain_at(offset):
             return None
         first = max(self.segments.end_offset(i - 1) + 1, self.raised_log_start)
-        return first, self.segments.start_offset(i) - 1
+        j = bisect_right(self.unreadable, offset)
+        last = min([self.segments.start_offset(i), *self.unreadable[j : j + 1]]) - 1
+        return first, last
 
     def answers_for(self, offset: int) -> bool:
         """Whether the archive, and not a broker, answers a read of `offset`.
@@ -129,6 +133,17 @@ class PartitionView:
             segments=rows.replaced(i, len(rows), clipped),
             unreadable=tuple(base for base in self.unreadable if base < offset),
         )
+
+    def not_copied(self, first: int, gaps: Iterable[tuple[int, int]]) -> list[int]:
+        """The first offset of each part that is in no segment and in none of `gaps`, both offsets
+        inclusive, from `first` up to the last segment.
+        """
+        found, at, end = [], max(first, self.raised_log_start), self.log_end_offset or 0
+        for start, last in sorted([*self.segments.bounds(), *gaps]):
+            if at < start < end:
+                found.append(at)
+            at = max(at, last + 1)
+        return found
 
     def gaps(self) -> list[tuple[int, int]]:
         """Gaps between segments as (first, last) lost offsets, both inclusive."""

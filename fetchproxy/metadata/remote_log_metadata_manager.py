@@ -75,6 +75,11 @@ class RemoteLogMetadataManager(PartitionViews):
         self._archived = FreshReads(self._read_archived_topics)  # entered by the subclass
         self._put_topics: set[UUID] = set()  # that this process has ever put
 
+    @property
+    def of_mirror(self) -> bool:
+        """Whether the store has a mirror, and readers wait for what it does not have yet."""
+        return False
+
     async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
         """Topics in the archive, read at or after that loop time (s) by at most one listing of its
         top level, and the topics that this process has put. Raises as `refresh`.

@@ -47,7 +47,9 @@ from fetchproxy.runtime.flights import FreshReads
 from fetchproxy.runtime.loop import for_each, pieces
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import (
+    FinishedOffsets,
     check_deletion,
+    decode_finished_offsets,
     decode_log_history,
     decode_partition_deletion,
     decode_segment,
@@ -58,6 +60,8 @@ from fetchproxy.segments.description import (
 )
 from fetchproxy.segments.records import LogStartOffset
 from fetchproxy.storage.listings import (
+    ArchiveGapObject,
+    FinishedOffsetsObject,
     LogHistoryObject,
     LogStartObject,
     SegmentMetadataObject,
@@ -68,10 +72,12 @@ from fetchproxy.storage.stores.object_store import StoredObject
 
 log = structlog.get_logger(__name__)
 
+Offsets = tuple[int, int]  # first and last, both inclusive
+
 # By key: the version that was read, and its content.
-Content = RemoteLogSegmentMetadata | MetadataProblem | LogHistory
+Content = RemoteLogSegmentMetadata | MetadataProblem | LogHistory | FinishedOffsets | None
 Contents = dict[str, tuple[str, Content]]
-Readable = SegmentMetadataObject | LogHistoryObject
+Readable = SegmentMetadataObject | LogHistoryObject | FinishedOffsetsObject
 
 
 @dataclass(slots=True)
@@ -87,6 +93,9 @@ class StoredPartition:
     put_at: float = float("-inf")  # loop time of the last put
     built_at: float = float("-inf")  # loop time at which the listing for `table` began
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
+    # Of a mirror: the recorded gaps, and what is not copied yet (`PartitionView.not_copied`).
+    gaps: tuple[Offsets, ...] | None = None
+    awaited: tuple[int, ...] = ()
 
     def put(self, metadata: RemoteLogSegmentMetadata, now: float, keep_s: float) -> None:
         """`keep_s`: how long to remember the put, in seconds; no listing takes longer."""
@@ -113,6 +122,9 @@ class StoredPartition:
         if isinstance(entry, LogHistoryObject):
             self.note(entry.stored, _decode_history(raw, entry))
             return
+        if isinstance(entry, FinishedOffsetsObject):
+            self.note(entry.stored, _decode_finished(raw, entry, self.table.tip))
+            return
         content = _decode(raw, entry)
         if isinstance(content, MetadataProblem):
             self._report(content, entry)
@@ -133,8 +145,12 @@ class StoredPartition:
             error=problem.what,
         )
 
-    def build(self, contents: Contents, began_at: float) -> None:
-        """Build `table` from `contents`, which a listing that began at `began_at` found."""
+    def build(
+        self, contents: Contents, began_at: float, gaps: tuple[Offsets, ...] | None = None
+    ) -> None:
+        """Build `table` from `contents`, which a listing that began at `began_at` found. `gaps`: of
+        a mirror.
+        """
         self.built_at, self.built, self.objects = began_at, contents, dict(contents)
         found = [content for _, content in contents.values()]
         self.problems = tuple(c for c in found if isinstance(c, MetadataProblem))
@@ -143,9 +159,16 @@ class StoredPartition:
         for at, metadata in self.puts.values():
             if at >= began_at:
                 self.table.take(metadata)
+        self.gaps, self.awaited = gaps, ()
+        if gaps is not None:
+            stated = [c.recorded_from for c in found if isinstance(c, FinishedOffsets)]
+            shown = self.table.view(began_at)
+            first = min(stated, default=shown.log_start_offset or 0)
+            self.awaited = tuple(shown.not_copied(first, gaps))
 
     def view(self, read_at: float) -> PartitionView:
-        return self.table.view(read_at, {problem.base_offset for problem in self.problems})
+        unreadable = {problem.base_offset for problem in self.problems}
+        return self.table.view(read_at, unreadable.union(self.awaited))
 
 
 class PartitionRead:
@@ -154,10 +177,19 @@ class PartitionRead:
     `add` each listed object, `begin`, `read` each entry that `begin` returns, then `land`.
     """
 
-    def __init__(self, tip: TopicIdPartition, partition: StoredPartition, began_at: float) -> None:
+    def __init__(
+        self,
+        tip: TopicIdPartition,
+        partition: StoredPartition,
+        began_at: float,
+        *,
+        of_mirror: bool = False,
+    ) -> None:
         self.tip = tip
         self.partition = partition
         self._began_at = began_at
+        self._of_mirror = of_mirror
+        self._gaps: list[Offsets] = []
         self._listed: list[Readable] = []
         self._log_starts: list[LogStartObject] = []
         self._contents: Contents = {}
@@ -165,7 +197,9 @@ class PartitionRead:
     def add(self, found: Standing) -> None:
         if isinstance(found, LogStartObject):
             self._log_starts.append(found)
-        else:
+        elif isinstance(found, ArchiveGapObject):
+            self._gaps.append((found.first, found.last))
+        elif self._of_mirror or not isinstance(found, FinishedOffsetsObject):
             self._listed.append(found)
 
     def begin(self, collected: Collected = NOTHING) -> list[Readable]:
@@ -204,16 +238,18 @@ class PartitionRead:
         partition = self.partition
         if shown is not None and shown[0] > self._began_at:
             return shown[1]  # a later listing was faster
+        gaps = tuple(self._gaps) if self._of_mirror else None
         # A rebuild of thousands of segments holds the loop, and usually nothing has changed.
         if (
             shown is not None
             and self._contents == partition.built
             and partition.put_at < partition.built_at
             and shown[1].raised_log_start == partition.table.raised_log_start
+            and partition.gaps == gaps
         ):
             return replace(shown[1], read_at=self._began_at)
         # No `await` from here on, so no put can come between the build and the view.
-        partition.build(self._contents, self._began_at)
+        partition.build(self._contents, self._began_at, gaps)
         return partition.view(self._began_at)
 
 
@@ -232,6 +268,18 @@ def _decode_history(raw: bytes | DamagedObject, entry: LogHistoryObject) -> LogH
         return decode_log_history(raw, entry.stored.key)
     except CorruptSegment as error:
         raise RemoteStorageError(str(error)) from None
+
+
+def _decode_finished(
+    raw: bytes | DamagedObject, entry: FinishedOffsetsObject, tip: TopicIdPartition
+) -> FinishedOffsets | None:
+    """None: the record is damaged, which `verify` reports."""
+    if isinstance(raw, DamagedObject):
+        return None
+    try:
+        return decode_finished_offsets(raw, entry.stored.key, tip)
+    except CorruptSegment:
+        return None
 
 
 def _decode(
@@ -266,7 +314,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     An unreadable `.metadata` object does not hide the other segments. It is logged once, counted,
     and listed in `problems`. Its offsets are `uncertain_at` in the view, so they are not treated as
-    a gap.
+    a gap. The same holds for what a mirror does not have yet.
     """
 
     def __init__(
@@ -276,16 +324,19 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         *,
         collects: bool = False,
         plans: bool = False,
+        serves: bool = False,
         reads_max: int = READS_AT_ONCE_MAX,
         read_max_ms: int = READ_MAX_MS,
     ) -> None:
         """`collects`: reads and writes the collected metadata of topics (`collected`).
         `plans`: only reads it, for partitions that are read for the first time.
+        `serves`: for readers who must not skip what a mirror does not have yet.
         """
         super().__init__()
         self._rsm = rsm
         self._collecting = Collecting(rsm) if collects else None
         self._collected_once = CollectedOnce(rsm) if plans else None
+        self._serves = serves
         self._config = config
         self._reads_max = reads_max
         self._read_max_ms = read_max_ms
@@ -308,6 +359,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def __aexit__(self, *_: object) -> None:
         await self._owned.aclose()
+
+    @property
+    def of_mirror(self) -> bool:
+        return self._serves and self._rsm.identity.is_mirror
 
     def view(self, tip: TopicIdPartition) -> PartitionView | None:
         """If the view is older than `view_age_max_ms`, a new read begins meanwhile."""
@@ -460,8 +515,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         ]
 
     async def _read_partition(self, tip: TopicIdPartition, began_at: float) -> PartitionView:
+        if self._serves:
+            await self._rsm.identity.check()  # whether this is a mirror
         partition, collected = self._partition(tip), NOTHING
-        read = PartitionRead(tip, partition, began_at)
+        read = PartitionRead(tip, partition, began_at, of_mirror=self.of_mirror)
         what = f"metadata of {tip}"
         async with counted(began_at), self._while_it_comes(what) as it_came:
             async for found in self._rsm.list_partition(tip):
@@ -501,13 +558,17 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self, topic_id: UUID, began_at: float, reads: dict[TopicIdPartition, PartitionRead]
     ) -> int:
         """List the topic and read its objects. Returns how many were read one by one."""
+        if self._serves:
+            await self._rsm.identity.check()
         async with self._while_it_comes(f"metadata of topic {topic_id}") as it_came:
 
             def take(tip: TopicIdPartition, found: Standing) -> None:
                 it_came()
                 read = reads.get(tip)
                 if read is None:
-                    read = reads[tip] = PartitionRead(tip, self._partition(tip), began_at)
+                    read = reads[tip] = PartitionRead(
+                        tip, self._partition(tip), began_at, of_mirror=self.of_mirror
+                    )
                 read.add(found)
 
             async with asyncio.TaskGroup() as reading:

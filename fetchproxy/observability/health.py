@@ -335,6 +335,12 @@ class Kind(StrEnum):
         "offsets were lost before they could be copied",
         "they cannot be recovered; find out why the archiver was late",
     )
+    MIRROR_READ = _on_record(
+        "mirror_read",
+        "a mirror is read: what is not copied yet is missing there, and readers wait for it",
+        "nothing if this is intended; `fetchproxy mirror` copies the rest",
+        about="",
+    )
     ARCHIVED_OFFSETS_NOT_KNOWN = _on_record(
         "archived_offsets_not_known",
         "offsets are in no segment, and the archive is too old to have a record of them",

@@ -334,7 +334,8 @@ class SegmentReader:
                     return NeedView(view.tip, fresh_since)
                 if view.uncertain_at(wanted):
                     return CorruptSegment(
-                        f"{view.tip}: the metadata of the segment with {offset} is unreadable"
+                        f"{view.tip}: the metadata of the segment with {offset} is unreadable, or "
+                        "is not in this mirror yet"
                     )
                 gap = view.gap_around(wanted)
                 if gap is None:

@@ -233,6 +233,10 @@ def finished_offsets_key(prefix: str, tip: TopicIdPartition) -> str:
     return f"{partition_folder(prefix, tip)}{_FINISHED_OBJECT}"
 
 
+def is_finished_offsets_key(prefix: str, key: str) -> bool:
+    return _name_in_partition(prefix, key) == _FINISHED_OBJECT
+
+
 def partition_deletion_key(prefix: str, tip: TopicIdPartition) -> str:
     return f"{partition_folder(prefix, tip)}{_DELETION_OBJECT}"
 

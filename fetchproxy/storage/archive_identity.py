@@ -184,6 +184,7 @@ class OwnIdentity:
         self._manager = manager
         self._must_exist = must_exist
         self._seen: ArchiveIdentity | None = None
+        self.is_mirror = False  # as last read
         self._generation: UUID | None = None  # as first read: it never changes
         self._seen_at = float("-inf")
         self._making = asyncio.Lock()  # several copies may begin at once
@@ -227,7 +228,7 @@ class OwnIdentity:
         if said is not None:
             self._compare(said)
             self._generation = self._generation or said.generation
-            self._seen, self._seen_at = said, began_at
+            self._seen, self._seen_at, self.is_mirror = said, began_at, said.is_mirror
         return said
 
     async def create(self, identity: ArchiveIdentity) -> ArchiveIdentity:

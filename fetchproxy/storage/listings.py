@@ -39,7 +39,28 @@ class LogHistoryObject:
     stored: StoredObject
 
 
-Standing = SegmentMetadataObject | LogStartObject | LogHistoryObject
+@dataclass(frozen=True, slots=True)
+class ArchiveGapObject:
+    """Offsets, both inclusive, that were lost before they could be copied."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedOffsetsObject:
+    """The archivers' record of the offsets that the partition has to hold."""
+
+    stored: StoredObject
+
+
+Standing = (
+    SegmentMetadataObject
+    | LogStartObject
+    | LogHistoryObject
+    | ArchiveGapObject
+    | FinishedOffsetsObject
+)
 
 
 def standing(prefix: str, found: StoredObject) -> Standing | None:
@@ -55,6 +76,10 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
         return LogStartObject(*log_start)
     elif keys.is_log_history_key(prefix, found.key):
         return LogHistoryObject(found)
+    elif (gap := keys.parse_archive_gap_key(prefix, found.key)) is not None:
+        return ArchiveGapObject(*gap)
+    elif keys.is_finished_offsets_key(prefix, found.key):
+        return FinishedOffsetsObject(found)
     return None
 
 

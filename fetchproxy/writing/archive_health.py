@@ -179,6 +179,12 @@ def offsets_in_words(tip: TopicIdPartition, found: NotHeld) -> list[Condition]:
     ]
 
 
+def mirror_in_words(url: str) -> Condition:
+    """`url`: of a place that is marked as a mirror."""
+    what = f"a mirror is at {url}: it has what `fetchproxy mirror` has copied so far"
+    return Condition(Kind.MIRROR_READ, what)
+
+
 def metadata_in_words(
     view: PartitionView,
     problems: Sequence[MetadataProblem],

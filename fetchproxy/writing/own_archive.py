@@ -27,6 +27,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.archive_health import mirror_in_words
 from fetchproxy.writing.deletion.retention import effective_retention
 from fetchproxy.writing.discovery import matching_topics, partitions_of
 
@@ -130,6 +131,7 @@ class OwnArchive:
             log.info("archive_claimed", cluster_id=cluster_id, metadata_manager=own.manager)
         if self.archives:
             _remember(marker)
+        self._tell_mirror()
         self.confirmed.set()
 
     async def at_start(self) -> None:
@@ -151,9 +153,20 @@ class OwnArchive:
         told = await self._try(self._tell)
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
-            there = await self._try(self.rsm.identity.check_still_there)
+            there = await self._try(self._look)
             if there and (not told or self.health.reported(Kind.PARTITIONS_UNKNOWN)):
                 told = await self._try(self._tell)
+
+    async def _look(self) -> None:
+        """A mirror becomes the archive when the archive moves."""
+        if self.rsm.identity.is_mirror:
+            await self.rsm.identity.look()
+            self._tell_mirror()
+        await self.rsm.identity.check_still_there()
+
+    def _tell_mirror(self) -> None:
+        found = [mirror_in_words(self._place)] if self.rsm.identity.is_mirror else []
+        self.health.keep(Kind.MIRROR_READ, found)
 
     async def _try(self, look: Callable[[], Awaitable[None]]) -> bool:
         """False: it failed. An error that may pass is noted."""

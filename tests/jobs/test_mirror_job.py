@@ -26,6 +26,7 @@ from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ConfigError, Dama
 from fetchproxy.jobs.merge import MergeOptions, merge
 from fetchproxy.jobs.mirror import Places, mirror, mirror_work
 from fetchproxy.jobs.runner import Here
+from fetchproxy.jobs.verify import verify
 from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.segments.description import decode_segment, encode_segment
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
@@ -286,6 +287,75 @@ async def test_what_is_read_back_otherwise_is_not_given_metadata(
     assert not (b / archive.key(archive.segments[3], SegmentFile.METADATA)).exists()
     assert [p.copied for p in mirrored(a, b).partitions] == [1]
     assert objects(b) == objects(a)
+
+
+# A mirror under way.
+
+
+class FirstIsSlow(FilesystemObjectStore):
+    """The first segment's log arrives after the second one's. `names`: of what was put."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.names: list[str] = []
+        self._second = asyncio.Event()
+
+    async def put(self, key: str, content: bytes) -> None:
+        self.names.append(key.rpartition("/")[2])
+        await super().put(key, content)
+
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        name = key.rpartition("/")[2]
+        if name.startswith("0" * 20) and name.endswith(".log"):
+            await self._second.wait()
+        await super().put_file(key, path, settled=settled)
+        if name.startswith(f"{20:020}") and name.endswith(".log"):
+            self._second.set()
+
+
+async def test_notes_come_first_and_segments_in_the_order_of_offsets(
+    archive: PlantedArchive, a: Path, b: Path, tmp_path: Path
+) -> None:
+    await archive.record_gap(100, 120)
+    async with (
+        open_place(url_of(a), Config()) as source,
+        open_place(url_of(b), Config(), create=True) as target,
+        Spool(tmp_path / "spool") as spool,
+    ):
+        (b / PREFIX).mkdir(parents=True)
+        store = FirstIsSlow(b / PREFIX)
+        mirror = PartitionMirror(
+            source,
+            replace(target, store=store),
+            TIP,
+            spool,
+            CopyPace(0),
+            MirrorOptions(),
+            lambda done, total: None,
+        )
+        async with asyncio.timeout(60):
+            assert (await mirror.run()).copied == 3
+        notes, shown = store.names[:2], store.names[2:]
+        assert sorted(notes) == [f"{100:020}-{120:020}.archive-gap", "finished-offsets"]
+        assert [int(name[:20]) for name in shown] == [0, 20, 40]
+        await store.close()
+    assert objects(b) == objects(a)
+
+
+async def test_verify_of_a_mirror_says_that_it_is_one_and_what_it_lacks(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    mirrored(a, b)
+    assert not verify(Here(), config_of(a)).report.concerns
+    whole = verify(Here(), config_of(b))
+    assert whole.report.clean
+    assert whole.not_asked is None
+    assert [one.kind for one in whole.report.concerns] == ["mirror_read"]
+    (b / archive.key(archive.segments[1], SegmentFile.METADATA)).unlink()
+    (b / archive.key(archive.segments[2], SegmentFile.METADATA)).unlink()
+    (b / archive.key(archive.segments[2], SegmentFile.LOG)).unlink()
+    half = verify(Here(), config_of(b)).report
+    assert any("offsets 40 to 59" in fault.what for fault in half.faults)
 
 
 # Which place is the archive.

@@ -115,7 +115,7 @@ async def serve_archive(
     config = Config.model_validate(sections)
     ids = count(1)
     async with (
-        StoreBackedRemoteLogMetadataManager(planted.rsm, config.metadata) as rlmm,
+        StoreBackedRemoteLogMetadataManager(planted.rsm, config.metadata, serves=True) as rlmm,
         RemoteFetchPurgatory(
             config.remote_fetch, rlmm, planted.rsm, random.Random(1), limits=reading
         ) as purgatory,

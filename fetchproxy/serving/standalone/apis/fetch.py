@@ -4,10 +4,10 @@ Every fetch is a full one: session id 0 tells clients that there are no fetch se
 fetch is answered as soon as there are records (it does not wait for `min_bytes`), at the latest
 after its `max_wait_ms`, or after READ_WAIT_MIN_S if the store is asked. A client gets
 OffsetOutOfRange for an offset below the start or above the end: the store was looked at after the
-request came, and no segment has the offset. A recorded gap is read like a hole that compaction left
-(`gateway.gap_policy`). While the store does not answer, answers are empty; after
-`remote_fetch.remote_error_after_ms` they have KAFKA_STORAGE_ERROR. Leader epochs are not checked,
-as the archive has no leader.
+request came, and no segment has the offset. In a mirror, what is not there yet is waited for. A
+recorded gap is read like a hole that compaction left (`gateway.gap_policy`). While the store does
+not answer, answers are empty; after `remote_fetch.remote_error_after_ms` they have
+KAFKA_STORAGE_ERROR. Leader epochs are not checked, as the archive has no leader.
 """
 
 from __future__ import annotations
@@ -207,8 +207,12 @@ class _Fetch:
             self._errors[key] = ErrorCode.OFFSET_OUT_OF_RANGE
 
     def _is_end(self, offset: int, view: PartitionView) -> bool:
-        """True: the reader is at the end, and the next records may still be archived."""
-        return offset == self._parts.archive.edges(view)[1] and not view.uncertain_at(offset)
+        """True: the reader is at the end, and the next records may still be archived. A mirror may
+        end below its readers' offsets: they wait for its next run.
+        """
+        end = self._parts.archive.edges(view)[1]
+        at_end = offset == end or (offset > end and self._parts.rlmm.of_mirror)
+        return at_end and not view.uncertain_at(offset)
 
     def answer_of(self, key: PartitionKey, tip: TopicIdPartition | None) -> PartitionAnswer:
         marks, view = PartitionPatch(), None if tip is None else self._parts.rlmm.view(tip)

@@ -130,6 +130,8 @@ async def _find(
     if found is None:
         return _NONE
     offset, found_ms, epoch = found
+    if parts.rlmm.of_mirror and any(first < offset for first in view.unreadable):
+        raise CorruptSegment(f"{view.tip}: this mirror does not have all that is before {offset}")
     return found_ms, offset, epoch
 
 
