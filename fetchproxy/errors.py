@@ -128,6 +128,12 @@ def too_large(key: str, size_bytes: int, bytes_max: int) -> DamagedObject:
     return DamagedObject(f"{key} has {size_bytes} bytes, it can have {bytes_max} at most: not read")
 
 
+class RecordsTooLarge(FetchProxyError):
+    """A batch's records unpack to more bytes than the process has room for. They are not damaged:
+    a process with more memory, and the setting that the message names, reads them.
+    """
+
+
 class LogTruncated(FetchProxyError):
     """The log was cut, and the offset from which it differs from the archive is unknown."""
 

@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 # Options of the data source that error messages mention.
 _OF_SOURCE = re.compile(
-    r"\b(failOnDataLoss=false|corruptBatches=skip|startingOffsetsByTimestampStrategy=latest)\b"
+    r"\b(failOnDataLoss=false|corruptBatches=skip|startingOffsetsByTimestampStrategy=latest"
+    r"|maxUnpackedBytes=[0-9]+)\b"
 )
 
 

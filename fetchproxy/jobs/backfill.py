@@ -6,7 +6,7 @@ interruption, the next run does the remaining ranges. A later run adds newly arc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +17,13 @@ from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_files import Manifest, OutputFolder, write_range
 from fetchproxy.jobs.backfill_plan import BackfillRange, backfill_input, next_plan, of_other_topics
-from fetchproxy.jobs.runner import Done, Failure, Runner, Work
+from fetchproxy.jobs.runner import Done, Failure, Runner, Work, named
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
-from fetchproxy.remotelog.task_reader import PassedOver, read_task
+from fetchproxy.remotelog.task_reader import PassedOver, read_task, too_large_for
 
 # Stored bytes of a range: a task reads that many, and a lost task has to read them again.
 RANGE_BYTES_MAX = 128 * 1024 * 1024
@@ -67,7 +67,8 @@ def backfill(
     compression: str = CODECS[0],
 ) -> tuple[Done[Manifest], int]:
     """Returns the manifests that this run has written and the number of ranges written before. A
-    partition is left out, as a failure, if the archive lacks some of its offsets.
+    partition is left out, as a failure, if the archive lacks some of its offsets, and so is a batch
+    that is too large to unpack.
 
     `source`: the options of `format("remotelog")`. `output`: a path or URI that all executors
     reach; only one run at a time may write to it. Raises ConfigError, also if the output cannot be
@@ -89,7 +90,18 @@ def backfill(
         with _output_errors(output):
             target.folder.remove_parts()
     frame = runner.frame([_row(manifest) for manifest in done.results], MANIFEST_SCHEMA)
-    return Done(done.results, (*plan.left_out, *done.failures), frame), plan.ranges_before
+    failures = *plan.left_out, *done.failures, *too_large_in(target.options, done.results)
+    return Done(done.results, failures, frame), plan.ranges_before
+
+
+def too_large_in(options: SourceOptions, written: Iterable[Manifest]) -> Iterator[Failure]:
+    """Names the batches that were too large for the tasks that wrote the other records."""
+    for one in written:
+        if one.too_large:
+            offsets = named([f"{first} to {last}" for first, last in one.too_large])
+            many = "each batch is" if len(one.too_large) > 1 else "the batch is"
+            what = f"offsets {offsets} of {one.range.topic}-{one.range.partition} are left out"
+            yield Failure(one.range.name, f"{what}: {many} {too_large_for(options)}", False)
 
 
 @contextmanager
@@ -149,7 +161,7 @@ def backfill_range(target: Target, wanted: RangeTask) -> Manifest:
     folder, before = target.folder, target.folder.manifest(wanted.range.name)
     if before is not None and before.is_whole:
         return before
-    passed_over = PassedOver()
+    passed_over = PassedOver(too_large=[])
     batches: Iterator[Any] = iter(())
     if wanted.task.parts:
         batches = read_task(target.options, wanted.task, COLUMNS, passed_over=passed_over)

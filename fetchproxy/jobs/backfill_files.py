@@ -175,6 +175,8 @@ OPEN_DATES_MAX = 16
 # Columns with a dictionary. For other columns a dictionary is useless and takes a fifth of the
 # writing time.
 _REPEATING = ["key", "partition", "timestampType"]
+# Of other columns Parquet's writer keeps the least and the greatest value, in six copies of each.
+_WITH_STATISTICS = ["partition", "offset", "timestamp", "timestampType"]
 # Days since 1970 that `date` can name. All others, and no timestamp, are one day without a name.
 _DAY_MIN, _DAY_MAX = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 _NO_DAY = _DAY_MAX + 1
@@ -193,7 +195,8 @@ class Manifest:
     """`rows` may be fewer than offsets: markers and aborted batches are not rows.
 
     `passed_over`: the maximum number of records missing because of damage. `faults`: the number of
-    damaged or missing batches and objects.
+    damaged or missing batches and objects. `too_large`: first and last offsets of batches that were
+    left out because they are too large to unpack.
     """
 
     range: BackfillRange
@@ -201,10 +204,11 @@ class Manifest:
     files: tuple[WrittenFile, ...]
     passed_over: int = 0
     faults: int = 0
+    too_large: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_whole(self) -> bool:
-        return not self.faults
+        return not self.faults and not self.too_large
 
     @property
     def size_bytes(self) -> int:
@@ -214,6 +218,7 @@ class Manifest:
         files = [asdict(file) for file in self.files]
         document = {"range": self.range, "rows": self.rows, "files": files}
         document |= {"passed_over": self.passed_over, "faults": self.faults}
+        document |= {"too_large": self.too_large} if self.too_large else {}
         return json.dumps(document).encode()
 
     @classmethod
@@ -223,7 +228,9 @@ class Manifest:
             document = json.loads(raw)
             files = tuple(WrittenFile(**file) for file in document["files"])
             passed_over = document.get("passed_over", 0), document.get("faults", 0)
-            return cls(BackfillRange(*document["range"]), document["rows"], files, *passed_over)
+            too_large = tuple((first, last) for first, last in document.get("too_large", ()))
+            place = BackfillRange(*document["range"])
+            return cls(place, document["rows"], files, *passed_over, too_large)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{where} is not a manifest of a backfill: {error!r}: restore it from a copy, or "
@@ -260,6 +267,7 @@ def write_range(
     try:
         for batch in batches:
             files.add(batch)
+            del batch  # it may be large, and the next one is made now
         written = files.close()
     except BaseException:
         files.discard()
@@ -276,6 +284,7 @@ def write_range(
         tuple(written),
         passed_over.records,
         passed_over.faults,
+        tuple(passed_over.too_large or ()),
     )
     folder.put_manifest(manifest)
     return manifest
@@ -338,16 +347,20 @@ class _DatedFiles:
             filesystem=self.folder.fs,
             compression=self.compression,
             use_dictionary=_REPEATING,
+            write_statistics=_WITH_STATISTICS,
         )
         return _Open(name, part, writer)
 
     def _flush(self, file: _Open) -> None:
         if file.waiting:
             table = pa.Table.from_batches(file.waiting)
+            _keep_little_for(file.waiting_bytes)  # the writer takes two to three times as much
             file.writer.write_table(table, row_group_size=table.num_rows)
             file.rows += table.num_rows
-            self._waiting_bytes -= file.waiting_bytes
-            file.waiting, file.waiting_bytes = [], 0
+            written_bytes, file.waiting, file.waiting_bytes = file.waiting_bytes, [], 0
+            self._waiting_bytes -= written_bytes
+            del table
+            _keep_little_for(written_bytes)
 
     def _close(self, day: int) -> None:
         file = self._open.pop(day)
@@ -356,6 +369,12 @@ class _DatedFiles:
         writer.close()
         file.size_bytes = self.folder.fs.get_file_info(file.part).size
         self._closed.append(file)
+
+
+def _keep_little_for(size_bytes: int) -> None:
+    """Arrow's pool keeps freed memory for later. Beside a large record that is too much."""
+    if size_bytes > BUFFERED_BYTES_MAX:
+        pa.default_memory_pool().release_unused()
 
 
 def by_day(batch: Any) -> Iterator[tuple[int, Any]]:

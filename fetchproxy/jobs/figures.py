@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fetchproxy_protocol.apis import WireError
-from fetchproxy_protocol.record_batch import HEADER_BYTES, CompressionType, decompress, walk
+from fetchproxy_protocol.record_batch import (
+    HEADER_BYTES,
+    SEARCHED_BYTES_MAX,
+    CompressionType,
+    TooLargeToUnpack,
+    decompress,
+    walk,
+)
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound, RangeNotSatisfiable
 from fetchproxy.metadata.partition_view import PartitionView
@@ -111,6 +118,7 @@ class PartitionFigures:
     codecs: tuple[CodecFigures, ...]
     samples_unreadable: int
     ahead: Forecast
+    samples_too_large: int = 0  # batches
     held_up: int = 0  # 1: a timestamp in the future has stopped retention by time
 
     @property
@@ -140,7 +148,7 @@ async def measure_partition(
     """Raises RemoteStorageError."""
     look = await look_at_offsets(rsm.objects, rlmm, tip)
     view = await rlmm.refresh(tip, float("-inf"))
-    codecs, unreadable = await _sampled(rsm, view)
+    codecs, unreadable, too_large = await _sampled(rsm, view)
     held = held_by(view)
     kept = segments_kept(view, retained_from(view, retention, now_ms))
     held_up = held_up_by(kept, retention.remote_ms, now_ms)
@@ -154,6 +162,7 @@ async def measure_partition(
         held=held,
         codecs=codecs,
         samples_unreadable=unreadable,
+        samples_too_large=too_large,
         ahead=forecast(held, retention, now_ms),
         held_up=int(held_up is not None),
     )
@@ -199,30 +208,45 @@ def spread_evenly(count: int, count_max: int) -> Sequence[int]:
     return sorted({i * (count - 1) // (count_max - 1) for i in range(count_max)})
 
 
-def sample_codecs(data: bytes | bytearray) -> tuple[CodecFigures, ...]:
-    """Figures of the whole batches in `data`. Raises WireError for a batch that cannot be read."""
+def sample_codecs(data: bytes | bytearray) -> tuple[tuple[CodecFigures, ...], int]:
+    """Figures of the whole batches in `data`, and the number of batches that are left out, as they
+    are too large to unpack here: above what a search by time unpacks. Raises WireError for a batch
+    that cannot be read.
+    """
     found: list[CodecFigures] = []
+    too_large = 0
     for header in walk(data):
         records = memoryview(data)[header.position + HEADER_BYTES : header.end]
         packed = header.compression and header.records_count  # nothing is not compressed
-        unpacked = decompress(header.compression, records) if packed else records
+        unpacked_bytes = len(records)
+        if packed:
+            try:
+                unpacked_bytes = len(decompress(header.compression, records, SEARCHED_BYTES_MAX))
+            except TooLargeToUnpack:
+                too_large += 1
+                continue
         codec = CompressionType(header.compression).name.lower()
-        found.append(CodecFigures(codec, 1, len(records), len(unpacked)))
-    return add_codecs(found)
+        found.append(CodecFigures(codec, 1, len(records), unpacked_bytes))
+    return add_codecs(found), too_large
 
 
 async def _sampled(
     rsm: RemoteStorageManager, view: PartitionView
-) -> tuple[tuple[CodecFigures, ...], int]:
-    """The figures, and the number of sampled segments that could not be read."""
+) -> tuple[tuple[CodecFigures, ...], int, int]:
+    """The figures, the number of sampled segments that could not be read, and that of batches too
+    large to unpack.
+    """
     found: list[CodecFigures] = []
-    unreadable = 0
+    unreadable = too_large = 0
     for i in spread_evenly(len(view.segments), SAMPLED_SEGMENTS_MAX):
         try:
-            found += sample_codecs(await _beginning(rsm, view.segments[i]))
+            figures, larger = sample_codecs(await _beginning(rsm, view.segments[i]))
         except (CorruptSegment, ObjectNotFound, RangeNotSatisfiable, WireError, ValueError):
             unreadable += 1  # `verify` reports the fault
-    return add_codecs(found), unreadable
+        else:
+            found += figures
+            too_large += larger
+    return add_codecs(found), unreadable, too_large
 
 
 async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> Content:

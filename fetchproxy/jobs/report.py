@@ -12,6 +12,7 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
+from fetchproxy_protocol.record_batch import SEARCHED_BYTES_MAX
 from rich.filesize import decimal
 
 from fetchproxy.archive import (
@@ -223,6 +224,8 @@ _NOTES = {
     "{:,} offsets were lost before they could be copied.": "gap_offsets",
     "{:,} offsets are in no segment, and it is not known if they ever were.": "not_known_offsets",
     "{} sampled segments could not be read: run verify for the cause.": "samples_unreadable",
+    f"{{}} sampled batches unpack to more than {decimal(SEARCHED_BYTES_MAX)}, too large to unpack "
+    "here: they are not in the figures of compression.": "samples_too_large",
     "In {} partitions a timestamp in the future keeps retention by time from all behind it.": (
         "held_up"
     ),

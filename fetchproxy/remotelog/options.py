@@ -78,6 +78,12 @@ def is_live_only(name: str) -> bool:
 
 # Stored bytes of one task, as Spark's default for files (spark.sql.files.maxPartitionBytes).
 PARTITION_BYTES_MAX = 128 * 1024 * 1024
+# Unpacked bytes of one record batch. A task takes up to four times as much beside its usual memory
+# (a single record; Parquet's writer holds two or three of these copies), so the default keeps a
+# worker within 512 MiB. Arrow's offsets have 31 bits, and text that is not UTF-8 becomes three
+# times as long: above UNPACKED_BYTES_MOST a record may not fit.
+UNPACKED_BYTES_MAX = 64 * 1024 * 1024
+UNPACKED_BYTES_MOST = 512 * 1024 * 1024
 # Time to read a range, index or transaction index, with retries. Then the task fails and names it.
 READ_MAX_MS = 300_000
 # Time to read one partition's metadata; a million segments take minutes from an object store.
@@ -99,6 +105,7 @@ _OWN = (
     "isolationLevel",
     "maxBytesPerPartition",
     "maxBytesPerTrigger",
+    "maxUnpackedBytes",
     "corruptBatches",
     "corruptReport",
     "metadataCacheDir",
@@ -202,6 +209,7 @@ class SourceOptions:
     trigger: TriggerLimits = TriggerLimits()
     partitions_min: int = 0
     partition_records_max: int = 0  # 0: as many as its bytes hold
+    unpacked_bytes_max: int = UNPACKED_BYTES_MAX
     push_filters: bool = False
     fail_on_data_loss: bool = True
     skip_corrupt: bool = False
@@ -238,6 +246,9 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> Sourc
         trigger=_trigger(options, streaming=streaming),
         partitions_min=options.number("minPartitions", 0, 0),
         partition_records_max=options.number("maxRecordsPerPartition", 0, 0),
+        unpacked_bytes_max=options.number(
+            "maxUnpackedBytes", UNPACKED_BYTES_MAX, 1, UNPACKED_BYTES_MOST
+        ),
         push_filters=options.boolean("pushFilters", False),
         fail_on_data_loss=options.boolean("failOnDataLoss", True),
         skip_corrupt=options.one_of("corruptBatches", ("fail", "skip")) == "skip",
@@ -280,10 +291,12 @@ class _Given:
     def boolean(self, name: str, default: bool) -> bool:
         return self.one_of(name, ("true", "false"), default=str(default)) == "true"
 
-    def number(self, name: str, default: int, least: int) -> int:
+    def number(self, name: str, default: int, least: int, most: int = 10**18) -> int:
         text = self.values.get(name.lower(), str(default))
         if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
             raise ConfigError(f"remotelog: {name} is {text!r}, expected a number from {least} on")
+        if int(text) > most:
+            raise ConfigError(f"remotelog: {name} is {text!r}, expected a number up to {most}")
         return int(text)
 
     def one_of(self, name: str, choices: tuple[str, ...], default: str = "") -> str:

@@ -20,6 +20,7 @@ from fetchproxy.errors import (
     FetchProxyError,
     ObjectNotFound,
     RangeNotSatisfiable,
+    RecordsTooLarge,
     RemoteStorageError,
 )
 from fetchproxy.model import ByteRange, IsolationLevel
@@ -62,9 +63,11 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 # A worker's memory is bounded: `RANGES_AHEAD_MAX` + 2 ranges of `RANGE_BYTES` (a larger batch
-# makes a range longer), the decoder's arena, one Arrow batch being made and one being sent.
+# makes a range longer), the decoder's arena, one Arrow batch being made and one being sent. A range
+# above LARGE_RANGE_BYTES is alone, and is gone when its last Arrow batch is sent.
 RANGE_BYTES = 8 * 1024 * 1024
 RANGES_AHEAD_MAX = 1
+LARGE_RANGE_BYTES = 2 * RANGE_BYTES
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ class _Range:
     span: IndexSpan
     borders: Sequence[int]
     aborted: AbortedBatches | None
-    data: Future[Content]
+    data: list[Future[Content]]  # one; taken out to be decoded
 
 
 @dataclass(slots=True)
@@ -84,9 +87,13 @@ class PassedOver:
     """Data that a task skipped by its options. `records`: an upper bound that includes markers."""
 
     # Damaged batches and indexes (corruptBatches=skip); missing objects, reads beyond their ends,
-    # unreadable records (failOnDataLoss=false); objects that cannot be read (either option).
+    # unreadable records, batches that are too large to unpack (failOnDataLoss=false); objects that
+    # cannot be read (either option).
     faults: int = 0
     records: int = 0
+    # First and last offsets of batches that were left out although the options fail at them, as
+    # they are too large to unpack. None: the task fails there.
+    too_large: list[tuple[int, int]] | None = None
 
 
 def read_task(
@@ -102,7 +109,8 @@ def read_task(
 
     `exact`: see ArrowBatches.
 
-    Raises CorruptSegment and RemoteStorageError, both with topic, partition, offset and object.
+    Raises CorruptSegment, RecordsTooLarge and RemoteStorageError, all with topic, partition, offset
+    and object.
     """
     share_one_heap()
     arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition, exact=exact)
@@ -114,11 +122,21 @@ def read_task(
     reading.report()
 
 
+def too_large_for(options: SourceOptions) -> str:
+    """What a batch is, with the setting."""
+    limit = options.unpacked_bytes_max
+    return (
+        f"too large to unpack here: its records have more bytes than maxUnpackedBytes={limit} (a "
+        "task needs room for four times the number that is set there)"
+    )
+
+
 def _fetched_ahead(ranges: Iterator[_Range]) -> Iterator[_Range]:
     under_way: deque[_Range] = deque()
     for each in ranges:
         under_way.append(each)
-        if len(under_way) > RANGES_AHEAD_MAX:
+        large = each.span.length > LARGE_RANGE_BYTES
+        while len(under_way) > (0 if large else RANGES_AHEAD_MAX):
             yield under_way.popleft()
     yield from under_way
 
@@ -143,7 +161,12 @@ class _TaskReading:
         self._rsm = rsm
         self._loop = loop
         self._decoder = LogDecoder(
-            arrow, self._damaged, self._unreadable, goes_on=not options.fail_on_data_loss
+            arrow,
+            self._damaged,
+            self._unreadable,
+            goes_on=not options.fail_on_data_loss,
+            on_too_large=self._too_large,
+            unpacked_bytes_max=options.unpacked_bytes_max,
         )
         self._passed_over = passed_over
         self._key = ""  # of the object whose content is being looked at
@@ -164,9 +187,10 @@ class _TaskReading:
                 span = index.merged(i, j)
                 wanted = ByteRange(span.position, span.end)
                 what = f"{where}: {key}, bytes {wanted.start} to {wanted.end - 1}"
-                read = self._begin(what, partial(rsm.fetch_log_segment, part, wanted))
                 borders = [index[n].position for n in range(i, j)]
-                yield _Range(part, key, span, borders, aborted, read)
+                read = partial(rsm.fetch_log_segment, part, wanted)
+                # No name for it here: this generator would keep the bytes until the next range.
+                yield _Range(part, key, span, borders, aborted, [self._begin(what, read)])
 
     def _indexes(
         self, part: SegmentPart, where: str
@@ -197,9 +221,20 @@ class _TaskReading:
         return self._loop.begin(with_retries(what, read, self._options.read_max_ms / 1000))
 
     def decoded(self, each: _Range, rows: RowLimits) -> Iterator[Any]:
+        """Keeps back the last Arrow batch until the range's memory is free."""
+        made: deque[Any] = deque()
+        for batch in self._decoded(each, rows):
+            made.append(batch)
+            del batch
+            if len(made) > 1:
+                yield made.popleft()
+        while made:
+            yield made.popleft()
+
+    def _decoded(self, each: _Range, rows: RowLimits) -> Iterator[Any]:
         self._key, span, part, decoder = each.key, each.span, each.part, self._decoder
         try:
-            data = each.data.result()
+            data = each.data.pop().result()
         except (ObjectNotFound, RangeNotSatisfiable, DamagedObject) as error:
             end = min(span.last_offset + 1, part.offset_end)
             self._not_read(error, max(span.first_offset, part.offset_from), end)
@@ -238,6 +273,19 @@ class _TaskReading:
                 f"can read ({PASSED_OVER})"
             )
         self._note(offset, what, position)
+
+    def _too_large(self, position: int, first: int, last: int) -> None:
+        """Neither a fault of the archive nor a loss: a task with more memory reads the batch."""
+        left_out = self._passed_over.too_large
+        if not self._options.fail_on_data_loss:
+            self._note(first, f"the batch is {too_large_for(self._options)}", position)
+        elif left_out is None:
+            raise RecordsTooLarge(
+                f"{self._task.tip}, offsets {first} to {last}: {self._key}, byte {position}: the "
+                f"batch is {too_large_for(self._options)} ({PASSED_OVER})"
+            )
+        else:
+            left_out.append((first, last))
 
     def _not_read(self, error: FetchProxyError, offset_from: int, offset_end: int) -> None:
         """Counts the offsets of an object that cannot be read as skipped, or raises the error, with

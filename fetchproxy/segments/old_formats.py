@@ -15,7 +15,6 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-import cramjam
 from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import MalformedMessage, WireError
 from fetchproxy_protocol.primitives import Buffer
@@ -29,6 +28,7 @@ from fetchproxy_protocol.record_batch import (
     TIMESTAMP_TYPE_MASK,
     CompressionType,
     decompress,
+    unpack_up_to,
 )
 
 # offset, size, CRC-32, magic, attributes; v1 also has a timestamp
@@ -44,6 +44,10 @@ _NO_EPOCH = _NO_PRODUCER = -1
 _RECORDS_MAX = 1_000
 _BYTES_MAX = 1024 * 1024
 _DELTA_MAX = 2**63 - 1  # of two timestamps
+# What a message may unpack to, and the bytes after which a conversion ends: the rest comes with the
+# archiver's next fetch. A worker of an archiver counts as much for its reads and uploads.
+UNPACKED_BYTES_MAX = 64 * 1024 * 1024
+CONVERTED_BYTES_ENOUGH = 16 * 1024 * 1024
 # Byte of the header checksum in an LZ4 frame without a content size, as Kafka wrote it.
 _LZ4_CHECKSUM_AT = 6
 
@@ -95,12 +99,13 @@ def has_old_format(records: Buffer, position: int) -> bool:
 
 
 def converted(records: memoryview) -> tuple[bytes, WireError | None]:
-    """All whole messages and batches in format v2, up to the first damaged message, and what is
-    wrong with that one. Batches of v2 stay as they are; their CRCs are not checked.
+    """All whole messages and batches in format v2, up to CONVERTED_BYTES_ENOUGH or the first
+    message that cannot be read, and what is wrong with that one: `TooLargeToUnpack`, or it is
+    damaged. Batches of v2 stay as they are; their CRCs are not checked.
     """
     out, run, pos = bytearray(), _Run(), 0
     try:
-        while (size := _size_at(records, pos)) is not None:
+        while len(out) < CONVERTED_BYTES_ENOUGH and (size := _size_at(records, pos)) is not None:
             entry = records[pos : pos + size]
             if entry[MAGIC_POSITION] >= MAGIC:
                 out += run.batch()
@@ -143,20 +148,25 @@ def _messages(entry: memoryview) -> Iterator[_Message]:
         yield outer
         return
     inner = memoryview(_unpacked(codec, magic, outer.value or b""))
-    found: list[_Message] = []
+    last = None
+    for last in _inner(inner, offset):  # noqa: B007 - if one is damaged, none is converted
+        pass
+    # Offsets inside a v1 message are relative, the last one to the outer message's offset.
+    base = offset - last.offset if last is not None and magic > 0 else 0
+    for message in _inner(inner, offset):
+        if outer.log_append_time:
+            message = message._replace(timestamp_ms=outer.timestamp_ms, log_append_time=True)
+        yield message._replace(offset=base + message.offset)
+
+
+def _inner(inner: memoryview, offset: int) -> Iterator[_Message]:
     pos = 0
     while pos < len(inner):
         size = _size_at(inner, pos)
         if size is None:
             raise MalformedMessage(f"the message at offset {offset} ends inside another")
-        found.append(_message(inner[pos : pos + size]))
+        yield _message(inner[pos : pos + size])
         pos += size
-    # Offsets inside a v1 message are relative, the last one to the outer message's offset.
-    base = offset - found[-1].offset if found and magic > 0 else 0
-    for message in found:
-        if outer.log_append_time:
-            message = message._replace(timestamp_ms=outer.timestamp_ms, log_append_time=True)
-        yield message._replace(offset=base + message.offset)
 
 
 def _message(entry: memoryview) -> _Message:
@@ -183,16 +193,19 @@ def _bytes_at(entry: memoryview, pos: int) -> tuple[memoryview | None, int]:
 
 def _unpacked(codec: int, magic: int, data: Buffer) -> Buffer:
     if codec != CompressionType.LZ4 or magic > 0:
-        return decompress(codec, data)
+        return decompress(codec, data, UNPACKED_BYTES_MAX)
     # Kafka computed the frame's header checksum wrongly in v0 (KAFKA-3160), and we have no xxHash:
     # only one of 256 values is right.
     frame = bytearray(data)
+    if len(frame) <= _LZ4_CHECKSUM_AT:
+        raise MalformedMessage("compressed records: not an LZ4 frame")
     for checksum in range(256):
         frame[_LZ4_CHECKSUM_AT] = checksum
         try:
-            return bytes(cramjam.lz4.decompress(frame))
-        except cramjam.DecompressionError:
+            unpack_up_to(codec, frame, 0)
+        except MalformedMessage:
             continue
+        return decompress(codec, frame, UNPACKED_BYTES_MAX)
     raise MalformedMessage("compressed records: not an LZ4 frame")
 
 

@@ -12,18 +12,15 @@ from typing import NamedTuple
 import cramjam
 from fastcrc.crc32 import iscsi as crc32c
 
-from fetchproxy_protocol.apis import MalformedMessage, Truncated
+from fetchproxy_protocol.apis import MalformedMessage, Truncated, WireError
 from fetchproxy_protocol.primitives import Buffer
 
-# Kafka frames hold at most socket.request.max.bytes (100 MiB). Batches hold up to
-# message.max.bytes (1 MiB by default) *after* compression, whose factor is rarely above 20.
-RECORDS_BYTES_MAX = 512 * 1024 * 1024
 _FIRST_GUESS_BYTES = 64 * 1024
 _FIRST_GUESS_RATIO = 8
 # Packed bytes that are read at once, and how many are unpacked at once beside those before.
 _GZIP_PIECE_BYTES_MIN = 256
 _GZIP_PIECE_BYTES_MAX = 64 * 1024
-_GZIP_UNPACKED_BYTES = 8 * 1024 * 1024
+_GZIP_UNPACKED_BYTES = 1024 * 1024
 
 # The snappy-java stream that Kafka's producers write: magic, two version numbers, blocks.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
@@ -41,16 +38,21 @@ class CompressionType(IntEnum):
     ZSTD = 4
 
 
+class TooLargeToUnpack(WireError):
+    """Records unpack to more bytes than the caller has room for. They are not damaged."""
+
+
 # The first bytes of the records up to a limit, and whether these are all bytes.
 Unpacked = tuple[Buffer, bool]
+# The number of bytes in the room, and whether these are all.
+Filled = tuple[int, bool]
 
 
-def _gzip(data: Buffer, bytes_max: int) -> Unpacked:
+def _gzip(data: Buffer, room: memoryview) -> Filled:
     """Time is linear in both sizes, also for records in very many members: what a member leaves of
     a piece is copied, so pieces begin small in each.
     """
-    packed, pos = memoryview(data), 0
-    out = bytearray()
+    packed, pos, filled = memoryview(data), 0, 0
     while pos < len(packed):
         stream = zlib.decompressobj(wbits=31)
         piece_bytes = _GZIP_PIECE_BYTES_MIN
@@ -62,36 +64,53 @@ def _gzip(data: Buffer, bytes_max: int) -> Unpacked:
                     raise MalformedMessage("gzip records end early")
                 pos += len(piece)
                 piece_bytes = min(2 * piece_bytes, _GZIP_PIECE_BYTES_MAX)
-            unpacked_max = min(_GZIP_UNPACKED_BYTES, bytes_max + 1 - len(out))
+            left = len(room) - filled
             try:
-                out += stream.decompress(piece, unpacked_max)
+                out = stream.decompress(piece, min(_GZIP_UNPACKED_BYTES, left + 1))
             except zlib.error as error:
                 raise MalformedMessage(f"gzip records: {error}") from None
-            if len(out) > bytes_max:
-                return memoryview(out)[:bytes_max], False
+            if len(out) > left:
+                room[filled:] = out[:left]
+                return len(room), False
+            room[filled : filled + len(out)] = out
+            filled += len(out)
         pos -= len(stream.unused_data)
         if packed[pos : pos + len(_GZIP_MAGIC)] != _GZIP_MAGIC:
             break  # Java's reader, too, passes over what follows the last member
-    return out, True
+    return filled, True
 
 
-def _snappy_block(data: Buffer, bytes_max: int) -> bytes | None:
-    """None: the block is larger than `bytes_max`. Blocks are not split."""
+def _snappy_block_bytes(data: Buffer) -> int:
     try:
-        if cramjam.snappy.decompress_raw_len(data) > bytes_max:
-            return None
-        return bytes(cramjam.snappy.decompress_raw(data))
+        return int(cramjam.snappy.decompress_raw_len(data))
     except cramjam.DecompressionError as error:
         raise MalformedMessage(f"snappy records: {error}") from None
 
 
-def _snappy(data: Buffer, bytes_max: int) -> Unpacked:
+def _snappy_block(data: Buffer, room: memoryview) -> int | None:
+    """None: the block is larger than the room. Blocks are not split."""
+    size = _snappy_block_bytes(data)
+    if size > len(room):
+        return None
+    try:
+        if size == 0:  # cramjam takes no empty buffer
+            return len(cramjam.snappy.decompress_raw(data))
+        return int(cramjam.snappy.decompress_raw_into(data, room))
+    except cramjam.DecompressionError as error:
+        raise MalformedMessage(f"snappy records: {error}") from None
+
+
+def _is_xerial(data: Buffer) -> bool:
+    """Otherwise it is one raw block."""
+    return bytes(data[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC
+
+
+def _snappy(data: Buffer, room: memoryview) -> Filled:
     """Xerial streams (Java, librdkafka) or one raw block (some older producers)."""
-    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        only = _snappy_block(data, bytes_max)
-        return (b"", False) if only is None else (only, True)
-    out = bytearray()
-    pos = _XERIAL_HEADER_BYTES
+    if not _is_xerial(data):
+        only = _snappy_block(data, room)
+        return (0, False) if only is None else (only, True)
+    pos, filled = _XERIAL_HEADER_BYTES, 0
     while pos < len(data):
         if bytes(data[pos : pos + len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
             pos += _XERIAL_HEADER_BYTES  # another stream follows
@@ -100,62 +119,75 @@ def _snappy(data: Buffer, bytes_max: int) -> Unpacked:
         pos += 4
         if size < 0 or pos + size > len(data):
             raise MalformedMessage(f"snappy block at byte {pos} claims {size} bytes")
-        block = _snappy_block(data[pos : pos + size], bytes_max - len(out))
+        block = _snappy_block(data[pos : pos + size], room[filled:])
         if block is None:
-            return out, False
-        out += block
+            return filled, False
+        filled += block
         pos += size
-    return out, True
+    return filled, True
 
 
-def _filled(
-    unpack_into: Callable[[Buffer, bytearray], int], data: Buffer, bytes_max: int
-) -> Unpacked:
+def _whole(
+    unpack_into: Callable[[Buffer, memoryview], int], data: Buffer, room: memoryview
+) -> Filled:
     """These codecs do not tell the result's size, and fill the buffer that they get."""
-    out = bytearray(bytes_max)
     try:
-        return memoryview(out)[: unpack_into(data, out)], True
+        return unpack_into(data, room), True
     except cramjam.DecompressionError as error:
         # The codec's only sign of a full buffer; damage gives other words.
         if "whole buffer" in str(error):
-            return out, False
+            return len(room), False
         raise MalformedMessage(f"compressed records: {error}") from None
 
 
-_UNPACK: dict[int, Callable[[Buffer, int], Unpacked]] = {
-    CompressionType.NONE: lambda data, _: (data, True),
+_UNPACK: dict[int, Callable[[Buffer, memoryview], Filled]] = {
     CompressionType.GZIP: _gzip,
     CompressionType.SNAPPY: _snappy,
-    CompressionType.LZ4: partial(_filled, cramjam.lz4.decompress_into),
-    CompressionType.ZSTD: partial(_filled, cramjam.zstd.decompress_into),
+    CompressionType.LZ4: partial(_whole, cramjam.lz4.decompress_into),
+    CompressionType.ZSTD: partial(_whole, cramjam.zstd.decompress_into),
 }
 
 
-def unpack_up_to(codec: int, data: Buffer, bytes_max: int) -> Unpacked:
-    """The first bytes of the records, and whether these are all. Takes no more memory than
-    `bytes_max`. Snappy returns whole blocks. Uncompressed records are `data` itself, whatever its
-    size. Raises `MalformedMessage` for an unknown codec or damaged data.
+def unpack_into(codec: int, data: Buffer, room: memoryview) -> Filled:
+    """Fills `room` with the first bytes of compressed records, in time that is linear in `data` and
+    `room`. Snappy fills in whole blocks. Takes no other memory that grows with either, except a
+    window of zstd: at most as much as was unpacked, and 128 MiB.
+
+    Raises `MalformedMessage` for an unknown codec or damaged data.
     """
     unpack = _UNPACK.get(codec)
     if unpack is None:
         raise MalformedMessage(f"compression codec {codec} is unknown")
-    return unpack(data, bytes_max)
+    return unpack(data, room)
 
 
-def decompress(codec: int, data: Buffer) -> Buffer:
-    """The records before compression; `data` itself for codec 0. Raises `MalformedMessage` for an
-    unknown codec, damaged data or an absurd size.
+def unpack_up_to(codec: int, data: Buffer, bytes_max: int) -> Unpacked:
+    """As `unpack_into`, with a room of `bytes_max`. Uncompressed records are `data` itself,
+    whatever its size.
     """
-    room = RECORDS_BYTES_MAX
-    if codec in (CompressionType.LZ4, CompressionType.ZSTD):  # they start again with more room
-        room = max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(data))
+    if codec == CompressionType.NONE:
+        return data, True
+    if codec == CompressionType.SNAPPY and not _is_xerial(data):
+        size = _snappy_block_bytes(data)
+        bytes_max = size if size <= bytes_max else 0  # blocks are not split
+    room = memoryview(bytearray(bytes_max))
+    filled, whole = unpack_into(codec, data, room)
+    return room[:filled], whole
+
+
+def decompress(codec: int, data: Buffer, bytes_max: int) -> Buffer:
+    """The records before compression; `data` itself for codec 0. Raises `MalformedMessage` as
+    `unpack_into`, `TooLargeToUnpack` for more than `bytes_max`.
+    """
+    room = max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(data))
     while True:
-        room = min(room, RECORDS_BYTES_MAX)
+        room = min(room, bytes_max)
         records, whole = unpack_up_to(codec, data, room)
         if whole:
             return records
-        if room == RECORDS_BYTES_MAX:
-            raise MalformedMessage(f"records unpack to more than {RECORDS_BYTES_MAX} bytes")
+        if room == bytes_max:
+            raise TooLargeToUnpack(f"records unpack to more than {bytes_max} bytes")
+        del records  # before the next buffer is made
         room *= 4
 
 

@@ -22,7 +22,7 @@ from written_archive import TIP, WrittenArchive
 
 from fetchproxy.errors import ConfigError, ObjectNotFound
 from fetchproxy.jobs import backfill_files as parquet_range
-from fetchproxy.jobs.backfill import Target, backfill, backfill_range, plan_backfill
+from fetchproxy.jobs.backfill import Target, backfill, backfill_range, plan_backfill, too_large_in
 from fetchproxy.jobs.backfill_files import OPEN_DATES_MAX, Manifest, OutputFolder, by_day, day_name
 from fetchproxy.jobs.backfill_plan import BackfillRange
 from fetchproxy.jobs.runner import Failure, attempt
@@ -267,6 +267,32 @@ def test_what_was_skipped_is_written_once_it_is_mended(
     assert run(to) == []
     to.folder.remove_parts()
     assert files(out) == files(clean)
+
+
+def test_a_batch_that_is_too_large_is_named_and_the_rest_of_its_range_is_written(
+    tmp_path: Path,
+) -> None:
+    archive = WrittenArchive(tmp_path / "archive")
+    large = [made_batch(at, [Record(value=bytes(20_000))] * 5, codec=4) for at in (10, 15)]
+    archive.add([*batches(0, 1), *large, *batches(20, 1)])
+    out = tmp_path / "out"
+    limited = target(archive, out, maxUnpackedBytes="100000")
+    for _ in range(2):
+        [done] = run(limited)
+        [failure] = too_large_in(limited.options, [done])
+        assert "offsets 10 to 14, 15 to 19 of orders-0 are left out" in failure.error
+        assert "too large to unpack here" in failure.error
+        assert "maxUnpackedBytes=100000 " in failure.error
+        assert [row["offset"] for row in rows(out)] == [*range(10), *range(20, 30)]
+        assert (done.rows, done.faults, done.is_whole) == (20, 0, False)
+    lenient = target(archive, out, maxUnpackedBytes="100000", failOnDataLoss="false")
+    [done] = run(lenient)
+    assert not list(too_large_in(lenient.options, [done]))
+    assert (done.passed_over, done.faults) == (10, 2)
+    [done] = run(target(archive, out))  # with more memory
+    assert done.is_whole
+    assert [row["offset"] for row in rows(out)] == list(range(30))
+    assert run(target(archive, out)) == []
 
 
 def test_files_that_a_mended_range_has_not_any_more_go(

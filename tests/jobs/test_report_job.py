@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import legal_logs
 import pyarrow.dataset as ds
 import pytest
-from fetchproxy_protocol.record_batch import HEADER_BYTES
+from fetchproxy_protocol.record_batch import HEADER_BYTES, SEARCHED_BYTES_MAX
 from planted_archive import TIP, PlantedArchive, batch, flip
 from retention_segments import segment
 from stored_archives import config_of, planted
@@ -80,13 +80,24 @@ def test_samples_are_spread_over_the_partition() -> None:
 def test_batches_that_are_cut_at_the_samples_end_do_not_count() -> None:
     one = batch(0)
     body = len(one) - HEADER_BYTES
-    assert sample_codecs(one + batch(10)[:-1]) == (CodecFigures("none", 1, body, body),)
+    assert sample_codecs(one + batch(10)[:-1]) == ((CodecFigures("none", 1, body, body),), 0)
+
+
+def test_a_batch_that_is_too_large_to_unpack_is_left_out_of_the_sample_and_counted() -> None:
+    records = (legal_logs.Record(0, NOW_MS, b"", bytes(SEARCHED_BYTES_MAX)),)
+    one = legal_logs.Batch(0, 0, records, NOW_MS, NOW_MS, codec=legal_logs.ZSTD)
+    small = batch(1)
+    sampled, too_large = sample_codecs(legal_logs.sealed(one).content + small)
+    assert [(f.codec, f.batches) for f in sampled] == [("none", 1)]
+    assert too_large == 1
+    found = replace(figures("orders", 0, held(1)), samples_too_large=too_large)
+    assert "1 sampled batches unpack to more than 33.6 MB" in page([found], NOW_MS)
 
 
 # --- ahead ---
 def test_a_batch_without_records_may_name_any_codec() -> None:
     empty = legal_logs.sealed(legal_logs.Batch(5, 4, (), -1, -1, codec=legal_logs.ZSTD))
-    assert sample_codecs(empty.content) == (CodecFigures("zstd", 1, 0, 0),)
+    assert sample_codecs(empty.content) == ((CodecFigures("zstd", 1, 0, 0),), 0)
 
 
 def test_growth_is_the_mean_of_four_weeks() -> None:

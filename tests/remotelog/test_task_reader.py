@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fetchproxy.errors import (
     CorruptSegment,
     ObjectNotFound,
     ObjectNotReadable,
+    RecordsTooLarge,
     StorageUnavailable,
 )
 from fetchproxy.jobs.runner import Here
@@ -409,6 +411,71 @@ def test_records_that_nobody_can_read_are_no_damage(tmp_path: Path) -> None:
         *range(20, 30),
     ]
     assert passed_over == PassedOver(faults=1, records=10)
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_a_batch_that_is_too_large_to_unpack_is_no_damage(tmp_path: Path, codec: int) -> None:
+    archive = WrittenArchive(tmp_path)
+    size = len(batches_of(0, 1)[0])
+    large = [Record(value=bytes(15_000))] * 10
+    archive.add([*batches_of(0, 1), made_batch(10, large, codec=codec), *batches_of(20, 1)])
+    assert faults_of(archive) == []
+    limit = {"maxUnpackedBytes": "150000", "corruptBatches": "skip"}
+    chosen = options_of(archive, **limit)
+    [task] = tasks_of(chosen)
+    with pytest.raises(
+        RecordsTooLarge,
+        match=f"^orders-0, offsets 10 to 19: .*, byte {size}: .*too large to unpack here.*"
+        r"maxUnpackedBytes=150000 .*failOnDataLoss=false",
+    ):
+        list(read_task(chosen, task, ["offset", "value"]))
+    assert offsets_read(archive, **limit) == list(range(30))  # nobody asks for the records
+    report = tmp_path / "report"
+    more = {"failOnDataLoss": "false", "corruptReport": str(report)}
+    for options, left_out in (
+        (options_of(archive, **limit, **more), PassedOver(1, 10)),
+        (chosen, PassedOver(0, 10, [(10, 19)])),
+    ):
+        passed_over = PassedOver(too_large=None if left_out.too_large is None else [])
+        found = list(read_task(options, task, ["offset", "value"], passed_over=passed_over))
+        offsets = [o for b in found for o in b.column("offset").to_pylist()]
+        assert offsets == [*range(10), *range(20, 30)]
+        assert passed_over == left_out
+    [line] = [json.loads(text) for f in report.iterdir() for text in f.read_text().splitlines()]
+    assert (line["offset"], line["byte"]) == (10, size)
+    whole = options_of(archive, maxUnpackedBytes="160000")
+    assert sum(b.num_rows for b in read_task(whole, task, ["value"])) == 30
+
+
+def test_a_range_of_a_large_batch_is_alone_and_free_before_its_rows_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_reader, "RANGE_BYTES", 1_000)
+    monkeypatch.setattr(task_reader, "LARGE_RANGE_BYTES", 10_000)
+    archive = WrittenArchive(tmp_path)
+    sizes = [10, 20_000, 20_001, 10, 10]
+    archive.add(made_batch(n, [Record(value=bytes(size))]) for n, size in enumerate(sizes))
+    chosen = options_of(archive)
+    [task] = tasks_of(chosen)
+    read: list[weakref.ref[Any]] = []
+    fetch = RemoteStorageManager.fetch_log_segment
+
+    class Kept(bytearray):
+        """Bytes have no weak references."""
+
+    async def watched(*arguments: Any) -> bytearray:
+        content = Kept(await fetch(*arguments))
+        read.append(weakref.ref(content))
+        return content
+
+    monkeypatch.setattr(RemoteStorageManager, "fetch_log_segment", watched)
+    for batch in read_task(chosen, task, ["value"]):
+        for value in batch.column("value").to_pylist():
+            if len(value) > 10_000:
+                assert [content() is None for content in read] == [True] * len(read)
+                sizes.remove(len(value))
+    assert sizes == [10, 10, 10]
+    assert len(read) > 2
 
 
 def test_a_report_of_any_topic_has_a_name_that_files_may_have(tmp_path: Path) -> None:

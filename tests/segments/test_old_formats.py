@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fetchproxy_protocol.record_batch import check_crc, walk
+from fetchproxy_protocol.record_batch import TooLargeToUnpack, check_crc, walk
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.record import MemoryRecords
+from kafka.codec import lz4_encode
+from kafka.record import MemoryRecords, legacy_records
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
+from fetchproxy.segments import old_formats
 from fetchproxy.segments.old_formats import converted, has_old_format
 
 Row = tuple[int, int | None, bytes | None, bytes | None]
@@ -68,6 +70,33 @@ def test_a_cut_end_is_left_out_and_damage_ends_it() -> None:
     records, error = converted(memoryview(bytes(broken)))
     assert rows_of(records) == rows[:1]
     assert "offset 1 fails its CRC" in str(error)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", [1, 2, 3])
+def test_what_unpacks_to_too_much_is_named_and_is_no_damage(
+    magic: int, codec: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(old_formats, "UNPACKED_BYTES_MAX", 10_000)
+    # Kafka's own checksum in v0 needs xxhash; any one of 256 is tried.
+    monkeypatch.setattr(legacy_records, "lz4_encode_old_kafka", lz4_encode)
+    small = old(magic, [(0, 0, None, b"v")], codec)
+    large = old(magic, [(1, 0, None, bytes(10_000))], codec)
+    records, error = converted(memoryview(small + large))
+    assert [row[0] for row in rows_of(records)] == [0]
+    assert isinstance(error, TooLargeToUnpack)
+
+
+def test_a_conversion_ends_where_the_next_fetch_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(old_formats, "CONVERTED_BYTES_ENOUGH", 10_000)
+    raw = [old(1, [(n, 0, None, bytes(6_000))], 1) for n in range(5)]
+    found: list[int] = []
+    while len(found) < 5:
+        records, error = converted(memoryview(b"".join(raw[len(found) :])))
+        assert error is None
+        assert 0 < len(records) < 20_000
+        found += [row[0] for row in rows_of(records)]
+    assert found == list(range(5))
 
 
 @pytest.mark.parametrize("junk", [b"", b"\0" * 100, b"\xff" * 16])

@@ -43,7 +43,7 @@ def read_records(content: bytes) -> Iterator[PlainRecord]:
         if header.is_control:
             continue
         stored = memoryview(content)[header.position + HEADER_BYTES : header.end]
-        cursor = _Cursor(bytes(decompress(header.compression, stored)))
+        cursor = _Cursor(bytes(decompress(header.compression, stored, 2**30)))
         for _ in range(header.records_count):
             cursor.varint()
             cursor.at += 1

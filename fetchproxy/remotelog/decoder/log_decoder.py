@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import cramjam
 import numpy as np
 from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import MalformedMessage
@@ -14,10 +13,9 @@ from fetchproxy_protocol.record_batch import (
     COMPRESSION_MASK,
     CONTROL_MASK,
     CRC_COVERS_FROM,
-    RECORDS_BYTES_MAX,
     TRANSACTIONAL_MASK,
-    CompressionType,
-    decompress,
+    TooLargeToUnpack,
+    unpack_into,
 )
 
 from fetchproxy.model import AbortedTxn
@@ -40,6 +38,7 @@ from fetchproxy.remotelog.decoder.header_scan import (
     scan_headers,
 )
 from fetchproxy.remotelog.decoder.record_rows import OFFSET_MAX, RowLimits
+from fetchproxy.remotelog.options import UNPACKED_BYTES_MAX
 
 
 class AbortedBatches:
@@ -84,17 +83,12 @@ class AbortedBatches:
 ARENA_BYTES = 8 * 1024 * 1024
 _ROOM_BYTES = 4 * 1024 * 1024  # enough for a batch of usual size
 
-# `fetchproxy_protocol.record_batch` unpacks gzip and snappy, with the framing of Java producers.
-_UNPACK_INTO: dict[int, Callable[[memoryview, Any], int]] = {
-    CompressionType.LZ4: cramjam.lz4.decompress_into,
-    CompressionType.ZSTD: cramjam.zstd.decompress_into,
-}
-
 
 class Arena:
     """Holds decompressed records, one batch after the other, until `clear`."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch_bytes_max: int) -> None:
+        self._batch_bytes_max = batch_bytes_max
         self._bytes: Any = np.empty(ARENA_BYTES, np.uint8)
         self._used = 0
 
@@ -108,7 +102,7 @@ class Arena:
     @property
     def has_room(self) -> bool:
         """True: one more batch of usual size fits."""
-        return len(self._bytes) - self._used >= _ROOM_BYTES
+        return ARENA_BYTES - self._used >= _ROOM_BYTES
 
     def clear(self) -> None:
         self._used = 0
@@ -118,39 +112,29 @@ class Arena:
     def add(self, codec: int, stored: memoryview) -> tuple[int, int]:
         """Unpacks a batch's records and returns their (start, end) in `data`.
 
-        Raises MalformedMessage for an unknown codec, damaged data or an absurd size.
+        Raises MalformedMessage for an unknown codec or damaged data, TooLargeToUnpack.
         """
         start = self._used
-        unpack_into = _UNPACK_INTO.get(codec)
-        if unpack_into is None:
-            self._append(decompress(codec, stored))
-        else:
-            self._used += self._unpack(unpack_into, stored)
+        room = min(len(self._bytes) - start, self._batch_bytes_max)
+        filled, whole = self._unpack(codec, stored, room)
+        if not whole and room < self._batch_bytes_max:
+            self._grow_to(start + self._batch_bytes_max)
+            filled, whole = self._unpack(codec, stored, self._batch_bytes_max)
+        if not whole:
+            raise TooLargeToUnpack(f"records unpack to more than {self._batch_bytes_max} bytes")
+        self._used += filled
         return start, self._used
 
-    def _unpack(self, unpack_into: Callable[[memoryview, Any], int], stored: memoryview) -> int:
-        """These codecs do not state the size of the result, so the arena grows until it fits."""
-        while True:
-            room = self._bytes[self._used : self._used + RECORDS_BYTES_MAX]
-            try:
-                return unpack_into(stored, room)
-            except cramjam.DecompressionError as error:
-                # The codec's only sign of a full buffer; damage is reported in other words.
-                if "whole buffer" not in str(error) or len(room) == RECORDS_BYTES_MAX:
-                    raise MalformedMessage(f"compressed records: {error}") from None
-            self._grow(len(self._bytes))
+    def _unpack(self, codec: int, stored: memoryview, room: int) -> tuple[int, bool]:
+        return unpack_into(codec, stored, memoryview(self._bytes)[self._used : self._used + room])
 
-    def _append(self, records: Any) -> None:
-        more = len(records) - (len(self._bytes) - self._used)
-        if more > 0:
-            self._grow(more)
-        self._bytes[self._used : self._used + len(records)] = np.frombuffer(records, np.uint8)
-        self._used += len(records)
-
-    def _grow(self, more: int) -> None:
-        larger = np.empty(len(self._bytes) + more, np.uint8)
-        larger[: self._used] = self._bytes[: self._used]
-        self._bytes = larger
+    def _grow_to(self, size: int) -> None:
+        """Pages that nothing is written to take no memory. Only the batches before are copied, and
+        the old buffer goes first.
+        """
+        kept = self._bytes = self._bytes[: self._used].copy()
+        self._bytes = np.empty(size, np.uint8)
+        self._bytes[: len(kept)] = kept
 
 
 def _outside(begin: int, end: int, limits: RowLimits) -> bool:
@@ -160,6 +144,8 @@ def _outside(begin: int, end: int, limits: RowLimits) -> bool:
 
 # Arguments: byte position in the log, offset, text of the fault. If it raises, decoding ends.
 OnFault = Callable[[int, int, str], None]
+# Arguments: byte position in the log, the batch's first and last offset.
+OnTooLarge = Callable[[int, int, int], None]
 
 
 class LogDecoder:
@@ -168,6 +154,7 @@ class LogDecoder:
     Damage is what `verify` finds in a batch, too: a header that is none, another place, a wrong
     checksum. Records that cannot be read below a right checksum are no damage: the broker has them
     just so, and no Kafka client reads them. They go to `on_unreadable` (None: to `on_fault`).
+    Records that unpack to more than `unpacked_bytes_max` may be sound, and go to `on_too_large`.
     """
 
     def __init__(
@@ -177,15 +164,18 @@ class LogDecoder:
         on_unreadable: OnFault | None = None,
         *,
         goes_on: bool = False,
+        on_too_large: OnTooLarge | None = None,
+        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
     ) -> None:
         """`goes_on`: `on_unreadable` may return, so a batch's records are checked whole before they
-        give rows.
+        give rows. `on_too_large` None: `on_unreadable` gets these, too.
         """
         self._rows = rows
         self._on_fault = on_fault
         self._on_unreadable = on_unreadable or on_fault
+        self._on_too_large = on_too_large
         self._goes_on = goes_on
-        self._arena = Arena()
+        self._arena = Arena(unpacked_bytes_max)
         self._position = 0  # of the chunk in the log
         self._fault_at = -1  # the last faulty batch's position in the log
         # Records of skipped damaged batches. After a broken header, each offset counts as one.
@@ -337,6 +327,13 @@ class LogDecoder:
         except MalformedMessage as error:
             self._fault_in(headers, i, str(error), self._on_unreadable)
             return False
+        except TooLargeToUnpack as error:
+            if self._on_too_large is None:
+                self._fault_in(headers, i, str(error), self._on_unreadable)
+            else:
+                place = self._skipped(headers, i)
+                self._on_too_large(place, int(batch[BASE_OFFSET]), int(batch[LAST_OFFSET]))
+            return False
         return self._looks_sound(headers, self._arena.data, i, limits)
 
     def _looks_sound(self, headers: ScannedHeaders, data: Any, i: int, limits: RowLimits) -> bool:
@@ -360,11 +357,14 @@ class LogDecoder:
     def _fault_in(
         self, headers: ScannedHeaders, i: int, what: str, tell: OnFault | None = None
     ) -> None:
-        batch = headers.table[i]
-        place = self._position + int(batch[POSITION])
-        base = int(batch[BASE_OFFSET])
+        place = self._skipped(headers, i)
         self._fault_at = place
-        (tell or self._on_fault)(place, base, what)
+        (tell or self._on_fault)(place, int(headers.table[i, BASE_OFFSET]), what)
+
+    def _skipped(self, headers: ScannedHeaders, i: int) -> int:
+        """Counts the batch's records. Returns its position in the log."""
+        batch = headers.table[i]
         # The count itself may be damaged; a batch has no more records than offsets.
-        span = int(batch[LAST_OFFSET]) - base + 1
+        span = int(batch[LAST_OFFSET]) - int(batch[BASE_OFFSET]) + 1
         self.records_skipped += min(int(batch[COUNT]), span)
+        return self._position + int(batch[POSITION])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 from fetchproxy_protocol.apis import WireError
-from fetchproxy_protocol.record_batch import BatchHeader, check_crc, walk
+from fetchproxy_protocol.record_batch import BatchHeader, TooLargeToUnpack, check_crc, walk
 
 from fetchproxy.brokers.cluster import FetchedPartition
 from fetchproxy.config.memory_plan import FETCH_BYTES_MAX
@@ -232,5 +232,7 @@ def _converted(
     if error is not None and fault is None:
         at = headers[-1].last_offset + 1 if headers else position
         what = f"the broker's log is damaged at or after offset {at}: {error}"
+        if isinstance(error, TooLargeToUnpack):
+            what = f"the message at or after offset {at} is too large to unpack here: {error}"
         fault = LogDamaged(f"{tip}: {what}")
     return fetched, headers, fault
