@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from lab.clouds import AzureServer, GcsServer
 from lab.errors import PartMissing
+from lab.forked_start import install as fork_commands
 from lab.hdfs import HdfsServer
 from lab.kafka import KafkaServer
 from lab.kerberos import Kdc, gssapi_folder
@@ -32,6 +33,8 @@ from lab.store_server import StoreServer
 # Tests start hundreds of processes. Without bytecode each of them compiles all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Most of them are fetchproxy's own, which take less to start as forks of one.
+fork_commands()
 # And hundreds of JVMs, most of which live for seconds.
 os.environ.setdefault("LAB_QUICK_JAVA", "1")
 

@@ -79,12 +79,12 @@ def main() -> NoReturn:
     try:
         app(prog_name="fetchproxy")
     except SystemExit as end:
-        _leave(end)
-    _leave(SystemExit())
+        end_process(end)
+    end_process(SystemExit())
 
 
-def _leave(end: SystemExit) -> NoReturn:
-    """As Python does at the end of a process, except for what it still has in memory."""
+def end_process(end: SystemExit) -> NoReturn:
+    """As Python does it, except for what is still in memory. `end`: with the exit code or a text."""
     atexit._run_exitfuncs()
     try:
         if isinstance(end.code, str):
