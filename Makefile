@@ -51,7 +51,7 @@ format: venv  ## let ruff format and fix what it can
 
 test: venv  ## check, set up the real parts, run every test that is not slow
 	$(BIN)/python tests/make_test/run_folders.py --check '$(MAKE) --no-print-directory check' --setup \
-		'$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest s3 gcs azure hdfs kerberos clients spark-newest' \
+		'$(BIN)/python -m lab setup kafka kafka-newest s3 gcs azure hdfs kerberos clients spark-newest' \
 		-m "not slow"
 
 test-all: check  ## the same with the slow tests

@@ -57,6 +57,7 @@ def open_bucket(server: S3Server) -> S3ObjectStore:
     )
 
 
+@pytest.mark.slow
 class TestS3ObjectStoreOverTls(ObjectStoreContract):
     cancel_turn_s = 0.001
 

@@ -131,6 +131,7 @@ class TestKerberos:
         assert "status 403" in str(caught.value)
 
 
+@pytest.mark.slow
 class TestTokensThatEnd:
     async def test_a_new_one_is_had(self, forgetful_hdfs: SecuredHdfs) -> None:
         async with open_folder(forgetful_hdfs, "ends") as store:

@@ -41,6 +41,7 @@ async def verified(store: str) -> VerifyReport:
         return await verify_archive(rsm, rlmm)
 
 
+@pytest.mark.slow
 def test_archived_and_read_back(
     kafka_server: KafkaServer, hdfs_server: HdfsServer, tmp_path: Path
 ) -> None:

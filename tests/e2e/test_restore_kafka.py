@@ -45,6 +45,7 @@ def run(what: str, bootstrap: str, store: str, *more: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.remedy("partitions_unknown_to_metadata_topic")
 def test_a_lost_metadata_topic_is_rebuilt_and_served_from(
     kafka_server: KafkaServer, tmp_path: Path

@@ -184,7 +184,7 @@ def test_a_proxy_that_starts_in_an_outage(
         wait_for("the beginning", lambda: raw.list_offset(6, name, -2) == (0, -1, 0))
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", [pytest.param(CLIENTS[0], marks=pytest.mark.slow), CLIENTS[1]])
 def test_seek_to_beginning_in_an_outage(
     kafka_server: KafkaServer, tmp_path: Path, client: str
 ) -> None:

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.kafka
 FindPart = Callable[[str, Callable[[], object]], object]
 PRODUCED = 40
 UNCOMMITTED, COMMITTED = LEVELS
-# What make test has time for: clients that share no code, on the brokers that only this test has.
+# What make test has time for: clients that share no code, on a broker that only this test has.
 FAST_CLIENTS = ("confluent-kafka", "aiokafka", "franz-go", "sarama", "kafkajs")
-FAST_BROKERS = ("kafka-3.9", "kafka-newest")
+FAST_BROKERS = ("kafka-newest",)
 
 
 def read_all(client: MatrixClient, stack: MatrixStack, level: str, group: str) -> list[Line]:

@@ -223,7 +223,7 @@ def test_each_record_that_counts_comes_once(
     assert [int(key) for _, key, _ in read[0]] == log.expected(mode, isolation)
 
 
-@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("name", [LOGS[0], pytest.param(LOGS[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", VERSIONS)
 def test_a_time_is_found_at_the_first_record_behind_it_that_some_tier_has(
     logs: dict[str, Log], served: dict[str, ProxyProcess], mode: str, name: str

@@ -99,6 +99,7 @@ def archive_once(bootstrap: str, store: str, *settings: str) -> subprocess.Compl
     )
 
 
+@pytest.mark.slow
 def test_what_only_the_brokers_tier_has_is_archived_and_outlives_it(
     newest_world: World, tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_batch_reads_with_sparks_own_settings(
     assert any_spark.ask("task_count", "remotelog", few) >= 80 / 7
 
 
+@pytest.mark.slow
 def test_filters_of_one_query_do_not_reach_another(
     any_spark: SparkProgram, archive: WrittenArchive
 ) -> None:
@@ -106,6 +107,7 @@ def test_another_frame_sees_what_was_archived_later(
     assert len(any_spark.rows("remotelog", options_of(archive))) == 90
 
 
+@pytest.mark.slow
 def test_names_that_the_archive_does_not_know_are_errors(
     any_spark: SparkProgram, archive: WrittenArchive, tmp_path: Path
 ) -> None:
@@ -145,9 +147,10 @@ def test_a_query_of_what_is_there_gets_to_its_end_also_after_a_crash(
     ("limit", "rows_max"),
     [
         ({"maxOffsetsPerTrigger": "25"}, 25),
-        pytest.param({"maxBytesPerTrigger": "25000"}, 25, marks=pytest.mark.slow),
+        ({"maxBytesPerTrigger": "25000"}, 25),
     ],
 )
+@pytest.mark.slow
 def test_limits_hold_in_every_batch_up_to_the_end(
     any_spark: SparkProgram,
     archive: WrittenArchive,
@@ -213,5 +216,6 @@ def test_sql_without_any_python_reads_an_archive(
     assert "found 80" in done.stdout, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_the_job_verify_runs(any_spark: SparkProgram, archive: WrittenArchive) -> None:
     assert any_spark.ask("verify_job", archive.url) == []

@@ -105,6 +105,7 @@ async def test_two_share_the_partitions_and_one_takes_over_from_the_killed(
             assert await readable(archive, tip) == expected
 
 
+@pytest.mark.slow
 async def test_a_restart_moves_little(kafka: KafkaServer, tmp_path: Path) -> None:
     """A static member that is back in time gets its old partitions; any other gets a new share."""
     topic = kafka.create_topic("restarted", PARTITIONS)
