@@ -88,7 +88,7 @@ def end_process(end: SystemExit) -> NoReturn:
     atexit._run_exitfuncs()
     try:
         if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+            typer.echo(end.code, err=True)
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:  # nobody reads it any more

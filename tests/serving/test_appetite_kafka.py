@@ -136,6 +136,7 @@ def test_console_says_what_another_client_reads(
 ) -> None:
     through = proxy if mode == "cluster" else archive_only
     consumer = kafka.KafkaConsumer(bootstrap_servers=through.bootstrap, client_id="other")
+    rows = []
     try:
         tps = [kafka.TopicPartition(OLD, partition) for partition in range(PARTITIONS)]
         consumer.assign(tps)
@@ -143,10 +144,12 @@ def test_console_says_what_another_client_reads(
         left = RECORDS
         while left > 0:
             left -= sum(map(len, consumer.poll(60_000, max_records=50_000).values()))
-        told = json.loads(through.get("/api/status"))
+            [row] = json.loads(through.get("/api/status"))["clients"]
+            rows.append(row)
     finally:
         consumer.close()
-    [row] = told["clients"]
+    # The client may take longer for what it was sent than rows look back, on a busy machine.
+    row = [row for row in rows if row["partitions"]][-1]
     assert (row["client_id"], row["connections"]) == ("other", 1)
     assert row["software"].startswith("kafka-python ")
     assert 1 <= row["partitions"] <= PARTITIONS
