@@ -68,6 +68,7 @@ def test_the_goal_is_about_who_has_no_credentials() -> None:
     assert rows[f"the same, {OPEN}: what they send is parsed"].value == pytest.approx(3.0)
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 def test_a_short_form_runs_and_the_proxy_stands_it(find_part: FindPart, tmp_path: Path) -> None:
     find_part("kafka", kafka_jars)

@@ -1,7 +1,4 @@
-"""`make chaos` in its short form: the acts that matter, each once, and every check.
-
-CI plays the first round; the second one is slow.
-"""
+"""`make chaos` in its short form: the acts that matter, each once, and every check."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from lab.kafka_versions import kafka_jars
 from lab.s3 import versitygw_executable
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.kafka,
     pytest.mark.s3,
     # kafka-python leaves sockets to the garbage collector where a broker does not answer.
@@ -56,7 +54,7 @@ SHORT = Plan(
 )
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1, 2])
 def test_every_record_is_there_whatever_breaks(
     rounds: int, find_part: Callable[[str, Callable[[], Any]], Any], tmp_path: Path
 ) -> None:

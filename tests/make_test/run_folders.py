@@ -38,6 +38,8 @@ FLAKY_FILE: Final = Path("tests/flaky.txt")
 # its own kind takes the other's.
 REAL_LANES: Final = os.cpu_count() or 1
 _REAL_PART: Final = re.compile(r"\bmark\.(kafka|s3|gcs|azure|hdfs|spark)\b")
+# All tests of such a module are slow.
+_SLOW: Final = re.compile(r"^pytestmark = [^\]]*?\bmark\.slow\b", re.MULTILINE)
 # The folders that take longest, in this order, so that no lane ends long after the others; and in
 # how many pieces each is run. Every piece starts a broker of its own if its tests need one.
 LONG_FOLDERS: Final = {
@@ -100,16 +102,19 @@ class Result:
         return None
 
 
-def pieces(tests: Path) -> tuple[list[Piece], list[Piece]]:
+def pieces(tests: Path, *, slow: bool = True) -> tuple[list[Piece], list[Piece]]:
     """Those with real parts and those without, each the longest first.
 
-    Together they are every module of tests below `tests`.
+    Together they are every module of tests below `tests`; without `slow`, every one that is not
+    slow as a whole.
     """
     real: dict[str, list[str]] = {}
     alone: dict[str, list[str]] = {}
     for module in sorted(tests.rglob("test_*.py")):
-        needs = _REAL_PART.search(module.read_text(encoding="utf-8"))
-        folders = real if needs else alone
+        text = module.read_text(encoding="utf-8")
+        if not slow and _SLOW.search(text):
+            continue
+        folders = real if _REAL_PART.search(text) else alone
         folders.setdefault(module.parent.as_posix(), []).append(module.as_posix())
     return list(_cut(real, ", real parts")), list(_cut(alone, ""))
 
@@ -302,7 +307,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", help="must succeed, too", metavar="COMMAND")
     options, arguments = parser.parse_known_args(command_line)
     started = time.monotonic()
-    real, alone = pieces(Path("tests"))
+    real, alone = pieces(Path("tests"), slow="not slow" not in arguments)
     if options.check:
         alone.insert(0, Piece("check", command=options.check))
     with tempfile.TemporaryDirectory(prefix="make-test-") as folder:

@@ -55,6 +55,15 @@ def test_green() -> None:
     assert re.fullmatch(r"=+ 1 skipped, 1 passed in [0-9.]+s =+", output.splitlines()[-1])
 
 
+def test_a_folder_whose_tests_are_all_slow_is_left_out_with_them() -> None:
+    slow = "import pytest\n\npytestmark = [\n    pytest.mark.slow,\n]\n\n"
+    write("slowly", slow + PASSES)
+    assert make_test("-m", "not slow")[0] == 0
+    code, output = make_test()
+    assert code == 0
+    assert " 2 passed in " in output
+
+
 def test_what_passes_alone_is_green_and_printed_last_as_flaky() -> None:
     in_fixtures = """
 import pytest
