@@ -31,8 +31,17 @@ PARTS_IN_FLIGHT_MAX = 4
 # Freed memory that the C library may keep for reuse, so that small bursts cost nothing. Memory
 # above it goes back to the system within 5 s.
 FREED_BYTES_MAX = 16 * MiB
-# An idle client connection with its connection to a broker. Its buffers are another part.
-CONNECTION_BYTES = 32 * KiB
+# A client's connection that has relayed records, with its connection to a broker. The bytes that
+# wait in them are another part. TLS takes more at each side that has it: OpenSSL's objects, and its
+# buffers for one record each way. `tests/tls/test_tls_memory.py` measures them.
+CONNECTION_BYTES = 20 * KiB
+TLS_CLIENT_BYTES = 40 * KiB
+TLS_BROKER_BYTES = 44 * KiB
+# A TLS handshake under way takes more than a client's connection; and how many there may be. Above
+# it, the oldest gives way. A core begins about as many in a second, so a client with a shorter
+# round trip has nothing to fear.
+TLS_HANDSHAKE_BYTES = 48 * KiB
+TLS_HANDSHAKES_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +57,23 @@ class Budget:
         return self.units * self.unit_bytes
 
 
+def connection_bytes(config: Config) -> int:
+    """What one client's connection takes."""
+    size = CONNECTION_BYTES
+    if config.gateway.tls_certificate_file is not None:
+        size += TLS_CLIENT_BYTES
+    if config.cluster.security_protocol.endswith("SSL") and not config.archive_only.enabled:
+        size += TLS_BROKER_BYTES
+    return size
+
+
 def memory_budgets(config: Config) -> dict[str, Budget]:
     """The budgets that can shrink, by key."""
     gateway, remote = config.gateway, config.remote_fetch
     budgets = {
-        "gateway.connections_max": Budget(gateway.connections_max, CONNECTION_BYTES, 100),
+        "gateway.connections_max": Budget(
+            gateway.connections_max, connection_bytes(config), min(100, gateway.connections_max)
+        ),
         "gateway.connection_buffers_bytes_max": Budget(
             gateway.connection_buffers_bytes_max, 1, 8 * MiB
         ),
@@ -82,6 +103,8 @@ def memory_parts(config: Config) -> dict[str, int]:
         "freed memory": FREED_BYTES_MAX,
     }
     remote, archive = config.remote_fetch, config.archive
+    if config.gateway.tls_certificate_file is not None:
+        parts["tls handshakes"] = TLS_HANDSHAKES_MAX * TLS_HANDSHAKE_BYTES
     if remote.disk_cache_dir is not None:
         parts["remote_fetch.disk_cache_dir"] = DISK_CACHE_WRITES_MAX * CHUNK_BYTES
     if archive.topics is not None:

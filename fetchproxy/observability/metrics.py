@@ -458,7 +458,7 @@ LIMITS_REACHED = counter(
 TLS_HANDSHAKES_FAILED = counter(
     "fetchproxy_tls_handshakes_failed",
     "Client connections that failed within the handshake: plaintext, version, no_certificate, "
-    "certificate, certificate_refused, server_name, timeout, closed or other",
+    "certificate, certificate_refused, server_name, timeout, too_many, closed or other",
     "reason",
     values=(
         "plaintext",
@@ -468,6 +468,7 @@ TLS_HANDSHAKES_FAILED = counter(
         "certificate_refused",
         "server_name",
         "timeout",
+        "too_many",
         "closed",
         "other",
     ),

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fetchproxy.config.memory_plan import TLS_HANDSHAKES_MAX
 from fetchproxy.config.schema import KiB, MiB
 
 # Limits that an operator has no reason to change. Tests pass smaller ones.
@@ -19,6 +20,8 @@ class ServingLimits:
     half_frame_max_ms: int = 30_000
     # A handshake takes a few round trips. Meanwhile the client counts as connected.
     tls_handshake_max_ms: int = 10_000
+    # Handshakes that have begun and not ended. The memory plan counts with the default.
+    tls_handshakes_max: int = TLS_HANDSHAKES_MAX
     # A client that takes none of its unsent bytes is closed after this: a consumer may stay away
     # from poll() as long (max.poll.interval.ms).
     client_stall_max_ms: int = 300_000

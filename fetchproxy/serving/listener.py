@@ -105,8 +105,8 @@ class Listener:
         if self._tls is not None:
             self._acceptor = TlsAcceptor(
                 self._tls,
-                self._tasks,
                 self.limits.tls_handshake_max_ms,
+                self.limits.tls_handshakes_max,
                 admit=self._admit,
                 ended=self._uncount,
                 warnings=self.warnings,

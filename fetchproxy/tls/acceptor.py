@@ -1,6 +1,7 @@
 """Accepts TCP connections, does the TLS handshake within a time limit, and hands them on.
 
-A connection counts towards the limits from the moment it is accepted.
+A connection counts towards the limits from the moment it is accepted. TLS, which costs memory,
+begins with its first bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import structlog
 
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, TLS_HANDSHAKES_FAILED
-from fetchproxy.tls.contexts import SHAKING, ReloadingContext, in_words, reason_of
+from fetchproxy.tls.contexts import SHAKING, HandshakesMax, ReloadingContext, in_words, reason_of
 
 log = structlog.get_logger(__name__)
 
@@ -36,51 +37,57 @@ class TlsAcceptor:
     """
 
     source: ReloadingContext
-    tasks: asyncio.TaskGroup
     handshake_max_ms: int
+    handshakes_max: int
     admit: Callable[[str], bool]
     ended: Callable[[str], None]
     warnings: SparingWarnings
     knows: Callable[[str | None], bool] | None = None
-    _shaking: set[_Gate] = field(default_factory=set)
+    # Both in the order of their beginning: connections without a byte yet, and handshakes.
+    _silent: dict[_Gate, None] = field(default_factory=dict)
+    _shaking: dict[_Gate, None] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """The number of connections in the handshake."""
-        return len(self._shaking)
+        """The number of connections whose handshake has not ended."""
+        return len(self._silent) + len(self._shaking)
 
-    def protocol_factory(self, new_protocol: NewProtocol) -> Callable[[], asyncio.Protocol]:
+    def protocol_factory(self, new_protocol: NewProtocol) -> Callable[[], asyncio.BaseProtocol]:
         return lambda: _Gate(self, new_protocol)
 
     def close(self) -> None:
         """Ends the handshakes under way. Connections that were handed on stay open."""
-        for gate in list(self._shaking):
+        for gate in (*self._silent, *self._shaking):
             gate.abort()
 
-    def begin(self, gate: _Gate, raw: asyncio.Transport) -> None:
+    # -- called by the gates ---------------------------------------------------------------------
+    def accepted(self, gate: _Gate) -> bool:
+        """False: there is one connection too many."""
         if not self.admit(gate.client):
-            raw.abort()
-            return
-        self._shaking.add(gate)
-        self.tasks.create_task(self._shake_hands(gate, raw), name=f"tls-handshake-{gate.client}")
+            return False
+        self._silent[gate] = None
+        return True
 
-    async def _shake_hands(self, gate: _Gate, raw: asyncio.Transport) -> None:
-        SHAKING.set(gate)
-        transport = None  # stays None if the connection was lost meanwhile
-        try:
-            transport = await asyncio.get_running_loop().start_tls(
-                raw,
-                gate,
-                self.source.context,
-                server_side=True,
-                ssl_handshake_timeout=self.handshake_max_ms / 1000,
-            )
-        except OSError as error:
+    def begun(self, gate: _Gate) -> None:
+        """Makes room for the handshake: clients that are still there try again.
+
+        The oldest has had the most time. A client's part of a handshake takes a round trip, and
+        this limit takes as many handshakes in that time as a core can begin.
+        """
+        self._silent.pop(gate, None)
+        self._shaking[gate] = None
+        if len(self._shaking) > self.handshakes_max:
+            LIMITS_REACHED.labels("tls_handshakes_max").inc()
+            next(iter(self._shaking)).give_way()
+
+    def finished(self, gate: _Gate, error: BaseException | None) -> None:
+        """`error`: None if the handshake has succeeded."""
+        self._silent.pop(gate, None)
+        self._shaking.pop(gate, None)
+        self.ended(gate.client)
+        if isinstance(error, OSError):
             self._failed(gate.client, gate.server_name, error)
-        finally:
-            self._shaking.discard(gate)
-            self.ended(gate.client)
-        if transport is not None and not transport.is_closing():
-            gate.hand_over(transport)
+        elif error is not None:
+            log.error("tls_handshake_crashed", client=gate.client, error=repr(error))
 
     def _failed(self, client: str, server_name: str | None, error: OSError) -> None:
         reason = reason_of(error)
@@ -100,29 +107,64 @@ class TlsAcceptor:
         )
 
 
-class _Gate(asyncio.Protocol):
-    """One connection, from its acceptance to the end of its handshake."""
+class _Gate(asyncio.BufferedProtocol):
+    """One connection from its acceptance to the end of its handshake, or to its failure.
+
+    It is the socket's protocol until the first bytes, and then the one above TLS.
+    """
 
     def __init__(self, acceptor: TlsAcceptor, new_protocol: NewProtocol) -> None:
         self._acceptor = acceptor
         self.knows = acceptor.knows or (lambda name: True)
         self._new_protocol = new_protocol
         self._raw: asyncio.Transport | None = None
-        self._early = bytearray()
+        self._ends: asyncio.TimerHandle | None = None  # while no byte has come
+        self._over = False
         self.client = ""
         self.server_name: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._raw is not None:
+            self._hand_over(cast(asyncio.Transport, transport))
+            return
         self._raw = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.client = f"{peer[0]}:{peer[1]}" if peer else "unknown"
-        # Bytes that arrive before the task runs belong to the handshake.
-        self._raw.pause_reading()
-        self._acceptor.begin(self, self._raw)
+        if not self._acceptor.accepted(self):
+            self._over = True
+            self._raw.abort()
+            return
+        self._ends = asyncio.get_running_loop().call_later(
+            self._acceptor.handshake_max_ms / 1000, self._fail, TimeoutError()
+        )
 
-    def data_received(self, data: bytes) -> None:
-        """Keeps bytes that arrived with the end of the handshake, before the task could go on."""
-        self._early += data
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._acceptor.source.receive
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """The first bytes of a handshake. They are in the buffer from which TLS reads."""
+        if self._over:
+            return
+        assert self._raw is not None
+        assert self._ends is not None
+        loop = asyncio.get_running_loop()
+        left_s = self._ends.when() - loop.time()
+        self._ends.cancel()
+        self._acceptor.begun(self)
+        ended: asyncio.Future[None] = loop.create_future()
+        ended.add_done_callback(self._ended)
+        token = SHAKING.set(self)
+        try:
+            tls = self._acceptor.source.protocol(self, ended, max(left_s, 0.001))
+        finally:
+            SHAKING.reset(token)
+        self._raw.set_protocol(tls)
+        tls.connection_made(self._raw)
+        tls.buffer_updated(nbytes)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Before its first bytes, or after `_hand_over` was refused."""
+        self._finish(ConnectionResetError("closed without a byte"))
 
     def send(self, data: bytes) -> None:
         """Sends an alert outside of TLS, after the handshake has failed."""
@@ -133,14 +175,32 @@ class _Gate(asyncio.Protocol):
         if self._raw is not None:
             self._raw.abort()
 
-    def hand_over(self, transport: asyncio.Transport) -> None:
+    def give_way(self) -> None:
+        """Closes the connection in favour of newer ones."""
+        self._fail(HandshakesMax(f"{self._acceptor.handshakes_max} newer handshakes are under way"))
+
+    def _fail(self, error: OSError) -> None:
+        self._finish(error)
+        self.abort()
+
+    def _ended(self, ended: asyncio.Future[None]) -> None:
+        if not ended.cancelled():
+            self._finish(ended.exception() or ConnectionResetError("closed within the handshake"))
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Only the first call counts."""
+        if self._over:
+            return
+        self._over = True
+        if self._ends is not None:
+            self._ends.cancel()
+        self._acceptor.finished(self, error)
+
+    def _hand_over(self, transport: asyncio.Transport) -> None:
+        """The handshake has succeeded."""
+        if self._over or transport.is_closing():
+            return
+        self._finish(None)
         protocol = self._new_protocol(self.server_name)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        early = memoryview(self._early)
-        while early and not transport.is_closing():
-            buffer = memoryview(cast(bytearray, protocol.get_buffer(len(early))))
-            size = min(len(buffer), len(early))
-            buffer[:size] = early[:size]
-            early = early[size:]
-            protocol.buffer_updated(size)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import structlog
 
@@ -20,6 +21,7 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import TLS_CERTIFICATE_EXPIRY, TLS_FILES_UNUSABLE, TLS_RELOADS
 from fetchproxy.runtime.folders import Stamp, stamp_of
+from fetchproxy.tls.protocol import RECEIVE_BYTES, TlsProtocol
 
 _BEGIN = "-----BEGIN CERTIFICATE-----"
 _END = "-----END CERTIFICATE-----"
@@ -119,12 +121,18 @@ _WORDS = {
 }
 
 
+class HandshakesMax(OSError):
+    """The handshake gave way to newer ones."""
+
+
 def reason_of(error: OSError) -> str:
     """The reason for the error, from a bounded set, for a metric's label."""
     if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
         return "closed"
     if isinstance(error, ssl.SSLError):
         return _REASONS.get(error.reason or "", "other")
+    if isinstance(error, HandshakesMax):
+        return "too_many"
     if isinstance(error, ConnectionAbortedError | TimeoutError):
         return "timeout"  # as asyncio reports a handshake that takes too long
     return "other"
@@ -178,7 +186,7 @@ class Peer(Protocol):
     def knows(self, server_name: str | None) -> bool: ...
 
 
-# The peer whose handshake this task does: asyncio calls `wrap_bio` without our arguments.
+# The peer whose TLS begins: asyncio calls `wrap_bio` without our arguments.
 SHAKING: ContextVar[Peer] = ContextVar("shaking")
 
 
@@ -349,6 +357,7 @@ EXPIRY_WARNING_INTERVAL_S = 86_400.0
 @dataclass(eq=False, repr=False)
 class ReloadingContext:
     """A context that is reloaded when its files change; new connections use the new context.
+    `receive` is the buffer into which all of them receive, so they have to be of one loop.
 
     If new files cannot be used, the old context stays in use; this is logged once and shown as a
     metric. `place` is "listener" or "upstream". Raises ConfigError if the first load fails.
@@ -362,6 +371,7 @@ class ReloadingContext:
         self._seen = self._stamps()
         self._fault: str | None = None
         self._loaded = self.load()
+        self.receive = memoryview(bytearray(RECEIVE_BYTES))
         self._warned_at: float | None = None
         self.health = Health()
         self._show()
@@ -370,6 +380,18 @@ class ReloadingContext:
     def context(self) -> ssl.SSLContext:
         """The context for new connections."""
         return self._loaded.context
+
+    def protocol(
+        self,
+        app: asyncio.BaseProtocol,
+        waiter: asyncio.Future[None],
+        handshake_max_s: float,
+        server_hostname: str | None = None,
+    ) -> TlsProtocol:
+        """TLS for a new connection, see `TlsProtocol`."""
+        return TlsProtocol(
+            self.receive, app, self.context, waiter, handshake_max_s, server_hostname
+        )
 
     async def look(self) -> None:
         """Reloads if a file has changed, or could not be used at the last look."""
@@ -460,6 +482,8 @@ async def keep_fresh(
 # A host name may stand for many addresses. The next one is tried after this pause, so that one dead
 # address does not use up the time for all of them.
 _NEXT_ADDRESS_AFTER_S = 0.25
+# The caller limits the whole dial, in a shorter time.
+HANDSHAKE_MAX_S = 60.0
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
@@ -474,15 +498,52 @@ async def dial(
     # With this option asyncio leaves a socket open if it is cancelled at the wrong moment, so an IP
     # address, which is alone, does without.
     pause_s = None if _is_ip_address(host) else _NEXT_ADDRESS_AFTER_S
+    connect = partial(
+        asyncio.get_running_loop().create_connection,
+        host=host,
+        port=port,
+        happy_eyeballs_delay=pause_s,
+    )
     try:
-        return await asyncio.get_running_loop().create_connection(
-            factory, host, port, happy_eyeballs_delay=pause_s, **tls_to(host, upstream)
-        )
+        if upstream is None:
+            return await connect(factory)
+        return await _dial_tls(connect, factory(), host, upstream)
     # A UnicodeError is a ValueError. asyncio raises IndexError if each try failed by any of these.
     except ssl.SSLError:  # one about a certificate is a ValueError, too
         raise
     except (ValueError, OverflowError, IndexError) as error:
         raise OSError(f"this address cannot be used: {error}") from error
+
+
+def server_name(host: str) -> str:
+    """The name of a broker that is dialed as `host`, in TLS."""
+    return host.rstrip(".")
+
+
+async def _dial_tls(
+    connect: Callable[..., Awaitable[tuple[asyncio.Transport, asyncio.BaseProtocol]]],
+    app: P,
+    host: str,
+    upstream: ReloadingContext,
+) -> tuple[asyncio.Transport, P]:
+    """`host` is the name that the cluster advertises or that the bootstrap list has. The
+    certificate has to be for `host`, which is also sent as server name unless it is an IP address.
+    """
+    waiter = asyncio.get_running_loop().create_future()
+    of_app: list[asyncio.Transport] = []
+
+    def begin() -> TlsProtocol:
+        tls = upstream.protocol(app, waiter, HANDSHAKE_MAX_S, server_name(host))
+        of_app.append(tls.app_transport)
+        return tls
+
+    raw, _ = await connect(begin)
+    try:
+        await waiter
+    except BaseException:
+        raw.abort()
+        raise
+    return of_app[0], app
 
 
 def _is_ip_address(host: str) -> bool:
@@ -491,15 +552,3 @@ def _is_ip_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-# Any: keywords of `create_connection`, which its own signature checks.
-def tls_to(host: str, upstream: ReloadingContext | None) -> dict[str, Any]:
-    """Keywords for `loop.create_connection`; none if the brokers' listener has no TLS.
-
-    `host` is the name that the cluster advertises or that the bootstrap list has. The certificate
-    has to be for `host`, which is also sent as server name unless it is an IP address.
-    """
-    if upstream is None:
-        return {}
-    return {"ssl": upstream.context, "server_hostname": host.rstrip(".")}

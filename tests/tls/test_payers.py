@@ -40,14 +40,14 @@ async def test_who_shows_a_certificate_counts_by_it(authority: Authority, auth: 
     source = listener_context(config.gateway, config.tls)
     assert source is not None
     payers: asyncio.Queue[str] = asyncio.Queue()
-    async with asyncio.TaskGroup() as tasks:
-        acceptor = TlsAcceptor(
-            source, tasks, 10_000, admit=lambda _: True, ended=lambda _: None,
-            warnings=SparingWarnings(asyncio.get_running_loop().time),
-        )  # fmt: skip
-        server = await asyncio.get_running_loop().create_server(
-            acceptor.protocol_factory(lambda _: Served(payers)), "127.0.0.1", 0
-        )
+    acceptor = TlsAcceptor(
+        source, 10_000, 100, admit=lambda _: True, ended=lambda _: None,
+        warnings=SparingWarnings(asyncio.get_running_loop().time),
+    )  # fmt: skip
+    server = await asyncio.get_running_loop().create_server(
+        acceptor.protocol_factory(lambda _: Served(payers)), "127.0.0.1", 0
+    )
+    async with server:
         port: int = server.sockets[0].getsockname()[1]
 
         async def payer(own: Path | None) -> str:
@@ -68,5 +68,4 @@ async def test_who_shows_a_certificate_counts_by_it(authority: Authority, auth: 
             assert f"orders-{auth}" in first
         if auth == "requested":
             assert await payer(None) == "127.0.0.1"
-        server.close()
-        acceptor.close()
+    acceptor.close()

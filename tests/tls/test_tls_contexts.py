@@ -27,7 +27,7 @@ from fetchproxy.tls.contexts import (
     other_protocol,
     reason_of,
     server_context,
-    tls_to,
+    server_name,
     upstream_context,
 )
 
@@ -49,7 +49,6 @@ def test_defaults_speak_tls_nowhere_and_listen_on_loopback() -> None:
     config = Config()
     assert listener_context(config.gateway, config.tls) is None
     assert upstream_context(config.cluster, config.tls) is None
-    assert tls_to("broker", None) == {}
     assert is_loopback(config.gateway.listen.rpartition(":")[0])
     assert config.console.listen is None
 
@@ -233,8 +232,7 @@ def test_towards_brokers(authority: Authority, tmp_path: Path) -> None:
     context = client_context(lax, TlsConfig()).context
     assert not context.check_hostname
     assert context.verify_mode == ssl.CERT_REQUIRED, "the chain is checked all the same"
-    options = tls_to("broker-1.example.", upstream_context(config, TlsConfig()))
-    assert options["server_hostname"] == "broker-1.example"
+    assert server_name("broker-1.example.") == "broker-1.example"
     with pytest.raises(ConfigError, match=r"cluster\.tls_ca_file"):
         client_context(
             ClusterConfig(security_protocol="SSL", tls_ca_file=tmp_path / "x"), TlsConfig()
@@ -329,7 +327,6 @@ async def test_each_file_is_watched(authority: Authority, tmp_path: Path) -> Non
     await source.look()
     assert source.context is not before
     assert len(source.context.get_ca_certs()) == 2
-    assert tls_to("b", source)["ssl"] is source.context
     before = source.context
     authority.issue("own")
     await source.look()

@@ -18,8 +18,10 @@ from test_bad_input import is_closed, request
 from lab.mock_cluster import MockCluster
 
 CONNECTIONS_MAX = 8
+HANDSHAKES_MAX = 3
 SETTINGS: dict[str, object] = {
     "limits.serving.tls_handshake_max_ms": 7_000,
+    "limits.serving.tls_handshakes_max": HANDSHAKES_MAX,
     "limits.serving.half_frame_max_ms": 700,
     "gateway.connections_max": CONNECTIONS_MAX,
 }
@@ -85,6 +87,55 @@ def test_connections_in_the_handshake_count(proxy: ProxyProcess, authority: Auth
         assert is_closed(peer)
         peer.close()
     assert serves(proxy, authority), "their places are free again"
+
+
+class Handshake:
+    """A client that takes its time: its handshake has begun, and ends when it is told to."""
+
+    def __init__(self, proxy: ProxyProcess, authority: Authority) -> None:
+        context = ssl.create_default_context(cafile=authority.file)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
+        self.peer = plain(proxy)
+        with pytest.raises(ssl.SSLWantReadError):
+            self._tls.do_handshake()
+        self.peer.sendall(self._outgoing.read())
+        self._incoming.write(self.peer.recv(65_536))  # the server's part is done
+
+    def end(self) -> bytes:
+        """The answer to a request, as it came."""
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._incoming.write(self.peer.recv(65_536))
+        self._tls.write(request(API_VERSIONS, 0, correlation=11))
+        self.peer.sendall(self._outgoing.read())
+        return self.peer.recv(65_536)
+
+
+def test_the_oldest_of_too_many_handshakes_gives_way(
+    proxy: ProxyProcess, authority: Authority
+) -> None:
+    def reached() -> float:
+        return proxy.metric("fetchproxy_limits_reached_total", 'tls_handshakes_max"')
+
+    before, failed = reached(), failures(proxy, "too_many")
+    silent = plain(proxy)  # it has not begun, and takes no place
+    under_way = [Handshake(proxy, authority) for _ in range(HANDSHAKES_MAX)]
+    assert reached() == before
+    newest = Handshake(proxy, authority)
+    assert is_closed(under_way[0].peer)
+    assert proxy.metric("fetchproxy_connections") == HANDSHAKES_MAX + 1
+    assert reached() == before + 1
+    assert failures(proxy, "too_many") == failed + 1
+    for handshake in (*under_way[1:], newest):
+        assert handshake.end()
+    assert serves(proxy, authority), "what has ended no longer counts"
+    assert reached() == before + 1
+    for peer in (silent, newest.peer, *(handshake.peer for handshake in under_way)):
+        peer.close()
 
 
 def test_those_through_the_handshake_count_as_well(
