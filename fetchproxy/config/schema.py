@@ -331,8 +331,9 @@ class GatewayConfig(Section):
     proxy and know its nodes alone.
     """
     frame_bytes_max: Size = Field(100 * MiB, ge=KiB)
-    """Largest request of a client (socket.request.max.bytes), and largest answer of a broker that
-    the proxy has to read as a whole (Metadata and others). Fetch answers pass, however large.
+    """Largest request of a client (socket.request.max.bytes). Answers of brokers that the proxy has
+    to read as a whole (Metadata and others) have this limit too, and at most 16 MiB. Fetch answers
+    pass, however large.
     """
     connections_max: int = Field(20_000, ge=1)
     """Most client connections at once. The proxy closes further ones."""
@@ -344,8 +345,8 @@ class GatewayConfig(Section):
     """The proxy closes a connection that is silent for this long (connections.max.idle.ms)."""
     connection_buffers_bytes_max: Size = Field(256 * MiB, ge=MiB)
     """Memory of all connections together: bytes that wait for slow clients and brokers, incomplete
-    requests and answers, and fetch sessions (300 bytes a partition). Above it, the proxy closes the
-    connections that hold the most.
+    requests and answers (three times their size, as they are copied), and fetch sessions (300 bytes
+    a partition). Above it, the proxy closes the connections that hold the most.
     """
     remote_answers_bytes_max: Size = Field(256 * MiB, ge=KiB)
     """Memory of archived records that are being sent to clients, besides the chunk cache. Above it,

@@ -22,7 +22,7 @@ from test_bad_input import connect, is_closed, request
 from test_limits import rss_bytes
 from test_whole_answers import CORRELATION_ID, Client, Conversation, fetch_answer
 
-from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.relay.broker_link import HELD_BYTES_MAX, Answer, HeldAnswer, HeldBudget
 
 LARGEST = 0x7FFFFFFF  # of a size prefix
 MiB = 1 << 20
@@ -99,6 +99,43 @@ async def test_an_answer_that_is_read_whole_is_refused_by_its_size_alone() -> No
     talk = Conversation(Answer(CORRELATION_ID))
     talk.arrives([struct.pack(">ii", LARGEST, CORRELATION_ID)])
     assert not talk.client.failures
+
+
+async def test_an_answer_that_is_read_whole_has_a_limit_below_that_of_requests() -> None:
+    talk = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [payload]), 100 * MiB)
+    talk.arrives([struct.pack(">ii", HELD_BYTES_MAX + 1, CORRELATION_ID)])
+    assert talk.client.refused == ["held_bytes_max"]
+    assert len(talk.client.failures) == 1
+    talk = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [payload]), 100 * MiB)
+    talk.arrives([struct.pack(">ii", HELD_BYTES_MAX, CORRELATION_ID)])
+    assert not talk.client.failures
+
+
+async def test_the_largest_of_the_answers_being_gathered_gives_way() -> None:
+    budget = HeldBudget(4 * len(STEP))
+
+    def talk_of(steps: int) -> Conversation:
+        talk = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [payload]), MiB, budget)
+        talk.arrives([struct.pack(">ii", steps * len(STEP), CORRELATION_ID)])
+        return talk
+
+    def closed() -> list[bool]:
+        return [talk.client.closing for talk in (small, large, other)]
+
+    small, large, other = talk_of(2), talk_of(4), talk_of(3)
+    small.arrives([STEP])
+    large.arrives([STEP[8:], STEP])
+    assert closed() == [False, False, False]
+    other.arrives([STEP])
+    assert closed() == [False, True, False], "the largest, at once"
+    small.arrives([STEP[: len(STEP) - 4]])
+    assert len(b"".join(small.client.pieces)) == 2 * len(STEP) + 4
+    other.arrives([STEP, STEP[: len(STEP) - 4]])
+    assert closed() == [False, True, False]
+    for _ in range(20):  # what has left no longer counts
+        again = talk_of(3)
+        again.arrives([STEP, STEP, STEP[: len(STEP) - 4]])
+        assert not again.client.closing
 
 
 @pytest.mark.parametrize(

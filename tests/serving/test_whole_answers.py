@@ -18,6 +18,7 @@ from fetchproxy.serving.relay.broker_link import (
     Answer,
     BrokerLink,
     HeldAnswer,
+    HeldBudget,
     Payload,
 )
 from fetchproxy.serving.transport import ReceiveBuffer
@@ -74,6 +75,9 @@ class Client:
     def refused_as_too_large(self, limit: str, what: str) -> None:
         self.refused.append(limit)
 
+    def held_too_much(self) -> None:
+        self.closing = True
+
     def link_closed(self, error: Exception | None) -> None: ...
 
     def broker_slow(self, slow: bool) -> None: ...
@@ -82,9 +86,11 @@ class Client:
 class Conversation:
     """One link with one answer due; `asked` lists the calls to the handler."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(
+        self, answer: Answer, held_bytes_max: int = 1 << 20, budget: HeldBudget | None = None
+    ) -> None:
         self.client = Client()
-        self.link = BrokerLink(self.client, ReceiveBuffer(), Wire(), 1 << 20)
+        self.link = BrokerLink(self.client, ReceiveBuffer(), Wire(), held_bytes_max, _budget=budget)
         self.link.tells_answered = True
         self.link.connection_made(Wire())
         self.link.expected.append(answer)

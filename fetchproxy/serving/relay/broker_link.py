@@ -15,6 +15,7 @@ from fetchproxy_protocol.apis import FrameTooLarge, MalformedMessage, WireError
 from fetchproxy_protocol.fetch_scan import FetchResponseScan
 from fetchproxy_protocol.primitives import INT32, Buffer
 
+from fetchproxy.config.schema import MiB
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
 from fetchproxy.serving.transport import PEEK_BYTES, ReceiveBuffer, RecordPipe, plain_socket
@@ -59,6 +60,7 @@ class HeldAnswer(Answer):
     rewrite: Rewrite
     payload: bytearray = field(default_factory=bytearray)
     left: int = 0
+    gathered: int = 0
 
     def passes(self, frame: memoryview) -> bool:
         return False
@@ -77,6 +79,38 @@ class ScannedAnswer(Answer, ABC):
 
     @abstractmethod
     def begin(self) -> FetchResponseScan: ...
+
+
+# The memory of answers that are read as a whole.
+
+# Of one such answer: far more than the Metadata of 200,000 partitions, which a cluster can have.
+HELD_BYTES_MAX = 16 * MiB
+# While an answer is rewritten there are so many copies of it: as it came, as it leaves, and framed.
+HELD_COPIES = 3
+
+
+class HeldBudget:
+    """Bytes of the answers that all links gather now. Above the limit, the link with the largest
+    one gives it up at once: brokers may send much before the listener's next sweep.
+
+    An answer that arrives in one piece takes no part.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._total = 0
+        self._by_link: dict[BrokerLink, int] = {}
+
+    def add(self, link: BrokerLink, size: int) -> None:
+        self._total += size
+        self._by_link[link] = self._by_link.get(link, 0) + size
+        while self._total > self.bytes_max:
+            largest = max(self._by_link, key=self._by_link.__getitem__)
+            self.drop(largest)
+            largest.give_up()
+
+    def drop(self, link: BrokerLink) -> None:
+        self._total -= self._by_link.pop(link, 0)
 
 
 # The link reads the answers from the broker's socket, in request order.
@@ -105,6 +139,9 @@ class LinkOwner(Protocol):
 
     def refused_as_too_large(self, limit: str, what: str) -> None: ...
 
+    def held_too_much(self) -> None:
+        """The connection closes at once, as its answer takes too much of the memory for all."""
+
     @property
     def closing(self) -> bool:
         """True: ignore whatever the broker still sends."""
@@ -128,6 +165,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     _client: asyncio.Transport
     _held_bytes_max: int  # of an answer that is gathered; all others pass, however large
     _records: RecordPipe | None = None
+    _budget: HeldBudget | None = None
     _sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
     address: tuple[str, int] | None = None  # the broker's, as it was dialed
     expected: deque[Answer] = field(default_factory=deque)
@@ -182,6 +220,8 @@ class BrokerLink(asyncio.BufferedProtocol):
         while self._goes_on:  # the client still gets answers that arrived before the end
             self._take_more()
         self.transport = None
+        if self._budget is not None:
+            self._budget.drop(self)
         if len(self._carry) >= 4:
             # Shorter than an answer's start: a TLS alert, as the proxy sent plaintext to a TLS port
             size = INT32.unpack_from(self._carry)[0]
@@ -217,8 +257,8 @@ class BrokerLink(asyncio.BufferedProtocol):
     def kept_bytes(self) -> int:
         """Bytes of incomplete answers, and of requests that the broker has not taken yet."""
         unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
-        held = 0 if self._held is None else len(self._held.payload)
-        return len(self._carry) + held + unsent
+        held = 0 if self._held is None else self._held.gathered
+        return len(self._carry) + HELD_COPIES * held + unsent
 
     def send(self, data: Buffer, answer: Answer | None) -> None:
         """A whole request, or the first bytes of one."""
@@ -250,6 +290,8 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     def _leave(self, payload: Payload) -> None:
         self._held = None
+        if self._budget is not None:
+            self._budget.drop(self)
         size = sum(map(len, payload))
         self._owner.write_to_client(b"".join((INT32.pack(size), *payload)))
         self._finish()
@@ -361,12 +403,8 @@ class BrokerLink(asyncio.BufferedProtocol):
         answer = self.expected[0] if self.expected else None
         if size < 4 or answer is None or answer.correlation_id != correlation_id:
             raise self._not_an_answer(size, correlation_id)
-        if isinstance(answer, HeldAnswer) and size > self._held_bytes_max:
-            limit = "gateway.frame_bytes_max"
-            what = f"a broker's answer of {size} bytes, which has to be read as a whole, is larger"
-            what = f"{what} than {limit} = {self._held_bytes_max}"
-            self._owner.refused_as_too_large(limit, what)
-            raise FrameTooLarge(what)
+        if isinstance(answer, HeldAnswer) and size > min(self._held_bytes_max, HELD_BYTES_MAX):
+            raise self._too_large(size)
         if isinstance(answer, ScannedAnswer):
             if not answer.arrived(size + 4):
                 self._waiting = True
@@ -379,6 +417,15 @@ class BrokerLink(asyncio.BufferedProtocol):
         else:
             self._left = size + 4
         return True
+
+    def _too_large(self, size: int) -> FrameTooLarge:
+        limit, most = "gateway.frame_bytes_max", self._held_bytes_max
+        if most > HELD_BYTES_MAX:
+            limit, most = "held_bytes_max", HELD_BYTES_MAX
+        what = f"a broker's answer of {size} bytes, which has to be read as a whole, is larger"
+        what = f"{what} than {limit} = {most}"
+        self._owner.refused_as_too_large(limit, what)
+        return FrameTooLarge(what, limit.rpartition(".")[2])
 
     def _not_an_answer(self, size: int, correlation_id: int) -> MalformedMessage:
         if (other := other_protocol(size)) is not None:
@@ -413,6 +460,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         assert held is not None
         step = min(held.left, end - pos)
         held.payload += view[pos : pos + step]
+        held.gathered += step
         held.left -= step
         if not held.left:
             del held.payload[:4]
@@ -421,7 +469,15 @@ class BrokerLink(asyncio.BufferedProtocol):
                 self._waiting = True
             else:
                 self._leave(payload)
+        elif self._budget is not None:
+            self._budget.add(self, step)
         return pos + step
+
+    def give_up(self) -> None:
+        """The answer that is being gathered takes too much memory."""
+        if self._held is not None:
+            self._held.payload = bytearray()
+        self._owner.held_too_much()
 
     def _finish(self) -> None:
         self.expected.popleft()

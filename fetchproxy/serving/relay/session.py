@@ -34,7 +34,13 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.serving.admission import Admission
 from fetchproxy.serving.relay.addresses import ToldAddresses
-from fetchproxy.serving.relay.broker_link import Answer, BrokerLink, HeldAnswer, Payload
+from fetchproxy.serving.relay.broker_link import (
+    Answer,
+    BrokerLink,
+    HeldAnswer,
+    HeldBudget,
+    Payload,
+)
 from fetchproxy.serving.relay.served_archive import ServedArchive
 from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
 from fetchproxy.serving.transport import RecordPipe
@@ -201,6 +207,7 @@ class Relay:
     apis: ApiTable
     new_fetches: Callable[[RelaySession], Fetches]
     records: RecordPipe | None
+    held: HeldBudget
     clients_use_sasl: bool
 
 
@@ -280,7 +287,9 @@ class RelaySession(ClientSession):
             return False
         try:
             self.link = await self._connect(
-                lambda: BrokerLink(self, self._receive, transport, frame_max, records)
+                lambda: BrokerLink(
+                    self, self._receive, transport, frame_max, records, self._relay.held
+                )
             )
         except OSError as error:
             CONNECTIONS_REFUSED.labels("broker_unreachable").inc()
@@ -335,7 +344,8 @@ class RelaySession(ClientSession):
         self.link.tells_answered = waits
 
     def rewrite(self, answer: HeldAnswer) -> Payload | None:
-        payload = answer.rewrite(bytes(answer.payload))
+        whole, answer.payload = bytes(answer.payload), bytearray()
+        payload = answer.rewrite(whole)
         if isinstance(payload, Awaitable):
             self.spawn(self._rewrite(payload), "rewrite-answer")
             return None
@@ -351,6 +361,11 @@ class RelaySession(ClientSession):
         else:
             if self.link is not None:
                 self.link.rewritten(new)
+
+    def held_too_much(self) -> None:
+        LIMITS_REACHED.labels("connection_buffers_bytes_max").inc()
+        self.close("connection_buffers_bytes_max")
+        self.abort()  # otherwise its buffers would stay in memory
 
     def link_failed(self, error: WireError) -> None:
         self._refuse(error, "broker")
