@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from uuid import uuid4
 
 import structlog
@@ -283,7 +284,8 @@ def _keep_up(
         tasks.create_task(_watch_process(parts), name="process watch"),
     ]
     if collector is not None:
-        showing = keep_running("console", collector.run, parts.random)
+        rests = "the page, `/api/status` and part of `/metrics` show what was before"
+        showing = keep_running("console", collector.run, parts.random, parts.health, rests)
         begun.append(tasks.create_task(showing, name="console"))
     return begun
 
@@ -388,23 +390,28 @@ async def _keep_tls_fresh(parts: Parts) -> None:
         contexts = (parts.listener_tls, parts.upstream_tls)
         await keep_fresh(contexts, wall_clock_ms, parts.limits.tls_reload_interval_ms)
 
-    await keep_running("tls files", look, parts.random)
+    rests = "changed certificates and keys are not loaded"
+    await keep_running("tls files", look, parts.random, parts.health, rests)
 
 
 async def _watch_process(parts: Parts) -> None:
     for part, size_bytes in memory_parts(parts.config).items():
         MEMORY_BUDGET_BYTES.labels(part).set(size_bytes)
 
-    async def watch() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(give_back_freed_memory(glibc_allocator()))
-            tasks.create_task(publish_event_loop_time())
-            tasks.create_task(parts.rsm.health.run())
-            tasks.create_task(parts.health.run())
-            if not parts.config.archive_only.enabled:
-                tasks.create_task(parts.brokers.run())
-
-    await keep_running("process watch", watch, parts.random)
+    # Each runs alone: a look at the brokers that fails does not stop the news about the store.
+    watches: list[tuple[str, Callable[[], Awaitable[None]], str]] = [
+        ("memory", partial(give_back_freed_memory, glibc_allocator()), "freed memory is kept"),
+        ("event loop time", publish_event_loop_time, "its metrics stand still"),
+        ("store watch", parts.rsm.health.run, "conditions of the store stand still"),
+        ("conditions", parts.health.run, "`fetchproxy_conditions` stands still"),
+    ]
+    if not parts.config.archive_only.enabled:
+        rests = "brokers that are away or come back are not noticed"
+        watches.append(("broker watch", parts.brokers.run, rests))
+    async with asyncio.TaskGroup() as tasks:
+        for part, watch, rests in watches:
+            kept = keep_running(part, watch, parts.random, parts.health, rests)
+            tasks.create_task(kept, name=part)
 
 
 async def _keep_archiving(parts: Parts, positions: ArchiverPositions) -> None:
@@ -426,7 +433,10 @@ async def _keep_archiving(parts: Parts, positions: ArchiverPositions) -> None:
         )
         await parts.manager.run()
 
-    await keep_running("archiver", archive, parts.random, on_failure=ARCHIVER_RESTARTS.inc)
+    rests = "nothing is archived, and what the archive keeps is not watched"
+    await keep_running(
+        "archiver", archive, parts.random, parts.health, rests, on_failure=ARCHIVER_RESTARTS.inc
+    )
 
 
 async def _archive_once(parts: Parts) -> Left:

@@ -165,6 +165,14 @@ class Kind(StrEnum):
         "start the archiver again",
         about="archiver",
     )
+    PART_FAILED = _error(
+        "part_failed",
+        "a part of this process fails by a defect and is started again, with pauses up to a "
+        "minute; the message says what is not done meanwhile",
+        "nothing if it ends; otherwise restart the process, and report the defect with the "
+        "traceback that the log has",
+        about="part",
+    )
     TLS_FILES_UNUSABLE = _error(
         "tls_files_unusable",
         "changed certificates or keys cannot be used; new connections get the old ones",

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from fetchproxy.errors import StorageUnavailable
+from fetchproxy.errors import StorageUnavailable, leaves
+from fetchproxy.observability.health import Condition, Health, Kind
 
 
 @asynccontextmanager
@@ -57,21 +58,29 @@ async def keep_running(
     part: str,
     run: Callable[[], Awaitable[None]],
     rng: random.Random,
+    health: Health,
+    rests: str,
     on_failure: Callable[[], None] = lambda: None,
 ) -> None:
     """Call `run()` again and again, so that a part that fails does not stop the others. The pauses
-    grow while it fails soon. Ends only by cancellation.
+    grow while it fails soon. `rests`: a sentence about what is not done meanwhile; the condition
+    `part_failed` has it until the part has run for RESTART_PAUSE_MAX_S. Ends only by cancellation.
     """
-    clock = asyncio.get_running_loop().time
+    loop = asyncio.get_running_loop()
     pause_s = RESTART_PAUSE_INITIAL_S
     while True:
-        begun_at = clock()
+        begun_at = loop.time()
+        recovery = loop.call_later(RESTART_PAUSE_MAX_S, health.clear, Kind.PART_FAILED, part)
         try:
             await run()
         except Exception as error:  # the top of a part that must not stop the relay
             on_failure()
             log.exception("part_failed", part=part, error=repr(error), pause_s=round(pause_s, 1))
-        if clock() - begun_at > RESTART_PAUSE_MAX_S:
+            what = f'the part "{part}" fails: {next(leaves(error))!r}; {rests}'
+            health.hold(Condition(Kind.PART_FAILED, what, part))
+        finally:
+            recovery.cancel()
+        if loop.time() - begun_at > RESTART_PAUSE_MAX_S:
             pause_s = RESTART_PAUSE_INITIAL_S
         await asyncio.sleep(pause_s * (1 + RESTART_JITTER * rng.random()))
         pause_s = min(2 * pause_s, RESTART_PAUSE_MAX_S)

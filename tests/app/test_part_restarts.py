@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
 
 import pytest
+from archive_harness import until_true
 
-from fetchproxy.runtime import retrying as keep_running
+from fetchproxy.observability.health import Health
+from fetchproxy.runtime import retrying
 
 
 class Part:
@@ -31,16 +34,20 @@ class Part:
         raise RuntimeError("defect")
 
 
+def kept(
+    part: Part, health: Health, on_failure: Callable[[], None] = lambda: None, name: str = "part"
+) -> Coroutine[None, None, None]:
+    rng = random.Random(1)
+    return retrying.keep_running(name, part.run, rng, health, "it does nothing", on_failure)
+
+
 async def test_a_failing_part_begins_again_after_growing_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keep_running, "RESTART_PAUSE_INITIAL_S", 0.02)
+    monkeypatch.setattr(retrying, "RESTART_PAUSE_INITIAL_S", 0.02)
     part, failed = Part(failures=3), []
-    rng = random.Random(1)
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(
-            keep_running.keep_running("part", part.run, rng, on_failure=lambda: failed.append(1))
-        )
+        task = tasks.create_task(kept(part, Health(), on_failure=lambda: failed.append(1)))
         await part.runs_at_last.wait()
         task.cancel()
     assert len(failed) == 3
@@ -51,9 +58,29 @@ async def test_a_failing_part_begins_again_after_growing_pauses(
 
 async def test_cancelling_ends_it() -> None:
     part = Part(failures=0)
-    rng = random.Random(1)
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(keep_running.keep_running("part", part.run, rng))
+        task = tasks.create_task(kept(part, Health()))
         await part.runs_at_last.wait()
         task.cancel()
     assert len(part.begun_at) == 1
+
+
+@pytest.mark.remedy("part_failed")
+async def test_it_is_a_condition_until_the_part_has_run_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends by itself, and the other parts have none."""
+    monkeypatch.setattr(retrying, "RESTART_PAUSE_INITIAL_S", 0.02)
+    monkeypatch.setattr(retrying, "RESTART_PAUSE_MAX_S", 0.3)
+    failing, sound, health = Part(failures=2), Part(failures=0), Health()
+    async with asyncio.TaskGroup() as tasks:
+        parts = {"part": failing, "sound": sound}
+        begun = [tasks.create_task(kept(part, health, name=name)) for name, part in parts.items()]
+        await failing.runs_at_last.wait()
+        [condition] = health.conditions(0.0)
+        assert (condition.kind, condition.subject) == ("part_failed", "part")
+        assert condition.what == "the part \"part\" fails: RuntimeError('defect'); it does nothing"
+        await until_true(lambda: not health.conditions(0.0))
+        assert failing.begun_at[-1] + 0.3 <= asyncio.get_running_loop().time()
+        for task in begun:
+            task.cancel()
