@@ -119,6 +119,7 @@ class Parts:
             self.health.watch(source)
         self.views = LeaderViews(self.rlmm, LeaderLog(self.cluster), warnings)
         self.health.watch(self.views.conditions)
+        self.health.watch(self.rsm.packed.conditions)
         for tls in (self.listener_tls, self.upstream_tls):
             if tls is not None:
                 self.health.watch(tls.health.all)
@@ -298,7 +299,7 @@ def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
         # A range read lasts longer than the store's own time-out, whatever that is.
         chunk_read_max_ms=max(reading.chunk_read_max_ms, 3 * config.store.timeout_ms // 2),
     )
-    return RemoteFetchPurgatory(
+    purgatory = RemoteFetchPurgatory(
         config.remote_fetch,
         views,
         parts.rsm,
@@ -307,6 +308,8 @@ def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
         skips_gaps=config.gateway.gap_policy == "skip",
         limits=limits,
     )
+    parts.health.watch(purgatory.conditions)
+    return purgatory
 
 
 def _positions(parts: Parts) -> ArchiverPositions:

@@ -328,6 +328,10 @@ STORE_UP = gauge(
     "1 if the last request of the operation (list, read, write, delete) succeeded, 0 if it failed",
     "operation",
 )
+KEYS_WAITING = gauge(
+    "fetchproxy_keys_waiting",
+    "Reads that wait for their turn to ask the key service for a segment's key",
+)
 KEY_SERVICE_UP = gauge(
     "fetchproxy_key_service_up",
     "1 if the last request to the key service succeeded, 0 if it failed",

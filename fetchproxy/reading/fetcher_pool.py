@@ -9,6 +9,8 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import structlog
 
@@ -17,6 +19,7 @@ from fetchproxy.errors import (
     CorruptSegment,
     FetchProxyError,
     KeyServiceError,
+    KeyServiceUnavailable,
     ObjectNotFound,
     RangeNotSatisfiable,
     RemoteStorageError,
@@ -48,6 +51,8 @@ from fetchproxy.storage.stores.retries import tried_once
 
 # The least that a read costs its client: a small read takes a place for as long as a large one.
 COST_BYTES_MIN = 256 * 1024
+# Reserved while a packing is read, because its size is not known: one of a segment of 1 GiB.
+PACKING_RESERVED_BYTES = 32 * 1024
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -275,6 +280,18 @@ log = structlog.get_logger(__name__)
 CORRUPT_READS_MAX = 2
 
 
+class Opening(Protocol):
+    """See `packed_logs.SegmentOpening`."""
+
+    @property
+    def is_described(self) -> bool: ...
+    @property
+    def is_open(self) -> bool: ...
+    async def describe(self) -> None: ...
+    async def unlock(self, client: Hashable) -> None: ...
+    def join(self, client: Hashable) -> None: ...
+
+
 @dataclass(eq=False, repr=False)
 class Load:
     """Once `done` is set, the load has succeeded, or `error` gives the reason. Times are loop time
@@ -283,7 +300,7 @@ class Load:
     `key`: makes the load single-flight. `attempt`: one try. `size_bytes`: reserved for each try.
     `on_corrupt`: called once if the stored bytes are wrong, before the load is done. `nearby`:
     called first, without a place among the reads of the store; returns None if it has no chunk.
-    `prepare`: called before each try, without such a place.
+    `opening`: of a packed segment, before its bytes are read.
     `chunk`: the loaded chunk, for the waiting callers, because the cache may have evicted it.
     """
 
@@ -297,7 +314,7 @@ class Load:
     ahead: bool = False
     client: Hashable = None  # the load takes this client's turn
     nearby: Callable[[], Awaitable[Chunk | None]] | None = None
-    prepare: Callable[[], Awaitable[None]] | None = None
+    opening: Opening | None = None
     begun_at: float = 0.0
     failures: int = 0
     failing_since: float | None = None
@@ -360,6 +377,8 @@ class FetcherPool:
                 self.budget.promote(load.permit, client)
         elif load.permit is not None:
             self.budget.join(load.permit, client)
+        if load.opening is not None:
+            load.opening.join(client)
 
     def is_loading(self, key: Hashable) -> bool:
         return key in self._loads
@@ -428,12 +447,27 @@ class FetcherPool:
         return now < load.wanted_until
 
     async def _attempt(self, load: Load) -> FetchProxyError | None:
-        """One try under a permit and a time-out. Returns its error, or None."""
-        began_at = asyncio.get_running_loop().time()
-        if load.prepare is not None and (failure := await self._try(load, load.prepare)):
-            self._note(load, failure, began_at)
-            return failure
-        permit = load.permit = Permit(load.size_bytes, load.ahead, load.client)
+        """One try. Returns its error, or None."""
+        opening = load.opening
+        if opening is not None and not opening.is_described:
+            failure = await self._at_store(load, opening.describe, PACKING_RESERVED_BYTES)
+            if failure is not None:
+                return failure
+        if opening is not None and not opening.is_open:
+            began_at = asyncio.get_running_loop().time()
+            unlock = partial(opening.unlock, load.client)
+            # The store has no part in it, so it fails no health of the store.
+            failure = await self._try(load, unlock, KeyServiceUnavailable)
+            if failure is not None:
+                self._note(load, failure, began_at)
+                return failure
+        return await self._at_store(load, load.attempt, load.size_bytes)
+
+    async def _at_store(
+        self, load: Load, work: Callable[[], Awaitable[Chunk | None]], size_bytes: int
+    ) -> FetchProxyError | None:
+        """Under a permit and a time-out."""
+        permit = load.permit = Permit(size_bytes, load.ahead, load.client)
         REMOTE_LOG_READER_TASK_QUEUE_SIZE.inc()
         try:
             await self.budget.acquire(permit)
@@ -442,7 +476,7 @@ class FetcherPool:
         began_at = asyncio.get_running_loop().time()
         REMOTE_READS_IN_FLIGHT.inc()
         try:
-            failure = await self._try(load, load.attempt)
+            failure = await self._try(load, work, StorageUnavailable)
         finally:
             REMOTE_READS_IN_FLIGHT.dec()
             load.permit = None
@@ -451,14 +485,17 @@ class FetcherPool:
         return failure
 
     async def _try(
-        self, load: Load, work: Callable[[], Awaitable[Chunk | None]]
+        self,
+        load: Load,
+        work: Callable[[], Awaitable[Chunk | None]],
+        late: type[RemoteStorageError],
     ) -> FetchProxyError | None:
         try:
             async with asyncio.timeout(self._attempt_max_s):
                 with tried_once():  # this pool's back-off repeats it
                     load.chunk = await work()
         except TimeoutError:
-            return StorageUnavailable(f"{load.what}: no answer in {self._attempt_max_s} s")
+            return late(f"{load.what}: no answer in {self._attempt_max_s} s")
         except RangeNotSatisfiable as error:
             return CorruptSegment(f"{load.what}: the object is too short: {error}")
         except (RemoteStorageError, CorruptSegment) as error:

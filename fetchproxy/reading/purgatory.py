@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -21,6 +21,7 @@ from fetchproxy.errors import (
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.observability.health import Condition
 from fetchproxy.observability.metrics import (
     DELAYED_REMOTE_FETCH_EXPIRES,
     LIMITS_REACHED,
@@ -381,6 +382,10 @@ class RemoteFetchPurgatory:
     ) -> tuple[int, int, int] | None:
         """See `TimestampLookup.in_memory`. Raises CorruptSegment."""
         return None if self._closed else self._by_time.in_memory(view, timestamp_ms)
+
+    def conditions(self, now: float) -> Iterator[Condition]:
+        """Of the look-ups by time. `Health` calls it."""
+        return self._by_time.turns.conditions(now)
 
     def _ask(self, request: RemoteReadRequest, now: float) -> None:
         outcome = self._reader.read(request, 1, True, now, now)

@@ -81,15 +81,15 @@ class SegmentLoads:
             else:
                 what = f"transaction index of {_name(need)}"
                 attempt = partial(self._load_aborted, need)
-        prepare = None
+        opening = None
         if not isinstance(need, NeedView) and need.metadata.packed:
-            prepare = partial(self._rsm.packed.prepare, need.metadata)
+            opening = self._rsm.packed.opening(need.metadata)
         on_corrupt = partial(self.give_up, need)
         return self._pool.load(
             Load(
                 *(need.key, what, tip, size, attempt, on_corrupt, wanted_until, ahead, client),
                 nearby,
-                prepare,
+                opening,
             )
         )
 

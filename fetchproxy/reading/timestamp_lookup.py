@@ -61,10 +61,12 @@ class TimestampLookup:
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(SEARCHES_AT_ONCE, "search by time")
     )
-    _turns: FairTurns = field(default_factory=lambda: FairTurns(SEARCHES_AT_ONCE))
+    turns: FairTurns = field(
+        default_factory=lambda: FairTurns(SEARCHES_AT_ONCE, "look-ups by time")
+    )
 
     def __post_init__(self) -> None:
-        TIMESTAMP_SEARCHES_WAITING.set_function(lambda: self._turns.waiting)
+        TIMESTAMP_SEARCHES_WAITING.set_function(lambda: self.turns.waiting)
 
     def close(self) -> None:
         """Does not wait for a running search."""
@@ -186,7 +188,7 @@ class TimestampLookup:
                 work = _search(chunk, header, asked).work
                 # What waits keeps its chunk only if the cache has dropped it once.
                 del chunk
-                async with self._turns.turn(client, work):
+                async with self.turns.turn(client, work):
                     still = kept or self._memory.chunks.find(need.key)
                     if is_searched := still is not None:
                         found = await self._search_long(still, header, need, asked)

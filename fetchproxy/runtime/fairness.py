@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Hashable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Hashable, Iterator
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
+
+from fetchproxy.observability.health import Condition, Kind
 
 # The client goes next that has then been served the fewest bytes (self-clocked fair queueing,
 # Golestani 1994). With reads of equal size this is round robin; with other reads it is round robin
@@ -107,41 +109,76 @@ class FairQueue(Generic[T]):
             }
 
 
+# A wait of this length is shown.
+WAIT_SHOWN_S = 10.0
+_CLIENT_SHOWN_MAX = 64
+
+
 class FairTurns:
     """Work of which at most `at_once` goes on at a time. Who waits for a turn and is cancelled
-    leaves the queue.
+    leaves the queue. `what`: of which a client waits for many, in the words of a condition.
     """
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, what: str = "turns") -> None:
         self._free = at_once
+        self._what = what
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+        # The turns that are waited for, the oldest first: (name, client, loop time in s).
+        self._waits: dict[asyncio.Future[None], tuple[Hashable, Hashable, float]] = {}
+        self._named: dict[Hashable, asyncio.Future[None]] = {}
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
-
-    @property
-    def clients_waiting(self) -> int:
-        return self._queue.clients
+        return len(self._waits)
 
     @asynccontextmanager
-    async def turn(self, client: Hashable, cost: int = 1) -> AsyncIterator[None]:
-        """`cost`: of this turn, above 0. Clients that wait get turns of about the same cost."""
-        granted = asyncio.get_running_loop().create_future()
+    async def turn(
+        self, client: Hashable, cost: int = 1, name: Hashable = None
+    ) -> AsyncIterator[None]:
+        """`cost`: of this turn, above 0. Clients that wait get turns of about the same cost.
+        `name`: for `join`; of one turn at a time.
+        """
+        loop = asyncio.get_running_loop()
+        granted = loop.create_future()
         self._queue.push(client, granted, cost)
+        self._waits[granted] = name, client, loop.time()
+        if name is not None:
+            self._named[name] = granted
         self._grant()
         try:
             await granted
             yield
         finally:
             self._queue.remove(granted)
+            self._end_wait(granted)
             if granted.done() and not granted.cancelled():
                 self._free += 1
             self._grant()
 
+    def join(self, name: Hashable, client: Hashable) -> None:
+        """Another client waits for that turn, which comes at the first turn of any of them."""
+        if (granted := self._named.get(name)) is not None:
+            self._queue.join(granted, client)
+
+    def conditions(self, now: float) -> Iterator[Condition]:
+        """`Health` calls it."""
+        since = next((since for _, _, since in self._waits.values()), now)
+        if now - since < WAIT_SHOWN_S:
+            return
+        waits = Counter(client for _, client, _ in self._waits.values())
+        client, count = waits.most_common(1)[0]
+        named = " ".join(client) if isinstance(client, tuple) else str(client)
+        what = f"{self.waiting} {self._what} wait, {count} of them of {named[:_CLIENT_SHOWN_MAX]!r}"
+        yield Condition(Kind.CLIENTS_WAIT, what, self._what, since=since)
+
+    def _end_wait(self, granted: asyncio.Future[None]) -> None:
+        if (waited := self._waits.pop(granted, None)) is not None:
+            self._named.pop(waited[0], None)
+
     def _grant(self) -> None:
         while self._free and len(self._queue):
             granted = self._queue.pop()
+            self._end_wait(granted)
             if not granted.done():  # else it was cancelled, and its task has not run since
                 granted.set_result(None)
                 self._free -= 1

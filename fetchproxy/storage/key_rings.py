@@ -65,6 +65,10 @@ class KeyRing(ABC):
     def names(self, key_id: str) -> bool:
         """Whether this ring's keys can have this id. Never blocks."""
 
+    def asks_service(self, key_id: str) -> bool:
+        """Whether a service of others, which may be slow, unwraps data keys with this id."""
+        return False
+
     @abstractmethod
     async def active_key_id(self) -> str:
         """The id as in `WrappedKey.key_id`; "" without an active key. Raises RemoteStorageError."""
@@ -107,6 +111,9 @@ class KeyRings(KeyRing):
 
     def names(self, key_id: str) -> bool:
         return any(ring.names(key_id) for ring in self._rings)
+
+    def asks_service(self, key_id: str) -> bool:
+        return any(ring.asks_service(key_id) for ring in self._rings)
 
     async def active_key_id(self) -> str:
         return await self._rings[0].active_key_id()

@@ -94,6 +94,9 @@ class KmsKeyRing(KeyRing):
             self._place.region,
         )
 
+    def asks_service(self, key_id: str) -> bool:
+        return self.names(key_id)
+
     async def active_key_id(self) -> str:
         """The key's ARN, even if the setting has an alias. KMS is asked once."""
         if not self._active and self.writes:

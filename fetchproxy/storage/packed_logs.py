@@ -8,7 +8,8 @@ import asyncio
 import os
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -32,6 +33,9 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     StoredSegment,
 )
+from fetchproxy.observability.health import Condition
+from fetchproxy.observability.metrics import KEYS_WAITING
+from fetchproxy.runtime.fairness import FairTurns
 from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.segments.contents import file_crc
 from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
@@ -67,8 +71,11 @@ from fetchproxy.storage.watched_store import WatchedObjectStore
 
 # Memory for packings: of about 500 segments of 1 GiB, or 10,000 of 64 MiB.
 PACKINGS_BYTES_MAX = 16 * 1024 * 1024
-# Segments that are opened at once for reads. More wait, and none of them keeps a plain one waiting.
-OPENED_AT_ONCE = 32
+# Of those that wait for the key service. What is pushed out is read again.
+LOCKED_BYTES_MAX = 4 * 1024 * 1024
+# Data keys that readers ask the key service for at once, in turn by client. The service's other
+# places (`kms_keys.REQUESTS_AT_ONCE`) are for new segments.
+KEYS_AT_ONCE = 12
 _PACKED_SUFFIX = ".packed"
 
 
@@ -163,6 +170,34 @@ class OpenedLog:
     cipher: Cipher | None
 
 
+class SegmentOpening:
+    """Opens a packed segment before its bytes are read. `describe` reads the store. `unlock` does
+    not, but may ask a key service, which may take long: in the turn of the client, or of another
+    one that joins. Both raise as `PackedLogs.opened`.
+    """
+
+    def __init__(self, packed: PackedLogs, segment: StoredSegment) -> None:
+        self._packed = packed
+        self._segment = segment
+
+    @property
+    def is_described(self) -> bool:
+        return self._packed.is_described(self._segment)
+
+    @property
+    def is_open(self) -> bool:
+        return self._packed.is_open(self._segment)
+
+    async def describe(self) -> None:
+        await self._packed.describe(self._segment)
+
+    async def unlock(self, client: Hashable) -> None:
+        await self._packed.unlock(self._segment, client, self)
+
+    def join(self, client: Hashable) -> None:
+        self._packed.join(self, client)
+
+
 class PackedLogs:
     """Tells the store's health which keys open segments, and which metadata was changed."""
 
@@ -177,8 +212,13 @@ class PackedLogs:
         self._at_rest = at_rest
         if at_rest.keys is not None:
             store.health.watch_keys(at_rest.keys)
-        self._places = asyncio.Semaphore(OPENED_AT_ONCE)
+        self._turns = FairTurns(KEYS_AT_ONCE, "reads of encrypted segments")
+        KEYS_WAITING.set_function(lambda: self._turns.waiting)
+        self._reading: SingleFlight[Packing] = SingleFlight()
         self._opening: SingleFlight[OpenedLog] = SingleFlight()
+        self._locked: LRUCache[int, Packing] = LRUCache(
+            LOCKED_BYTES_MAX, getsizeof=lambda packing: packing.memory_bytes
+        )
         self._opened: LRUCache[int, OpenedLog] = LRUCache(
             PACKINGS_BYTES_MAX, getsizeof=lambda opened: opened.packing.memory_bytes
         )
@@ -287,13 +327,37 @@ class PackedLogs:
         self._check_described(segment, opened.packing.described)
         return opened
 
-    async def prepare(self, segment: StoredSegment) -> None:
-        """Open the segment before its bytes are read: the key service may take long, and must not
-        hold a place among the reads of the store meanwhile. Raises as `opened`.
-        """
-        if segment.segment_id.id.int not in self._opened:
-            async with self._places:
-                await self.opened(segment)
+    def opening(self, segment: StoredSegment) -> SegmentOpening:
+        return SegmentOpening(self, segment)
+
+    def is_open(self, segment: StoredSegment) -> bool:
+        return segment.segment_id.id.int in self._opened
+
+    def is_described(self, segment: StoredSegment) -> bool:
+        return self.is_open(segment) or segment.segment_id.id.int in self._locked
+
+    async def describe(self, segment: StoredSegment) -> None:
+        """See `SegmentOpening`."""
+        packing = await self._packing(segment)
+        if packing.key is None:
+            await self.opened(segment)
+
+    async def unlock(self, segment: StoredSegment, client: Hashable, name: Hashable) -> None:
+        """See `SegmentOpening`. `name`: of the turn, for `join`."""
+        packing, keys = self._locked.get(segment.segment_id.id.int), self._at_rest.keys
+        if packing is None or packing.key is None or self.is_open(segment):
+            return
+        by_service = keys is not None and keys.asks_service(packing.key.key_id)
+        del packing  # it may wait for long
+        async with self._turns.turn(client, name=name) if by_service else nullcontext():
+            await self.opened(segment)
+
+    def conditions(self, now: float) -> Iterator[Condition]:
+        """`Health` calls it."""
+        return self._turns.conditions(now)
+
+    def join(self, name: Hashable, client: Hashable) -> None:
+        self._turns.join(name, client)
 
     def _check_described(self, segment: StoredSegment, described: Described | None) -> None:
         """Runs at each use, because metadata read again later may differ."""
@@ -333,15 +397,32 @@ class PackedLogs:
             pass
         return True
 
+    async def _packing(self, segment: StoredSegment) -> Packing:
+        """Kept until the segment is open."""
+        number = segment.segment_id.id.int
+        packing = self._locked.get(number)
+        if packing is None:
+            read = partial(self.read_packing, segment)
+            packing = await self._reading.run(number, read)
+            if packing.memory_bytes <= self._locked.maxsize:
+                self._locked[number] = packing
+        return packing
+
     async def _open(self, segment: StoredSegment) -> OpenedLog:
-        packing, cipher = await self.read_packing(segment), None
-        if packing.key is None:
-            self.check_may_be_plain(segment)
-        else:
-            cipher = AesGcm(await self._data_key(segment, packing, packing.key))
+        number = segment.segment_id.id.int
+        packing, cipher = await self._packing(segment), None
+        try:
+            if packing.key is None:
+                self.check_may_be_plain(segment)
+            else:
+                cipher = AesGcm(await self._data_key(segment, packing, packing.key))
+        except SegmentLocked:
+            self._locked.pop(number, None)  # it may be wrapped with another key by then
+            raise
+        self._locked.pop(number, None)
         opened = OpenedLog(packing, cipher)
         if packing.memory_bytes <= self._opened.maxsize:
-            self._opened[segment.segment_id.id.int] = opened
+            self._opened[number] = opened
         return opened
 
     async def _data_key(

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Hashable
 from itertools import pairwise
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.runtime.fairness import FairQueue, FairTurns
+from fetchproxy.runtime.fairness import WAIT_SHOWN_S, FairQueue, FairTurns
 
 COST_MAX = 40
 
@@ -175,7 +176,7 @@ class Turns:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._ends: dict[str, asyncio.Event] = {}
 
-    async def ask(self, client: str, name: str, cost: int = 1) -> None:
+    async def ask(self, client: Hashable, name: str, cost: int = 1) -> None:
         self._ends[name] = asyncio.Event()
 
         async def work() -> None:
@@ -223,3 +224,39 @@ async def test_who_has_gone_leaves_the_queue_and_gives_its_turn_back() -> None:
     await turns.ask("fifth", "fifth")
     assert turns.begun == ["first", "third", "fifth"]
     await turns.end("fifth")
+
+
+async def test_a_long_wait_is_a_condition_that_names_who_waits_for_most() -> None:
+    turns = Turns(1)
+    now = asyncio.get_running_loop().time
+    await turns.ask("one", "first")
+    assert not list(turns.turns.conditions(now() + WAIT_SHOWN_S))
+    for n in range(3):
+        await turns.ask(("10.0.0.1", "x" * 10_000), f"many-{n}")
+    await turns.ask("one", "last")
+    assert not list(turns.turns.conditions(now()))
+    (condition,) = turns.turns.conditions(now() + WAIT_SHOWN_S)
+    assert condition.what.startswith("4 turns wait, 3 of them of '10.0.0.1 xxx")
+    assert len(condition.what) < 200
+    await turns.cancel(*turns.tasks)
+    assert not list(turns.turns.conditions(now() + WAIT_SHOWN_S))
+
+
+async def test_another_client_may_wait_for_the_same_turn() -> None:
+    turns = FairTurns(1)
+    begun: list[str] = []
+
+    async def work(client: str, name: str) -> None:
+        async with turns.turn(client, name=name):
+            begun.append(name)
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        for n in range(5):
+            tasks.create_task(work("many", f"many-{n}"))
+        await asyncio.sleep(0)
+        turns.join("many-4", "other")
+        turns.join("gone", "other")
+    assert begun == ["many-0", "many-1", "many-4", "many-2", "many-3"]
+    turns.join("many-4", "other")
+    assert turns.waiting == 0

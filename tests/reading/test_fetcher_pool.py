@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -267,16 +267,52 @@ def test_cancelled_at_any_turn_it_gives_everything_back(turns: int) -> None:
     run(test)
 
 
+class Hanging:
+    """A segment whose key nobody gives."""
+
+    is_described = is_open = False
+
+    def __init__(self) -> None:
+        self.joined: list[Hashable] = []
+
+    async def describe(self) -> None:
+        self.is_described = True
+
+    async def unlock(self, client: Hashable) -> None:
+        await asyncio.sleep(7)
+        raise KeyServiceUnavailable("it does not answer")
+
+    def join(self, client: Hashable) -> None:
+        self.joined.append(client)
+
+
+class Waiting(Hanging):
+    async def unlock(self, client: Hashable) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_long_wait_for_a_key_is_no_failure_of_the_store() -> None:
+    async def test() -> None:
+        async with pool(chunk_read_max_ms=1_000) as fetchers:
+            load = Work().load(now() + 30, "locked")
+            load.opening = opening = Waiting()
+            fetchers.load(load)
+            await asyncio.sleep(5)
+            assert load.failures > 1
+            assert fetchers._health.failing_since is None
+            fetchers.touch(load, now() + 30, client="another")
+            assert opening.joined == ["another"]
+            fetchers.cancel_all()
+
+    run(test)
+
+
 def test_a_key_service_that_hangs_holds_no_place_and_is_no_outage_of_the_store() -> None:
     async def test() -> None:
-        async def hang() -> None:
-            await asyncio.sleep(7)
-            raise KeyServiceUnavailable("it does not answer")
-
         async with pool(fetcher_tasks_max=2, chunk_read_max_ms=10_000) as fetchers:
             locked = [Work().load(now() + 30, f"locked {number}") for number in range(10)]
             for load in locked:
-                load.prepare = hang
+                load.opening = Hanging()
                 fetchers.load(load)
             await asyncio.sleep(1)
             plain = Work([0.5])

@@ -32,19 +32,26 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
 )
 from fetchproxy.observability.health import Condition, Kind
-from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.packing import BLOCK_BYTES, decode_packing, encode_packing
+from fetchproxy.runtime.fairness import WAIT_SHOWN_S
+from fetchproxy.segments.object_keys import SegmentFile, uuid_text
+from fetchproxy.segments.packing import BLOCK_BYTES, WrappedKey, decode_packing, encode_packing
 from fetchproxy.storage.ciphers import stream_at
 from fetchproxy.storage.contract import segment
 from fetchproxy.storage.key_rings import (
     NO_KEYS,
     FileKeyRing,
+    KeyContext,
     Keys,
     key_context,
     read_keys,
     write_keys,
 )
-from fetchproxy.storage.packed_logs import AtRest, LogSegmentData
+from fetchproxy.storage.packed_logs import (
+    KEYS_AT_ONCE,
+    AtRest,
+    LogSegmentData,
+    SegmentOpening,
+)
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 
@@ -650,3 +657,116 @@ def test_segments_differ_by_their_ids_alone() -> None:
     first, second = packed_segment(1), packed_segment(2)
     tip = first.topic_id_partition
     assert second == replace(first, segment_id=RemoteLogSegmentId(tip, UUID(int=2)))
+
+
+# --- a key service that hangs: who waits for it ---
+class HangingKeys(FileKeyRing):
+    """As a key service, which gives a key to one read at a time."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.hangs = False
+        self.asked: list[str] = []
+        self.answers = asyncio.Semaphore(0)
+
+    def asks_service(self, key_id: str) -> bool:
+        return True
+
+    async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
+        self.asked.append(context["segment_id"])
+        if self.hangs:
+            await self.answers.acquire()
+        return await super().unwrap(wrapped, context)
+
+
+def small_segment(number: int) -> RemoteLogSegmentMetadata:
+    return replace(packed_segment(number), segment_size_bytes=5)
+
+
+class Opener:
+    """Opens encrypted segments 1 to 40, for several clients. Segment 50 is compressed alone."""
+
+    def __init__(self, rsm: RemoteStorageManager, keys: HangingKeys) -> None:
+        self.packed = rsm.packed
+        self.keys = keys
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.openings: dict[int, SegmentOpening] = {}
+
+    async def begin(self, client: str, *numbers: int) -> None:
+        for number in numbers:
+            opening = self.openings[number] = self.packed.opening(small_segment(number))
+            await opening.describe()
+            self.tasks[number] = asyncio.create_task(opening.unlock(client))
+            await asyncio.sleep(0)
+
+    async def answer(self, count: int) -> None:
+        """Let the key service answer so many requests, and be asked again."""
+        for _ in range(count):
+            asked = len(self.keys.asked)
+            self.keys.answers.release()
+            while len(self.keys.asked) == asked:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    def asked_at(self, number: int) -> int:
+        return self.keys.asked.index(uuid_text(small_segment(number).segment_id.id))
+
+    def end(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+
+
+@pytest.fixture
+async def opener(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData
+) -> AsyncIterator[Opener]:
+    keys = HangingKeys(ring)
+    data.log.write_bytes(b"small")
+    async with RemoteStorageManager(store, "archive", at_rest=AtRest(True, keys)) as writer:
+        for number in range(1, 41):
+            await writer.copy_log_segment_data(small_segment(number), data)
+    async with manager(store, None) as plain:
+        await plain.copy_log_segment_data(small_segment(50), data)
+    keys.hangs = True
+    async with RemoteStorageManager(store, "archive", at_rest=AtRest(True, keys)) as reader:
+        opened = Opener(reader, keys)
+        yield opened
+        opened.end()
+        await asyncio.wait(opened.tasks.values())
+
+
+async def test_a_key_service_that_hangs_keeps_only_encrypted_segments_waiting(
+    opener: Opener,
+) -> None:
+    await opener.begin("many", *range(1, 41))
+    assert len(opener.keys.asked) == KEYS_AT_ONCE
+    await opener.begin("other", 50)
+    await opener.tasks[50]
+    assert opener.openings[50].is_open
+    assert not any(opener.openings[number].is_open for number in range(1, 41))
+    now = asyncio.get_running_loop().time()
+    (condition,) = opener.packed.conditions(now + WAIT_SHOWN_S)
+    assert f"{40 - KEYS_AT_ONCE} reads of encrypted segments wait" in condition.what
+    assert "of 'many'" in condition.what
+
+
+async def test_clients_ask_a_slow_key_service_in_turn(opener: Opener) -> None:
+    await opener.begin("many", *range(1, 38))
+    await opener.begin("one", 40)
+    await opener.begin("many", 38)
+    opener.openings[37].join("another")
+    await opener.answer(4)
+    assert opener.asked_at(40) <= KEYS_AT_ONCE + 2
+    assert opener.asked_at(37) <= KEYS_AT_ONCE + 3, "it goes at the first turn of both clients"
+    assert opener.openings[1].is_open
+
+
+async def test_who_no_longer_waits_for_a_key_is_not_asked_for(opener: Opener) -> None:
+    await opener.begin("many", *range(1, 40))
+    opener.end()
+    await asyncio.wait(opener.tasks.values())
+    asked = len(opener.keys.asked)
+    await opener.begin("one", 40)
+    assert len(opener.keys.asked) == asked + 1 == KEYS_AT_ONCE + 1
+    opener.keys.answers.release()
+    await opener.tasks[40]
+    assert not list(opener.packed.conditions(asyncio.get_running_loop().time() + WAIT_SHOWN_S))
