@@ -179,8 +179,12 @@ async def take_back(at: Place, moved: ArchiveIdentity) -> None:
 
 
 async def hand_over(source: Place, target: Place, moved: ArchiveIdentity) -> None:
-    """Mark the target as the archive, with the same identity."""
+    """Mark the target as the archive, with the same identity. It knows the other copies, too."""
     await _as_marked(source, moved)
+    assert moved.moved is not None
+    for url, _ in await source.rsm.objects.list_mirrors():
+        if not same_place(url, moved.moved.to):
+            await target.rsm.objects.note_mirror(url)
     await take_back(target, moved)
 
 

@@ -14,9 +14,9 @@ import typer
 from fetchproxy.archive import store_url, wall_clock_ms
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import count
-from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, users_errors
+from fetchproxy.cli.running import EXIT_FAULTS, for_people, run_to_end, users_errors
 from fetchproxy.config.schema import Config
-from fetchproxy.errors import ConfigError, DamagedObject, ObjectNotFound
+from fetchproxy.errors import ConfigError, DamagedObject, ObjectNotFound, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.storage.ciphers import KEY_BYTES
@@ -89,12 +89,13 @@ def rewrap(
 ) -> None:
     """Encrypt the data key of each segment with the active key; segment data do not change.
 
-    The command may run beside archivers and readers, and may be interrupted and repeated. After a
-    run over all topics, old keys encrypt no data key in the store, so you can remove them from the
-    key ring. --dry-run shows how many data keys each key encrypts now.
+    The command may run beside archivers and readers, and may be interrupted and repeated. It also
+    reads the copies that `fetchproxy mirror` has made: a further run of `mirror` takes the new keys
+    there. --dry-run shows how many data keys each key encrypts now, here and in each copy. You can
+    remove a key from the key ring when it encrypts none.
 
-    Exit codes: 0 success; 1 some data keys could not be opened; 2 the configuration is wrong, or
-    the store does not answer; 130 interrupted.
+    Exit codes: 0 success; 1 some data keys could not be opened, or a copy could not be read; 2 the
+    configuration is wrong, or the store does not answer; 130 interrupted.
     """
     with users_errors():
         config = options.read_config(context)
@@ -107,7 +108,31 @@ async def _rewrap(config: Config, topic: str | None, dry_run: bool) -> RewrapRep
     async with open_store(store_url(config), config.store) as rsm:
         if not rsm.packed.encrypts:
             raise ConfigError(f"{SETTING}: the key ring has no active key")
-        return await rewrap_archive(rsm, topic=topic, dry_run=dry_run)
+        report = await rewrap_archive(rsm, topic=topic, dry_run=dry_run)
+        for url, key in await rsm.objects.list_mirrors():
+            report.copies.append(await _look_at_copy(config, url, key, topic))
+        return report
+
+
+async def _look_at_copy(config: Config, url: str, key: str, topic: str | None) -> CopyReport:
+    """`key`: of the object that notes the copy."""
+    copy = CopyReport(url, key)
+    try:
+        async with open_store(url, config.store) as rsm:
+            copy.found = await rewrap_archive(rsm, topic=topic, dry_run=True)
+    except (ConfigError, RemoteStorageError, OSError) as error:
+        copy.unread = str(error)
+    return copy
+
+
+@dataclass(slots=True)
+class CopyReport:
+    """`note_key`: of the object that notes the copy. `unread`: why it could not be read."""
+
+    url: str
+    note_key: str
+    found: RewrapReport | None = None
+    unread: str = ""
 
 
 @dataclass(slots=True)
@@ -117,6 +142,7 @@ class RewrapReport:
     faults: list[str] = field(
         default_factory=list
     )  # data keys that could not be opened, with reasons
+    copies: list[CopyReport] = field(default_factory=list)
 
 
 # One small object of each segment is replaced atomically and is valid with the old and the new key.
@@ -154,8 +180,26 @@ def _say(report: RewrapReport, dry_run: bool) -> None:
         typer.echo(f"{'has' if dry_run else 'had'} {count(segments, 'data key')}: {key_id}")
     what = "to be encrypted anew" if dry_run else "encrypted anew"
     typer.echo(f"{what}: {count(report.rewrapped, 'data key')}")
-    if report.faults:
+    for copy in report.copies:
+        _say_copy(copy)
+    if report.faults or any(copy.found is None or copy.found.faults for copy in report.copies):
         raise typer.Exit(EXIT_FAULTS)
+
+
+def _say_copy(copy: CopyReport) -> None:
+    if copy.found is None:
+        typer.echo(
+            f"not known: which keys the copy at {for_people(copy.url)} needs: "
+            f"{for_people(copy.unread)}. If that copy is gone for good, delete the object "
+            f"{copy.note_key}"
+        )
+        return
+    for fault in copy.found.faults:
+        typer.echo(f"not opened in the copy at {for_people(copy.url)}: {for_people(fault)}")
+    for key_id, segments in sorted(copy.found.keys.items()):
+        typer.echo(
+            f"the copy at {for_people(copy.url)} has {count(segments, 'data key')}: {key_id}"
+        )
 
 
 def _new_id() -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+import structlog
+
 from fetchproxy.archive import for_executors, in_loop, store_url, wall_clock_ms
 from fetchproxy.auditing import moving
 from fetchproxy.auditing.mirroring import (
@@ -22,12 +24,14 @@ from fetchproxy.auditing.mirroring import (
     open_place,
 )
 from fetchproxy.config.schema import Config
-from fetchproxy.errors import ArchiveMismatch, ConfigError, FetchProxyError
+from fetchproxy.errors import ArchiveMismatch, ConfigError, FetchProxyError, StorageDenied
 from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell, not_done
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.stores.registry import same_place
+from fetchproxy.storage.stores.registry import same_place, without_secrets
 from fetchproxy.writing.sources.segment_source import CopyPace, Spool
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -114,9 +118,18 @@ def mirror(
 
 
 async def _begin(to: str, source: Place, target: Place) -> ArchiveIdentity | None:
-    """The archive's identity. None: the archive has moved already."""
+    """The archive's identity. None: the archive has moved already.
+
+    The archive notes the copy, because `keys rewrap` has to know which copies need old keys.
+    """
     said = await moving.begin_mirror(source, target, to)
-    return None if said.moved is not None and await moving.is_cut_over(target) else said
+    if said.moved is not None and await moving.is_cut_over(target):
+        return None
+    try:
+        await source.rsm.objects.note_mirror(without_secrets(to))
+    except StorageDenied as error:
+        log.warning("mirror_not_noted", error=str(error))
+    return said
 
 
 def _one_run(

@@ -61,6 +61,7 @@ def check_folder_prefix(prefix: str) -> str:
 #     <prefix>/archivers/<id of an archiver>.positions
 #     <prefix>/collected-metadata/<topicId>
 #     <prefix>/topics/<topicId>
+#     <prefix>/mirrors/<id of a copy>
 #     <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a concern>
 #     <prefix>/concerns/<name of a concern>
 #
@@ -80,6 +81,7 @@ def check_folder_prefix(prefix: str) -> str:
 # last object to go. `cluster-id` names the cluster in which an archiver last saw the topic alive:
 # no other cluster may find it deleted. `.topics` lists that cluster's topics at the last look.
 # `retention-step` states the offset below which retention is about to hide records.
+# `mirrors/` has the URL of each copy that `fetchproxy mirror` has made.
 # `topics/` says of each topic how many partitions it has, also of topics without a record.
 # `collected-metadata/` can be deleted at any time. No topic's folder can have these folders' names,
 # as they are shorter than an id.
@@ -118,6 +120,7 @@ _POSITIONS_SUFFIX = ".positions"
 _COLLECTED_FOLDER = "collected-metadata/"
 _CONCERNS_FOLDER = "concerns/"
 _TOPICS_FOLDER = "topics/"
+_MIRRORS_FOLDER = "mirrors/"
 _CONCERN = re.compile(r"[a-z_]{1,64}", re.ASCII)
 _LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 
@@ -257,13 +260,13 @@ def retention_step_key(prefix: str, tip: TopicIdPartition) -> str:
 def archive_wide_folders(prefix: str) -> tuple[str, ...]:
     """Folders beside the topics' folders that a copy of the archive needs too.
 
-    The others belong to the place itself: its archivers and its collected metadata.
+    The others belong to the place itself: its archivers, its collected metadata, its copies.
     """
     return f"{prefix}{_CLUSTERS_FOLDER}", topics_folder(prefix), concerns_folder(prefix)
 
 
 def own_folders(prefix: str) -> tuple[str, ...]:
-    return archivers_folder(prefix), f"{prefix}{_COLLECTED_FOLDER}"
+    return archivers_folder(prefix), f"{prefix}{_COLLECTED_FOLDER}", mirrors_folder(prefix)
 
 
 def cluster_topics_key(prefix: str, cluster_id: str) -> str:
@@ -305,6 +308,19 @@ def topic_description_key(prefix: str, topic_id: UUID) -> str:
 def parse_topic_description_key(prefix: str, key: str) -> UUID | None:
     folder = topics_folder(prefix)
     return parse_uuid(key[len(folder) :]) if key.startswith(folder) else None
+
+
+def mirrors_folder(prefix: str) -> str:
+    return f"{prefix}{_MIRRORS_FOLDER}"
+
+
+def mirror_key(prefix: str, copy: UUID) -> str:
+    return f"{mirrors_folder(prefix)}{uuid_text(copy)}"
+
+
+def is_mirror_key(prefix: str, key: str) -> bool:
+    copy = parse_uuid(key.removeprefix(mirrors_folder(prefix)))
+    return copy is not None and key == mirror_key(prefix, copy)
 
 
 def concerns_folder(prefix: str) -> str:

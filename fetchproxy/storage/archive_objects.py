@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from uuid import UUID
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from fetchproxy.errors import ObjectNotFound
 from fetchproxy.model import TopicIdPartition
@@ -135,6 +135,22 @@ class ArchiveObjects:
             async for stored in self._store.list(folder)
             if (parsed := keys.parse_concern_key(self._prefix, stored.key)) is not None
         ]
+
+    # --- mirrors: the places of the archive's copies, as `fetchproxy mirror` made them ------------
+
+    @measured
+    async def note_mirror(self, url: str) -> None:
+        """`url`: without secrets. Writes nothing if it is noted already."""
+        key = keys.mirror_key(self._prefix, uuid5(NAMESPACE_URL, url))
+        if await self._get(key) is None:
+            await self._store.put(key, url.encode() + b"\n")
+
+    async def list_mirrors(self) -> list[tuple[str, str]]:
+        """The URL of each copy, and the key of its note. Raises RemoteStorageError."""
+        listed = self._store.list(keys.mirrors_folder(self._prefix))
+        names = [found.key async for found in listed if keys.is_mirror_key(self._prefix, found.key)]
+        noted = [(await self._get(key), key) for key in names]
+        return [(raw.decode(errors="replace").strip(), key) for raw, key in noted if raw]
 
     # --- records: the offsets that a partition's archive must hold --------------------------------
 

@@ -49,12 +49,15 @@ def url_of(folder: Path) -> str:
 
 
 def objects(folder: Path) -> dict[str, bytes]:
-    """Of the archive, without what says whose it is."""
+    """Of the archive, without what says whose it is and where its copies are."""
     root = folder / PREFIX
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in root.rglob("*")
-        if path.is_file() and "~" not in path.name and path.name != LAYOUT_OBJECT
+        if path.is_file()
+        and "~" not in path.name
+        and path.name != LAYOUT_OBJECT
+        and path.parent != root / "mirrors"
     }
 
 

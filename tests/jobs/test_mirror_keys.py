@@ -8,15 +8,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from mirrors import deleted, mirrored, objects, url_of
 from planted_archive import TIP, batch, flip
 from stored_archives import PREFIX, config_of
+from typer.testing import CliRunner
 from whole_archive import verify_archive
 from written_archive import WrittenArchive
 
 from fetchproxy.auditing import moving
 from fetchproxy.auditing.mirroring import MirrorOptions, open_place
 from fetchproxy.cli.keys import RewrapReport, rewrap_archive
+from fetchproxy.cli.main import app
 from fetchproxy.config.schema import Config
 from fetchproxy.jobs.mirror import Deleted, Mirrored, delete_moved, mirror
 from fetchproxy.jobs.runner import Here
@@ -26,6 +29,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, read_keys, write_keys
 from fetchproxy.storage.packed_logs import AtRest
 from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.stores.registry import without_secrets
 
 BASES = (0, 20, 40)
 LOG = b"".join(batch(base) + batch(base + 10) for base in BASES)
@@ -63,6 +67,13 @@ class Encrypted:
                 return await rewrap_archive(rsm)
 
         return asyncio.run(done())
+
+    def dry_run(self, at: Path | None = None) -> Result:
+        keys = ["--set", f"store.encryption_keys={self.ring}", "--dry-run"]
+        store = url_of(at or self.a)
+        return CliRunner(env={"COLUMNS": "200"}).invoke(
+            app, ["keys", "rewrap", "--store", store, *keys]
+        )
 
     def without(self, key_id: str) -> None:
         said = json.loads(self.ring.read_text())
@@ -124,6 +135,59 @@ def test_new_keys_reach_the_mirror_before_the_old_one_goes(archive: Encrypted) -
     assert archive.read(archive.b) == LOG
     [again] = archive.mirrored().partitions
     assert (again.copied, again.bytes_copied) == (0, 0)
+
+
+def test_an_old_key_is_needed_until_each_copy_has_the_new_one(archive: Encrypted) -> None:
+    """What `keys rewrap --dry-run` says at each step of the manual."""
+    archive.mirrored()
+    copy = url_of(archive.b)
+    assert f"the copy at {copy} has 3 data keys: old" in archive.dry_run().output
+    archive.rotated()
+    archive.rewrapped(archive.a)
+    lines = archive.dry_run().output.splitlines()
+    assert lines[0] == "has 3 data keys: new"
+    assert lines[-1] == f"the copy at {copy} has 3 data keys: old"
+    archive.mirrored()
+    done = archive.dry_run()
+    assert (done.exit_code, ": old" in done.output) == (0, False)
+    assert f"the copy at {copy} has 3 data keys: new" in done.output
+    archive.b.rename(archive.b.with_name("away"))
+    lost = archive.dry_run()
+    assert lost.exit_code == 1
+    assert f"not known: which keys the copy at {copy} needs" in lost.output
+    [note] = (archive.a / PREFIX / "mirrors").iterdir()
+    assert f"mirrors/{note.name}" in lost.output
+    note.unlink()
+    assert archive.dry_run().exit_code == 0
+
+
+def test_the_new_place_knows_the_other_copies(archive: Encrypted, tmp_path: Path) -> None:
+    backup = tmp_path / "backup"
+    mirror(Here(), archive.config(archive.a), url_of(backup), MirrorOptions())
+    archive.mirrored(cut_over=True)
+    said = archive.dry_run(archive.b).output
+    assert f"the copy at {url_of(backup)} has 3 data keys: old" in said
+    assert url_of(archive.b) not in said
+    assert archive.deleted().whole
+    assert objects(archive.a) == {}
+
+
+def test_an_archive_that_takes_no_note_is_copied_all_the_same(archive: Encrypted) -> None:
+    notes = archive.a / PREFIX / "mirrors"
+    notes.mkdir()
+    notes.chmod(0o500)
+    try:
+        assert archive.mirrored().whole
+    finally:
+        notes.chmod(0o700)
+    assert archive.read(archive.b) == LOG
+
+
+def test_a_note_has_no_secrets() -> None:
+    url = "sqlite://user:pass@host/archive?x=a@b"
+    assert without_secrets(url) == "sqlite://host/archive?x=a@b"
+    for plain in ("file:///srv/archive", "s3://bucket/kafka?region=eu-central-1"):
+        assert without_secrets(plain) == plain
 
 
 def test_a_cut_over_takes_the_new_keys_along(archive: Encrypted) -> None:

@@ -87,6 +87,13 @@ def same_place(url: str, other: str) -> bool:
     return parse_store_url(url) == parse_store_url(other)
 
 
+def without_secrets(url: str) -> str:
+    """The URL without a user and a password before the host, as a plug-in's URL may have them."""
+    scheme, separator, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}"
+
+
 def open_object_store(
     url: str, config: StoreConfig, *, create: bool = False
 ) -> tuple[ObjectStore, str]:
