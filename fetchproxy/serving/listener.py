@@ -8,6 +8,7 @@ work that runs as long as the listener. It knows nothing of requests.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from typing import NamedTuple, Self
@@ -17,7 +18,7 @@ import structlog
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.config.values import is_any_address, is_loopback, parse_host_port
 from fetchproxy.errors import ConfigError
-from fetchproxy.observability.health import Condition, Kind
+from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import (
     CONNECTION_BUFFERS_BYTES,
@@ -25,6 +26,7 @@ from fetchproxy.observability.metrics import (
     CONNECTIONS_REFUSED,
     LIMITS_REACHED,
 )
+from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.serving.appetite import Appetites
 from fetchproxy.serving.limits import ServingLimits, to_close
 from fetchproxy.serving.session import Address, ClientSession
@@ -65,6 +67,7 @@ class Listener:
     `name` is for the log. With `tls`, clients must speak TLS; the caller keeps `tls` up to date.
     `knows` accepts or rejects a client's server name, if server names select the broker.
     The server sets `appetites`, and `node_addresses()`: the advertised addresses by node id.
+    `health`: a part that fails is a condition, and starts again; None: it ends the listener.
     """
 
     node_addresses: Callable[[], dict[int, Address]]
@@ -77,6 +80,7 @@ class Listener:
         tls: ReloadingContext | None,
         name: str,
         knows: Callable[[str | None], bool] | None = None,
+        health: Health | None = None,
     ) -> None:
         self.config = config
         self.limits = limits
@@ -91,6 +95,9 @@ class Listener:
         self._tls = tls
         self._name = name
         self._knows = knows
+        self._health = health
+        if health is not None:
+            health.watch(self.conditions)
         self._acceptor: TlsAcceptor | None = None
         self._sessions: set[ClientSession] = set()
         self._by_ip: Counter[str] = Counter()  # handshakes included
@@ -139,7 +146,8 @@ class Listener:
             raise ConfigError(
                 f"gateway.listen = {listen}: cannot listen there: {error.strerror}"
             ) from error
-        self.run(self._sweep(), "connection-sweeper")
+        rests = "silent connections, and those that take too much memory, are not closed"
+        self.keep("connection sweeper", self._sweep, rests)
         if self.tells_reached:
             log.warning(
                 "listens_on_all_addresses",
@@ -154,6 +162,13 @@ class Listener:
     def run(self, work: Coroutine[None, None, None], name: str) -> None:
         """Run `work` as a task until the listener is closed."""
         self._own_tasks.append(self._tasks.create_task(work, name=name))
+
+    def keep(self, part: str, run: Callable[[], Coroutine[None, None, None]], rests: str) -> None:
+        """Run a part until the listener is closed; again if it fails. `rests`: see keep_running."""
+        if self._health is None:
+            self.run(run(), part)
+        else:
+            self.run(keep_running(part, run, random.Random(), self._health, rests), part)
 
     @property
     def port(self) -> int:

@@ -10,8 +10,11 @@ from itertools import pairwise
 import pytest
 from archive_harness import until_true
 
+from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.observability.health import Health
 from fetchproxy.runtime import retrying
+from fetchproxy.serving.limits import ServingLimits
+from fetchproxy.serving.listener import Listener
 
 
 class Part:
@@ -84,3 +87,18 @@ async def test_it_is_a_condition_until_the_part_has_run_for_a_while(
         assert failing.begun_at[-1] + 0.3 <= asyncio.get_running_loop().time()
         for task in begun:
             task.cancel()
+
+
+async def test_a_part_of_a_listener_that_fails_ends_neither_the_listener_nor_the_other_parts() -> (
+    None
+):
+    health, failing, sound = Health(), Part(failures=1), Part(failures=0)
+    config = GatewayConfig(listen="127.0.0.1:0")
+    async with Listener(config, ServingLimits(), None, "gateway", health=health) as listener:
+        listener.keep("failing", failing.run, "it does nothing")
+        listener.keep("sound", sound.run, "")
+        await until_true(lambda: bool(health.conditions(0.0)))
+        [condition] = health.conditions(0.0)
+        assert (condition.kind, condition.subject) == ("part_failed", "failing")
+        assert sound.runs_at_last.is_set()
+        await failing.runs_at_last.wait()

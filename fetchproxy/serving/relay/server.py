@@ -239,7 +239,7 @@ async def open_gateway(
     )
     names = ServerNames.of(config.gateway)
     knows = None if names is None else names.knows
-    listener = Listener(config.gateway, limits, of_listeners, "gateway", knows)
+    listener = Listener(config.gateway, limits, of_listeners, "gateway", knows, health)
     archive = ServedArchive(
         cluster=cluster,
         rlmm=rlmm,
@@ -258,7 +258,6 @@ async def open_gateway(
     listener.appetites = admission.appetites
     if health is not None:
         health.watch(lambda now: fetches.held.conditions())
-        health.watch(listener.conditions)
     async with AsyncExitStack() as opened:
         records = open_record_pipe(limits.splice_bytes_min)
         if records is not None:
@@ -273,14 +272,27 @@ async def open_gateway(
         nodes = _Nodes(config, listener, relay, upstream)
         opened.callback(nodes.addresses.close)
         await nodes.open()
-        listener.run(archive.knowledge.run(), "archived-knowledge")
-        listener.run(positions.run(), "archiver-positions")
-        listener.run(fetches.topics.run(), "archived-topics")
-        listener.run(check_deletions(archive), "deletions")
-        listener.run(fetches.held.run(fetches.judge), "held-readers")
-        listener.run(nodes.follow_cluster(), "nodes")
+        _keep_up(listener, archive, positions, fetches, nodes)
         log.info("gateway_listening", host=listener.host, port=listener.port)
         yield listener
+
+
+def _keep_up(
+    listener: Listener,
+    archive: ServedArchive,
+    positions: ArchiverPositions,
+    fetches: SharedByFetches,
+    nodes: _Nodes,
+) -> None:
+    for part, run, rests in (
+        ("archived knowledge", archive.knowledge.run, "what is archived later is not noticed"),
+        ("archiver positions", positions.run, "archivers that fall silent are not noticed"),
+        ("archived topics", fetches.topics.run, "new topics are not looked up"),
+        ("deletions", partial(check_deletions, archive), "deleted topics are not noticed"),
+        ("held readers", partial(fetches.held.run, fetches.judge), "held readers wait longer"),
+        ("nodes", nodes.follow_cluster, "new brokers and new addresses are not followed"),
+    ):
+        listener.keep(part, run, rests)
 
 
 def _shared_by_fetches(

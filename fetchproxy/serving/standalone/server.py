@@ -58,11 +58,9 @@ async def open_archive_only(
     async with CommittedOffsets(own.offsets_file, limits.offsets_max, memory) as offsets:
         archive = ArchiveWatch(rlmm, descriptions, own.refresh_interval_ms / 1000)
         await archive.load()
-        async with Listener(config.gateway, limits, tls, "archive_only") as listener:
-            if health is not None:
-                health.watch(listener.conditions)
-                if logins is not None:
-                    health.watch(logins.conditions)
+        async with Listener(config.gateway, limits, tls, "archive_only", health=health) as listener:
+            if health is not None and logins is not None:
+                health.watch(logins.conditions)
             parts = ArchiveOnlyParts(
                 limits=limits,
                 cluster_id=cluster_id(config.store.url or ""),
@@ -82,9 +80,10 @@ async def open_archive_only(
                 opened.enter_context(closing(parts.groups))
                 await listener.open(lambda server_name: StandaloneSession(listener, parts))
                 await _listen_for_a_proxys_nodes(listener, parts, opened)
-                listener.run(archive.run(), "archive-watch")
+                rests = "what is archived or deleted later is not noticed"
+                listener.keep("archive watch", archive.run, rests)
                 if logins is not None:
-                    listener.run(logins.run(), "users")
+                    listener.keep("users", logins.run, "the file of users is not read again")
                 _say_open(listener, parts)
                 yield listener
 
