@@ -147,6 +147,12 @@ EVENT_LOOP_CPU_SECONDS = gauge(
     "The most CPU seconds of one turn of the event loop (of 1 ms or more) in the last minute, "
     "without the CPU time of other threads and processes",
 )
+EVENT_LOOP_CPU_HELD_SECONDS = Histogram(
+    "fetchproxy_event_loop_cpu_seconds",
+    "CPU seconds of the same turns, without the CPU time of other threads and processes",
+    registry=REGISTRY,
+    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+)
 EVENT_LOOP_BUSY_SECONDS = counter(
     "fetchproxy_event_loop_busy_seconds",
     "Seconds that the event loop has worked; at 1 a second it uses a whole core",

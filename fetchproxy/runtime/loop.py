@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -20,6 +21,7 @@ from fetchproxy.config.schema import MiB
 from fetchproxy.errors import FetchProxyError
 from fetchproxy.observability.metrics import (
     EVENT_LOOP_BUSY_SECONDS,
+    EVENT_LOOP_CPU_HELD_SECONDS,
     EVENT_LOOP_CPU_SECONDS,
     EVENT_LOOP_HELD_SECONDS,
     EVENT_LOOP_LONGEST_SECONDS,
@@ -67,6 +69,7 @@ class TurnTimes:
             self.cpu_longest_s = cpu_s
         if held_s >= HELD_S_MIN:
             EVENT_LOOP_HELD_SECONDS.observe(held_s)
+            EVENT_LOOP_CPU_HELD_SECONDS.observe(cpu_s)
 
     def publish(self) -> None:
         """Update the metrics; called once every PUBLISH_INTERVAL_S."""
@@ -142,36 +145,23 @@ _RECENT_S = 1.0
 _WAIT_S_MAX = 30.0
 
 
-class LoopSteps:
+class _Turns:
+    """Lets one step go on in each turn of the loop, in the order in which steps came."""
+
+    __slots__ = ("_granting", "_waiting")
+
     def __init__(self) -> None:
-        self._tail_until = float("-inf")  # loop time, s
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._granting = False
 
-    def tail_is_read(self, wait_s: float) -> None:
-        """A fetch at the end of a log went to a broker, which answers within `wait_s`."""
-        now = asyncio.get_running_loop().time()
-        self._tail_until = max(self._tail_until, now + min(wait_s, _WAIT_S_MAX) + _RECENT_S)
-
-    async def begin(self) -> bool:
-        """Call before a step. Returns at once if no client reads the tail. True: it waited."""
+    async def next(self) -> None:
         loop = asyncio.get_running_loop()
-        if loop.time() >= self._tail_until:
-            return False
         turn = loop.create_future()
         self._waiting.append(turn)
         if not self._granting:
             self._granting = True
             loop.call_soon(self._grant, loop)
         await turn
-        return True
-
-    async def go_on(self) -> None:
-        """Call between two steps: all other ready work goes first."""
-        if asyncio.get_running_loop().time() < self._tail_until:
-            await self.begin()
-        else:
-            await asyncio.sleep(0)
 
     def _grant(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let one step go on, and schedule the next: `call_soon` runs in the loop's next turn."""
@@ -184,6 +174,31 @@ class LoopSteps:
         self._granting = False
 
 
+class LoopSteps:
+    def __init__(self) -> None:
+        self._tail_until = float("-inf")  # loop time, s
+        self._turns = _Turns()
+
+    def tail_is_read(self, wait_s: float) -> None:
+        """A fetch at the end of a log went to a broker, which answers within `wait_s`."""
+        now = asyncio.get_running_loop().time()
+        self._tail_until = max(self._tail_until, now + min(wait_s, _WAIT_S_MAX) + _RECENT_S)
+
+    async def begin(self) -> bool:
+        """Call before a step. Returns at once if no client reads the tail. True: it waited."""
+        if asyncio.get_running_loop().time() >= self._tail_until:
+            return False
+        await self._turns.next()
+        return True
+
+    async def go_on(self) -> None:
+        """Call between two steps: all other ready work goes first."""
+        if asyncio.get_running_loop().time() < self._tail_until:
+            await self.begin()
+        else:
+            await asyncio.sleep(0)
+
+
 # A step of a fetch costs up to some 10 µs a partition. This many take a millisecond at most.
 MANY_PARTITIONS = 100
 # Requests and answers of one connection that one turn of the loop handles. A client that sends a
@@ -194,10 +209,24 @@ MESSAGES_A_TURN = 8
 READ_AT_ONCE_BYTES_MAX = 8_192
 
 
+_turns_of: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+
+
+async def a_turn() -> None:
+    """Yield between two steps of long work. All other ready work goes first, and one such step goes
+    on in each turn: a hundred clients with long requests hold the loop no longer than one.
+    """
+    loop = asyncio.get_running_loop()
+    turns = _turns_of.get(loop)
+    if turns is None:
+        turns = _turns_of[loop] = _Turns()
+    await turns.next()
+
+
 async def breathe(partitions: int) -> None:
     """Yield after a step over many partitions. The usual fetch of a few goes on at once."""
     if partitions >= MANY_PARTITIONS:
-        await asyncio.sleep(0)
+        await a_turn()
 
 
 T = TypeVar("T")
@@ -219,7 +248,7 @@ async def each_of(items: Iterable[T], at_once: int = ITEMS_AT_ONCE) -> AsyncIter
         for item in piece:
             yield item
         if len(piece) == at_once:
-            await asyncio.sleep(0)
+            await a_turn()
 
 
 async def chosen(
@@ -230,7 +259,7 @@ async def chosen(
     for piece in pieces(items, at_once):
         found += [item for item in piece if wanted(item)]
         if len(piece) == at_once:
-            await asyncio.sleep(0)
+            await a_turn()
     return found
 
 
@@ -240,7 +269,7 @@ async def collected(items: Iterable[T]) -> list[T]:
     for piece in pieces(items):
         found += piece
         if len(piece) == ITEMS_AT_ONCE:
-            await asyncio.sleep(0)
+            await a_turn()
     return found
 
 
@@ -267,10 +296,6 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_
         raise failures[0]
 
 
-async def _a_turn() -> None:
-    await asyncio.sleep(0)
-
-
 def at_once(steps: Generator[None, None, T]) -> T:
     """The result of `steps`, without pauses: for few steps, or in a thread."""
     while True:
@@ -281,7 +306,7 @@ def at_once(steps: Generator[None, None, T]) -> T:
 
 
 async def in_steps(
-    steps: Generator[None, None, T], pause: Callable[[], Awaitable[None]] = _a_turn
+    steps: Generator[None, None, T], pause: Callable[[], Awaitable[None]] = a_turn
 ) -> T:
     """The result of `steps`. Other work goes first each time it yields."""
     while True:

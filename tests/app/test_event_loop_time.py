@@ -11,7 +11,13 @@ import time
 import pytest
 
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.runtime.loop import LONGEST_WITHIN_S, PUBLISH_INTERVAL_S, TimedEventLoop, TurnTimes
+from fetchproxy.runtime.loop import (
+    LONGEST_WITHIN_S,
+    PUBLISH_INTERVAL_S,
+    TimedEventLoop,
+    TurnTimes,
+    a_turn,
+)
 
 
 class SteppedClock:
@@ -48,6 +54,7 @@ def test_a_turn_is_all_that_runs_between_two_looks_at_the_sockets() -> None:
         return times.turns - before, times.busy_s, times.longest_s, times.cpu_longest_s
 
     held = value("fetchproxy_event_loop_held_seconds_count")
+    quick = value("fetchproxy_event_loop_cpu_seconds_bucket", le="0.1")
     in_bucket = value("fetchproxy_event_loop_held_seconds_bucket", le="0.25")
     with asyncio.Runner(
         loop_factory=lambda: TimedEventLoop(clock, cpu_clock, time.monotonic)
@@ -58,6 +65,8 @@ def test_a_turn_is_all_that_runs_between_two_looks_at_the_sockets() -> None:
     assert longest_s == pytest.approx(0.75)
     assert cpu_longest_s == pytest.approx(0.15)
     assert value("fetchproxy_event_loop_held_seconds_count") - held == 2
+    # 0.15 s of CPU is above that bucket, and 0.02 s is in it.
+    assert value("fetchproxy_event_loop_cpu_seconds_bucket", le="0.1") - quick == 1
     assert value("fetchproxy_event_loop_held_seconds_bucket", le="0.25") - in_bucket == 1
 
 
@@ -101,3 +110,25 @@ def test_a_commands_deadlines_go_on_while_the_machine_is_suspended() -> None:
         [*aside, sys.executable, "-c", IN_A_COMMAND], capture_output=True, text=True, check=True
     )
     assert float(done.stdout) == pytest.approx(864_000, abs=60)
+
+
+async def test_the_long_work_of_many_goes_on_one_step_in_a_turn() -> None:
+    loop = asyncio.get_running_loop()
+    turn, steps = 0, []
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        if len(steps) < 50:
+            loop.call_soon(count)
+
+    async def work() -> None:
+        for _ in range(5):
+            await a_turn()
+            steps.append(turn)
+
+    loop.call_soon(count)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(10):
+            tasks.create_task(work())
+    assert len(set(steps)) == len(steps) == 50
