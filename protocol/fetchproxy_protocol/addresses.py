@@ -11,10 +11,10 @@ A payload is a whole response without its size prefix, so it begins with the cor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple
 
-from fetchproxy_protocol.apis import ApiKey, Truncated, is_flexible
+from fetchproxy_protocol.apis import ApiKey, MalformedMessage, Truncated, is_flexible
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_string, encode_uvarint
 
@@ -39,22 +39,48 @@ class Place(NamedTuple):
     end: int
 
 
-def find_addresses(payload: Buffer, api_key: int, api_version: int) -> list[NodeAddress]:
-    """Every node's address in the answer, in order. Raises `WireError`."""
+# Nodes that an answer may name. The largest clusters have a few hundred brokers, and the proxy
+# opens a port for each.
+NODES_MAX = 1_000
+# Coordinators in an answer: one for each group, of which admin clients name all at once.
+COORDINATORS_MAX = 100_000
+# A step over this many elements takes up to a millisecond.
+ELEMENTS_A_STEP = 100
+
+
+class Located(NamedTuple):
+    """The addresses in an answer. `tags_at`: where Produce's last tagged fields begin, which have
+    a size before them; else 0.
+    """
+
+    places: list[Place]
+    tags_at: int = 0
+
+    @property
+    def nodes(self) -> list[NodeAddress]:
+        return [place[:3] for place in self.places]
+
+
+Locating = Generator[None, None, Located]
+
+
+def locate_addresses(payload: Buffer, api_key: int, api_version: int) -> Locating:
+    """Every node's address in the answer, in order. In steps. Raises `WireError`."""
     cursor = response_body(payload, api_key, api_version)
-    places = _LOCATE[api_key](cursor, api_version)
-    return [place[:3] for place in places if _is_address(place)]
+    found = yield from _LOCATE[api_key](cursor, api_version)
+    return found._replace(places=[place for place in found.places if _is_address(place)])
 
 
-def splice_addresses(payload: Buffer, api_key: int, api_version: int, lookup: Lookup) -> bytes:
+def splice_addresses(
+    payload: Buffer, api_key: int, api_version: int, found: Located, lookup: Lookup
+) -> bytes:
     """The answer with each address replaced by the result of `lookup`. Raises `WireError`."""
-    cursor = response_body(payload, api_key, api_version)
-    if api_key == ApiKey.PRODUCE:  # in the last tagged-field section, with a size before them
-        tags, view = _produce_tags(cursor, api_version), memoryview(payload)
-        return b"".join((view[:tags], splice_node_endpoints_tag(view[tags:], lookup)))
-    places = filter(_is_address, _LOCATE[api_key](cursor, api_version))
+    if found.tags_at:
+        view = memoryview(payload)
+        tags = splice_node_endpoints_tag(view[found.tags_at :], lookup)
+        return b"".join((view[: found.tags_at], tags))
     flexible = is_flexible(api_key, api_version)
-    return b"".join(_replaced(payload, 0, len(payload), places, flexible, lookup))
+    return b"".join(_replaced(payload, 0, len(payload), found.places, flexible, lookup))
 
 
 def read_place(cursor: Cursor, flexible: bool) -> Place:
@@ -69,11 +95,19 @@ def read_place(cursor: Cursor, flexible: bool) -> Place:
 def read_node_endpoints(cursor: Cursor) -> list[Place]:
     """The array of KIP-951, plain or inside its tag."""
     places = []
-    for _ in range(cursor.count(flexible=True) or 0):
+    for _ in range(_count(cursor, True, NODES_MAX)):
         places.append(read_place(cursor, flexible=True))
         cursor.skip_string(flexible=True)
         cursor.skip_tags()
     return places
+
+
+def _count(cursor: Cursor, flexible: bool, most: int) -> int:
+    """Of an array whose elements are kept. Raises `WireError`."""
+    count = cursor.count(flexible) or 0
+    if count > most:
+        raise MalformedMessage(f"{count} nodes before byte {cursor.pos}; expected at most {most}")
+    return count
 
 
 def tagged_node_endpoints(cursor: Cursor) -> list[Place]:
@@ -147,21 +181,23 @@ def hide_node_endpoints(tags: bytes) -> bytes:
     return bytes(out)
 
 
-def _in_metadata(cursor: Cursor, version: int) -> list[Place]:
+def _in_metadata(cursor: Cursor, version: int) -> Locating:
     """The brokers come first; the topics after them are not read."""
     flexible = version >= 9
     if version >= 3:
         cursor.skip(4, "throttle time")
     places = []
-    for _ in range(cursor.count(flexible) or 0):
+    for number in range(_count(cursor, flexible, NODES_MAX)):
+        if number % ELEMENTS_A_STEP == ELEMENTS_A_STEP - 1:
+            yield
         places.append(read_place(cursor, flexible))
         if version >= 1:
             cursor.skip_string(flexible)
         cursor.skip_tags(flexible)
-    return places
+    return Located(places)
 
 
-def _in_find_coordinator(cursor: Cursor, version: int) -> list[Place]:
+def _in_find_coordinator(cursor: Cursor, version: int) -> Locating:
     """One address up to v3, one address a key from v4 on (KIP-699)."""
     flexible = version >= 3
     if version >= 1:
@@ -170,18 +206,20 @@ def _in_find_coordinator(cursor: Cursor, version: int) -> list[Place]:
         cursor.skip(2, "error code")
         if version >= 1:
             cursor.skip_string(flexible)
-        return [read_place(cursor, flexible)]
+        return Located([read_place(cursor, flexible)])
     places = []
-    for _ in range(cursor.count(flexible) or 0):
+    for number in range(_count(cursor, flexible, COORDINATORS_MAX)):
+        if number % ELEMENTS_A_STEP == ELEMENTS_A_STEP - 1:
+            yield
         cursor.skip_string(flexible)
         places.append(read_place(cursor, flexible))
         cursor.skip(2, "error code")
         cursor.skip_string(flexible)
         cursor.skip_tags()
-    return places
+    return Located(places)
 
 
-def _in_describe_cluster(cursor: Cursor, version: int) -> list[Place]:
+def _in_describe_cluster(cursor: Cursor, version: int) -> Locating:
     """The brokers (KIP-700), or the controllers (KIP-919)."""
     cursor.skip(6, "throttle time and error code")
     cursor.skip_string(flexible=True)
@@ -190,24 +228,30 @@ def _in_describe_cluster(cursor: Cursor, version: int) -> list[Place]:
     cursor.skip_string(flexible=True)
     cursor.skip(4, "controller id")
     places = []
-    for _ in range(cursor.count(flexible=True) or 0):
+    for number in range(_count(cursor, True, NODES_MAX)):
+        if number % ELEMENTS_A_STEP == ELEMENTS_A_STEP - 1:
+            yield
         places.append(read_place(cursor, flexible=True))
         cursor.skip_string(flexible=True)
         if version >= 2:
             cursor.skip(1, "is fenced")
         cursor.skip_tags()
-    return places
+    return Located(places)
 
 
-def _behind_share_topics(cursor: Cursor, lock_timeout: bool, fetched: bool) -> list[Place]:
+def _behind_share_topics(cursor: Cursor, lock_timeout: bool, fetched: bool) -> Locating:
     """ShareFetch and ShareAcknowledge (KIP-932): a plain array after all topics."""
     cursor.skip(6, "throttle time and error code")
     cursor.skip_string(flexible=True)
     if lock_timeout:
         cursor.skip(4, "acquisition lock timeout")
+    passed = 0
     for _ in range(cursor.count(flexible=True) or 0):
         cursor.skip(16, "topic id")
         for _ in range(cursor.count(flexible=True) or 0):
+            passed += 1
+            if not passed % ELEMENTS_A_STEP:
+                yield
             cursor.skip(6, "partition and error code")
             cursor.skip_string(flexible=True)
             if fetched:
@@ -218,11 +262,17 @@ def _behind_share_topics(cursor: Cursor, lock_timeout: bool, fetched: bool) -> l
             if fetched:
                 cursor.skip_bytes(flexible=True)
                 for _ in range(cursor.count(flexible=True) or 0):
+                    passed += 1
+                    if not passed % ELEMENTS_A_STEP:
+                        yield
                     cursor.skip(18, "acquired records")
                     cursor.skip_tags()
             cursor.skip_tags()
+        passed += 1
+        if not passed % ELEMENTS_A_STEP:
+            yield
         cursor.skip_tags()
-    return read_node_endpoints(cursor)
+    return Located(read_node_endpoints(cursor))
 
 
 # Produce: NodeEndpoints are a tagged field of the whole answer (KIP-951). Records are not read.
@@ -264,39 +314,52 @@ def _behind_single_quiet_partition(buf: Buffer, pos: int, version: int) -> int:
         return 0
 
 
-def _produce_tags(cursor: Cursor, version: int) -> int:
+def _in_produce(cursor: Cursor, version: int) -> Locating:
+    tags_at = yield from _produce_tags(cursor, version)
+    return Located(tagged_node_endpoints(Cursor(cursor.buf, tags_at)), tags_at)
+
+
+def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:
     buf = cursor.buf
     single = _behind_single_quiet_partition(buf, cursor.pos, version)
     if single:
         return single + 4
+    passed = 0
     for _ in range(cursor.count(flexible=True) or 0):
         if version >= 13:
             cursor.skip(16, "topic id")
         else:
             cursor.skip_string(flexible=True)
         for _ in range(cursor.count(flexible=True) or 0):
+            passed += 1
+            if not passed % ELEMENTS_A_STEP:
+                yield
             pos = cursor.skip(30, "partition result") + 30
             if bytes(buf[pos : pos + 3]) in _QUIET_PARTITION:
                 cursor.pos = pos + 3
                 continue
             for _ in range(cursor.count(flexible=True) or 0):
+                passed += 1
+                if not passed % ELEMENTS_A_STEP:
+                    yield
                 cursor.skip(4, "batch index")
                 cursor.skip_string(flexible=True)
                 cursor.skip_tags()
             cursor.skip_string(flexible=True)
             cursor.skip_tags()
+        passed += 1
+        if not passed % ELEMENTS_A_STEP:
+            yield
         cursor.skip_tags()
     cursor.skip(4, "throttle time")
     return cursor.pos
 
 
-_LOCATE: dict[int, Callable[[Cursor, int], list[Place]]] = {
+_LOCATE: dict[int, Callable[[Cursor, int], Locating]] = {
     ApiKey.METADATA: _in_metadata,
     ApiKey.FIND_COORDINATOR: _in_find_coordinator,
     ApiKey.DESCRIBE_CLUSTER: _in_describe_cluster,
-    ApiKey.PRODUCE: lambda cursor, version: tagged_node_endpoints(
-        Cursor(cursor.buf, _produce_tags(cursor, version))
-    ),
+    ApiKey.PRODUCE: _in_produce,
     ApiKey.SHARE_FETCH: lambda cursor, v: _behind_share_topics(cursor, v >= 1, True),
     ApiKey.SHARE_ACKNOWLEDGE: lambda cursor, v: _behind_share_topics(cursor, v >= 2, False),
 }

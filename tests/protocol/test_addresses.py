@@ -8,18 +8,23 @@ from typing import Any
 
 import pytest
 from fetchproxy_protocol.addresses import (
+    NODES_MAX,
     PRODUCE_ENDPOINTS_FROM,
-    find_addresses,
+    Lookup,
+    NodeAddress,
+    locate_addresses,
     splice_addresses,
     splice_node_endpoints_tag,
     tagged_node_endpoints,
 )
 from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, WireError
-from fetchproxy_protocol.primitives import Cursor
+from fetchproxy_protocol.primitives import Buffer, Cursor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
 from message_schema import encode_response, uvarint, values
+
+from fetchproxy.runtime.loop import at_once
 
 # API -> (schema, name of the field that holds an address, name of its node id)
 PLACES = {
@@ -36,6 +41,15 @@ CASES = [
     for version in range(PROXIED_VERSIONS[key][0], PROXIED_VERSIONS[key][1] + 1)
     if key != ApiKey.PRODUCE or version >= PRODUCE_ENDPOINTS_FROM
 ]
+
+
+def find(payload: Buffer, key: ApiKey, version: int) -> list[NodeAddress]:
+    return at_once(locate_addresses(payload, key, version)).nodes
+
+
+def splice(payload: Buffer, key: ApiKey, version: int, lookup: Lookup) -> bytes:
+    found = at_once(locate_addresses(payload, key, version))
+    return splice_addresses(payload, key, version, found, lookup)
 
 
 def lookup(node_id: int, host: str, port: int) -> tuple[str, int]:
@@ -68,11 +82,11 @@ def test_only_addresses_change(key: ApiKey, version: int) -> None:
     def check(value: dict[str, Any]) -> None:
         payload = encode_response(name, version, value)
         expected = [(h[node_id], h["Host"], h["Port"]) for h in holders(key, version, value)]
-        assert find_addresses(payload, key, version) == expected
+        assert find(payload, key, version) == expected
         wanted = encode_response(name, version, relocated(key, version, value))
-        assert splice_addresses(payload, key, version, lookup) == wanted
+        assert splice(payload, key, version, lookup) == wanted
         view = memoryview(bytearray(payload))
-        assert splice_addresses(view, key, version, lookup) == wanted
+        assert splice(view, key, version, lookup) == wanted
 
     check()
 
@@ -90,8 +104,8 @@ def test_truncation_and_garbage_raise_only_wire_errors(key: ApiKey, version: int
             payload[at] = data.draw(st.integers(0, 255))
         for broken in (bytes(payload[:end]), data.draw(st.binary(max_size=60))):
             with contextlib.suppress(WireError):
-                find_addresses(broken, key, version)
-                splice_addresses(broken, key, version, lookup)
+                find(broken, key, version)
+                splice(broken, key, version, lookup)
 
     check()
 
@@ -106,7 +120,7 @@ def test_metadata_as_kafka_python_reads_it(version: int) -> None:
     message = response(brokers=brokers, topics=[], cluster_id="c", controller_id=3)
     message.with_header(correlation_id=5)
     payload = bytes(message.encode(header=True))
-    spliced = splice_addresses(payload, ApiKey.METADATA, version, lookup)
+    spliced = splice(payload, ApiKey.METADATA, version, lookup)
     decoded = response.decode(spliced, header=True)
     assert decoded.header.correlation_id == 5
     assert [(b.node_id, b.host, b.port) for b in decoded.brokers] == [
@@ -132,8 +146,8 @@ def test_coordinator_error_without_address_is_left_alone(version: int) -> None:
         )
     message.with_header(correlation_id=5)
     payload = bytes(message.encode(header=True))
-    assert find_addresses(payload, ApiKey.FIND_COORDINATOR, version) == []
-    assert splice_addresses(payload, ApiKey.FIND_COORDINATOR, version, lookup) == payload
+    assert find(payload, ApiKey.FIND_COORDINATOR, version) == []
+    assert splice(payload, ApiKey.FIND_COORDINATOR, version, lookup) == payload
 
 
 def endpoints_section(value: dict[str, Any]) -> bytes:
@@ -209,10 +223,33 @@ def test_usual_produce_answers(
     name = "ProduceResponse"
     plain = encode_response(name, version, value)
     key = ApiKey.PRODUCE
-    assert splice_addresses(plain, key, version, lookup) == plain
+    assert splice(plain, key, version, lookup) == plain
     payload = encode_response(name, version, with_endpoint)
-    assert find_addresses(payload, key, version) == [(2, "broker-2", 9092)]
-    assert splice_addresses(payload, key, version, lookup) == encode_response(name, version, moved)
+    assert find(payload, key, version) == [(2, "broker-2", 9092)]
+    assert splice(payload, key, version, lookup) == encode_response(name, version, moved)
     for end in range(4, len(payload)):
         with pytest.raises(WireError):
-            splice_addresses(payload[:end], key, version, lookup)
+            splice(payload[:end], key, version, lookup)
+
+
+def brokers(count: int) -> bytes:
+    """A Metadata answer (v1) with so many brokers and no topics."""
+    one = {"NodeId": 1, "Host": "b", "Port": 9092, "Rack": None}
+    value = {"Brokers": [one] * count, "ControllerId": 1, "Topics": []}
+    return encode_response("MetadataResponse", 1, value)
+
+
+def test_an_answer_names_as_many_nodes_as_a_cluster_may_have() -> None:
+    assert len(find(brokers(NODES_MAX), ApiKey.METADATA, 1)) == NODES_MAX
+    with pytest.raises(WireError, match=f"{NODES_MAX + 1} nodes"):
+        find(brokers(NODES_MAX + 1), ApiKey.METADATA, 1)
+
+
+def test_many_coordinators_are_read_in_steps() -> None:
+    """It took a turn of 1 s."""
+    place = {"NodeId": 1, "Host": "b", "Port": 9092, "ErrorCode": 0, "ErrorMessage": None}
+    every = [place | {"Key": f"group-{number}"} for number in range(10_000)]
+    value = {"ThrottleTimeMs": 0, "Coordinators": every}
+    payload = encode_response("FindCoordinatorResponse", 4, value)
+    steps = list(locate_addresses(payload, ApiKey.FIND_COORDINATOR, 4))
+    assert len(steps) >= 100

@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
 from fetchproxy_protocol.addresses import (
+    NODES_MAX,
+    Located,
     NodeAddress,
-    find_addresses,
     hide_node_endpoints,
+    locate_addresses,
     splice_addresses,
     splice_node_endpoints_tag,
 )
@@ -26,6 +28,7 @@ from fetchproxy.config.values import (
     parse_node_names,
 )
 from fetchproxy.errors import ConfigError
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, at_once, in_steps
 from fetchproxy.serving.session import Address
 
 
@@ -100,12 +103,17 @@ class AddressMap:
                 ) from error
 
     async def ensure(self, nodes: Iterable[NodeAddress]) -> None:
-        """Open a listener for every node. Raises OSError if a port cannot be had."""
+        """Open a listener for every node. Raises OSError if a port cannot be had, or if NODES_MAX
+        nodes have one.
+        """
         for node_id, host, port in nodes:
             self.brokers[node_id] = (host, port)
             async with self._opening:
-                if node_id not in self.proxied:
-                    await self._open(node_id)
+                if node_id in self.proxied:
+                    continue
+                if len(self.proxied) >= NODES_MAX:
+                    raise OSError(f"no listener for node {node_id}: {NODES_MAX} nodes have theirs")
+                await self._open(node_id)
 
     async def _open(self, node_id: int) -> None:
         if self.names is not None:  # one open listener serves all
@@ -182,14 +190,22 @@ class ToldAddresses:
     def rewrite(
         self, payload: bytes, api_key: int, version: int
     ) -> Sequence[Buffer] | Awaitable[Sequence[Buffer]]:
-        """The answer with proxied addresses. Waits only if a listener must be opened first."""
-        nodes = find_addresses(payload, api_key, version)
-        if self._nodes.heard_of(nodes):
-            return [splice_addresses(payload, api_key, version, self.lookup)]
+        """The answer with proxied addresses. Waits only if it is long, or if a listener must be
+        opened first.
+        """
+        locating = locate_addresses(payload, api_key, version)
+        known: Located | None = None
+        if len(payload) <= READ_AT_ONCE_BYTES_MAX:
+            known = at_once(locating)
+            if self._nodes.heard_of(known.nodes):
+                return [splice_addresses(payload, api_key, version, known, self.lookup)]
 
         async def open_and_splice() -> Sequence[Buffer]:
-            await self._nodes.ensure(nodes)
-            return [splice_addresses(payload, api_key, version, self.lookup)]
+            found = await in_steps(locating) if known is None else known
+            nodes = list(dict.fromkeys(found.nodes))
+            if not self._nodes.heard_of(nodes):
+                await self._nodes.ensure(nodes)
+            return [splice_addresses(payload, api_key, version, found, self.lookup)]
 
         return open_and_splice()
 
