@@ -8,7 +8,7 @@ written.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct as Packed
 from typing import Any
@@ -32,43 +32,58 @@ Fields = dict[str, Any]  # Any: only the table knows a field's type
 _INT8 = Packed(">b")
 _LATEST_VERSION = 0x7FFF
 
-# Elements of all arrays of one request: twice the partitions that a client names at once. Reading
-# an element takes some microseconds, during which no other client is served, and many times its
-# bytes in memory.
+# Elements of all arrays of one request: twice the partitions that a client names at once. An
+# element takes many times its bytes in memory.
 ELEMENTS_MAX = 20_000
+
+
+# A step over this many elements takes about a millisecond.
+ELEMENTS_A_STEP = 100
+
+Steps = Generator[None, None, Any]
 
 
 class _RequestCursor(Cursor):
     """Counts down the array elements that may still be read."""
 
-    __slots__ = ("elements_left",)
+    __slots__ = ("_elements_max", "elements_left", "read")
 
-    def __init__(self, buf: Buffer, pos: int) -> None:
+    def __init__(self, buf: Buffer, pos: int, elements_max: int) -> None:
         super().__init__(buf, pos)
-        self.elements_left = ELEMENTS_MAX
+        self._elements_max = self.elements_left = elements_max
+        self.read = 0
 
     def count(self, flexible: bool) -> int | None:
         count = super().count(flexible)
         self.elements_left -= count or 0
         if self.elements_left < 0:
+            most = self._elements_max
             raise MalformedMessage(
-                f"{ELEMENTS_MAX - self.elements_left} elements up to the array before byte "
-                f"{self.pos}; expected at most {ELEMENTS_MAX} in a request"
+                f"{most - self.elements_left} elements up to the array before byte "
+                f"{self.pos}; expected at most {most} in a request"
             )
         return count
 
 
-class Kind(ABC):
-    """Reads and writes one kind of value."""
+class _Writing(bytearray):
+    """Bytes written so far. `elements`: of arrays, among them."""
+
+    elements = 0
+
+
+class Composite(ABC):
+    """Reads and writes a kind of value that has others in it. The steps end after each
+    ELEMENTS_A_STEP elements of arrays: the caller serves other clients in between.
+    """
 
     @abstractmethod
-    def read(self, cursor: Cursor, version: int, flexible: bool) -> Any: ...
+    def read(self, cursor: _RequestCursor, version: int, flexible: bool) -> Steps: ...
 
     @abstractmethod
-    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None: ...
+    def write(self, out: _Writing, value: Any, version: int, flexible: bool) -> Steps: ...
 
 
-class _Plain(Kind):
+class Plain:
     """A value with the same form in all versions."""
 
     def __init__(
@@ -91,17 +106,20 @@ def _bytes(cursor: Cursor, flexible: bool) -> bytes:
     return value
 
 
-BOOLEAN = _Plain(lambda cursor, _: cursor.boolean(), lambda value, _: bytes([bool(value)]))
-I8 = _Plain(lambda cursor, _: cursor.int8(), lambda value, _: _INT8.pack(value))
-I16 = _Plain(lambda cursor, _: cursor.int16(), lambda value, _: INT16.pack(value))
-I32 = _Plain(lambda cursor, _: cursor.int32(), lambda value, _: INT32.pack(value))
-I64 = _Plain(lambda cursor, _: cursor.int64(), lambda value, _: INT64.pack(value))
-F64 = _Plain(lambda cursor, _: cursor.float64(), lambda value, _: FLOAT64.pack(value))
-ID = _Plain(lambda cursor, _: cursor.uuid(), lambda value, _: value.bytes)
-TEXT = _Plain(Cursor.string, encode_string)
-NULLABLE_TEXT = _Plain(Cursor.nullable_string, encode_string)
-BYTES = _Plain(_bytes, encode_bytes)
-NULLABLE_BYTES = _Plain(Cursor.nullable_bytes, encode_bytes)
+BOOLEAN = Plain(lambda cursor, _: cursor.boolean(), lambda value, _: bytes([bool(value)]))
+I8 = Plain(lambda cursor, _: cursor.int8(), lambda value, _: _INT8.pack(value))
+I16 = Plain(lambda cursor, _: cursor.int16(), lambda value, _: INT16.pack(value))
+I32 = Plain(lambda cursor, _: cursor.int32(), lambda value, _: INT32.pack(value))
+I64 = Plain(lambda cursor, _: cursor.int64(), lambda value, _: INT64.pack(value))
+F64 = Plain(lambda cursor, _: cursor.float64(), lambda value, _: FLOAT64.pack(value))
+ID = Plain(lambda cursor, _: cursor.uuid(), lambda value, _: value.bytes)
+TEXT = Plain(Cursor.string, encode_string)
+NULLABLE_TEXT = Plain(Cursor.nullable_string, encode_string)
+BYTES = Plain(_bytes, encode_bytes)
+NULLABLE_BYTES = Plain(Cursor.nullable_bytes, encode_bytes)
+
+
+Kind = Plain | Composite
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,75 +136,106 @@ class Field:
         return self.since <= version <= self.until
 
 
-class Structure(Kind):
+class Structure(Composite):
     """`nullable`: a byte before the fields says whether they follow; below zero it means null."""
 
     def __init__(self, *fields: Field, nullable: bool = False) -> None:
         self.fields = fields
         self._nullable = nullable
 
-    def read(self, cursor: Cursor, version: int, flexible: bool) -> Any:
+    def read(self, cursor: _RequestCursor, version: int, flexible: bool) -> Steps:
         if self._nullable and cursor.int8() < 0:
             return None
-        found = {
-            field.name: field.kind.read(cursor, version, flexible)
-            if field.within(version)
-            else field.default
-            for field in self.fields
-        }
+        found: Fields = {}
+        for field in self.fields:
+            kind = field.kind
+            if not field.within(version):
+                found[field.name] = field.default
+            elif isinstance(kind, Plain):
+                found[field.name] = kind.read(cursor, version, flexible)
+            else:
+                found[field.name] = yield from kind.read(cursor, version, flexible)
         cursor.skip_tags(flexible)
         return found
 
-    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
+    def write(self, out: _Writing, value: Any, version: int, flexible: bool) -> Steps:
         if self._nullable:
             out += _INT8.pack(-1 if value is None else 1)
             if value is None:
                 return
         for field in self.fields:
-            if field.within(version):
-                content = value.get(field.name, field.default)
-                field.kind.write(out, content, version, flexible)
+            if not field.within(version):
+                continue
+            kind, content = field.kind, value.get(field.name, field.default)
+            if isinstance(kind, Plain):
+                kind.write(out, content, version, flexible)
+            else:
+                yield from kind.write(out, content, version, flexible)
         if flexible:
             out.append(0)
 
 
-class Array(Kind):
+class Array(Composite):
     """An array of values of one kind; None is the null array."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
 
-    def read(self, cursor: Cursor, version: int, flexible: bool) -> list[Any] | None:
-        count = cursor.count(flexible)
+    def read(self, cursor: _RequestCursor, version: int, flexible: bool) -> Steps:
+        count, kind = cursor.count(flexible), self._kind
         if count is None:
             return None
-        return [self._kind.read(cursor, version, flexible) for _ in range(count)]
+        found = []
+        for _ in range(count):
+            cursor.read += 1
+            if not cursor.read % ELEMENTS_A_STEP:
+                yield
+            if isinstance(kind, Plain):
+                found.append(kind.read(cursor, version, flexible))
+            else:
+                found.append((yield from kind.read(cursor, version, flexible)))
+        return found
 
-    def write(self, out: bytearray, value: Any, version: int, flexible: bool) -> None:
+    def write(self, out: _Writing, value: Any, version: int, flexible: bool) -> Steps:
+        kind = self._kind
         out += encode_count(None if value is None else len(value), flexible)
         for element in value or ():
-            self._kind.write(out, element, version, flexible)
+            out.elements += 1
+            if not out.elements % ELEMENTS_A_STEP:
+                yield
+            if isinstance(kind, Plain):
+                kind.write(out, element, version, flexible)
+            else:
+                yield from kind.write(out, element, version, flexible)
 
 
-def read_request(table: Structure, buf: Buffer, body_at: int, api_key: int, version: int) -> Fields:
-    """The body of a whole request. Raises `WireError`. Left-over bytes are ignored, as by a broker
-    (AbstractRequest.parseRequest): librdkafka 2.16 sends more than it should.
+def read_request(
+    table: Structure,
+    buf: Buffer,
+    body_at: int,
+    api_key: int,
+    version: int,
+    elements_max: int = ELEMENTS_MAX,
+) -> Generator[None, None, Fields]:
+    """The body of a whole request, in steps. Raises `WireError`. Left-over bytes are ignored, as by
+    a broker (AbstractRequest.parseRequest): librdkafka 2.16 sends more than it should.
     """
-    cursor = _RequestCursor(buf, body_at)
-    fields: Fields = table.read(cursor, version, is_flexible(api_key, version))
+    cursor = _RequestCursor(buf, body_at, elements_max)
+    fields: Fields = yield from table.read(cursor, version, is_flexible(api_key, version))
     return fields
 
 
 def write_response(
     table: Structure, values: Mapping[str, Any], api_key: int, version: int, correlation_id: int
-) -> bytes:
-    out = bytearray(4)
+) -> Generator[None, None, Buffer]:
+    """In steps, with its size prefix."""
+    out = _Writing(4)
     out += INT32.pack(correlation_id)
     if response_header_version(api_key, version) == 1:
         out.append(0)
-    table.write(out, values, version, is_flexible(api_key, version))
+    yield from table.write(out, values, version, is_flexible(api_key, version))
     INT32.pack_into(out, 0, len(out) - 4)
-    return bytes(out)
+    return out
 
 
 def elements(value: Sequence[Any] | None) -> Sequence[Any]:

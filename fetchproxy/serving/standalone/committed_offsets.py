@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.errors import ConfigError
+from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.standalone.groups import OFFSET_BYTES, GroupMemory
 from fetchproxy.storage.stores.filesystem import sync
 
@@ -73,7 +74,7 @@ class CommittedOffsets:
         self._offsets_max = offsets_max
         self._memory = memory
         self._offsets: dict[OffsetKey, CommittedOffset] = {}
-        self._keys: dict[str, list[OffsetKey]] = {}  # by group
+        self._keys: dict[str, dict[OffsetKey, None]] = {}  # by group
         self._waiting: list[_Commit] = []  # all commits that are not done, oldest first
         self._writing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="offsets-file")
@@ -84,7 +85,8 @@ class CommittedOffsets:
                 "offsets_in_memory_only", hint="set archive_only.offsets_file to keep commits"
             )
         else:
-            self._replace(await self._in_thread(partial(read_offsets, self._file)))
+            self._offsets = await self._in_thread(partial(read_offsets, self._file))
+            await self._add_keys(self._offsets, [_Commit(self._offsets)])
             self._memory.take(sum(_size_bytes(*item) for item in self._offsets.items()))
             # Now and not at the first commit: a folder that cannot be written to is a mistake.
             try:
@@ -103,7 +105,8 @@ class CommittedOffsets:
         return self._offsets.get(OffsetKey(group, topic, partition))
 
     def of_group(self, group: str) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
-        return ((key, self._offsets[key]) for key in self._keys.get(group, ()))
+        keys = self._keys.get(group, {})
+        return ((key, self._offsets[key]) for key in keys if key in self._offsets)
 
     def groups(self) -> Set[str]:
         return self._keys.keys()
@@ -126,19 +129,19 @@ class CommittedOffsets:
         """Writes all commits that came during the last write, at once."""
         changed = dict(self._offsets)
         taken, failure = 0, None
-        for commit in commits:
-            more = _growth_bytes(commit.changes, changed)
-            commit.failure = self._limit_reached(commit.changes, changed, more)
-            if commit.failure is None:
-                changed |= {key: new for key, new in commit.changes.items() if new is not None}
-                for key in [key for key, new in commit.changes.items() if new is None]:
-                    changed.pop(key, None)
-                self._memory.take(more)
-                taken += more
         try:
+            for commit in commits:
+                more, new = await _growth(commit.changes, changed)
+                commit.failure = self._limit_reached(len(changed), new, more)
+                if commit.failure is None:
+                    self._memory.take(more)
+                    taken += more
+                    await _apply(commit.changes, changed)
             if self._file is not None:
                 await self._in_thread(partial(write_offsets, self._file, changed))
-            self._replace(changed)
+            await self._add_keys(changed, commits)
+            self._offsets = changed
+            self._drop_keys(commits)
         except OSError as error:
             failure = error
             self._memory.take(-taken)
@@ -149,19 +152,26 @@ class CommittedOffsets:
             commit.done, commit.failure = True, failure or commit.failure
         del self._waiting[: len(commits)]
 
-    def _limit_reached(
-        self, changes: Changes, offsets: Offsets, more_bytes: int
-    ) -> OffsetsFull | None:
+    def _limit_reached(self, kept: int, new: int, more_bytes: int) -> OffsetsFull | None:
         """Offsets that are kept already may be committed again, whatever the limit."""
-        new = sum(value is not None and key not in offsets for key, value in changes.items())
-        if new and len(offsets) + new > self._offsets_max:
+        if new and kept + new > self._offsets_max:
             return OffsetsFull("offsets_max")
         return None if self._memory.has_room(more_bytes) else OffsetsFull("groups_bytes_max")
 
-    def _replace(self, offsets: dict[OffsetKey, CommittedOffset]) -> None:
-        self._offsets, self._keys = offsets, {}
-        for key in offsets:
-            self._keys.setdefault(key.group, []).append(key)
+    async def _add_keys(self, offsets: Offsets, commits: Iterable[_Commit]) -> None:
+        """Before the offsets themselves count: `of_group` passes over keys without an offset."""
+        async for key in each_of(key for commit in commits for key in commit.changes):
+            if key in offsets:
+                self._keys.setdefault(key.group, {})[key] = None
+
+    def _drop_keys(self, commits: Iterable[_Commit]) -> None:
+        for commit in commits:
+            for key in commit.changes:
+                keys = self._keys.get(key.group)
+                if keys is not None and key not in self._offsets:
+                    keys.pop(key, None)
+                    if not keys:
+                        del self._keys[key.group]
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -175,11 +185,21 @@ def _size_bytes(key: OffsetKey, value: CommittedOffset | None) -> int:
     return OFFSET_BYTES + names + getsizeof(value.metadata)
 
 
-def _growth_bytes(changes: Changes, offsets: Offsets) -> int:
-    return sum(
-        _size_bytes(key, value) - _size_bytes(key, offsets.get(key))
-        for key, value in changes.items()
-    )
+async def _growth(changes: Changes, offsets: Offsets) -> tuple[int, int]:
+    """How many bytes more the changes take, and how many offsets are new."""
+    more = new = 0
+    async for key, value in each_of(changes.items()):
+        more += _size_bytes(key, value) - _size_bytes(key, offsets.get(key))
+        new += value is not None and key not in offsets
+    return more, new
+
+
+async def _apply(changes: Changes, offsets: dict[OffsetKey, CommittedOffset]) -> None:
+    async for key, value in each_of(changes.items()):
+        if value is None:
+            offsets.pop(key, None)
+        else:
+            offsets[key] = value
 
 
 def read_offsets(file: Path) -> dict[OffsetKey, CommittedOffset]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, is_known
 from fetchproxy_protocol.headers import RequestHead
-from fetchproxy_protocol.messages import Fields, Structure, read_request, write_response
+from fetchproxy_protocol.messages import (
+    ELEMENTS_MAX,
+    Fields,
+    Structure,
+    read_request,
+    write_response,
+)
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, a_turn, in_steps
 from fetchproxy.serving.admission import Admission, Client, Share
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.limits import StandaloneLimits
@@ -24,6 +31,13 @@ from fetchproxy.serving.standalone.topics import ArchiveWatch
 
 # The only node. Clients compare the id with nothing else, so any number would do.
 NODE_ID = 0
+# Elements in all arrays of a request, if real clients need far fewer than ELEMENTS_MAX. A joining
+# member names a protocol for each assignor, four at most; a leader assigns to all members.
+ELEMENTS_MAX_OF: Mapping[int, int] = {
+    ApiKey.JOIN_GROUP: 1_000,
+    ApiKey.SYNC_GROUP: 2_000,
+    ApiKey.LEAVE_GROUP: 2_000,
+}
 READ_ONLY = "this node serves an archive, which cannot be written to"
 
 
@@ -79,25 +93,31 @@ class Request:
     def may_join(self, group_id: str) -> bool:
         return group_id in self.user.groups
 
-    def read(self, table: Structure | None = None) -> Fields:
-        """Read by its API's schema, or by `table`. Raises WireError."""
+    async def read(self, table: Structure | None = None) -> Fields:
+        """Read by its API's schema, or by `table`, in steps. Raises WireError."""
         head = self.head
-        return read_request(
+        if len(self.payload) > READ_AT_ONCE_BYTES_MAX:
+            await a_turn()
+        steps = read_request(
             table or request_of(head.api_key),
             self.take_payload(),
             head.body_position,
             head.api_key,
             head.api_version,
+            ELEMENTS_MAX_OF.get(head.api_key, ELEMENTS_MAX),
         )
+        return await in_steps(steps)
 
     def take_payload(self) -> bytes:
         payload, self.payload = self.payload, b""
         return payload
 
-    def respond(self, values: dict[str, Any]) -> Sequence[Buffer]:
+    async def respond(self, values: dict[str, Any]) -> Sequence[Buffer]:
+        """Written in steps."""
         head = self.head
-        table = response_of(head.api_key)
-        return [write_response(table, values, head.api_key, head.api_version, head.correlation_id)]
+        table, key = response_of(head.api_key), head.api_key
+        steps = write_response(table, values, key, head.api_version, head.correlation_id)
+        return [await in_steps(steps)]
 
 
 class RequestRefused(Exception):

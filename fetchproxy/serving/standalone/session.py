@@ -157,7 +157,7 @@ class StandaloneSession(ClientSession):
         """Raises RequestRefused, WireError."""
         key = request.head.api_key
         if key == ApiKey.SASL_HANDSHAKE:
-            pieces, goes_on = handshake(login, request)
+            pieces, goes_on = await handshake(login, request)
             self._ended = not goes_on
             return pieces
         if key != ApiKey.SASL_AUTHENTICATE:
@@ -168,7 +168,7 @@ class StandaloneSession(ClientSession):
             self._ended = True
             ARCHIVE_ONLY_LOGINS.labels("refused").inc()
             self._say_closed("login_refused", kind=str(refused), user=login.name)
-            return login_refusal(request, login.mechanism)
+            return await login_refusal(request, login.mechanism)
         if login.user is not None:
             self.share.payer = f"User:{login.user.name}"
             self.requests.bytes_max = self._parts.limits.request_bytes_max

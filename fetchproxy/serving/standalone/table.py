@@ -50,13 +50,13 @@ API_VERSIONS_REQUEST = Structure(
 
 
 async def _api_versions(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read(API_VERSIONS_REQUEST)
+    asked = await request.read(API_VERSIONS_REQUEST)
     name = asked.get("client_software_name", "")
     request.share.software_is(name, asked.get("client_software_version", ""))
     if asked["cluster_id"] not in (None, parts.cluster_id) or (
         asked["node_id"] not in (_ANY_NODE, NODE_ID)
     ):
-        return request.respond({"error_code": ErrorCode.REBOOTSTRAP_REQUIRED, "api_keys": ()})
+        return await request.respond({"error_code": ErrorCode.REBOOTSTRAP_REQUIRED, "api_keys": ()})
     ranges = {api.key: (api.lowest, api.highest) for api in ADVERTISED.values()}
     if parts.logins is not None:
         ranges |= LOGIN_VERSIONS
@@ -64,7 +64,7 @@ async def _api_versions(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
         {"api_key": key, "min_version": low, "max_version": high}
         for key, (low, high) in sorted(ranges.items())
     ]
-    return request.respond({"api_keys": offered})
+    return await request.respond({"api_keys": offered})
 
 
 def too_new(head: RequestHead) -> Sequence[Buffer] | None:
@@ -85,40 +85,40 @@ LOGIN_VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
 _FAILED = "Authentication failed: invalid credentials with SASL mechanism"
 
 
-def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], bool]:
+async def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], bool]:
     """The answer, and whether the connection goes on."""
     if request.version == 0:
         values = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "mechanisms": ()}
-        return request.respond(values), False
+        return await request.respond(values), False
     if request.version > LOGIN_VERSIONS[ApiKey.SASL_HANDSHAKE][1]:
         raise RequestRefused(request.head, "no such version")
-    known = login.choose(request.read()["mechanism"])
+    known = login.choose((await request.read())["mechanism"])
     error = ErrorCode.NONE if known else ErrorCode.UNSUPPORTED_SASL_MECHANISM
     values = {"error_code": error, "mechanisms": login.mechanisms}
-    return request.respond(values), known
+    return await request.respond(values), known
 
 
 async def authenticate(login: Login, request: Request) -> Sequence[Buffer]:
     """Raises LoginRefused, RequestRefused, WireError."""
     if request.version > LOGIN_VERSIONS[ApiKey.SASL_AUTHENTICATE][1]:
         raise RequestRefused(request.head, "no such version")
-    token = await login.step(request.read()["auth_bytes"], request.client_id)
-    return request.respond({"auth_bytes": token})
+    token = await login.step((await request.read())["auth_bytes"], request.client_id)
+    return await request.respond({"auth_bytes": token})
 
 
-def login_refusal(request: Request, mechanism: str | None) -> Sequence[Buffer]:
+async def login_refusal(request: Request, mechanism: str | None) -> Sequence[Buffer]:
     """Says no more than a broker: not whether the user or the password is wrong."""
     values = {
         "error_code": ErrorCode.SASL_AUTHENTICATION_FAILED,
         "error_message": f"{_FAILED} {mechanism or 'none'}",
     }
-    return request.respond(values)
+    return await request.respond(values)
 
 
 async def _refuse_handshake(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """For a client that has logged in or need not, as from a broker's plaintext listener."""
     values = {"error_code": ErrorCode.ILLEGAL_SASL_STATE, "mechanisms": ()}
-    return request.respond(values)
+    return await request.respond(values)
 
 
 async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -126,7 +126,7 @@ async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence
 
     Such a request has no answer, and silence would mean success.
     """
-    asked = request.read()
+    asked = await request.read()
     if asked["acks"] == 0:
         raise RequestRefused(request.head, f"{READ_ONLY}; acks=0 wants no answer")
     refusal = {
@@ -144,7 +144,7 @@ async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence
         }
         for topic in elements(asked["topic_data"])
     ]
-    return request.respond({"responses": topics})
+    return await request.respond({"responses": topics})
 
 
 ADVERTISED: Mapping[int, ServedApi] = {

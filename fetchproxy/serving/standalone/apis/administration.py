@@ -23,6 +23,8 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.runtime.loop import each_of
+from fetchproxy.serving.standalone.apis.lookups import TOPICS_AT_ONCE
 from fetchproxy.serving.standalone.handling import (
     NODE_ID,
     READ_ONLY,
@@ -42,9 +44,9 @@ def _each(asked: str, answered: str, *kept: str, refusal: Mapping[str, Any] = _R
     """Refuses each element of the request's array `asked`; `kept`: its fields in the answer."""
 
     async def refuse(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-        found = elements(request.read()[asked])
+        found = elements((await request.read())[asked])
         results = [{**refusal, **{name: one[name] for name in kept}} for one in found]
-        return request.respond({answered: results})
+        return await request.respond({answered: results})
 
     return refuse
 
@@ -53,16 +55,16 @@ def _always(**answer: Any) -> Handler:
     """The same answer to everybody."""
 
     async def respond(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-        return request.respond(answer)
+        return await request.respond(answer)
 
     return respond
 
 
 async def _delete_topics(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read()
+    asked = await request.read()
     topics = [_REFUSAL | topic for topic in elements(asked["topics"])]
     topics += [_REFUSAL | {"name": name} for name in elements(asked["topic_names"])]
-    return request.respond({"responses": topics})
+    return await request.respond({"responses": topics})
 
 
 async def _delete_records(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -75,15 +77,15 @@ async def _delete_records(parts: ArchiveOnlyParts, request: Request) -> Sequence
                 for partition in elements(topic["partitions"])
             ],
         }
-        for topic in elements(request.read()["topics"])
+        for topic in elements((await request.read())["topics"])
     ]
-    return request.respond({"topics": topics})
+    return await request.respond({"topics": topics})
 
 
 async def _alter_scram_credentials(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = request.read()
+    asked = await request.read()
     names = {one["name"] for one in (*elements(asked["deletions"]), *elements(asked["upsertions"]))}
-    return request.respond({"results": [_REFUSAL | {"user": name} for name in sorted(names)]})
+    return await request.respond({"results": [_REFUSAL | {"user": name} for name in sorted(names)]})
 
 
 async def _describe_scram_credentials(
@@ -94,8 +96,8 @@ async def _describe_scram_credentials(
         "error_code": ErrorCode.RESOURCE_NOT_FOUND,
         "error_message": "an archive has no users that clients can describe",
     }
-    users = elements(request.read()["users"])
-    return request.respond({"results": [missing | {"user": user["name"]} for user in users]})
+    users = elements((await request.read())["users"])
+    return await request.respond({"results": [missing | {"user": user["name"]} for user in users]})
 
 
 async def _elect_leaders(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -113,9 +115,9 @@ async def _elect_leaders(parts: ArchiveOnlyParts, request: Request) -> Sequence[
             "topic": topic["topic"],
             "partition_result": [result(topic["topic"], n) for n in elements(topic["partitions"])],
         }
-        for topic in elements(request.read()["topic_partitions"])
+        for topic in elements((await request.read())["topic_partitions"])
     ]
-    return request.respond({"replica_election_results": results})
+    return await request.respond({"replica_election_results": results})
 
 
 async def _describe_producers(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -133,30 +135,32 @@ async def _describe_producers(parts: ArchiveOnlyParts, request: Request) -> Sequ
                 partition(topic["name"], number) for number in elements(topic["partition_indexes"])
             ],
         }
-        for topic in elements(request.read()["topics"])
+        for topic in elements((await request.read())["topics"])
     ]
-    return request.respond({"topics": topics})
+    return await request.respond({"topics": topics})
 
 
 async def _describe_transactions(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     missing = {"error_code": ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, "producer_id": -1}
-    ids = elements(request.read()["transactional_ids"])
-    return request.respond({"transaction_states": [missing | {"transactional_id": i} for i in ids]})
+    ids = elements((await request.read())["transactional_ids"])
+    return await request.respond(
+        {"transaction_states": [missing | {"transactional_id": i} for i in ids]}
+    )
 
 
 _TOPIC, _BROKER = 2, 4  # ConfigResource.Type
 
 
 async def _list_config_resources(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = elements(request.read().get("resource_types"))
+    asked = elements((await request.read()).get("resource_types"))
     if request.version == 0:
-        return request.respond({"config_resources": ()})  # client metrics only
+        return await request.respond({"config_resources": ()})  # client metrics only
     found = [{"resource_name": str(NODE_ID), "resource_type": _BROKER}]
     for name in parts.archive.catalogue.by_name:
         if request.may_read(name):
             found.append({"resource_name": name, "resource_type": _TOPIC})
     shown = [one for one in found if not asked or one["resource_type"] in asked]
-    return request.respond({"config_resources": shown})
+    return await request.respond({"config_resources": shown})
 
 
 # The name of the one log dir. The store's URL is not shown to clients.
@@ -168,23 +172,24 @@ async def _describe_log_dirs(parts: ArchiveOnlyParts, request: Request) -> Seque
 
     A partition that the store has not shown yet is left out, as one that a broker does not have.
     """
-    asked, by_name = request.read()["topics"], parts.archive.catalogue.by_name
+    asked, by_name = (await request.read())["topics"], parts.archive.catalogue.by_name
     if asked is None:
         wanted = {name: range(topic.partition_count) for name, topic in by_name.items()}
     else:
         wanted = {topic["topic"]: topic["partitions"] for topic in asked}
     tips: list[TopicIdPartition] = []
-    for name, numbers in wanted.items():
+    async for name, numbers in each_of(wanted.items(), TOPICS_AT_ONCE):
         topic = by_name.get(name) if request.may_read(name) else None
         found = (topic.partition(number) for number in numbers) if topic is not None else ()
         tips += [tip for tip in found if tip is not None]
     topics: dict[str, list[Fields]] = {}
-    for tip, view in (await parts.archive.views(tips)).items():
+    views = await parts.archive.views(tips)
+    async for tip, view in each_of(views.items()):
         if not isinstance(view, RemoteStorageError):
             size = {"partition_index": tip.partition, "partition_size": _size_bytes(view)}
             topics.setdefault(tip.topic, []).append(size)
     shown = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
-    return request.respond({"results": [{"log_dir": _LOG_DIR, "topics": shown}]})
+    return await request.respond({"results": [{"log_dir": _LOG_DIR, "topics": shown}]})
 
 
 def _size_bytes(view: PartitionView) -> int:

@@ -11,7 +11,9 @@ from fetchproxy_protocol.apis import ApiKey, ErrorCode
 from fetchproxy_protocol.messages import elements
 from fetchproxy_protocol.primitives import Buffer
 
+from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.limits import StandaloneLimits
+from fetchproxy.serving.standalone.committed_offsets import OffsetKey
 from fetchproxy.serving.standalone.groups import (
     ClassicGroup,
     GroupState,
@@ -35,7 +37,7 @@ _MANY_GROUPS_FROM = 4
 
 async def _find_coordinator(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """This node, for every group. There are no transactions and no share groups."""
-    asked = request.read()
+    asked = await request.read()
     found: dict[str, Any] = {
         "node_id": NODE_ID,
         "host": request.host,
@@ -57,7 +59,7 @@ async def _find_coordinator(parts: ArchiveOnlyParts, request: Request) -> Sequen
         found = {"coordinators": every}
     elif not request.may_join(asked["key"]):
         found = refused
-    return request.respond(found)
+    return await request.respond(found)
 
 
 def _no_coordinator(error: ErrorCode, message: str) -> dict[str, Any]:
@@ -72,16 +74,18 @@ _REBALANCE_TIMEOUT_MIN_S = 0.1  # so that a group with zero does not spin
 
 async def _join_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """Checks that need no group, then the group's own rules (`groups`)."""
-    group_id, join = _join_of(parts.limits, request)
+    group_id, join = await _join_of(parts.limits, request)
     reply = join if isinstance(join, JoinReply) else await parts.groups.join(group_id, join)
     if reply.protocol_name is None and request.version < _NULL_PROTOCOL_FROM:
         reply = reply._replace(protocol_name="")
-    return request.respond(reply._asdict())
+    return await request.respond(reply._asdict())
 
 
-def _join_of(limits: StandaloneLimits, request: Request) -> tuple[str, JoinRequest | JoinReply]:
+async def _join_of(
+    limits: StandaloneLimits, request: Request
+) -> tuple[str, JoinRequest | JoinReply]:
     """The group and the join request, or the refusal. Frees the fields before the wait."""
-    asked = request.read()
+    asked = await request.read()
     group_id, session_ms = asked["group_id"], asked["session_timeout_ms"]
     low, high = limits.group_session_timeout_min_ms, limits.group_session_timeout_max_ms
     error = ErrorCode.NONE
@@ -111,7 +115,7 @@ def _join_of(limits: StandaloneLimits, request: Request) -> tuple[str, JoinReque
 
 async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """The leader brings the assignments, every member gets its own (`groups`)."""
-    asked = request.read()
+    asked = await request.read()
     group_id = asked["group_id"]
     sync = SyncRequest(
         Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"]),
@@ -124,17 +128,17 @@ async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
         reply = await parts.groups.sync(group_id, sync)
     else:
         reply = SyncReply(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-    return request.respond(reply._asdict())
+    return await request.respond(reply._asdict())
 
 
 async def _heartbeat(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """A member shows that it lives, and learns of a rebalance under way (27)."""
-    asked = request.read()
+    asked = await request.read()
     member = Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"])
     error = ErrorCode.GROUP_AUTHORIZATION_FAILED
     if request.may_join(asked["group_id"]):
         error = parts.groups.heartbeat(asked["group_id"], member)
-    return request.respond({"error_code": error})
+    return await request.respond({"error_code": error})
 
 
 _MANY_MEMBERS_FROM = 3
@@ -142,14 +146,14 @@ _MANY_MEMBERS_FROM = 3
 
 async def _leave_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """Members leave, from v3 on several at once; static ones may leave by their instance id."""
-    asked = request.read()
+    asked = await request.read()
     if not request.may_join(asked["group_id"]):
         refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": ()}
-        return request.respond(refused)
+        return await request.respond(refused)
     if request.version < _MANY_MEMBERS_FROM:
         errors = parts.groups.leave(asked["group_id"], [(asked["member_id"], None)])
         error = ErrorCode.UNKNOWN_MEMBER_ID if errors is None else errors[0]
-        return request.respond({"error_code": error})
+        return await request.respond({"error_code": error})
     members = [(m["member_id"], m["group_instance_id"]) for m in elements(asked["members"])]
     errors = parts.groups.leave(asked["group_id"], members)
     if errors is None:
@@ -158,7 +162,7 @@ async def _leave_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
         {"member_id": member_id, "group_instance_id": instance, "error_code": error}
         for (member_id, instance), error in zip(members, errors, strict=True)
     ]
-    return request.respond({"members": results})
+    return await request.respond({"members": results})
 
 
 _CLASSIC = "classic"
@@ -166,12 +170,10 @@ _CLASSIC = "classic"
 
 async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """Groups with members, and groups with commits."""
-    asked = request.read()
+    asked = await request.read()
     states = {state.lower() for state in elements(asked["states_filter"])}
     types = {kind.lower() for kind in elements(asked["types_filter"])}
-    found = {
-        group_id: ("consumer", GroupState.EMPTY) for group_id in sorted(parts.offsets.groups())
-    }
+    found = dict.fromkeys(parts.offsets.groups(), ("consumer", GroupState.EMPTY))
     for group in parts.groups.by_id.values():
         found[group.group_id] = (group.protocol_type or "", group.state)
     groups = [
@@ -181,22 +183,27 @@ async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
             "group_state": state.value,
             "group_type": _CLASSIC,
         }
-        for group_id, (protocol_type, state) in found.items()
+        async for group_id, (protocol_type, state) in each_of(found.items())
         if request.may_join(group_id)
         and (not states or state.value.lower() in states)
         and (not types or _CLASSIC in types)
     ]
-    return request.respond({"groups": groups})
+    return await request.respond({"groups": groups})
 
 
+# Groups described in a step: a group has 1,000 members at most.
+GROUPS_AT_ONCE = 2
 _NOT_FOUND_FROM = 6  # before, an unknown group is Dead without an error
 
 
 async def _describe_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """A group's members. A group with only commits is Empty, any other unknown group Dead."""
-    asked = elements(request.read()["groups"])
-    groups = [_described_group(parts, request, group_id) for group_id in dict.fromkeys(asked)]
-    return request.respond({"groups": groups})
+    asked = elements((await request.read())["groups"])
+    groups = [
+        _described_group(parts, request, group_id)
+        async for group_id in each_of(dict.fromkeys(asked), GROUPS_AT_ONCE)
+    ]
+    return await request.respond({"groups": groups})
 
 
 def _described_group(parts: ArchiveOnlyParts, request: Request, group_id: str) -> dict[str, Any]:
@@ -243,27 +250,27 @@ def _members(group: ClassicGroup) -> list[dict[str, Any]]:
 
 
 async def _delete_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """Forgets all commits of groups that have no members."""
-    results = []
-    for group_id in elements(request.read()["groups_names"]):
-        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
-        if request.may_join(group_id):
-            error = await _delete_group(parts, group_id)
-        results.append({"group_id": group_id, "error_code": error})
-    return request.respond({"results": results})
-
-
-async def _delete_group(parts: ArchiveOnlyParts, group_id: str) -> ErrorCode:
-    if group_id in parts.groups.by_id:
-        return ErrorCode.NON_EMPTY_GROUP
-    keys = [key for key, _ in parts.offsets.of_group(group_id)]
-    if not keys:
-        return ErrorCode.GROUP_ID_NOT_FOUND
-    try:
-        await parts.offsets.commit(dict.fromkeys(keys))
-    except OSError:
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    return ErrorCode.NONE
+    """Forgets all commits of groups that have no members, with one write for all."""
+    errors: dict[str, ErrorCode] = {}
+    keys: list[OffsetKey] = []
+    async for group_id in each_of(dict.fromkeys(elements((await request.read())["groups_names"]))):
+        errors[group_id] = ErrorCode.NONE
+        if not request.may_join(group_id):
+            errors[group_id] = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        elif group_id in parts.groups.by_id:
+            errors[group_id] = ErrorCode.NON_EMPTY_GROUP
+        elif not parts.offsets.has_group(group_id):
+            errors[group_id] = ErrorCode.GROUP_ID_NOT_FOUND
+        else:
+            keys += [key for key, _ in parts.offsets.of_group(group_id)]
+    if keys:
+        try:
+            await parts.offsets.commit(dict.fromkeys(keys))
+        except OSError:
+            failed = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            errors |= {group_id: failed for group_id, error in errors.items() if not error}
+    results = [{"group_id": group_id, "error_code": error} for group_id, error in errors.items()]
+    return await request.respond({"results": results})
 
 
 APIS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -11,6 +11,7 @@ from fetchproxy_protocol.messages import Fields, elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.observability.metrics import LIMITS_REACHED
+from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.standalone.committed_offsets import CommittedOffset, OffsetKey, OffsetsFull
 from fetchproxy.serving.standalone.groups import Membership
 from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
@@ -24,7 +25,7 @@ async def _offset_commit(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     Members of a generation are checked (`groups`). A reader that assigns itself partitions commits
     without a generation, as long as the group has no members.
     """
-    asked = request.read()
+    asked = await request.read()
     group = asked["group_id"]
     member = Membership(
         asked["member_id"], asked["group_instance_id"], asked["generation_id_or_member_epoch"]
@@ -34,17 +35,22 @@ async def _offset_commit(parts: ArchiveOnlyParts, request: Request) -> Sequence[
         refused = parts.groups.check_commit(group, member)
     changes: dict[OffsetKey, CommittedOffset | None] = {}
     errors: dict[OffsetKey, ErrorCode] = {}
-    for topic in elements(asked["topics"]):
-        for partition in elements(topic["partitions"]):
-            key = OffsetKey(group, topic["name"], partition["partition_index"])
-            error, committed = _committed(parts, request, key, partition)
-            errors[key] = error if refused is ErrorCode.NONE else refused
-            if errors[key] is ErrorCode.NONE:
-                changes[key] = committed
+    async for name, partition in each_of(_partitions(asked["topics"])):
+        key = OffsetKey(group, name, partition["partition_index"])
+        error, committed = _committed(parts, request, key, partition)
+        errors[key] = error if refused is ErrorCode.NONE else refused
+        if errors[key] is ErrorCode.NONE:
+            changes[key] = committed
     failed = await _commit(parts, changes)
     if failed is not ErrorCode.NONE:
         errors |= dict.fromkeys(changes, failed)
-    return request.respond({"topics": _by_topic(errors)})
+    return await request.respond({"topics": _by_topic(errors)})
+
+
+def _partitions(topics: Sequence[Fields] | None) -> Iterator[tuple[str, Fields]]:
+    for topic in elements(topics):
+        for partition in elements(topic["partitions"]):
+            yield topic["name"], partition
 
 
 def _committed(
@@ -97,19 +103,19 @@ async def _offset_fetch(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
 
     A commit belongs to the incarnation of the topic that had the name at that time.
     """
-    asked = request.read()
+    asked = await request.read()
     if request.version < _MANY_GROUPS_FROM:
         topics = asked["topics"] if request.version >= _ALL_TOPICS_FROM else asked["topics"] or []
-        return request.respond(_fetch(parts, request, asked["group_id"], topics))
+        return await request.respond(await _fetch(parts, request, asked["group_id"], topics))
     wanted = {one["group_id"]: one["topics"] for one in elements(asked["groups"])}
     groups = [
-        {"group_id": group_id} | _fetch(parts, request, group_id, topics)
+        {"group_id": group_id} | await _fetch(parts, request, group_id, topics)
         for group_id, topics in wanted.items()
     ]
-    return request.respond({"groups": groups})
+    return await request.respond({"groups": groups})
 
 
-def _fetch(
+async def _fetch(
     parts: ArchiveOnlyParts, request: Request, group: str, topics: Sequence[Fields] | None
 ) -> dict[str, Any]:
     """`topics` None: all topics that the group has committed."""
@@ -120,7 +126,7 @@ def _fetch(
         return {"error_code": error, "topics": _refused(refused, error)}
     by_name: dict[str, list[int]] = {}
     if topics is None:
-        for key, committed in parts.offsets.of_group(group):
+        async for key, committed in each_of(list(parts.offsets.of_group(group))):
             if not request.may_read(key.topic):
                 continue
             if _current(parts, key.topic, committed) is not None:
@@ -128,11 +134,11 @@ def _fetch(
     else:
         by_name = {t["name"]: list(elements(t["partition_indexes"])) for t in topics}
     hidden = {n: by_name.pop(n) for n in list(by_name) if not request.may_read(n)}
-    found = [
-        {"name": name, "partitions": [_partition(parts, group, name, p) for p in numbers]}
-        for name, numbers in by_name.items()
-    ]
-    return {"topics": found + _refused(hidden, ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in by_name}
+    async for name, number in each_of((n, p) for n, numbers in by_name.items() for p in numbers):
+        found[name].append(_partition(parts, group, name, number))
+    shown = [{"name": name, "partitions": partitions} for name, partitions in found.items()]
+    return {"topics": shown + _refused(hidden, ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
 
 
 def _refused(by_name: Mapping[str, list[int]], error: ErrorCode) -> list[dict[str, Any]]:
@@ -176,20 +182,19 @@ async def _offset_delete(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     Kafka refuses it for topics that members still read. Here the whole request is refused if the
     group has members, because their subscriptions are not decoded.
     """
-    asked = request.read()
+    asked = await request.read()
     group = asked["group_id"]
     error = ErrorCode.NONE
     if not request.may_join(group):
         refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": ()}
-        return request.respond(refused)
+        return await request.respond(refused)
     if group in parts.groups.by_id:
         error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     elif not parts.offsets.has_group(group):
-        return request.respond({"error_code": ErrorCode.GROUP_ID_NOT_FOUND, "topics": ()})
+        return await request.respond({"error_code": ErrorCode.GROUP_ID_NOT_FOUND, "topics": ()})
     keys = [
-        OffsetKey(group, topic["name"], partition["partition_index"])
-        for topic in elements(asked["topics"])
-        for partition in elements(topic["partitions"])
+        OffsetKey(group, name, partition["partition_index"])
+        async for name, partition in each_of(_partitions(asked["topics"]))
     ]
     if error is ErrorCode.NONE:
         try:
@@ -211,7 +216,7 @@ async def _offset_delete(parts: ArchiveOnlyParts, request: Request) -> Sequence[
         }
         for key in keys
     ]
-    return request.respond({"topics": topics})
+    return await request.respond({"topics": topics})
 
 
 APIS = (

@@ -78,7 +78,7 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
             }
         )
     values = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
-    return request.respond({"topics": values})
+    return await request.respond({"topics": values})
 
 
 def _readable(
@@ -150,7 +150,7 @@ async def _offset_for_leader_epoch(parts: ArchiveOnlyParts, request: Request) ->
             partition,
             _readable(parts, request, topic["topic"], partition["partition"]),
         )
-        for topic in elements(request.read()["topics"])
+        for topic in elements((await request.read())["topics"])
         for partition in elements(topic["partitions"])
     ]
     views = await parts.archive.views(tip for _, _, tip in asked if tip is not None)
@@ -160,7 +160,7 @@ async def _offset_for_leader_epoch(parts: ArchiveOnlyParts, request: Request) ->
         end = _end_offset(view, partition, request.missing(name))
         topics.setdefault(name, []).append(end)
     values = [{"topic": name, "partitions": partitions} for name, partitions in topics.items()]
-    return request.respond({"topics": values})
+    return await request.respond({"topics": values})
 
 
 def _end_offset(

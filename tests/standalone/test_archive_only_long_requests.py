@@ -1,0 +1,93 @@
+"""A request of as many elements as are allowed is read, looked up and answered in steps, and one
+that names more than real clients do is refused by its counts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+import pytest
+from blown_messages import Shape, request
+from fetchproxy_protocol.apis import ApiKey, MalformedMessage
+from fetchproxy_protocol.messages import ELEMENTS_A_STEP, ELEMENTS_MAX, read_request
+from served_archive import Client, serve_archive
+from test_archive_only_apis import plant
+
+from fetchproxy.runtime.loop import at_once
+from fetchproxy.serving.standalone.handling import ELEMENTS_MAX_OF
+from fetchproxy.serving.standalone.schemas import request_of
+
+# A request with so many elements in the array; those of OffsetCommit have one each within them.
+LONG = [
+    (ApiKey.METADATA, 8, "Topics", ELEMENTS_MAX),
+    (ApiKey.OFFSET_COMMIT, 7, "Topics", ELEMENTS_MAX // 2),
+    (ApiKey.FIND_COORDINATOR, 4, "CoordinatorKeys", ELEMENTS_MAX),
+    (ApiKey.DELETE_GROUPS, 2, "GroupsNames", ELEMENTS_MAX),
+]
+
+
+async def turns_of(client: Client, frame: bytes) -> int:
+    """Turns of the loop between the request and the whole answer."""
+    turns, over = 0, asyncio.Event()
+
+    async def count() -> None:
+        nonlocal turns
+        while not over.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    client.writer.write(frame)
+    assert (await client.receive())[:4] == struct.pack(">i", 7)
+    over.set()
+    await counting
+    return turns
+
+
+@pytest.mark.parametrize(("key", "version", "array", "count"), LONG)
+async def test_a_long_request_takes_many_turns(
+    key: ApiKey, version: int, array: str, count: int
+) -> None:
+    shape = Shape(long=(array,), elements_max=count)
+    frame = request(key, version, shape)
+    async with serve_archive(await plant()) as served:
+        turns = await turns_of(await served.client(), frame)
+    assert turns >= 2 * ELEMENTS_MAX / ELEMENTS_A_STEP  # to read it, and to write the answer
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "array"),
+    [
+        (ApiKey.JOIN_GROUP, 5, "Protocols"),
+        (ApiKey.SYNC_GROUP, 3, "Assignments"),
+        (ApiKey.LEAVE_GROUP, 3, "Members"),
+    ],
+)
+def test_a_group_request_names_no_more_than_a_group_has(
+    key: ApiKey, version: int, array: str
+) -> None:
+    def read(count: int) -> int:
+        frame = request(key, version, Shape(long=(array,), elements_max=count))
+        at = 4 + 10 + len(b"hostile")
+        steps = read_request(request_of(key), frame, at, key, version, ELEMENTS_MAX_OF[key])
+        return len(at_once(steps)[array.lower()])
+
+    most = ELEMENTS_MAX_OF[key]
+    assert read(most) == most
+    with pytest.raises(MalformedMessage, match="elements"):
+        read(most + 1)
+
+
+async def test_a_crowd_of_connections_is_accepted_some_in_a_turn() -> None:
+    async with serve_archive(await plant()) as served:
+        # By the kernel alone: the loop has no turn meanwhile.
+        crowd = [socket.create_connection(("127.0.0.1", served.server.port)) for _ in range(300)]
+        most, before = 0, served.server.connections
+        while served.server.connections < len(crowd):
+            await asyncio.sleep(0)
+            most = max(most, served.server.connections - before)
+            before = served.server.connections
+        for each in crowd:
+            each.close()
+    assert most <= 64
