@@ -166,7 +166,7 @@ class CommittedOffsets:
 
     def _drop_keys(self, commits: Iterable[_Commit]) -> None:
         for commit in commits:
-            for key in commit.changes:
+            for key in [key for key, new in commit.changes.items() if new is None]:
                 keys = self._keys.get(key.group)
                 if keys is not None and key not in self._offsets:
                     keys.pop(key, None)
