@@ -85,6 +85,9 @@ RECENT_EVENTS = RecentEvents()
 log = structlog.get_logger(__name__)
 
 WARNING_INTERVAL_S = 60.0
+# Lines of one event in that time, whatever they are about. A request may name thousands of topics,
+# and a line takes 0.1 ms.
+EVENT_LINES_MAX = 100
 WARNINGS_KNOWN_MAX = 1_000  # above it, the oldest is forgotten and may be logged again
 
 
@@ -95,11 +98,15 @@ class SparingWarnings:
         self._clock = clock
         # (when it was last logged, how often it was suppressed since)
         self._logged: LRUCache[Hashable, tuple[float, int]] = LRUCache(WARNINGS_KNOWN_MAX)
+        # By event: when its first line of the present interval was logged, lines since then, and
+        # how many more were suppressed. Events are constants, so there are few.
+        self._lines: dict[str, tuple[float, int, int]] = {}
 
     def warn(self, event: str, about: Hashable, **context: object) -> None:
-        """Log `event`, unless it was logged about the same thing within WARNING_INTERVAL_S.
+        """Log `event`, unless it was logged about the same thing within WARNING_INTERVAL_S, or
+        EVENT_LINES_MAX times about others.
 
-        The next line then says how many events were `suppressed`.
+        The next line then says how many events were `suppressed`, or `suppressed_of_others`.
         """
         self._say(log.warning, event, about, context)
 
@@ -115,6 +122,15 @@ class SparingWarnings:
         if now - at < WARNING_INTERVAL_S:
             self._logged[event, about] = at, suppressed + 1
             return
+        since, lines, others = self._lines.get(event, (now, 0, 0))
+        if now - since >= WARNING_INTERVAL_S:
+            since, lines = now, 0
+        if lines >= EVENT_LINES_MAX:
+            self._lines[event] = since, lines, others + 1
+            return
+        if others:
+            context["suppressed_of_others"] = others
+        self._lines[event] = since, lines + 1, 0
         if suppressed:
             context["suppressed"] = suppressed
         self._logged[event, about] = now, 0
