@@ -48,39 +48,54 @@ COORDINATORS_MAX = 100_000
 ELEMENTS_A_STEP = 100
 
 
-class Located(NamedTuple):
-    """The addresses in an answer. `tags_at`: where Produce's last tagged fields begin, which have
-    a size before them; else 0.
+class Located:
+    """The addresses in an answer, in order. `nodes`: each once. `tags_at`: where Produce's last
+    tagged fields begin, which have a size before them; else 0.
     """
 
-    places: list[Place]
-    tags_at: int = 0
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self.nodes: dict[NodeAddress, None] = {}
+        self.tags_at = 0
 
-    @property
-    def nodes(self) -> list[NodeAddress]:
-        return [place[:3] for place in self.places]
+    def add(self, place: Place) -> None:
+        if _is_address(place):
+            self.places.append(place)
+            self.nodes[place[:3]] = None
 
 
-Locating = Generator[None, None, Located]
+Steps = Generator[None, None, None]
 
 
-def locate_addresses(payload: Buffer, api_key: int, api_version: int) -> Locating:
-    """Every node's address in the answer, in order. In steps. Raises `WireError`."""
-    cursor = response_body(payload, api_key, api_version)
-    found = yield from _LOCATE[api_key](cursor, api_version)
-    return found._replace(places=[place for place in found.places if _is_address(place)])
+def locate_addresses(
+    payload: Buffer, api_key: int, api_version: int
+) -> Generator[None, None, Located]:
+    """In steps. Raises `WireError`."""
+    found = Located()
+    yield from _LOCATE[api_key](response_body(payload, api_key, api_version), api_version, found)
+    return found
 
 
 def splice_addresses(
     payload: Buffer, api_key: int, api_version: int, found: Located, lookup: Lookup
-) -> bytes:
-    """The answer with each address replaced by the result of `lookup`. Raises `WireError`."""
+) -> Generator[None, None, bytes]:
+    """The answer with each address replaced by the result of `lookup`, in steps. Raises
+    `WireError`.
+    """
     if found.tags_at:
         view = memoryview(payload)
         tags = splice_node_endpoints_tag(view[found.tags_at :], lookup)
         return b"".join((view[: found.tags_at], tags))
     flexible = is_flexible(api_key, api_version)
-    return b"".join(_replaced(payload, 0, len(payload), found.places, flexible, lookup))
+    pieces: list[Buffer] = []
+    start = 0
+    for first in range(0, len(found.places), ELEMENTS_A_STEP):
+        if first:
+            yield
+        some = found.places[first : first + ELEMENTS_A_STEP]
+        pieces += _replaced(payload, start, some[-1].end, some, flexible, lookup)
+        start = some[-1].end
+    return b"".join([*pieces, memoryview(payload)[start:]])
 
 
 def read_place(cursor: Cursor, flexible: bool) -> Place:
@@ -181,23 +196,21 @@ def hide_node_endpoints(tags: bytes) -> bytes:
     return bytes(out)
 
 
-def _in_metadata(cursor: Cursor, version: int) -> Locating:
+def _in_metadata(cursor: Cursor, version: int, found: Located) -> Steps:
     """The brokers come first; the topics after them are not read."""
     flexible = version >= 9
     if version >= 3:
         cursor.skip(4, "throttle time")
-    places = []
     for number in range(_count(cursor, flexible, NODES_MAX)):
         if number % ELEMENTS_A_STEP == ELEMENTS_A_STEP - 1:
             yield
-        places.append(read_place(cursor, flexible))
+        found.add(read_place(cursor, flexible))
         if version >= 1:
             cursor.skip_string(flexible)
         cursor.skip_tags(flexible)
-    return Located(places)
 
 
-def _in_find_coordinator(cursor: Cursor, version: int) -> Locating:
+def _in_find_coordinator(cursor: Cursor, version: int, found: Located) -> Steps:
     """One address up to v3, one address a key from v4 on (KIP-699)."""
     flexible = version >= 3
     if version >= 1:
@@ -206,20 +219,19 @@ def _in_find_coordinator(cursor: Cursor, version: int) -> Locating:
         cursor.skip(2, "error code")
         if version >= 1:
             cursor.skip_string(flexible)
-        return Located([read_place(cursor, flexible)])
-    places = []
+        found.add(read_place(cursor, flexible))
+        return
     for number in range(_count(cursor, flexible, COORDINATORS_MAX)):
         if number % ELEMENTS_A_STEP == ELEMENTS_A_STEP - 1:
             yield
         cursor.skip_string(flexible)
-        places.append(read_place(cursor, flexible))
+        found.add(read_place(cursor, flexible))
         cursor.skip(2, "error code")
         cursor.skip_string(flexible)
         cursor.skip_tags()
-    return Located(places)
 
 
-def _in_describe_cluster(cursor: Cursor, version: int) -> Locating:
+def _in_describe_cluster(cursor: Cursor, version: int, found: Located) -> Steps:
     """The brokers (KIP-700), or the controllers (KIP-919)."""
     cursor.skip(6, "throttle time and error code")
     cursor.skip_string(flexible=True)
@@ -227,19 +239,19 @@ def _in_describe_cluster(cursor: Cursor, version: int) -> Locating:
         cursor.skip(1, "endpoint type")
     cursor.skip_string(flexible=True)
     cursor.skip(4, "controller id")
-    places = []
     for number in range(_count(cursor, True, NODES_MAX)):
         if number % ELEMENTS_A_STEP == ELEMENTS_A_STEP - 1:
             yield
-        places.append(read_place(cursor, flexible=True))
+        found.add(read_place(cursor, flexible=True))
         cursor.skip_string(flexible=True)
         if version >= 2:
             cursor.skip(1, "is fenced")
         cursor.skip_tags()
-    return Located(places)
 
 
-def _behind_share_topics(cursor: Cursor, lock_timeout: bool, fetched: bool) -> Locating:
+def _behind_share_topics(
+    cursor: Cursor, lock_timeout: bool, fetched: bool, found: Located
+) -> Steps:
     """ShareFetch and ShareAcknowledge (KIP-932): a plain array after all topics."""
     cursor.skip(6, "throttle time and error code")
     cursor.skip_string(flexible=True)
@@ -272,7 +284,8 @@ def _behind_share_topics(cursor: Cursor, lock_timeout: bool, fetched: bool) -> L
         if not passed % ELEMENTS_A_STEP:
             yield
         cursor.skip_tags()
-    return Located(read_node_endpoints(cursor))
+    for place in read_node_endpoints(cursor):
+        found.add(place)
 
 
 # Produce: NodeEndpoints are a tagged field of the whole answer (KIP-951). Records are not read.
@@ -314,9 +327,10 @@ def _behind_single_quiet_partition(buf: Buffer, pos: int, version: int) -> int:
         return 0
 
 
-def _in_produce(cursor: Cursor, version: int) -> Locating:
-    tags_at = yield from _produce_tags(cursor, version)
-    return Located(tagged_node_endpoints(Cursor(cursor.buf, tags_at)), tags_at)
+def _in_produce(cursor: Cursor, version: int, found: Located) -> Steps:
+    found.tags_at = yield from _produce_tags(cursor, version)
+    for place in tagged_node_endpoints(Cursor(cursor.buf, found.tags_at)):
+        found.add(place)
 
 
 def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:
@@ -355,11 +369,13 @@ def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:
     return cursor.pos
 
 
-_LOCATE: dict[int, Callable[[Cursor, int], Locating]] = {
+_LOCATE: dict[int, Callable[[Cursor, int, Located], Steps]] = {
     ApiKey.METADATA: _in_metadata,
     ApiKey.FIND_COORDINATOR: _in_find_coordinator,
     ApiKey.DESCRIBE_CLUSTER: _in_describe_cluster,
     ApiKey.PRODUCE: _in_produce,
-    ApiKey.SHARE_FETCH: lambda cursor, v: _behind_share_topics(cursor, v >= 1, True),
-    ApiKey.SHARE_ACKNOWLEDGE: lambda cursor, v: _behind_share_topics(cursor, v >= 2, False),
+    ApiKey.SHARE_FETCH: lambda cursor, v, found: _behind_share_topics(cursor, v >= 1, True, found),
+    ApiKey.SHARE_ACKNOWLEDGE: lambda cursor, v, found: _behind_share_topics(
+        cursor, v >= 2, False, found
+    ),
 }

@@ -44,12 +44,12 @@ CASES = [
 
 
 def find(payload: Buffer, key: ApiKey, version: int) -> list[NodeAddress]:
-    return at_once(locate_addresses(payload, key, version)).nodes
+    return [place[:3] for place in at_once(locate_addresses(payload, key, version)).places]
 
 
 def splice(payload: Buffer, key: ApiKey, version: int, lookup: Lookup) -> bytes:
     found = at_once(locate_addresses(payload, key, version))
-    return splice_addresses(payload, key, version, found, lookup)
+    return at_once(splice_addresses(payload, key, version, found, lookup))
 
 
 def lookup(node_id: int, host: str, port: int) -> tuple[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 from fetchproxy_protocol.addresses import (
@@ -152,7 +152,7 @@ class AddressMap:
             log.warning("node_port_taken", broker_id=node_id, port=port, error=str(error))
             return await self._open_listener(node_id, 0)
 
-    def heard_of(self, nodes: Sequence[NodeAddress]) -> bool:
+    def heard_of(self, nodes: Collection[NodeAddress]) -> bool:
         """Whether each node has its listener. Remembers the nodes' own addresses."""
         self.brokers.update((node_id, (host, port)) for node_id, host, port in nodes)
         return all(node_id in self.proxied for node_id, _, _ in nodes)
@@ -198,14 +198,14 @@ class ToldAddresses:
         if len(payload) <= READ_AT_ONCE_BYTES_MAX:
             known = at_once(locating)
             if self._nodes.heard_of(known.nodes):
-                return [splice_addresses(payload, api_key, version, known, self.lookup)]
+                return [at_once(splice_addresses(payload, api_key, version, known, self.lookup))]
 
         async def open_and_splice() -> Sequence[Buffer]:
             found = await in_steps(locating) if known is None else known
-            nodes = list(dict.fromkeys(found.nodes))
-            if not self._nodes.heard_of(nodes):
-                await self._nodes.ensure(nodes)
-            return [splice_addresses(payload, api_key, version, found, self.lookup)]
+            if not self._nodes.heard_of(found.nodes):
+                await self._nodes.ensure(found.nodes)
+            splicing = splice_addresses(payload, api_key, version, found, self.lookup)
+            return [await in_steps(splicing)]
 
         return open_and_splice()
 
