@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import socket
+from asyncio.trsock import TransportSocket
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from typing import NamedTuple, Self
@@ -213,8 +214,9 @@ class Listener:
         server = await loop.create_server(factory, self.host, port, backlog=_ACCEPTED_AT_ONCE)
         for listening in server.sockets:
             # asyncio has one number for both; the kernel's may be set again.
-            with socket.socket(fileno=os.dup(listening.fileno())) as same:
-                same.listen(_BACKLOG)
+            if isinstance(listening, TransportSocket):
+                with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                    same.listen(_BACKLOG)
         return server
 
     @property
