@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 
 import structlog
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -127,6 +129,18 @@ _PAGE_FILES = {
 }
 
 
+class _NotOfClients(logging.Filter):
+    """Leaves out what aiohttp says of requests that are no HTTP: any client may send them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
+
+
+_http_log = logging.getLogger("fetchproxy.console.http")
+_http_log.addFilter(_NotOfClients())
+
+
 async def _as_json(status: Status) -> bytes:
     """Encodes in steps, as there may be very many partitions and a condition for each."""
     parts: list[str] = []
@@ -188,6 +202,7 @@ class ConsoleServer:
         self._runner = web.AppRunner(
             app,
             access_log=None,
+            logger=_http_log,
             shutdown_timeout=_SHUTDOWN_SECONDS_MAX,
             keepalive_timeout=0,  # one request a connection, so that time limits apply to it
             # No body reaches it (LimitedConnection): it must not wait for one.

@@ -241,6 +241,21 @@ async def test_nothing_can_be_changed(http: aiohttp.ClientSession, method: str) 
         assert answer.status == 405
 
 
+@pytest.mark.parametrize(
+    "sent", [b"GET /" + b"a" * 100_000, b"\x16\x03\x01 no HTTP\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
+)
+async def test_what_is_no_http_is_not_logged(
+    http: aiohttp.ClientSession, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each such request wrote a traceback into the log."""
+    assert http._base_url is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", http._base_url.port)
+    writer.write(sent + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await reader.read()
+    writer.close()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 async def test_a_taken_port_is_a_clear_error(source: Source) -> None:
     async with ConsoleServer(
         ConsoleConfig(listen="127.0.0.1:0"), source, CollectorRegistry()
