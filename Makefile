@@ -12,11 +12,12 @@ STORE ?= file
 MINUTES ?= 30
 SEED ?=
 EXAMPLES ?= 24
+CASE ?=
 UV := uv==0.13.8
 # Hundreds of processes would each compile all that they import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv check format test test-all oracle strange demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline bench-appetite soak chaos lock clean
+.PHONY: help venv check format test test-all oracle strange bounds demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline bench-appetite soak chaos lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 19
@@ -65,6 +66,10 @@ oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORAC
 strange: venv  ## logs that Kafka may hold, generated, through every part and store; EXAMPLES=N SEED=N for others
 	$(BIN)/python -m lab setup kafka s3 gcs azure
 	STRANGE_EXAMPLES=$(EXAMPLES) STRANGE_SEED=$(or $(SEED),0) $(BIN)/python -m pytest tests/strange $(wildcard tests/*/test_strange_*.py)
+
+bounds: venv  ## generated attacks on running processes; SECONDS=N SEED=N for others, CASE=… for one
+	BOUNDS_SECONDS=$(if $(filter command line,$(origin SECONDS)),$(SECONDS),60) BOUNDS_SEED=$(or $(SEED),0) $(if $(CASE),BOUNDS_CASE=$(CASE)) \
+		$(BIN)/python -m pytest -s tests/bounds -k chosen
 
 demo: venv  ## the whole story in a minute; UPSTREAM=mock|kafka STORE=file|s3|gcs|azure|hdfs
 	$(BIN)/python -m demo --upstream $(UPSTREAM) --store $(STORE)

@@ -1,0 +1,48 @@
+"""Generated attacks leave every process within its bounds (`machine`).
+
+Each run of `make test` tries the same cases; `make bounds` others, for as long as it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+from machine import FAMILIES, Case, Report, cases, run
+
+# Of each victim in `make test`: all of them take half a minute, and less than a minute of CPU.
+CASES_OF_EACH = 12
+AN_HOUR_S = 3_600.0
+
+
+def judge(report: Report) -> None:
+    print(
+        f"{report.cases} cases, {len(report.suspects)} suspects, {len(report.found)} failed; "
+        f"{report.cpu_s:.0f} s of CPU"
+    )
+    assert report.cases
+    assert not report.found, "\n".join(map(str, report.found))
+
+
+def test_a_case_is_the_same_again() -> None:
+    for victim in FAMILIES:
+        case = next(cases(victim, 7))
+        assert Case.of(str(case)) == case
+
+
+def test_some_generated_attacks() -> None:
+    judge(asyncio.run(run(seed=0, each_max=CASES_OF_EACH)))
+
+
+@pytest.mark.skipif("BOUNDS_SECONDS" not in os.environ, reason="only for `make bounds`")
+def test_chosen_attacks() -> None:
+    """BOUNDS_SECONDS, BOUNDS_SEED; BOUNDS_CASE: one case alone, as it was printed."""
+    seconds, seed = float(os.environ["BOUNDS_SECONDS"]), int(os.environ.get("BOUNDS_SEED") or 0)
+    only = os.environ.get("BOUNDS_CASE")
+    judge(asyncio.run(run(seconds, seed, only=Case.of(only) if only else None)))
+
+
+@pytest.mark.slow
+def test_an_hour_of_generated_attacks() -> None:
+    judge(asyncio.run(run(AN_HOUR_S, seed=1)))
