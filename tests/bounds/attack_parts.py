@@ -46,6 +46,8 @@ async def send(writer: asyncio.StreamWriter, frames: Iterable[bytes]) -> None:
     """Gives up if the other side takes nothing for long, or closes."""
     with contextlib.suppress(OSError, TimeoutError):
         for frame in frames:
+            if writer.is_closing():
+                return
             writer.write(frame)
             async with asyncio.timeout(ANSWER_S_MAX):
                 await writer.drain()

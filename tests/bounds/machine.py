@@ -14,9 +14,10 @@ import contextlib
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import behind_attacks
@@ -33,6 +34,7 @@ from victims import (
     Bystander,
     Figures,
     Victim,
+    close_what_is_open,
     users_file,
 )
 
@@ -106,9 +108,19 @@ class Report:
     cpu_s: float = 0.0
 
 
-def cases(victim: str, seed: int) -> Iterator[Case]:
-    """Endless. All families come in turn."""
-    names = [family.__name__ for family in FAMILIES[victim]]
+# Found, and not yet mended: only `make bounds` tries them. A fetch session of thousands of made-up
+# topics makes the look-up of ordinary clients' topics long; each TLS connection costs a handshake's
+# CPU and memory when it is accepted.
+KNOWN = frozenset({"relay.sessions", "tls.tls"})
+
+
+def cases(victim: str, seed: int, without: Collection[str] = ()) -> Iterator[Case]:
+    """Endless. All families come in turn, except those in `without`."""
+    names = [
+        family.__name__
+        for family in FAMILIES[victim]
+        if f"{victim}.{family.__name__}" not in without
+    ]
     number = seed * 1_000_000
     while True:
         for name in names:
@@ -146,6 +158,7 @@ async def tried(case: Case, victim: Victim) -> Found:
         if not await still_asks(bystander):
             found.append(f"an ordinary client gets no answers: {bystander.fault}")
         beside.cancel()
+        close_what_is_open()
         after = await victim.figures()
         if after.long_turns(before):
             await asyncio.sleep(1.2)  # the longest turn is published once a second
@@ -198,12 +211,17 @@ async def field_of_victims(folder: Path, names: set[str]) -> AsyncIterator[dict[
 
 
 async def hunt(
-    victims: Mapping[str, Victim], seed: int, *, until: float, each_max: int, report: Report
+    victims: Mapping[str, Victim],
+    coming: Callable[[str], Iterator[Case]],
+    *,
+    until: float,
+    each_max: int,
+    report: Report,
 ) -> None:
     """All victims side by side, until loop time `until` or `each_max` cases of each."""
 
     async def attack(name: str, victim: Victim) -> None:
-        for number, case in enumerate(cases(name, seed)):
+        for number, case in enumerate(coming(name)):
             if time.monotonic() >= until or number >= each_max:
                 break
             found = await tried(case, victim)
@@ -237,6 +255,7 @@ async def run(
     seed: int = 0,
     *,
     each_max: int = 1 << 30,
+    without: Collection[str] = (),
     only: Case | None = None,
 ) -> Report:
     report = Report()
@@ -245,7 +264,8 @@ async def run(
         async with field_of_victims(Path(folder), wanted) as victims:
             if only is None:
                 until = time.monotonic() + seconds
-                await hunt(victims, seed, until=until, each_max=each_max, report=report)
+                coming = partial(cases, seed=seed, without=without)
+                await hunt(victims, coming, until=until, each_max=each_max, report=report)
             else:
                 report.cases, report.suspects = 1, [only]
             await confirm(victims, report)

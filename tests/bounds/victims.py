@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
 import struct
 import subprocess
 import sys
@@ -104,7 +105,7 @@ class Victim:
     async def _accepts(self) -> bool:
         for port in (self.port, self.console_port):
             try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                _, writer = await connected(port)
             except OSError:
                 return False
             writer.transport.abort()
@@ -125,7 +126,7 @@ class Victim:
 
     async def _get(self, path: str) -> tuple[int, str]:
         async with asyncio.timeout(BYSTANDER_S_MAX):
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.console_port)
+            reader, writer = await connected(self.console_port)
             writer.write(
                 f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
             )
@@ -218,11 +219,28 @@ async def open_tcp(victim: Victim) -> tuple[asyncio.StreamReader, asyncio.Stream
     """Encrypted where the victim's listener is. Raises OSError."""
     context = None
     if victim.tls:
-        import ssl
-
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return await asyncio.open_connection("127.0.0.1", victim.port, ssl=context, limit=1 << 22)
+    return await connected(victim.port, context)
+
+
+# Of the present case. An attack may end at any place and leave some open.
+_opened: set[asyncio.StreamWriter] = set()
+
+
+async def connected(
+    port: int, context: ssl.SSLContext | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises OSError."""
+    found = await asyncio.open_connection("127.0.0.1", port, ssl=context, limit=1 << 22)
+    _opened.add(found[1])
+    return found
+
+
+def close_what_is_open() -> None:
+    for writer in _opened:
+        writer.transport.abort()
+    _opened.clear()
 
 
 def users_file(folder: Path) -> Path:

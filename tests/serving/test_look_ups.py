@@ -22,6 +22,7 @@ from kafka.protocol.consumer.offsets import (
     OffsetForLeaderEpochResponse,
 )
 from memory_object_store import MemoryObjectStore
+from message_schema import encode_response
 from metadata_contract import State, copied, segment
 from scripted_store import ScriptedStore
 from structlog.testing import capture_logs
@@ -752,3 +753,23 @@ async def test_ten_thousand_partitions_do_not_hold_the_loop() -> None:
         if turns[int(0.99 * len(turns))] < HELD_S and turns[-1] < HELD_AT_MOST_S:
             return
     raise AssertionError(f"99 %: {turns[int(0.99 * len(turns))]} s, longest: {turns[-1]} s")
+
+
+async def test_a_topic_that_an_answer_names_often_is_passed_over_in_steps() -> None:
+    """Each entry is read, and only the first one tells something: it took one turn for all."""
+    entry = {"PartitionIndex": 0, "ErrorCode": 0, "Timestamp": -1, "Offset": 5, "LeaderEpoch": 0}
+    topics = [{"Name": ARCHIVED, "Partitions": [entry]}] * 5_000
+    answer = {"ThrottleTimeMs": 0, "Topics": topics}
+    payload = encode_response("ListOffsetsResponse", VERSION, answer)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    assert await archive_lookup.topics_above_0(payload, VERSION) == {ARCHIVED}
+    counting.cancel()
+    assert turns >= 50

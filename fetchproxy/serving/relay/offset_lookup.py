@@ -20,7 +20,7 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.runtime.loop import chosen, each_of, pieces
+from fetchproxy.runtime.loop import a_turn, chosen, each_of, pieces
 from fetchproxy.serving.relay.judgement import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
 from fetchproxy.serving.relay.served_archive import ServedArchive, StartOf, archive_start
 
@@ -316,14 +316,14 @@ def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:
 async def topics_above_0(payload: bytes, version: int) -> set[str]:
     """Topics with a partition that begins above 0: the others have no archived records below."""
     found: set[str] = set()
-    for topic, rows, _, _ in rows_in(payload, version):
+    async for topic, rows, _, _ in each_of(rows_in(payload, version)):
         if topic in found:
             continue
         for piece in pieces(rows, ROWS_AT_ONCE):
             if any(offset and not error_code for _, error_code, _, offset, _ in piece):
                 found.add(topic)
                 break
-            await asyncio.sleep(0)
+            await a_turn()
     return found
 
 
@@ -350,7 +350,7 @@ async def patch_starts(
                     wire.patch_at(answer, version, at, error_code, timestamp, *start)
             at += stride
         if len(piece) == ROWS_AT_ONCE:
-            await asyncio.sleep(0)
+            await a_turn()
     return left
 
 

@@ -41,7 +41,13 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, 
 from fetchproxy.metadata.lineage import lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, TopicIdPartition
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
+from fetchproxy.runtime.loop import (
+    READ_AT_ONCE_BYTES_MAX,
+    a_turn,
+    chosen,
+    collected,
+    each_of,
+)
 from fetchproxy.serving.admission import Client
 from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
 from fetchproxy.serving.relay.offset_lookup import (
@@ -127,7 +133,7 @@ async def _correct_earliest(archive: ServedArchive, payload: bytes, version: int
     others = await _about_to_have_an_archive(archive, found.others.values())
     starts, oldest = archive.starts, archive.clock() - VIEW_AGE_MAX_S
     left: list[OffsetResult] = []
-    for rows in rows_in(payload, version):
+    async for rows in each_of(rows_in(payload, version)):
         if (topic := found.archived.get(rows.topic)) is not None:
             left += await patch_starts(corrected, version, rows, starts.of(topic, oldest))
         elif rows.topic in others or rows.topic in found.unknown:
@@ -290,7 +296,7 @@ async def _answers(
         while reading:
             answers.append(await _answer(archive, reading.pop(), client))
             if not len(reading) % READ_AT_ONCE:
-                await asyncio.sleep(0)  # in-memory results come without waiting
+                await a_turn()  # in-memory results come without waiting
 
     async with asyncio.TaskGroup() as answering:
         for _ in range(min(len(reading), archive.reads_at_once)):
