@@ -153,7 +153,7 @@ def plan_topic(
 
 
 def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartition:
-    """Runs in a worker process. Raises ConfigError, ClusterError, CorruptSegment,
+    """Runs in a worker process. Raises ConfigError, ClusterError, CorruptSegment, RecordsTooLarge,
     RemoteStorageError.
     """
     tip, place = wanted.task.tip, TopicPartition(target.topic, wanted.task.tip.partition)

@@ -51,6 +51,7 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
     for batch in batches:
         rows += batch.num_rows
         yield batch
+        del batch  # it may be large, and the next one is made now
     start, end = task.offsets
     log.info(
         "archive_task_read",
