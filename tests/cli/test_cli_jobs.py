@@ -136,3 +136,18 @@ def test_a_job_that_cannot_read_or_write_ends_with_a_line(
     assert isinstance(result.exception, SystemExit)
     assert said.replace("FILE", str(file)) in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_batch_that_is_too_large_to_unpack_is_named_and_the_rest_is_written(
+    cli: CliRunner, archive: WrittenArchive, tmp_path: Path
+) -> None:
+    archive.add([made_batch(10, [Record(value=bytes(9_000))], codec=4)])
+    limit = ["--option", "maxUnpackedBytes=5000"]
+    place = ["--store", archive.url, "--parquet", str(tmp_path / "out")]
+    result = cli.invoke(app, ["backfill", "--topics", "orders", *place, *limit])
+    assert result.exit_code == 2, result.output
+    assert "10 records in 1 range written" in result.output
+    [line] = [text for text in result.stderr.splitlines() if text.startswith("failed: ")]
+    assert "offsets 10 to 10 of orders-0 are left out" in line
+    assert "too large to unpack here" in line
+    assert "--option maxUnpackedBytes=5000 " in line
