@@ -27,6 +27,7 @@ from fetchproxy.config.schema import Config
 from fetchproxy.console.collect import ConsoleLimits, StatusCollector, Surroundings
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
+from fetchproxy.metadata.forgetting import Forgetting, TopicTable
 from fetchproxy.metadata.leader_views import LeaderLog, LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews, RemoteLogMetadataManager
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
@@ -173,6 +174,12 @@ class Parts:
         words.append(f"Nothing is being archived; {until(least_ms, 'what is not archived')}.")
         return " ".join(words), least_ms
 
+    def tables(self) -> Iterator[TopicTable]:
+        """All that is kept by topic; see `Forgetting`."""
+        yield from (self.cluster, self.rlmm, self.views, self.rsm.health)
+        if self.gateway is not None:
+            yield from self.gateway.tables
+
     def work(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
         return None if self.manager is None else self.manager.status_of(tip)
 
@@ -194,8 +201,14 @@ async def run_server(config: Config, *, create: bool = False, limits: Limits = L
     Raises ConfigError, RemoteStorageError if it cannot start.
     """
     archives = config.archive.topics is not None
+    async with _open_parts(config, limits, serves=True, writes=archives, create=create) as parts:
+        await serve(parts)
+
+
+async def serve(parts: Parts) -> None:
+    """Serve until cancelled. Raises ConfigError, RemoteStorageError if it cannot start."""
+    archives = parts.config.archive.topics is not None
     async with (
-        _open_parts(config, limits, serves=True, writes=archives, create=create) as parts,
         _local_indexes(parts) if archives else nullcontext() as parts.local_indexes,
         _console(parts) as collector,
         _purgatory(parts, parts.views) as purgatory,
@@ -402,6 +415,8 @@ async def _watch_process(parts: Parts) -> None:
     for part, size_bytes in memory_parts(parts.config).items():
         MEMORY_BUDGET_BYTES.labels(part).set(size_bytes)
 
+    cluster = None if parts.config.archive_only.enabled else parts.cluster
+    forgetting = Forgetting(parts.rlmm, cluster, parts.tables)
     # Each runs alone: a look at the brokers that fails does not stop the news about the store.
     watches: list[tuple[str, Callable[[], Awaitable[None]], str]] = [
         ("memory", partial(give_back_freed_memory, glibc_allocator()), "freed memory is kept"),
@@ -409,8 +424,9 @@ async def _watch_process(parts: Parts) -> None:
         ("event loop time", publish_event_loop_time, "its metrics stand still"),
         ("store watch", parts.rsm.health.run, "conditions of the store stand still"),
         ("conditions", parts.health.run, "`fetchproxy_conditions` stands still"),
+        ("forgetting", forgetting.run, "deleted topics stay in memory and in the metrics"),
     ]
-    if not parts.config.archive_only.enabled:
+    if cluster is not None:
         rests = "brokers that are away or come back are not noticed"
         watches.append(("broker watch", parts.brokers.run, rests))
     async with asyncio.TaskGroup() as tasks:

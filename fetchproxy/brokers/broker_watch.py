@@ -50,8 +50,8 @@ class BrokerWatch:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._brokers: dict[HostPort, _Broker] = {}
-        self._ever_named: set[HostPort] = set()  # by the cluster
-        self._by_id: dict[int, HostPort] = {}  # the last address of each broker ever named
+        self._ever_named: set[HostPort] = set()  # bootstrap addresses, by the cluster
+        self._by_id: dict[int, HostPort] = {}  # the last address of each broker
         self._none_since: float | None = None
         self._health = Health()
 
@@ -84,12 +84,13 @@ class BrokerWatch:
             self._brokers.setdefault(address, _Broker(now)).named_at = now
         # A bootstrap address that the cluster does not name is not one of the brokers.
         strange = set(self._cluster.bootstrap) - {*named} - self._ever_named if named else set()
-        self._ever_named.update(named)
+        self._ever_named.update(named.keys() & set(self._cluster.bootstrap))
         self._brokers = {
             address: broker
             for address, broker in self._brokers.items()
             if now - broker.named_at < FORGOTTEN_AFTER_S and address not in strange
         }
+        self._by_id = {n: address for n, address in self._by_id.items() if address in self._brokers}
 
     def status(self) -> BrokersStatus:
         away = [a for a, broker in self._brokers.items() if broker.away_since is not None]

@@ -171,6 +171,21 @@ class Cluster:
                 found[key] = told.get(key) or _refused(key, answer)
         return found
 
+    async def still_there(self, max_age_ms: int) -> list[TopicInfo]:
+        """The topics in memory, sorted by name. Asks about those that were not heard of for so
+        long: nobody else may ask about a deleted topic. Raises ClusterUnavailable.
+        """
+        await self._look_up([topic.name for topic in self._metadata.topics()], max_age_ms)
+        return self._metadata.topics()
+
+    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+        """`gone`: topics that no longer exist. Those that the cluster lacks are forgotten too."""
+
+        def is_gone(tip: TopicIdPartition) -> bool:
+            return gone(tip.topic_id) or self._metadata.get(tip.topic) is None
+
+        await self._edges.forget(is_gone)
+
     def cached_topic_by_id(self, topic_id: UUID) -> TopicInfo | None:
         """The last known metadata, however old. Never blocks."""
         return self._metadata.get(topic_id)

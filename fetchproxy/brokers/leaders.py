@@ -23,7 +23,7 @@ from fetchproxy.brokers.topic_metadata import MetadataCache
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import ZERO_UUID, EpochEnd, IsolationLevel, LogEdges, TopicIdPartition
-from fetchproxy.runtime.loop import chosen, collected, each_of
+from fetchproxy.runtime.loop import chosen, collected, each_of, forget
 from fetchproxy.runtime.retrying import Backoff
 
 T = TypeVar("T")
@@ -190,6 +190,9 @@ class LogEdgesReads:
         known = self._known.get(tip)
         return known is not None and known[1] >= not_older_than
 
+    async def forget(self, gone: Callable[[TopicIdPartition], bool]) -> None:
+        await forget(self._known, gone)
+
     async def get(self, tips: Collection[TopicIdPartition], not_older_than: float) -> FoundEdges:
         """Edges from that loop time (s) or later; the future means now. Raises no ClusterError."""
         oldest = min(not_older_than, asyncio.get_running_loop().time())
@@ -220,7 +223,12 @@ class LogEdgesReads:
                 for other in theirs:
                     errors = other.landed.result()
                     failed.update({tip: errors[tip] for tip in due if tip in errors})
-        return {tip: failed.get(tip) or self._known[tip][0] async for tip in each_of(tips)}
+        gone = ClusterError("the topic was deleted", ErrorCode.UNKNOWN_TOPIC_ID)
+        found: FoundEdges = {}
+        async for tip in each_of(tips):
+            known = self._known.get(tip)
+            found[tip] = failed.get(tip) or (gone if known is None else known[0])
+        return found
 
     async def _ask(self, tips: Collection[TopicIdPartition]) -> FoundEdges:
         """Returns the errors. Keeps each broker's answer at once, while others are still asked."""

@@ -16,6 +16,7 @@ from fetchproxy.brokers.messages import METADATA_BY_TOPIC_ID_VERSION
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
+from fetchproxy.observability.metrics import forget_counts
 from fetchproxy.runtime.loop import collected, each_of
 
 # Each step may read the leaders of a hundred partitions, some 30 µs.
@@ -100,7 +101,8 @@ class MetadataCache:
 
     def expire(self, name: str) -> None:
         """Our metadata of this topic proved wrong: it is asked for again before the next use."""
-        self._topic_at[name] = NEVER
+        if name in self._topic_at:
+            self._topic_at[name] = NEVER
 
     def _learn(self, answer: MetadataAnswer, asked_at: float, *, all_topics: bool) -> None:
         """`all_topics`: topics that the answer does not name are gone."""
@@ -109,7 +111,9 @@ class MetadataCache:
             self.brokers_at = asked_at
             self.cluster_id = answer.cluster_id
         for topic in answer.topics:
-            self._forget(topic.name)
+            known = self._by_name.get(topic.name)
+            if known is not None and known.topic_id != topic.topic_id:
+                self._forget(topic.name)
             self._by_name[topic.name] = topic
             self._topic_at[topic.name] = asked_at
             if topic.topic_id != ZERO_UUID:
@@ -124,7 +128,9 @@ class MetadataCache:
                 self._forget(name)
 
     def _forget(self, name: str | None) -> None:
+        """The topic was deleted, and may have been made again."""
         topic = self._by_name.pop(name, None) if name is not None else None
         if topic is not None:
             self._names.pop(topic.topic_id, None)
             self._topic_at.pop(topic.name, None)
+            forget_counts(topic.name, topic.leaders)

@@ -53,7 +53,7 @@ from fetchproxy.observability.health import (
     worst_first,
 )
 from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import each_of, forget
 from fetchproxy.serving.appetite import Appetites, ClientStatus
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns, StoredConcerns, read_concerns
@@ -214,7 +214,9 @@ class StatusCollector:
         tips = await asyncio.to_thread(_by_name_if_new, (*self._archived, *wanted), self._shown)
         if tips is not None:
             self._tips = tips
-            self._shown = {tip: self._shown[tip] for tip in self._tips if tip in self._shown}
+            kept = {tip: self._shown[tip] for tip in self._tips if tip in self._shown}
+            gone, self._shown = self._shown, kept
+            await self._withdraw_gauges([tip for tip in gone if tip not in kept])
         if self.cluster is not None:
             edges_s = self.limits.refresh_interval_ms / 1000
             await self.cluster.log_edges_of(self._tips, not_older_than=now - edges_s)
@@ -364,6 +366,16 @@ class StatusCollector:
                 _set_gauges(shown.status)
         return shown.status
 
+    async def _withdraw_gauges(self, gone: Sequence[TopicIdPartition]) -> None:
+        """A partition that was made again under the name of one that is gone sets its own anew."""
+        places = {(tip.topic, tip.partition) for tip in gone}
+        async for tip in each_of(gone):
+            if self.around.work(tip) is None:
+                for gauge in _GAUGES:
+                    gauge.remove(tip.topic, tip.partition)
+        if places:
+            await forget(self._shown, lambda tip: (tip.topic, tip.partition) in places)
+
 
 def _by_name(tip: TopicIdPartition) -> tuple[str, int, int]:
     return tip.topic, tip.partition, tip.topic_id.int
@@ -388,6 +400,14 @@ def _in_words(conditions: Iterable[Condition]) -> _Found:
 
 def _masked(text: str | None) -> str | None:
     return None if text is None else mask_text(text)
+
+
+_GAUGES = (
+    metrics.ARCHIVE_START_OFFSET,
+    metrics.ARCHIVE_END_OFFSET,
+    metrics.ARCHIVE_LAG_OFFSETS,
+    metrics.ARCHIVE_MARGIN_OFFSETS,
+)
 
 
 def _set_gauges(status: PartitionStatus) -> None:

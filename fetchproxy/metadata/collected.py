@@ -19,7 +19,7 @@ from fetchproxy_protocol.primitives import decode_uvarint, encode_string
 from fetchproxy.errors import CorruptSegment, RemoteStorageError, StorageDenied
 from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.runtime.flights import SingleFlight
-from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.loop import forget, pieces
 from fetchproxy.segments.records import decode_entry, encode_entry
 from fetchproxy.storage.listings import SegmentMetadataObject
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -213,6 +213,10 @@ class Collecting:
         self._puts.add(put)
         put.add_done_callback(self._puts.discard)
 
+    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+        await forget(self._alone, gone)
+        await forget(self._put_at, gone)
+
     async def _put(self, topic_id: UUID, every: Iterable[Read]) -> None:
         alone = self._alone[topic_id]
         first = [read for _, read in zip(range(COLLECTED_MAX), every, strict=False)]
@@ -224,7 +228,8 @@ class Collecting:
                 self._denied = True
             log.info("metadata_not_collected", topic_id=str(topic_id), error=str(error))
             return
-        self._alone[topic_id] -= alone
+        if topic_id in self._alone:
+            self._alone[topic_id] -= alone
         log.info(
             "metadata_collected",
             topic_id=str(topic_id),

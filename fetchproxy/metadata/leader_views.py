@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.leaders import Told
@@ -33,7 +34,7 @@ from fetchproxy.model import (
 from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.flights import Gathering, SingleFlight, Tell
-from fetchproxy.runtime.loop import chosen, pieces
+from fetchproxy.runtime.loop import chosen, forget, pieces
 
 NO_EPOCH = -1
 _ABORTED_BYTES_MAX = 1  # bytes of records, which are ignored: the first batch comes whole
@@ -248,6 +249,9 @@ class LeaderViews(PartitionViews):
         view = await self._rlmm.refresh(tip, not_older_than)
         checked = self._checked.get(tip)
         return view if checked is None else checked.show(view)
+
+    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+        await forget(self._checked, lambda tip: gone(tip.topic_id))
 
     def begins_again(self, tip: TopicIdPartition) -> bool:
         """The log of the leader that was asked last has no record of the archive. Never blocks."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from uuid import UUID
@@ -73,7 +73,8 @@ class PartitionViews(ABC):
 class RemoteLogMetadataManager(PartitionViews):
     def __init__(self) -> None:
         self._archived = FreshReads(self._read_archived_topics)  # entered by the subclass
-        self._put_topics: set[UUID] = set()  # that this process has ever put
+        # That this process has put, with the loop time (s) of the last put.
+        self._put_topics: dict[UUID, float] = {}
 
     @property
     def of_mirror(self) -> bool:
@@ -82,7 +83,7 @@ class RemoteLogMetadataManager(PartitionViews):
 
     async def archived_topics(self, not_older_than: float) -> frozenset[UUID]:
         """Topics in the archive, read at or after that loop time (s) by at most one listing of its
-        top level, and the topics that this process has put. Raises as `refresh`.
+        top level, and the topics that this process has put since. Raises as `refresh`.
         """
         return await self._archived.get(None, not_older_than)
 
@@ -92,13 +93,30 @@ class RemoteLogMetadataManager(PartitionViews):
         return None if entry is None else (entry[1], entry[0])
 
     def _note_put(self, topic_id: UUID) -> None:
-        self._put_topics.add(topic_id)
+        self._put_topics[topic_id] = asyncio.get_running_loop().time()
         if (archived := self._archived.cached(None)) is not None and topic_id not in archived:
             self._archived.replace(None, archived | {topic_id})
 
+    def _put_since(self, began_at: float) -> set[UUID]:
+        """Topics that a listing that began at that loop time (s) may have missed. It has seen the
+        others that were put before: they are forgotten.
+        """
+        self._put_topics = {one: at for one, at in self._put_topics.items() if at >= began_at}
+        return set(self._put_topics)
+
     @abstractmethod
     async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
-        """Includes the topics that this process has put."""
+        """Includes the topics that this process has put since `began_at` (loop time, s)."""
+
+    @abstractmethod
+    async def topic_names(self) -> set[str]:
+        """The names of the archive's topics, from memory."""
+
+    @abstractmethod
+    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+        """Remove from memory the topics that no longer exist. A topic that comes back, or that was
+        `gone` by mistake, is read anew.
+        """
 
     @abstractmethod
     async def refresh_topic(

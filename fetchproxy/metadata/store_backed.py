@@ -44,7 +44,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.metrics import METADATA_UNREADABLE
 from fetchproxy.runtime.flights import FreshReads
-from fetchproxy.runtime.loop import for_each, pieces
+from fetchproxy.runtime.loop import for_each, forget, pieces
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import (
     FinishedOffsets,
@@ -343,7 +343,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._partitions: dict[TopicIdPartition, StoredPartition] = {}
         self._views = FreshReads(self._read_partition)
         self._topic_views = FreshReads(self._read_topic_views)
-        # The names under which a topic was seen in the archive: one name, which does not change.
+        # The names of the archive's topics, as last listed: one each, which does not change.
         self._names: dict[UUID, set[str]] = {}
         self._listed = FreshReads(self._list_partitions)
         self._deletions = FreshReads(self._read_deletion)
@@ -497,16 +497,33 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
         async with within(self._read_max_ms / 1000, "list of topics"):
             listed = await self._rsm.list_topics()
+        put = self._put_since(began_at)
+        names = {topic_id: self._names[topic_id] for topic_id in put}
         for name, topic_id in listed:
-            self._names.setdefault(topic_id, set()).add(name)
-        return frozenset(self._put_topics.union(topic_id for _, topic_id in listed))
+            names.setdefault(topic_id, set()).add(name)
+        self._names = names
+        return frozenset(names)
+
+    async def topic_names(self) -> set[str]:
+        return {name for names in self._names.values() for name in names}
+
+    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+        def is_gone(tip: TopicIdPartition) -> bool:
+            return gone(tip.topic_id)
+
+        await forget(self._partitions, is_gone)
+        for reads in (self._views, self._deletions):
+            await reads.forget(is_gone)
+        await self._topic_views.forget(gone)
+        if self._collecting is not None:
+            await self._collecting.forget_topics(gone)
 
     async def _list_partitions(self, _: None, began_at: float) -> tuple[TopicIdPartition, ...]:
         async with self._while_it_comes("list of partitions") as it_came:
             listed = await self._rsm.list_partitions(it_came)
-        return tuple(sorted({*listed, *self._put_since(began_at)}, key=TopicIdPartition.order))
+        return tuple(sorted({*listed, *self._tips_put_since(began_at)}, key=TopicIdPartition.order))
 
-    def _put_since(self, began_at: float) -> list[TopicIdPartition]:
+    def _tips_put_since(self, began_at: float) -> list[TopicIdPartition]:
         """Partitions that a listing that began at `began_at` may have missed."""
         return [
             tip

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Self
 from uuid import UUID
@@ -44,7 +45,7 @@ from fetchproxy.observability.metrics import (
     METADATA_UNREADABLE,
 )
 from fetchproxy.runtime.flights import FreshReads
-from fetchproxy.runtime.loop import for_each, pieces
+from fetchproxy.runtime.loop import each_of, for_each, forget, pieces
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import (
     encode_log_history,
@@ -169,6 +170,15 @@ class TopicFollower:
 
     def loaded(self, tip: TopicIdPartition) -> PartitionTable | None:
         return self._partition(tip).tables.get(tip) if self._partitions else None
+
+    async def topic_names(self) -> set[str]:
+        every = chain.from_iterable(map(_known, self._partitions))
+        return {tip.topic async for tip in each_of(every)}
+
+    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+        """An empty table is as good as none: the topic's next event makes a new one."""
+        for partition in self._partitions:
+            await _forget_empty(partition, gone)
 
     def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
         """Unreadable events that may have been about the partition. Never blocks."""
@@ -328,6 +338,12 @@ class TopicFollower:
         self._kept.note(table.tip, found, partition.position)
 
 
+async def _forget_empty(partition: _LogPartition, gone: Callable[[UUID], bool]) -> None:
+    tables, ahead = partition.tables, partition.ahead
+    await forget(tables, lambda tip: gone(tip.topic_id) and tables[tip].is_empty)
+    await forget(ahead, lambda tip: ahead[tip] <= partition.position)
+
+
 def _known(partition: _LogPartition) -> list[TopicIdPartition]:
     loaded = [tip for tip, table in partition.tables.items() if not table.is_empty]
     return [*loaded, *partition.unloaded]
@@ -337,6 +353,8 @@ State = RemoteLogSegmentState
 
 # How long the first list of archived topics waits for a slow store.
 IN_STORE_WAIT_MAX_S = 1.0
+# The store is listed again after this time if it had topics that the metadata topic lacks.
+IN_STORE_AGE_MAX_S = 300.0
 
 
 class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
@@ -366,7 +384,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._follower = TopicFollower(metadata_log, config.cache_dir, read_max_ms)
         # Views, each with its inputs: a view is rebuilt when they change.
         self._shown: dict[TopicIdPartition, tuple[tuple[float, int, int], PartitionView]] = {}
-        self._in_store_checked: set[TopicIdPartition] = set()
+        self._in_store_checked: dict[TopicIdPartition, None] = {}
         self._in_store = FreshReads(self._list_store_topics)
         self._owned = AsyncExitStack()
 
@@ -401,7 +419,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         table = await self._restored_table(tip, not_older_than)
         if table.is_empty and tip not in self._in_store_checked:
             await self._check_not_in_store(tip)
-        self._in_store_checked.add(tip)
+        self._in_store_checked[tip] = None
         return self._show(tip)
 
     async def partition_deletion(
@@ -453,7 +471,17 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             async with asyncio.timeout(IN_STORE_WAIT_MAX_S):
                 await self._in_store.get(None, float("-inf"))
         in_store = self._in_store.cached(None) or frozenset()
-        return frozenset(known | in_store | self._put_topics)
+        if in_store - known:  # they were deleted since, or the topic was lost
+            self._in_store.renew(None, began_at, IN_STORE_AGE_MAX_S)
+        return frozenset(known | in_store | self._put_since(began_at))
+
+    async def topic_names(self) -> set[str]:
+        return await self._follower.topic_names()
+
+    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+        await forget(self._shown, lambda tip: gone(tip.topic_id))
+        await forget(self._in_store_checked, lambda tip: gone(tip.topic_id))
+        await self._follower.forget_topics(gone)
 
     async def _list_store_topics(self, _: None, __: float) -> frozenset[UUID]:
         return frozenset(topic_id for _, topic_id in await self._rsm.list_topics())
@@ -469,9 +497,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     def _show(self, tip: TopicIdPartition) -> PartitionView:
         """Built from memory, after the partition was read once."""
-        table, read_at = self._follower.loaded(tip), self._follower.read_at(tip)
-        assert table is not None  # `refresh` came first
-        assert read_at is not None
+        table, read_at = self._table(tip), self._follower.read_at(tip)
+        assert read_at is not None  # `refresh` came first
         problems = self._follower.problems(tip)
         made_from = (read_at, table.changes, len(problems))
         shown = self._shown.get(tip)
@@ -576,9 +603,11 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _fresh(self, tip: TopicIdPartition) -> PartitionTable:
         """As of now, because other instances' writes decide which transitions are legal."""
         await self.refresh(tip, asyncio.get_running_loop().time())
-        table = self._follower.loaded(tip)
-        assert table is not None
-        return table
+        return self._table(tip)
+
+    def _table(self, tip: TopicIdPartition) -> PartitionTable:
+        """None is loaded if the topic was forgotten since: then it was empty."""
+        return self._follower.loaded(tip) or PartitionTable(tip)
 
     async def _append(self, event: MetadataEvent) -> None:
         refusal = await self._follower.append(event)

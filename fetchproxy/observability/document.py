@@ -22,8 +22,9 @@ no rates: use `rate()`. Set alerts on `fetchproxy_store_up == 0`, on
 `fetchproxy_archive_margin_offsets` falling towards 0 (the broker will soon delete records that are
 not archived), on any increase of `fetchproxy_archive_gaps_total` (the broker has deleted such
 records) and of `fetchproxy_corrupt_chunks_total`, and on `fetchproxy_conditions` with `level` error
-([what to see to](operations.md#what-to-see-to)). The Prometheus client adds `process_*`: CPU
-seconds, memory, open files.
+([what to see to](operations.md#what-to-see-to)). The series of a topic end some minutes after the
+cluster and the archive have deleted it. As in Kafka, a topic that is made again counts from 0. The
+Prometheus client adds `process_*`: CPU seconds, memory, open files.
 
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 
 from prometheus_client import (
@@ -57,19 +57,26 @@ class TalliedCounter(Counter):
         return super().collect()
 
 
+_TOPIC = ("topic",)
+_PARTITION = (*_TOPIC, "partition")
+_BY_TOPIC: list[Counter | Gauge] = []  # their series go with their topics
+
+
 def counter(name: str, help_text: str, *labels: str, values: Iterable[str] = ()) -> Counter:
     """`values` of its one label start at 0, as `increase()` would miss a first count otherwise."""
     found = Counter(name, help_text, labels, registry=REGISTRY)
     for value in values:
         found.labels(value)
+    if labels[:1] == _TOPIC:
+        _BY_TOPIC.append(found)
     return found
 
 
-_PARTITION = ("topic", "partition")
-
-
 def gauge(name: str, help_text: str, *labels: str) -> Gauge:
-    return Gauge(name, help_text, labels, registry=REGISTRY)
+    found = Gauge(name, help_text, labels, registry=REGISTRY)
+    if labels[:1] == _TOPIC:
+        _BY_TOPIC.append(found)
+    return found
 
 
 # Budgets, rates and the event loop's time.
@@ -319,9 +326,7 @@ LOCAL_TRIMMING_REFUSED = gauge(
     "fetchproxy_local_trimming_refused",
     "Topics that local retention skips because of their own settings; the log says why",
 )
-DELETED_PARTITIONS = counter(
-    "fetchproxy_deleted_partitions", "Partitions deleted with their topic", "topic"
-)
+DELETED_PARTITIONS = counter("fetchproxy_deleted_partitions", "Partitions deleted with their topic")
 
 
 # How the store answers.
@@ -673,6 +678,30 @@ HEAP_FREED_BYTES = gauge(
 HEAP_TRIMS = counter(
     "fetchproxy_heap_trims", "Times that freed memory was given back to the system"
 )
+
+
+# A topic's series go with the topic, as Kafka's do (BrokerTopicStats.removeMetrics).
+
+
+def series_by_topic() -> Iterator[tuple[Callable[..., None], list[Sequence[str]]]]:
+    """Of each metric with topics: how to remove a series, and the label values of all. The topic is
+    the first of these values.
+    """
+    for metric in _BY_TOPIC:
+        yield metric.remove, list(metric._metrics)
+
+
+def forget_counts(topic: str, partitions: Iterable[int]) -> None:
+    """The cluster has deleted the topic: one that is made again under its name counts from 0. Parts
+    withdraw their gauges themselves, because these show what is now.
+    """
+    partitions = list(partitions)
+    for metric in _BY_TOPIC:
+        if isinstance(metric, Counter):
+            by_partition = len(metric._labelnames) > 1
+            for key in [(topic, str(n)) for n in partitions] if by_partition else [(topic,)]:
+                if key in metric._metrics:
+                    metric.remove(*key)
 
 
 def table() -> str:

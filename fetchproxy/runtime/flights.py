@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 from fetchproxy.errors import ClusterError, StorageUnavailable
+from fetchproxy.runtime.loop import forget
 
 V = TypeVar("V")
 
@@ -133,8 +134,14 @@ class FreshReads(Generic[K, V]):
         return entry[1]
 
     def replace(self, key: K, value: V) -> None:
-        """Change the cached value and keep its age."""
-        self._cached[key] = (self._cached[key][0], value)
+        """Change the cached value, if there is one, and keep its age."""
+        if (entry := self._cached.get(key)) is not None:
+            self._cached[key] = (entry[0], value)
+
+    async def forget(self, gone: Callable[[K], bool]) -> None:
+        """Forget the values of these keys; the next caller reads them anew."""
+        await forget(self._cached, gone)
+        await forget(self._renewed, gone)
 
     def renew(self, key: K, oldest: float, pause_s: float) -> None:
         """Begin a read that no caller waits for, if the cached value's read began before `oldest`.

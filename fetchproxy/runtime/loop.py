@@ -16,10 +16,11 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    MutableMapping,
 )
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -269,6 +270,13 @@ async def chosen(
         if len(piece) == at_once:
             await a_turn()
     return found
+
+
+async def forget(table: MutableMapping[T, Any], gone: Callable[[T], bool]) -> None:
+    """Remove the entries whose keys are `gone`. No other work comes between test and removal."""
+    async for key in each_of(list(table)):
+        if key in table and gone(key):
+            del table[key]
 
 
 async def collected(items: Iterable[T]) -> list[T]:

@@ -13,7 +13,7 @@ import random
 import socket
 from asyncio.trsock import TransportSocket
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import NamedTuple, Self
 
 import structlog
@@ -21,6 +21,7 @@ import structlog
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.config.values import is_any_address, is_loopback, parse_host_port
 from fetchproxy.errors import ConfigError
+from fetchproxy.metadata.forgetting import TopicTable
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import (
@@ -72,12 +73,14 @@ class Listener:
 
     `name` is for the log. With `tls`, clients must speak TLS; the caller keeps `tls` up to date.
     `knows` accepts or rejects a client's server name, if server names select the broker.
-    The server sets `appetites`, and `node_addresses()`: the advertised addresses by node id.
+    The server sets `appetites`, and `node_addresses()`: the advertised addresses by node id. If it
+    keeps anything by topic, it sets `tables`.
     `health`: a part that fails is a condition, and starts again; None: it ends the listener.
     """
 
     node_addresses: Callable[[], dict[int, Address]]
     appetites: Appetites
+    tables: Sequence[TopicTable] = ()
 
     def __init__(
         self,

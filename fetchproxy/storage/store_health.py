@@ -425,6 +425,14 @@ class StoreHealth:
                 refused.pop((segment.segment_id.id, file), None)
             self._report_refused(partition)
 
+    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+        """Nobody reads what is left of a topic, so no read ends its conditions."""
+        for tip in [tip for tip in {**self._changed, **self._refused} if gone(tip.topic_id)]:
+            self._changed.pop(tip, None)
+            self._refused.pop(tip, None)
+            for kind in (Kind.SEGMENT_METADATA_CHANGED, Kind.OBJECT_NOT_READABLE):
+                self._health.forget(kind, tip)
+
     def _report_refused(self, partition: TopicIdPartition) -> None:
         refused = self._refused[partition].values()
         if not refused:

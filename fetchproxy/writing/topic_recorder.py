@@ -74,6 +74,7 @@ class TopicRecorder:
         """What is forgotten holds no record: it would be described again if the topic came back."""
         known = self._known.by_id.values()
         mine = {said.topic_id for said in known if said.cluster_id == cluster_id}
+        self._archived &= mine
         gone = mine - self._archived - {t.topic_id for t in await self._cluster.topics()}
         if not gone or not cluster_id:
             return

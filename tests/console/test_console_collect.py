@@ -319,3 +319,21 @@ async def test_events_and_counts_are_the_processs_own(process: Process) -> None:
     assert [(event.event, event.details) for event in status.events] == [
         ("catch", {"topic": "orders"})
     ]
+
+
+async def test_gauges_go_with_their_partition_and_those_of_its_name_stay(process: Process) -> None:
+    def shown() -> list[tuple[str, ...]]:
+        return [key for key in metrics.ARCHIVE_END_OFFSET._metrics if key[0] == TIP.topic]
+
+    process.collector.limits = ConsoleLimits(archive_refresh_interval_ms=0)
+    old = segment(0, 9)
+    again = TIP._replace(topic_id=UUID(int=99))
+    new = replace(old, segment_id=RemoteLogSegmentId(again, UUID(int=2)), end_offset=19)
+    for finished in (old, new):
+        await process.archive(finished)
+    await process.collector.look()
+    for finished in (old, new):
+        assert shown() == [(TIP.topic, str(TIP.partition))]
+        await process.rsm.delete_log_segment_data(finished)
+        await process.collector.look()
+    assert shown() == []

@@ -427,6 +427,45 @@ class MetadataContract:
             view = await fresh.refresh(TIP, now())
             assert (view.segments, view.raised_log_start) == ((), 0)
 
+    async def test_a_deleted_topic_is_forgotten_and_may_come_back(self, backing: Backing) -> None:
+        async with backing.manager() as manager, backing.manager() as other:
+            deleting = (await copied(manager, segment(1, 0, 9))).with_state(
+                State.DELETE_SEGMENT_STARTED, 1
+            )
+            for one in (manager, other):
+                await one.refresh(TIP, now())
+                assert await one.archived_topics(now()) == {TIP.topic_id}
+                assert await one.topic_names() == {TIP.topic}
+            await manager.put_partition_deletion(deletion(DeleteState.DELETE_PARTITION_MARKED))
+            await manager.put_partition_deletion(deletion(DeleteState.DELETE_PARTITION_STARTED))
+            await manager.put(deleting)
+            await self.delete_data(backing, deleting)
+            await manager.put(deleting.with_state(State.DELETE_SEGMENT_FINISHED, 2))
+            await manager.put_partition_deletion(deletion(DeleteState.DELETE_PARTITION_FINISHED))
+            for one in (manager, other):
+                for _ in range(100):  # a listing of the store may go on
+                    if not await one.archived_topics(now()):
+                        break
+                    await asyncio.sleep(0.001)
+                assert await one.archived_topics(now()) == frozenset()
+                assert await one.topic_names() == set()
+                await one.forget_topics(lambda topic_id: topic_id == TIP.topic_id)
+                assert one.view(TIP) is None
+                assert one.list_remote_log_segments(TIP) == ()
+            again = await copied(other, segment(2, 0, 9))
+            for one in (manager, other):
+                assert tuple((await one.refresh(TIP, now())).segments) == (again,)
+
+    async def test_what_is_forgotten_by_mistake_is_read_anew(self, backing: Backing) -> None:
+        async with backing.manager() as manager:
+            finished = await copied(manager, segment(1, 0, 9))
+            await manager.raise_log_start_offset(OTHER, 7)
+            await manager.archived_topics(now())
+            await manager.forget_topics(lambda _: True)
+            assert manager.view(TIP) is None
+            assert tuple((await manager.refresh(TIP, now())).segments) == (finished,)
+            assert (await manager.refresh(OTHER, now())).raised_log_start == 7
+
     async def test_illegal_deletions_are_refused_and_change_nothing(self, backing: Backing) -> None:
         async with backing.manager() as writer, backing.manager() as other:
             for state in (

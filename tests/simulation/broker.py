@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -107,6 +107,21 @@ class SimulatedCluster:
                     for connection in list(node.connections):
                         connection.close()
 
+    def add(self, log: SimulatedLog) -> None:
+        """A log of a new topic, or one more of the topic that was added last."""
+        key, topic_id = (log.tip.topic, log.tip.partition), log.tip.topic_id
+        self.logs[key], self.topic_ids[log.tip.topic] = log, topic_id
+        self.names[topic_id] = log.tip.topic
+        self.leaders[key] = self.nodes[log.tip.partition % len(self.nodes)].node_id
+        if self.topic_configs:
+            self.topic_configs.setdefault(log.tip.topic, {})
+
+    def delete(self, topic: str) -> None:
+        del self.names[self.topic_ids.pop(topic)]
+        self.topic_configs.pop(topic, None)
+        for key in [key for key in self.logs if key[0] == topic]:
+            del self.logs[key], self.leaders[key]
+
     def moved(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
@@ -165,6 +180,9 @@ class BrokerNode:
         ]
         if request.topics is not None and (version > 0 or request.topics):
             asked = [(topic.name, getattr(topic, "topic_id", None)) for topic in request.topics]
+        partitions: dict[str, list[tuple[int, int]]] = {}
+        for (topic, number), leader in cluster.leaders.items():
+            partitions.setdefault(topic, []).append((number, leader))
         broker = MetadataResponse.MetadataResponseBroker
         return MetadataResponse(
             throttle_time_ms=0,
@@ -174,10 +192,16 @@ class BrokerNode:
             ],
             cluster_id="simulated",
             controller_id=1,
-            topics=[self._described(name, topic_id) for name, topic_id in asked],
+            topics=[self._described(name, topic_id, partitions) for name, topic_id in asked],
         )
 
-    def _described(self, name: str | None, topic_id: UUID | None) -> Any:
+    def _described(
+        self,
+        name: str | None,
+        topic_id: UUID | None,
+        partitions: Mapping[str, Sequence[tuple[int, int]]],
+    ) -> Any:
+        """`partitions`: of all topics, each with its leader."""
         cluster = self.cluster
         topic = MetadataResponse.MetadataResponseTopic
         by_id = name is None
@@ -198,8 +222,7 @@ class BrokerNode:
                     isr_nodes=[leader],
                     offline_replicas=[],
                 )
-                for (of, partition), leader in cluster.leaders.items()
-                if of == name
+                for partition, leader in partitions.get(name or "", ())
             ],
         )
 
@@ -209,7 +232,9 @@ class BrokerNode:
             throttle_time_ms=0,
             results=[
                 result(
-                    error_code=0,
+                    error_code=0
+                    if asked.resource_name in self.cluster.topic_configs
+                    else UNKNOWN_TOPIC,
                     error_message=None,
                     resource_type=asked.resource_type,
                     resource_name=asked.resource_name,
@@ -222,7 +247,9 @@ class BrokerNode:
                             is_sensitive=False,
                             synonyms=[],
                         )
-                        for name, value in self.cluster.topic_configs[asked.resource_name].items()
+                        for name, value in self.cluster.topic_configs.get(
+                            asked.resource_name, {}
+                        ).items()
                     ],
                 )
                 for asked in request.resources

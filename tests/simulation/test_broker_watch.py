@@ -15,6 +15,7 @@ from network import Conditions, NetworkLoop, SimulatedNetwork
 from structlog.testing import capture_logs
 from virtual_loop import run_virtual
 
+from fetchproxy.brokers import broker_watch
 from fetchproxy.brokers.broker_watch import BrokersStatus, BrokerWatch
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
@@ -165,5 +166,21 @@ def test_all_of_them_moved_behind_the_bootstrap_name() -> None:
         await asyncio.sleep(KNOWN_WITHIN_S)
         assert (missing_of(watch), headlines_of(watch), reachable()) == ((), (), 3)
         assert watch.status() == BrokersStatus(3)
+
+    run_watch(main)
+
+
+def test_brokers_that_came_and_went_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_watch, "FORGOTTEN_AFTER_S", 60.0)
+
+    async def main(simulated: SimulatedCluster, watch: BrokerWatch, entries: list[Any]) -> None:
+        first = simulated.nodes
+        for number in range(10, 20):
+            simulated.nodes = [*first, BrokerNode(simulated, number)]
+            await asyncio.sleep(KNOWN_WITHIN_S)
+        simulated.nodes = first
+        await asyncio.sleep(60 + KNOWN_WITHIN_S)
+        assert watch.status() == BrokersStatus(3)
+        assert sorted(watch._by_id) == [1, 2, 3]
 
     run_watch(main)

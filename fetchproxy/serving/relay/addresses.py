@@ -18,6 +18,7 @@ from fetchproxy_protocol.addresses import (
 )
 from fetchproxy_protocol.primitives import Buffer
 
+from fetchproxy.brokers.broker_watch import FORGOTTEN_AFTER_S
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.config.values import (
     HostPort,
@@ -89,6 +90,7 @@ class AddressMap:
         # restarted proxy has the ports that its clients remember.
         self.default_base = 0
         self._servers: dict[int, asyncio.Server] = {}
+        self._absent_since: dict[int, float] = {}  # loop time (s), of nodes that are not named
         self._opening = asyncio.Lock()
 
     async def open_mapped(self) -> None:
@@ -108,6 +110,7 @@ class AddressMap:
         """
         for node_id, host, port in nodes:
             self.brokers[node_id] = (host, port)
+            self._absent_since.pop(node_id, None)
             async with self._opening:
                 if node_id in self.proxied:
                     continue
@@ -154,8 +157,23 @@ class AddressMap:
 
     def heard_of(self, nodes: Collection[NodeAddress]) -> bool:
         """Whether each node has its listener. Remembers the nodes' own addresses."""
+        for node_id, _, _ in nodes if self._absent_since else ():
+            self._absent_since.pop(node_id, None)
         self.brokers.update((node_id, (host, port)) for node_id, host, port in nodes)
         return all(node_id in self.proxied for node_id, _, _ in nodes)
+
+    def forget_absent(self, named: Collection[int], now: float) -> None:
+        """At loop time `now` (s) the cluster names the nodes `named`. Close the listeners of nodes
+        that neither it nor any answer has named for FORGOTTEN_AFTER_S.
+        """
+        absent = self.proxied.keys() - self._places.keys() - set(named)
+        self._absent_since = {n: self._absent_since.get(n, now) for n in absent}
+        for node_id, since in list(self._absent_since.items()):
+            if now - since >= FORGOTTEN_AFTER_S:
+                del self.proxied[node_id], self._absent_since[node_id]
+                if (server := self._servers.pop(node_id, None)) is not None:
+                    server.close()
+                log.info("node_listener_closed", broker_id=node_id)
 
     def close(self) -> None:
         for server in self._servers.values():

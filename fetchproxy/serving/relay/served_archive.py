@@ -24,6 +24,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews, Remo
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.runtime.loop import forget
 
 log = structlog.get_logger(__name__)
 
@@ -398,6 +399,13 @@ class ArchiveStarts:
             return None
         known.tips[partition] = view.tip
         return self._views.settled(view)
+
+    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+        def is_gone(key: tuple[UUID, str]) -> bool:
+            topic_id, name = key
+            return gone(topic_id) or self._cluster.cached_topic_by_name(name) is None
+
+        await forget(self._topics, is_gone)
 
     def _kept(self, topic: TopicInfo) -> _Topic:
         """The entry for the leaders known now, which may be newer than those in `topic`."""

@@ -256,6 +256,7 @@ async def open_gateway(
     fetches = _shared_by_fetches(config, archive, listener.limits, rng or random.Random())
     admission = admission_of(config, listener.limits, listener.clock)
     listener.appetites = admission.appetites
+    listener.tables = [archive.starts]
     if health is not None:
         health.watch(lambda now: fetches.held.conditions())
     async with AsyncExitStack() as opened:
@@ -359,7 +360,9 @@ class _Nodes:
         """
         while True:
             with suppress(ClusterError):  # the broker watch and the credentials' health say so
-                await self._follow(await self._cluster.brokers())
+                brokers = await self._cluster.brokers()
+                await self._follow(brokers)
+                self.addresses.forget_absent(brokers, self._listener.clock())
             refused = self._cluster.refusal is not None
             await asyncio.sleep(NODES_REFUSED_INTERVAL_S if refused else NODES_LOOK_INTERVAL_S)
 
@@ -367,7 +370,7 @@ class _Nodes:
         named = {node_id: (broker.host, broker.port) for node_id, broker in brokers.items()}
         if named == self.addresses.brokers:
             return
-        self.addresses.brokers.clear()  # removed brokers; their listeners stay, as they may return
+        self.addresses.brokers.clear()  # removed brokers; they may return: see `forget_absent`
         for node_id, address in named.items():
             try:
                 await self.addresses.ensure([(node_id, *address)])

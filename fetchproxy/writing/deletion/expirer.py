@@ -387,6 +387,7 @@ class Expirer:
             Kind.RETENTION_HELD_UP,
         )
         self._brake.forget(tip)
+        self._witness.forget(tip)
         if self._partitions.pop(tip, None) is not None:
             for gauge in _GAUGES:
                 gauge.remove(tip.topic, tip.partition)

@@ -159,6 +159,7 @@ class PartitionDeletion:
         for tip in await self.rlmm.list_partitions():
             topics.setdefault((tip.topic_id, tip.topic), []).append(tip)
         archived = {topic_id for topic_id, _ in topics}
+        self._forget_others(archived)
         if not archived:
             return
         alive = {topic.topic_id for topic in await self.cluster.topics(max_age_ms=0)}
@@ -189,6 +190,13 @@ class PartitionDeletion:
                 await self._delete_when_due(partitions)
             else:
                 self._absent_since.pop(topic_id, None)
+
+    def _forget_others(self, archived: Set[UUID]) -> None:
+        """Another archiver may have deleted a topic's archive."""
+        self._kept &= archived
+        for known in (self._owned, self._absent_since):
+            for topic_id in known.keys() - archived:
+                del known[topic_id]
 
     # --- topics that nobody archives any more ---
     async def _look_for_left_out(self, topics: Mapping[str, list[TopicIdPartition]]) -> None:
@@ -319,7 +327,7 @@ class PartitionDeletion:
                 self._owned.pop(topic_id, None)
             for tip in emptied:
                 await self._put(tip, Deletion.DELETE_PARTITION_FINISHED)
-                DELETED_PARTITIONS.labels(topic).inc()
+                DELETED_PARTITIONS.inc()
         except ValueError as error:  # another archiver has changed the state
             log.info("topic_deleted_by_another", topic=topic, error=str(error))
 

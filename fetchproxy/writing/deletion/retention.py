@@ -158,6 +158,10 @@ class ClockWitness:
         if newest_ms > self._first_seen_ms.setdefault(view.tip, newest_ms):
             self._newest_written_ms = max(self._newest_written_ms, newest_ms)
 
+    def forget(self, tip: TopicIdPartition) -> None:
+        """Another archiver, or none, manages the partition from now on."""
+        self._first_seen_ms.pop(tip, None)
+
     def doubt(self, now_ms: int, store_ms: int | None) -> Doubt | None:
         """The doubt about `now_ms`, if any. `store_ms`: the store's time. None: not known."""
         if store_ms is not None:
