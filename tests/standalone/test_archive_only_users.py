@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,24 @@ async def test_wrong_passwords_of_another_name_hold_up_no_login(served: ServedAr
     for each in guesses:
         each.cancel()
     await asyncio.wait(guesses)
+
+
+async def test_a_hanging_disk_holds_up_no_login(served: ServedArchive) -> None:
+    hangs, begun = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        hangs.wait()
+
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    hanging = asyncio.create_task(asyncio.to_thread(hang))
+    try:
+        while not begun.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await logged_in(served, "alice")
+    finally:
+        hangs.set()
+        await hanging
 
 
 async def test_a_user_reads_what_is_his(served: ServedArchive) -> None:

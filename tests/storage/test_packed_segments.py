@@ -665,12 +665,12 @@ class HangingKeys(FileKeyRing):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.hangs = False
+        self.hangs = self.is_service = True
         self.asked: list[str] = []
         self.answers = asyncio.Semaphore(0)
 
     def asks_service(self, key_id: str) -> bool:
-        return True
+        return self.is_service
 
     async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
         self.asked.append(context["segment_id"])
@@ -720,6 +720,7 @@ async def opener(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData
 ) -> AsyncIterator[Opener]:
     keys = HangingKeys(ring)
+    keys.hangs = False
     data.log.write_bytes(b"small")
     async with RemoteStorageManager(store, "archive", at_rest=AtRest(True, keys)) as writer:
         for number in range(1, 41):
@@ -747,6 +748,14 @@ async def test_a_key_service_that_hangs_keeps_only_encrypted_segments_waiting(
     (condition,) = opener.packed.conditions(now + WAIT_SHOWN_S)
     assert f"{40 - KEYS_AT_ONCE} reads of encrypted segments wait" in condition.what
     assert "of 'many'" in condition.what
+
+
+async def test_a_key_of_a_file_waits_for_no_key_service(opener: Opener) -> None:
+    await opener.begin("many", *range(1, 40))
+    opener.keys.hangs = opener.keys.is_service = False
+    await opener.begin("many", 40)
+    await opener.tasks[40]
+    assert opener.openings[40].is_open
 
 
 async def test_clients_ask_a_slow_key_service_in_turn(opener: Opener) -> None:

@@ -11,8 +11,10 @@ import tomllib
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -395,9 +397,19 @@ class Logins:
         self._waiting: dict[object, tuple[float, str, str]] = {}
         ARCHIVE_ONLY_LOGINS_WAITING.set_function(lambda: len(self._waiting))
         # One password at a time, because each costs a core some milliseconds. No address has more
-        # than one here.
-        self.checking = asyncio.Semaphore(1)
+        # than one here. The thread is for nothing else, so no hanging disk holds up a login.
+        self._checker = ThreadPoolExecutor(1, "password check")
         self._secret = secrets.token_bytes(32)
+
+    def close(self) -> None:
+        self._checker.shutdown(wait=False, cancel_futures=True)
+
+    async def has_password(
+        self, credential: ScramCredential, mechanism: str, password: bytes
+    ) -> bool:
+        """See the function of this name."""
+        check = partial(has_password, credential, mechanism, password)
+        return await asyncio.get_running_loop().run_in_executor(self._checker, check)
 
     async def load(self) -> None:
         """Raises ConfigError."""
@@ -527,8 +539,7 @@ class Login:
         has = user.credentials if user else {}
         mechanism = next((m for m in HASHES if m in has), mechanisms_of(users)[0])
         credential, is_true = self._logins.credential(self.name, mechanism)
-        async with self._logins.checking:
-            fits = await asyncio.to_thread(has_password, credential, mechanism, password.encode())
+        fits = await self._logins.has_password(credential, mechanism, password.encode())
         self._end(user if fits and is_true else None)
         return b""
 

@@ -53,9 +53,13 @@ async def open_archive_only(
     own = config.archive_only
     memory = GroupMemory(own.groups_bytes_max)
     logins = None if own.users_file is None else Logins(own.users_file)
-    if logins is not None:
-        await logins.load()
-    async with CommittedOffsets(own.offsets_file, limits.offsets_max, memory) as offsets:
+    async with (
+        AsyncExitStack() as opened,
+        CommittedOffsets(own.offsets_file, limits.offsets_max, memory) as offsets,
+    ):
+        if logins is not None:
+            opened.callback(logins.close)
+            await logins.load()
         archive = ArchiveWatch(rlmm, descriptions, own.refresh_interval_ms / 1000)
         await archive.load()
         async with Listener(config.gateway, limits, tls, "archive_only", health=health) as listener:
@@ -76,10 +80,10 @@ async def open_archive_only(
             )
             listener.appetites = parts.admission.appetites
             listener.node_addresses = lambda: {NODE_ID: listener.advertised(listener.host)}
-            async with AsyncExitStack() as opened:
-                opened.enter_context(closing(parts.groups))
+            async with AsyncExitStack() as listening:
+                listening.enter_context(closing(parts.groups))
                 await listener.open(lambda server_name: StandaloneSession(listener, parts))
-                await _listen_for_a_proxys_nodes(listener, parts, opened)
+                await _listen_for_a_proxys_nodes(listener, parts, listening)
                 rests = "what is archived or deleted later is not noticed"
                 listener.keep("archive watch", archive.run, rests)
                 if logins is not None:
