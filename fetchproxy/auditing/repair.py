@@ -323,6 +323,8 @@ class _PartitionRepair:
             reason = f"nothing can be derived from its log: {error}"
         except ObjectNotFound:
             reason = "its log is missing"
+            if metadata.packed and not await self.rsm.packed.is_packed(metadata):
+                reason = "its .packing is missing, and without that its log cannot be read"
         else:
             return derived
         if self._is_faulty(metadata):

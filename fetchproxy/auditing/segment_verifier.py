@@ -104,16 +104,17 @@ class SegmentVerifier:
             self._advance(metadata.segment_size_bytes)
             self.txns.restart()
             return
-        # Without `.packing`, a packed log cannot be read.
-        packing_there = (
-            not metadata.packed or await self._decoded(SegmentFile.PACKING, bytes) is not None
-        )
+        if metadata.packed and await self._decoded(SegmentFile.PACKING, bytes) is None:
+            # Nothing else of the segment can be read, and no other object is at fault.
+            self._advance(metadata.segment_size_bytes)
+            self.txns.restart()
+            return
         index, aborted = await self._small_files()
         txn_key = self._key(SegmentFile.TXN)
         self.txns.begin(aborted or (), txn_key, metadata.start_offset, metadata.end_offset)
         spans = list(index.spans()) if index is not None else []
         check = SegmentCheck(metadata, self._key, spans, self.txns, continues=continues)
-        log_read = packing_there and await self._read_log(check)
+        log_read = await self._read_log(check)
         self._advance(metadata.segment_size_bytes)
         findings = check.findings
         if not (log_read and check.log_is_sound and aborted is not None):

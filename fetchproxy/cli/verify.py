@@ -57,6 +57,14 @@ BytesMax = Annotated[
         "Each task needs that much space in archive.spool_dir.",
     ),
 ]
+EncryptPlain = Annotated[
+    bool,
+    typer.Option(
+        "--encrypt-plain",
+        help="Also merge and encrypt segments that are not encrypted, in partitions that have "
+        "encrypted ones. Compare such segments with their source first.",
+    ),
+]
 
 
 @options.shares("bootstrap", "store", spark=True)
@@ -262,13 +270,14 @@ def merge(
     topic: options.Topic = None,
     bytes_max: BytesMax = MERGED_BYTES_MAX,
     dry_run: options.DryRun = False,
+    encrypt_plain: EncryptPlain = False,
 ) -> None:
     """Merge adjacent small segments. Offsets and batches stay the same; readers notice nothing.
 
     The archiver or a later run deletes replaced segments once they are old enough. Exit code 1 if
-    faulty segments could not be merged.
+    faulty segments could not be merged, or segments that are not encrypted are left.
     """
-    merging = merge_job.MergeOptions(bytes_max, dry_run)
+    merging = merge_job.MergeOptions(bytes_max, dry_run, encrypt_plain)
     done = run_over(context, topic, partial(merge_job.merge, options=merging))
     merged = sum(partition.merged for partition in done.results)
     replaced = sum(partition.replaced for partition in done.results)

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 from uuid import uuid4
 
 from fetchproxy.archive import (
@@ -41,10 +40,13 @@ MERGED_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class MergeOptions:
-    """`bytes_max`: limit of a merged segment. Each task needs disk space for one such segment."""
+    """`bytes_max`: limit of a merged segment. Each task needs disk space for one such segment.
+    `encrypt_plain`: see `PartitionMerger`.
+    """
 
     bytes_max: int = MERGED_BYTES_MAX
     dry_run: bool = False
+    encrypt_plain: bool = False
 
 
 def merge(
@@ -110,9 +112,16 @@ async def _merge_partition(
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
     )
-    merger = PartitionMerger(rsm, rlmm, copier, spool, bytes_max=options.bytes_max)
+    merger = PartitionMerger(
+        rsm,
+        rlmm,
+        copier,
+        spool,
+        bytes_max=options.bytes_max,
+        encrypt_plain=options.encrypt_plain,
+    )
     if options.dry_run:
-        return _planned(tip, await merger.plan(tip))
+        return await merger.dry_run(tip)
     done = await merger.merge(tip)
     expirer = Expirer(
         config.archive,
@@ -124,12 +133,3 @@ async def _merge_partition(
     )
     await expirer.tidy(tip)
     return done
-
-
-def _planned(tip: TopicIdPartition, groups: list[Any]) -> MergedPartition:
-    return replace(
-        MergedPartition(tip),
-        merged=len(groups),
-        replaced=sum(map(len, groups)),
-        size_bytes=sum(segment.segment_size_bytes for group in groups for segment in group),
-    )

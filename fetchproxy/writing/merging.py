@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import zip_longest
 
@@ -18,7 +18,13 @@ from fetchproxy.errors import (
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import (
+    AbortedTxn,
+    EpochStart,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    TopicIdPartition,
+)
 from fetchproxy.segments import side_files
 from fetchproxy.segments.check import agrees, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
@@ -49,12 +55,16 @@ LARGEST_SHARE_MAX = 0.75
 
 
 def plan_merges(
-    segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView, *, bytes_max: int
+    segments: Iterable[RemoteLogSegmentMetadata],
+    view: PartitionView,
+    *,
+    bytes_max: int,
+    left_out: Collection[RemoteLogSegmentId] = (),
 ) -> list[Segments]:
     """Groups of two or more segments, by offset, each of at most `bytes_max` bytes. `segments`:
-    read with `view`. Small segments have at most half of `bytes_max`, so a full group gives one
-    that is not small. The same archive gives the same plan, also after a part of it has been
-    carried out.
+    read with `view`; those in `left_out` stay as they are. Small segments have at most half of
+    `bytes_max`, so a full group gives one that is not small. The same archive gives the same plan,
+    also after a part of it has been carried out.
     """
     groups: list[Segments] = []
     group: list[RemoteLogSegmentMetadata] = []
@@ -62,7 +72,7 @@ def plan_merges(
         if group and not (_continues(group[-1], segment) and _fits(group, segment, bytes_max)):
             groups.append(group)
             group = []
-        if segment.segment_size_bytes <= bytes_max // 2:
+        if segment.segment_size_bytes <= bytes_max // 2 and segment.segment_id not in left_out:
             group.append(segment)
     groups.append(group)
     return [group for group in groups if _is_worth_it(group)]
@@ -250,6 +260,10 @@ def _place(source: RemoteLogSegmentMetadata) -> str:
 
 log = structlog.get_logger(__name__)
 
+_NOT_ENCRYPTED = (
+    "it is not encrypted, and other segments of the partition are: somebody without a key may have "
+    "put it there. Compare it with its source; --encrypt-plain then merges and encrypts it"
+)
 CHUNK_BYTES = 4 * 1024 * 1024
 MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's default segment size (log.segment.bytes)
 
@@ -279,11 +293,58 @@ class PartitionMerger:
     _: KW_ONLY
     bytes_max: int = MERGED_BYTES_MAX
     chunk_bytes: int = CHUNK_BYTES
+    # Also take over segments that are not encrypted, in a partition that has encrypted ones.
+    encrypt_plain: bool = False
 
     async def plan(self, tip: TopicIdPartition) -> list[Segments]:
         """The groups to merge; none for a partition being deleted. Raises RemoteStorageError."""
+        return (await self._plan(tip))[0]
+
+    async def dry_run(self, tip: TopicIdPartition) -> MergedPartition:
+        """Raises RemoteStorageError."""
+        groups, refused = await self._plan(tip)
+        size = sum(segment.segment_size_bytes for group in groups for segment in group)
+        replaced = sum(map(len, groups))
+        return MergedPartition(tip, len(groups), replaced, size, refused=refused)
+
+    async def _plan(self, tip: TopicIdPartition) -> tuple[list[Segments], list[str]]:
+        """The groups to merge, and why segments are left out.
+
+        A merged segment is encrypted, and so proven to be of a holder of the key ring. A segment
+        that is not encrypted may be of anybody who can write to the store.
+        """
         found = await self._look(tip)
-        return [] if found is None else plan_merges(*found, bytes_max=self.bytes_max)
+        if found is None:
+            return [], []
+        groups = plan_merges(*found, bytes_max=self.bytes_max)
+        plain: dict[RemoteLogSegmentId, str] = {}
+        if not self.rsm.packed.encrypts or self.encrypt_plain:
+            return groups, []
+        looked_at: set[RemoteLogSegmentId] = set()
+        while new := [s for group in groups for s in group if s.segment_id not in looked_at]:
+            looked_at.update(segment.segment_id for segment in new)
+            for segment in new:
+                if not await self._is_encrypted(segment):
+                    plain[segment.segment_id] = f"{_place(segment)}: {_NOT_ENCRYPTED}"
+            groups = plan_merges(*found, bytes_max=self.bytes_max, left_out=plain)
+        others = [s for s in found[0] if s.is_finished and s.segment_id not in plain]
+        if plain and not await self._any_encrypted(others):
+            return plan_merges(*found, bytes_max=self.bytes_max), []
+        return groups, list(plain.values())
+
+    async def _any_encrypted(self, segments: Sequence[RemoteLogSegmentMetadata]) -> bool:
+        """Looks at the newest first, which probably is."""
+        for segment in reversed(segments):
+            if await self._is_encrypted(segment):
+                return True
+        return False
+
+    async def _is_encrypted(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """True also if its packing is missing or does not open: then the merge says so."""
+        try:
+            return await self.rsm.packed.check_metadata(segment)
+        except (CorruptSegment, ObjectNotFound):
+            return True
 
     async def _look(self, tip: TopicIdPartition) -> tuple[Segments, PartitionView] | None:
         """The current segments and view. None: the partition is being deleted."""
@@ -312,7 +373,9 @@ class PartitionMerger:
 
     async def _carry_out(self, done: MergedPartition) -> None:
         tip = done.tip
-        for sources in await self.plan(tip):
+        groups, refused = await self._plan(tip)
+        done.refused += [why for why in refused if why not in done.refused]
+        for sources in groups:
             try:
                 finished = await self._merge(sources)
             except CopyOvertaken as error:

@@ -62,6 +62,7 @@ def test_every_option_has_help_and_a_variable(option: Any) -> None:
         "create",
         "cut_over",
         "move",
+        "encrypt_plain",
     ):
         # A person's word, said once: none is left in the environment for the next start.
         assert option.envvar is None

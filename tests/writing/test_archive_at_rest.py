@@ -187,6 +187,15 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
         merger = PartitionMerger(
             archive.rsm, archive.rlmm, copier_of(archive), spool, bytes_max=10_000
         )
+        # Anybody may have put the first two there, so only the others are merged and proven.
+        planned = await merger.dry_run(TIP)
+        assert (planned.merged, planned.replaced) == (1, 2)
+        assert [
+            f"offset {base}: it is not encrypted" in why
+            for base, why in zip((0, 20), planned.refused, strict=True)
+        ] == [True, True]
+        merger.encrypt_plain = True
+        assert (await merger.dry_run(TIP)).refused == []
         merged = await merger.merge(TIP)
         assert (merged.merged, merged.replaced, merged.refused) == (1, 4, [])
         whole = (await archive.view(TIP)).segments[-1]
@@ -215,6 +224,28 @@ def other_bytes(file: SegmentFile) -> Damage:
         path.write_bytes(bytes(content))
 
     return damage
+
+
+async def test_a_missing_packing_is_named_and_nothing_else(ring: Path, tmp_path: Path) -> None:
+    store, at_rest = tmp_path / "store", AtRest(compress=True, keys=FileKeyRing(ring))
+    async with (
+        open_archive(store, at_rest) as archive,
+        Spool(tmp_path / "spool", encrypted=True) as spool,
+    ):
+        written = Written(archive, spool)
+        segments = [await written.add(base) for base in (0, 20, 40)]
+        lost(SegmentFile.PACKING)(archive.rsm, segments[1], store)
+    async with open_archive(store, at_rest) as archive:
+        report = await verify_archive(archive.rsm, archive.rlmm)
+        [fault] = report.faults
+        assert fault.object_key == archive.rsm.object_key(segments[1], SegmentFile.PACKING)
+        assert fault.what == "object is missing"
+        repaired = await repair_archive(
+            archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms
+        )
+        assert repaired.repairs == []
+        [refusal] = repaired.refusals
+        assert "its .packing is missing" in refusal
 
 
 @pytest.mark.parametrize(
