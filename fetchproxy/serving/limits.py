@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from fetchproxy.config.memory_plan import TLS_HANDSHAKES_MAX
 from fetchproxy.config.schema import KiB, MiB
@@ -83,7 +83,38 @@ class StandaloneLimits(ServingLimits):
 # `buffer_bytes_max`, one read of the other side, the frames that must be whole before they are
 # handled, and the partitions of a fetch session. This part bounds a thousand connections.
 
+# Requests and answers that are gathered grow as fast as the other side sends. So they are counted
+# while they grow, and the others at intervals.
+
 T = TypeVar("T")
+
+
+class Holder(Protocol):
+    def give_up(self) -> None:
+        """Drop the bytes and close the connection, at once."""
+
+
+class GatheredBytes:
+    """Memory of all incomplete requests and answers. Above `bytes_max` the largest gives up."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.total = 0
+        self._by_holder: dict[Holder, int] = {}
+
+    def hold(self, holder: Holder, size: int) -> None:
+        """`holder` has `size` bytes now."""
+        self.total += size - self._by_holder.pop(holder, 0)
+        if size:
+            self._by_holder[holder] = size
+        while self.total > self.bytes_max and self._by_holder:
+            largest = max(self._by_holder, key=self._by_holder.__getitem__)
+            self.total -= self._by_holder.pop(largest)
+            largest.give_up()
+
+    def leave_to_others(self, others: int, of_all: int) -> None:
+        """Of the limit `of_all`, `others` bytes are taken by what is not gathered."""
+        self.bytes_max = of_all - min(max(others, 0), of_all)
 
 
 def to_close(held: Collection[tuple[int, T]], bytes_max: int) -> list[T]:

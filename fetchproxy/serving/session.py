@@ -29,12 +29,12 @@ from fetchproxy_protocol.headers import (
 )
 from fetchproxy_protocol.primitives import INT32, Buffer
 
-from fetchproxy.config.schema import GatewayConfig
+from fetchproxy.config.schema import GatewayConfig, KiB
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, WIRE_ERRORS
 from fetchproxy.runtime.loop import MESSAGES_A_TURN, LoopSteps
 from fetchproxy.serving.admission import Admission, Share, payer_of
-from fetchproxy.serving.limits import ServingLimits
+from fetchproxy.serving.limits import GatheredBytes, ServingLimits
 from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
 from fetchproxy.tls.contexts import other_protocol
 
@@ -51,6 +51,7 @@ class SessionOwner(Protocol):
     config: GatewayConfig
     limits: ServingLimits
     receive: ReceiveBuffer
+    gathered: GatheredBytes
     clock: Callable[[], float]
     warnings: SparingWarnings
     tells_reached: bool
@@ -201,6 +202,13 @@ class ClientSession(asyncio.BufferedProtocol):
         for transport in self._transports():
             transport.abort()
 
+    def give_up(self) -> None:
+        """Close at once, as the connection takes too much of the memory for all."""
+        LIMITS_REACHED.labels("connection_buffers_bytes_max").inc()
+        self.close("connection_buffers_bytes_max")
+        self.abort()  # otherwise its buffers would stay in memory
+        self.requests.drop()
+
     def _transports(self) -> list[asyncio.Transport]:
         """The transports that end with the session."""
         return [] if self._transport is None else [self._transport]
@@ -298,6 +306,10 @@ class ClientSession(asyncio.BufferedProtocol):
                 await asyncio.sleep(0)  # a fast client must not keep the loop for a whole answer
 
     # -- requests ----------------------------------------------------------------------------------
+    def gathers(self, size: int) -> None:
+        """`size` bytes of incomplete requests are in memory."""
+        self._owner.gathered.hold(self, size)
+
     def _take(self, view: memoryview) -> None:
         if self.closing:
             return
@@ -347,6 +359,10 @@ class ClientSession(asyncio.BufferedProtocol):
             (transport.pause_reading if self._held_back else transport.resume_reading)()
 
 
+# Smaller incomplete requests count at the listener's intervals alone.
+COUNTED_BYTES_MIN = 64 * KiB
+
+
 class RequestFraming(ABC, Generic[Handling]):
     """Cuts one client's bytes into requests. A request that cannot be valid is refused by its first
     bytes. Bytes that arrive while the session is muted are kept for later.
@@ -367,6 +383,7 @@ class RequestFraming(ABC, Generic[Handling]):
         self._goes_on = False  # the next requests are handled in the loop's next turn
         self.ended = False  # the client sends no more
         self.begun_at: float | None = None
+        self._gathered = 0  # bytes of `_carry`, if they are counted
 
     @abstractmethod
     def _consume(self, view: memoryview) -> int:
@@ -394,6 +411,11 @@ class RequestFraming(ABC, Generic[Handling]):
     def drop(self) -> None:
         """Drop the bytes that were kept."""
         self._carry = bytearray()
+        self._gathers(0)
+
+    def _gathers(self, size: int) -> None:
+        self._gathered = size
+        self._session.gathers(size)
 
     def end(self) -> bool:
         """The client sends no more. True: some request is still to be answered."""
@@ -425,6 +447,8 @@ class RequestFraming(ABC, Generic[Handling]):
                 self._carry = bytearray(view[rest:])
         elif not carry:
             self._carry = bytearray(view)
+        if len(self._carry) > COUNTED_BYTES_MIN or self._gathered:
+            self._gathers(len(self._carry))
         waits = self._session.muted or self.limited or self.ended
         if not (self._carry or self._left) or waits:
             self.begun_at = None

@@ -22,7 +22,8 @@ from test_bad_input import connect, is_closed, request
 from test_limits import rss_bytes
 from test_whole_answers import CORRELATION_ID, Client, Conversation, fetch_answer
 
-from fetchproxy.serving.relay.broker_link import HELD_BYTES_MAX, Answer, HeldAnswer, HeldBudget
+from fetchproxy.serving.limits import GatheredBytes
+from fetchproxy.serving.relay.broker_link import HELD_BYTES_MAX, HELD_COPIES, Answer, HeldAnswer
 
 LARGEST = 0x7FFFFFFF  # of a size prefix
 MiB = 1 << 20
@@ -112,10 +113,10 @@ async def test_an_answer_that_is_read_whole_has_a_limit_below_that_of_requests()
 
 
 async def test_the_largest_of_the_answers_being_gathered_gives_way() -> None:
-    budget = HeldBudget(4 * len(STEP))
+    gathered = GatheredBytes(HELD_COPIES * 4 * len(STEP))
 
     def talk_of(steps: int) -> Conversation:
-        talk = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [payload]), MiB, budget)
+        talk = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [payload]), MiB, gathered)
         talk.arrives([struct.pack(">ii", steps * len(STEP), CORRELATION_ID)])
         return talk
 

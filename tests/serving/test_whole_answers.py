@@ -11,6 +11,7 @@ from fetchproxy_protocol.apis import ErrorCode, WireError
 from fetchproxy_protocol.fetch import TopicRef
 from fetchproxy_protocol.primitives import INT32, Buffer
 
+from fetchproxy.serving.limits import GatheredBytes
 from fetchproxy.serving.relay.apis.fetch import FetchAnswer
 from fetchproxy.serving.relay.broker_link import (
     WALKED_BYTES,
@@ -18,7 +19,6 @@ from fetchproxy.serving.relay.broker_link import (
     Answer,
     BrokerLink,
     HeldAnswer,
-    HeldBudget,
     Payload,
 )
 from fetchproxy.serving.transport import ReceiveBuffer
@@ -75,7 +75,7 @@ class Client:
     def refused_as_too_large(self, limit: str, what: str) -> None:
         self.refused.append(limit)
 
-    def held_too_much(self) -> None:
+    def give_up(self) -> None:
         self.closing = True
 
     def link_closed(self, error: Exception | None) -> None: ...
@@ -87,10 +87,12 @@ class Conversation:
     """One link with one answer due; `asked` lists the calls to the handler."""
 
     def __init__(
-        self, answer: Answer, held_bytes_max: int = 1 << 20, budget: HeldBudget | None = None
+        self, answer: Answer, held_bytes_max: int = 1 << 20, gathered: GatheredBytes | None = None
     ) -> None:
         self.client = Client()
-        self.link = BrokerLink(self.client, ReceiveBuffer(), Wire(), held_bytes_max, _budget=budget)
+        self.link = BrokerLink(
+            self.client, ReceiveBuffer(), Wire(), held_bytes_max, _gathered=gathered
+        )
         self.link.tells_answered = True
         self.link.connection_made(Wire())
         self.link.expected.append(answer)

@@ -18,6 +18,7 @@ from fetchproxy_protocol.primitives import INT32, Buffer
 from fetchproxy.config.schema import MiB
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
+from fetchproxy.serving.limits import GatheredBytes
 from fetchproxy.serving.transport import PEEK_BYTES, ReceiveBuffer, RecordPipe, plain_socket
 from fetchproxy.tls.contexts import other_protocol
 
@@ -81,37 +82,11 @@ class ScannedAnswer(Answer, ABC):
     def begin(self) -> FetchResponseScan: ...
 
 
-# The memory of answers that are read as a whole.
-
-# Of one such answer: far more than the Metadata of 200,000 partitions, which a cluster can have.
+# Of one answer that is read as a whole: far more than the Metadata of 200,000 partitions, which a
+# cluster can have.
 HELD_BYTES_MAX = 16 * MiB
 # While an answer is rewritten there are so many copies of it: as it came, as it leaves, and framed.
 HELD_COPIES = 3
-
-
-class HeldBudget:
-    """Bytes of the answers that all links gather now. Above the limit, the link with the largest
-    one gives it up at once: brokers may send much before the listener's next sweep.
-
-    An answer that arrives in one piece takes no part.
-    """
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self._total = 0
-        self._by_link: dict[BrokerLink, int] = {}
-
-    def add(self, link: BrokerLink, size: int) -> None:
-        self._total += size
-        self._by_link[link] = self._by_link.get(link, 0) + size
-        while self._total > self.bytes_max:
-            largest = max(self._by_link, key=self._by_link.__getitem__)
-            self.drop(largest)
-            largest.give_up()
-
-    def drop(self, link: BrokerLink) -> None:
-        self._total -= self._by_link.pop(link, 0)
-
 
 # The link reads the answers from the broker's socket, in request order.
 #
@@ -139,7 +114,7 @@ class LinkOwner(Protocol):
 
     def refused_as_too_large(self, limit: str, what: str) -> None: ...
 
-    def held_too_much(self) -> None:
+    def give_up(self) -> None:
         """The connection closes at once, as its answer takes too much of the memory for all."""
 
     @property
@@ -165,7 +140,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     _client: asyncio.Transport
     _held_bytes_max: int  # of an answer that is gathered; all others pass, however large
     _records: RecordPipe | None = None
-    _budget: HeldBudget | None = None
+    _gathered: GatheredBytes | None = None
     _sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
     address: tuple[str, int] | None = None  # the broker's, as it was dialed
     expected: deque[Answer] = field(default_factory=deque)
@@ -220,8 +195,8 @@ class BrokerLink(asyncio.BufferedProtocol):
         while self._goes_on:  # the client still gets answers that arrived before the end
             self._take_more()
         self.transport = None
-        if self._budget is not None:
-            self._budget.drop(self)
+        if self._gathered is not None:
+            self._gathered.hold(self, 0)
         if len(self._carry) >= 4:
             # Shorter than an answer's start: a TLS alert, as the proxy sent plaintext to a TLS port
             size = INT32.unpack_from(self._carry)[0]
@@ -290,8 +265,8 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     def _leave(self, payload: Payload) -> None:
         self._held = None
-        if self._budget is not None:
-            self._budget.drop(self)
+        if self._gathered is not None:
+            self._gathered.hold(self, 0)
         size = sum(map(len, payload))
         self._owner.write_to_client(b"".join((INT32.pack(size), *payload)))
         self._finish()
@@ -469,15 +444,15 @@ class BrokerLink(asyncio.BufferedProtocol):
                 self._waiting = True
             else:
                 self._leave(payload)
-        elif self._budget is not None:
-            self._budget.add(self, step)
+        elif self._gathered is not None:
+            self._gathered.hold(self, HELD_COPIES * held.gathered)
         return pos + step
 
     def give_up(self) -> None:
         """The answer that is being gathered takes too much memory."""
         if self._held is not None:
             self._held.payload = bytearray()
-        self._owner.held_too_much()
+        self._owner.give_up()
 
     def _finish(self) -> None:
         self.expected.popleft()

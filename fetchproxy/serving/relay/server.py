@@ -32,7 +32,7 @@ from fetchproxy.serving.relay.addresses import AddressMap, ServerNames, ToldAddr
 from fetchproxy.serving.relay.apis.delete_records import check_deletions
 from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.apis.table import BEHAVIOURS
-from fetchproxy.serving.relay.broker_link import HELD_COPIES, BrokerLink, HeldBudget
+from fetchproxy.serving.relay.broker_link import BrokerLink
 from fetchproxy.serving.relay.held_readers import HeldReaders
 from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
 from fetchproxy.serving.relay.served_archive import (
@@ -265,8 +265,7 @@ async def open_gateway(
             opened.callback(records.close)
         sasl = config.cluster.security_protocol.startswith("SASL_")
         new_fetches = partial(FetchHandler, shared=fetches)
-        held = HeldBudget(config.gateway.connection_buffers_bytes_max // HELD_COPIES)
-        relay = Relay(archive, admission, BEHAVIOURS, new_fetches, records, held, sasl)
+        relay = Relay(archive, admission, BEHAVIOURS, new_fetches, records, sasl)
         await opened.enter_async_context(listener)
         if first_looks_max_s:
             await _look_first(listener, archive, first_looks_max_s)

@@ -38,7 +38,6 @@ from fetchproxy.serving.relay.broker_link import (
     Answer,
     BrokerLink,
     HeldAnswer,
-    HeldBudget,
     Payload,
 )
 from fetchproxy.serving.relay.served_archive import ServedArchive
@@ -207,7 +206,6 @@ class Relay:
     apis: ApiTable
     new_fetches: Callable[[RelaySession], Fetches]
     records: RecordPipe | None
-    held: HeldBudget
     clients_use_sasl: bool
 
 
@@ -288,7 +286,7 @@ class RelaySession(ClientSession):
         try:
             self.link = await self._connect(
                 lambda: BrokerLink(
-                    self, self._receive, transport, frame_max, records, self._relay.held
+                    self, self._receive, transport, frame_max, records, self._owner.gathered
                 )
             )
         except OSError as error:
@@ -361,11 +359,6 @@ class RelaySession(ClientSession):
         else:
             if self.link is not None:
                 self.link.rewritten(new)
-
-    def held_too_much(self) -> None:
-        LIMITS_REACHED.labels("connection_buffers_bytes_max").inc()
-        self.close("connection_buffers_bytes_max")
-        self.abort()  # otherwise its buffers would stay in memory
 
     def link_failed(self, error: WireError) -> None:
         self._refuse(error, "broker")

@@ -1,0 +1,165 @@
+"""A process at all its limits at once stays within its memory plan, and still serves."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import Authority
+from proxy_process import ProxyProcess, wait_for
+from raw_tls import answers, serves
+from scripted_broker import TOPIC, encode
+from test_large_answers import LargeBroker
+from test_tls_memory import begun, resident_bytes
+from tls_parts import client_context
+
+from fetchproxy.config.memory_plan import TLS_HANDSHAKES_MAX
+from fetchproxy.serving.relay.broker_link import HELD_BYTES_MAX
+
+MiB = 1 << 20
+SILENT = 20_000
+READERS = 2_000  # below the broker's log, while nobody knows the archive
+HUGE, HALF = 24, 150  # answers, and requests, that never end
+HELD_REQUEST_BYTES = 2 * MiB - 1_000
+LOG_START = 10_000
+METADATA, FETCH, OUT_OF_RANGE = 3, 1, 1
+# Each of the others has a connection to the broker, too.
+FILES_BESIDES = TLS_HANDSHAKES_MAX + 2 * (READERS + HUGE + HALF) + 300
+WITHIN_S = 20  # of which the memory is watched
+
+
+class EvilBroker(LargeBroker):
+    """It has deleted its records, and ends no answer to a client's Metadata."""
+
+    ENDLESS = 4242  # the correlation id of such a request
+
+    def _send_large(self, peer: socket.socket, version: int, correlation_id: int) -> None:
+        found = self._fetch()
+        found.responses[0].topic = TOPIC
+        peer.sendall(encode(found, version, correlation_id))
+
+    def _offsets(self) -> Any:
+        found = super()._offsets()
+        found.topics[0].partitions[0].offset = LOG_START
+        return found
+
+    def answer(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
+        if api_key == METADATA and correlation_id == self.ENDLESS:
+            return struct.pack(">ii", HELD_BYTES_MAX, correlation_id) + bytes(HELD_BYTES_MAX - MiB)
+        return super().answer(api_key, version, correlation_id)
+
+
+def files_max() -> int:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return SILENT + FILES_BESIDES if hard == resource.RLIM_INFINITY else hard
+
+
+def fetch(offset: int) -> bytes:
+    body = struct.pack(">iiiibii", -1, 60_000, 1, MiB, 0, 0, -1)
+    body += b"\x02" + bytes([len(TOPIC) + 1]) + TOPIC.encode() + b"\x02"
+    body += struct.pack(">iiqiqi", 0, -1, offset, -1, -1, MiB) + b"\0\0\x01\x01\0"
+    head = struct.pack(">hhih", FETCH, 12, 7, -1) + b"\0"
+    return struct.pack(">i", len(head) + len(body)) + head + body
+
+
+def half_a_request() -> bytes:
+    """A request that is gathered, but for its last bytes."""
+    head = struct.pack(">ihhih", HELD_REQUEST_BYTES, FETCH, 11, 9, -1)
+    return head + bytes(HELD_REQUEST_BYTES - 1_000)
+
+
+@contextmanager
+def silent(proxy: ProxyProcess, authority: Authority, count: int) -> Iterator[None]:
+    program = Path(__file__).with_name("silent_clients.py")
+    command = [sys.executable, str(program), str(proxy.port), str(authority.file), str(count)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as clients:
+        assert clients.stdin is not None
+        assert clients.stdout is not None
+        try:
+            assert clients.stdout.readline() == f"{count}\n".encode()
+            yield
+        finally:
+            clients.stdin.close()
+
+
+@pytest.mark.slow
+def test_all_limits_at_once(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = int(os.environ.get("SILENT_CLIENTS", min(SILENT, files_max() - FILES_BESIDES)))
+    connections = count + TLS_HANDSHAKES_MAX + READERS + HUGE + HALF + 10
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    settings: dict[str, object] = {
+        "gateway.tls_certificate_file": authority.issue("limits-at-once"),
+        "gateway.connections_max": connections,
+        "limits.serving.tls_handshake_max_ms": 3_600_000,
+        # What this test does not fill takes no part in the plan, as far as possible.
+        "gateway.connection_buffers_bytes_max": "128MiB",
+        "gateway.remote_answers_bytes_max": "1MiB",
+        "remote_fetch.chunk_cache_bytes_max": 0,
+        "remote_fetch.inflight_bytes_max": "4MiB",
+        "remote_fetch.index_cache_bytes_max": "1MiB",
+    }
+    context = client_context(authority, None)
+    broker = EvilBroker(0)
+    broker.fetch_error = OUT_OF_RANGE
+    with ExitStack() as stack:
+        mute = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # a store that hangs
+        store = f"s3://archive/logs?endpoint_url=http://127.0.0.1:{mute.getsockname()[1]}"
+        bootstrap = stack.enter_context(broker.open())
+        proxy = stack.enter_context(ProxyProcess(bootstrap, store, tmp_path, settings=settings))
+        plan = proxy.metric("fetchproxy_memory_budget_bytes")
+        stack.enter_context(silent(proxy, authority, count))
+        of_silent = resident_bytes(proxy.pid)
+
+        def plain() -> socket.socket:
+            peer = socket.create_connection(("127.0.0.1", proxy.port), timeout=60)
+            return stack.enter_context(peer)
+
+        def linked() -> socket.socket:
+            peer = context.wrap_socket(plain(), server_hostname="localhost")
+            stack.enter_context(peer)
+            assert answers(peer)
+            return peer
+
+        others = [linked() for _ in range(HUGE + HALF)]
+        readers = [linked() for _ in range(READERS)]
+        for _ in range(TLS_HANDSHAKES_MAX):
+            begun(plain(), context)
+        assert proxy.metric("fetchproxy_connections") == connections - 10
+        for offset, peer in enumerate(readers):
+            peer.sendall(fetch(offset))
+        catches = "fetchproxy_catches_total"
+        wait_for("readers that wait", lambda: proxy.metric(catches) == READERS, 300)
+        most, until = 0, time.monotonic() + WITHIN_S
+        for peer in others[:HUGE]:
+            peer.sendall(struct.pack(">ihhihi", 14, METADATA, 1, EvilBroker.ENDLESS, -1, -1))
+        half = half_a_request()
+        for number, peer in enumerate(others[HUGE:]):
+            with suppress(OSError):  # closed, as the limit was reached
+                peer.sendall(half)
+            if not number % 10:
+                most = max(most, resident_bytes(proxy.pid))
+        while time.monotonic() < until:
+            most = max(most, resident_bytes(proxy.pid))
+            time.sleep(0.1)
+        print(
+            f"{count} silent: {of_silent / MiB:.0f} MiB; at most {most / MiB:.0f} MiB; "
+            f"the plan {plan / MiB:.0f}"
+        )
+        assert proxy.metric("fetchproxy_limits_reached_total", "connection_buffers_bytes_max") > 0
+        assert serves(proxy, authority)
+        assert most <= plan
+        assert not proxy.logged("session_crashed") + proxy.logged("part_failed")
