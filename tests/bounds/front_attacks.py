@@ -25,7 +25,7 @@ from attack_parts import (
 )
 from blown_messages import Shape
 from fetchproxy_protocol.headers import request_header
-from victims import Victim, connected
+from victims import Victim
 
 _HOST = b"Host: localhost\r\n"
 
@@ -34,7 +34,7 @@ async def _http(victim: Victim, pieces: Sequence[bytes], *, pause_s: float = 0.0
     """Sends the pieces on one connection, and reads what comes until it ends or is silent."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(ANSWER_S_MAX):
-            reader, writer = await connected(victim.console_port)
+            reader, writer = await victim.connected(victim.console_port)
         sending = asyncio.create_task(_pieces(writer, pieces, pause_s))
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(3.0):
@@ -204,7 +204,7 @@ def tls(rng: random.Random, victim: Victim) -> Attack:
     async def one() -> None:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(ANSWER_S_MAX):
-                reader, writer = await connected(victim.port)
+                reader, writer = await victim.connected(victim.port)
             for piece in ways[name]:
                 await send(writer, [piece])
             with contextlib.suppress(OSError, TimeoutError):

@@ -34,7 +34,6 @@ from victims import (
     Bystander,
     Figures,
     Victim,
-    close_what_is_open,
     users_file,
 )
 
@@ -158,7 +157,7 @@ async def tried(case: Case, victim: Victim) -> Found:
         if not await still_asks(bystander):
             found.append(f"an ordinary client gets no answers: {bystander.fault}")
         beside.cancel()
-        close_what_is_open()
+        victim.close_what_is_open()
         after = await victim.figures()
         if after.long_turns(before):
             await asyncio.sleep(1.2)  # the longest turn is published once a second

@@ -69,6 +69,7 @@ class Victim:
     ) -> None:
         self.name, self.broker, self.tls, self.login = name, broker, tls, login
         self.folder, self.archive = folder, folder
+        self._opened: set[asyncio.StreamWriter] = set()
         folder.mkdir(parents=True, exist_ok=True)
         # The relay takes the ports behind its own for the nodes.
         self.port, self.console_port = free_ports(20), free_port()
@@ -102,10 +103,24 @@ class Victim:
         self.log.unlink()
         await self.start()
 
+    async def connected(
+        self, port: int, context: ssl.SSLContext | None = None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises OSError."""
+        found = await asyncio.open_connection("127.0.0.1", port, ssl=context, limit=1 << 22)
+        self._opened.add(found[1])
+        return found
+
+    def close_what_is_open(self) -> None:
+        """Of the present case: an attack may end at any place."""
+        for writer in self._opened:
+            writer.transport.abort()
+        self._opened.clear()
+
     async def _accepts(self) -> bool:
         for port in (self.port, self.console_port):
             try:
-                _, writer = await connected(port)
+                _, writer = await self.connected(port)
             except OSError:
                 return False
             writer.transport.abort()
@@ -126,7 +141,7 @@ class Victim:
 
     async def _get(self, path: str) -> tuple[int, str]:
         async with asyncio.timeout(BYSTANDER_S_MAX):
-            reader, writer = await connected(self.console_port)
+            reader, writer = await self.connected(self.console_port)
             writer.write(
                 f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
             )
@@ -143,6 +158,8 @@ class Victim:
     async def figures(self) -> Figures:
         """Raises OSError, TimeoutError."""
         _, text = await self.get("/metrics")
+        if f"{_TURNS}+Inf" not in text:
+            raise OSError("/metrics is not whole")
         turns = {}
         longest = 0.0
         for line in text.splitlines():
@@ -221,26 +238,7 @@ async def open_tcp(victim: Victim) -> tuple[asyncio.StreamReader, asyncio.Stream
     if victim.tls:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return await connected(victim.port, context)
-
-
-# Of the present case. An attack may end at any place and leave some open.
-_opened: set[asyncio.StreamWriter] = set()
-
-
-async def connected(
-    port: int, context: ssl.SSLContext | None = None
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Raises OSError."""
-    found = await asyncio.open_connection("127.0.0.1", port, ssl=context, limit=1 << 22)
-    _opened.add(found[1])
-    return found
-
-
-def close_what_is_open() -> None:
-    for writer in _opened:
-        writer.transport.abort()
-    _opened.clear()
+    return await victim.connected(victim.port, context)
 
 
 def users_file(folder: Path) -> Path:
