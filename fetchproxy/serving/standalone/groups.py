@@ -106,6 +106,14 @@ class Member:
     assignment: bytes = b""
     answer_join: AnswerJoin | None = None
     answer_sync: AnswerSync | None = None
+    _sized: tuple[JoinRequest, int] | None = None
+
+    @property
+    def request_bytes(self) -> int:
+        """Counted once for each request: a group's size is asked for at each join."""
+        if self._sized is None or self._sized[0] is not self.request:
+            self._sized = self.request, join_bytes(self.request)
+        return self._sized[1]
 
     @property
     def group_instance_id(self) -> str | None:
@@ -558,7 +566,7 @@ def group_bytes(group: ClassicGroup) -> int:
 
 
 def member_bytes(member: Member) -> int:
-    return join_bytes(member.request) + getsizeof(member.assignment)
+    return member.request_bytes + getsizeof(member.assignment)
 
 
 def join_bytes(request: JoinRequest) -> int:
