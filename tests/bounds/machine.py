@@ -107,9 +107,9 @@ class Report:
     cpu_s: float = 0.0
 
 
-# Found, and not yet mended: only `make bounds` tries them. A fetch session of thousands of made-up
-# topics makes the look-up of ordinary clients' topics long; each TLS connection costs a handshake's
-# CPU and memory when it is accepted.
+# Found, and not yet mended: only `make bounds` tries them. Fetch sessions of thousands of made-up
+# topics make the look-up of ordinary clients' topics long; 200 TLS hellos that come together are
+# answered in one turn, 0.6 ms each.
 KNOWN = frozenset({"relay.sessions", "tls.tls"})
 
 
