@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections import Counter
 from sys import getsizeof
+from typing import Any
 
 import pytest
 from blown_messages import Shape, request
@@ -17,7 +19,7 @@ from test_archive_only_apis import plant
 
 from fetchproxy.runtime.loop import at_once
 from fetchproxy.serving.limits import StandaloneLimits
-from fetchproxy.serving.standalone import groups
+from fetchproxy.serving.standalone import groups, handling
 from fetchproxy.serving.standalone.groups import ClassicGroup, JoinRequest
 from fetchproxy.serving.standalone.handling import ELEMENTS_MAX_OF
 from fetchproxy.serving.standalone.schemas import request_of
@@ -103,6 +105,33 @@ def test_a_groups_size_is_counted_by_its_members_alone(monkeypatch: pytest.Monke
         group.join(0.0, asked, lambda reply: None)
         groups.group_bytes(group)
     assert len(sized) < 20 * 300
+
+
+async def test_requests_of_some_length_take_a_turn_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = request(ApiKey.METADATA, 8, Shape(long=("Topics",), names="full", elements_max=20))
+    turn, read_in = 0, Counter[int]()
+
+    def counted(*request: Any) -> Any:
+        read_in[turn] += 1
+        return read_request(*request)
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(handling, "read_request", counted)
+    async with serve_archive(await plant()) as served:
+        clients = [await served.client() for _ in range(50)]
+        counting = asyncio.create_task(count())
+        for client in clients:
+            client.writer.write(frame)
+        for client in clients:
+            await client.receive()
+        counting.cancel()
+    assert sum(read_in.values()) == len(clients)
+    assert max(read_in.values()) <= 2
 
 
 async def test_a_crowd_of_connections_is_accepted_some_in_a_turn() -> None:

@@ -19,7 +19,7 @@ from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, a_turn, in_steps
+from fetchproxy.runtime.loop import a_turn, in_steps
 from fetchproxy.serving.admission import Admission, Client, Share
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.limits import StandaloneLimits
@@ -31,6 +31,9 @@ from fetchproxy.serving.standalone.topics import ArchiveWatch
 
 # The only node. Clients compare the id with nothing else, so any number would do.
 NODE_ID = 0
+# A longer request, of some 100 elements, waits for a turn of the loop of its own: 60 members that
+# join at the same time with many protocols each took one of 60 ms.
+READ_SIDE_BY_SIDE_BYTES_MAX = 1_024
 # Elements in all arrays of a request, if real clients need far fewer than ELEMENTS_MAX. A joining
 # member names a protocol for each assignor, four at most; a leader assigns to all members.
 ELEMENTS_MAX_OF: Mapping[int, int] = {
@@ -96,7 +99,7 @@ class Request:
     async def read(self, table: Structure | None = None) -> Fields:
         """Read by its API's schema, or by `table`, in steps. Raises WireError."""
         head = self.head
-        if len(self.payload) > READ_AT_ONCE_BYTES_MAX:
+        if len(self.payload) > READ_SIDE_BY_SIDE_BYTES_MAX:
             await a_turn()
         steps = read_request(
             table or request_of(head.api_key),
