@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from random import Random
 from uuid import UUID
 
@@ -23,8 +23,10 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.serving.relay.served_archive import (
     LOOK_UPS_A_CLIENT,
     LOOK_UPS_AT_ONCE,
+    TOPICS_AT_ONCE,
     ArchivedKnowledge,
     ArchivedTopics,
+    TopicName,
     TopicsOfConnection,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -116,3 +118,49 @@ def test_clients_with_many_names_hold_up_nobody_and_leave_nothing() -> None:
     assert max(map(len, asked)) <= LOOK_UPS_AT_ONCE + LOOK_UPS_A_CLIENT
     assert any("weather" in names for names in asked[:2])
     assert sum(map(len, asked)) == 8_001, "each is looked up once"
+
+
+def test_a_client_with_very_many_names_leaves_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is done for all of its names in one turn, neither for its answers nor at its end."""
+    forgotten: list[int] = []
+    forget = ArchivedTopics._forget
+
+    def counted(topics: ArchivedTopics, names: Sequence[TopicName]) -> None:
+        forgotten.append(len(names))
+        forget(topics, names)
+
+    monkeypatch.setattr(ArchivedTopics, "_forget", counted)
+    loop = NetworkLoop()
+    count = 2 * TOPICS_AT_ONCE + 10
+
+    async def main() -> None:
+        loop.network = network = SimulatedNetwork(Random(1), Conditions())
+        brokers = SimulatedCluster(network, Random(2), whole_logs(Random(7), 1, 1), nodes=1)
+        rsm = RemoteStorageManager(MemoryObjectStore())
+        async with (
+            brokers.serving(),
+            Cluster(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
+            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        ):
+            knowledge = ArchivedKnowledge(rlmm, loop.time, SparingWarnings(loop.time))
+            archived = ArchivedTopics(cluster, rlmm, knowledge, loop.time, 3_600)
+            client, other = TopicsOfConnection(archived), TopicsOfConnection(archived)
+            client.asked({(b"made-up-%d" % n, 0) for n in range(count)}, False, only_these=True)
+            other.asked({(b"made-up-0", 0)}, by_id=False, only_these=True)
+            archived.starts |= {(False, b"made-up-0"): None, (False, b"made-up-1"): lambda _: 7}
+            starts = client.log_starts()
+            assert starts is not None
+            assert b"made-up-0" not in starts, "it has no archive"
+            assert starts[b"made-up-1"](0) == 7
+            assert starts[b"made-up-2"](0) == -1, "it is not known"
+            assert b"weather" not in starts
+            client.leave()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(10):
+                    await archived.run()
+            assert set(archived._clients_of) == {(False, b"made-up-0")}
+            assert set(archived.starts) <= {(False, b"made-up-0")}
+
+    run_virtual(main, lambda: loop)
+    assert sum(forgotten) == count
+    assert max(forgotten) <= TOPICS_AT_ONCE
