@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 
 import pytest
-from machine import FAMILIES, KNOWN, Case, Report, cases, run
+from machine import FAMILIES, KNOWN, Case, Report, cases, complaints, run
+from victims import MEMORY_BYTES_MAX, TURN_CPU_S_MAX, Figures
 
 # Of each victim in `make test`: all of them take half a minute, and less than a minute of CPU.
 CASES_OF_EACH = 12
@@ -29,6 +31,24 @@ def test_a_case_is_the_same_again() -> None:
     for victim in FAMILIES:
         case = next(cases(victim, 7))
         assert Case.of(str(case)) == case
+
+
+def test_each_kind_of_harm_is_a_complaint() -> None:
+    inf = float("inf")
+    calm = Figures({TURN_CPU_S_MAX: 5, inf: 5}, 0.01, MEMORY_BYTES_MAX, (), 200)
+    assert not list(complaints(calm, calm))
+    harm = {
+        "1 turns above": {"turns": {TURN_CPU_S_MAX: 5, inf: 6}},
+        "MiB of memory": {"peak_bytes": MEMORY_BYTES_MAX + 1},
+        "/healthz says 503": {"healthy": 503},
+        "logged: part_failed": {"bad": ("part_failed",)},
+    }
+    for words, changed in harm.items():
+        (said,) = complaints(calm, replace(calm, **changed))
+        assert words in said
+    # What was so before is another case's.
+    long_ago = replace(calm, turns={TURN_CPU_S_MAX: 5, inf: 6}, bad=("part_failed",))
+    assert not list(complaints(long_ago, long_ago))
 
 
 def test_some_generated_attacks() -> None:
