@@ -155,9 +155,13 @@ class Parts:
             listener = f"gateway listener {self.config.gateway.listen}"
             what = f"The gateway does not listen at {self.config.gateway.listen} yet"
             yield Condition(Kind.GATEWAY_NOT_LISTENING, what, missing=listener)
-        for failing in self.rsm.health.conditions(now):
-            words, deleted_in_ms = self._consequences(failing.subject)
-            yield replace(failing, what=f"{failing.what}. {words}", until=deleted_at(deleted_in_ms))
+        for one in self.rsm.health.conditions(now):
+            # The others are about an object, a key or a pace, and say themselves what rests.
+            yield self._with_consequences(one) if one.kind == Kind.STORE_FAILING else one
+
+    def _with_consequences(self, failing: Condition) -> Condition:
+        words, deleted_in_ms = self._consequences(failing.subject)
+        return replace(failing, what=f"{failing.what}. {words}", until=deleted_at(deleted_in_ms))
 
     def _consequences(self, operation: str) -> tuple[str, int | None]:
         """The consequences of a failing store operation; ms until the brokers begin to delete."""

@@ -150,6 +150,15 @@ async def test_what_a_failing_store_means_is_in_its_sentence() -> None:
     )
 
 
+async def test_what_is_about_a_key_says_nothing_of_the_rest_of_the_archive() -> None:
+    why = "the key ring has no key with the id k1"
+    async with console(await archive_with_a_gap()) as (parts, http):
+        parts.rsm.health.locked(uuid4(), "k1", why)
+        _, status = await fetched(http, "/api/status")
+    [locked] = [one["what"] for one in status["conditions"] if one["kind"] == Kind.SEGMENTS_LOCKED]
+    assert locked == f"An encrypted segment cannot be read: {why}"
+
+
 async def test_what_is_over_is_over_everywhere() -> None:
     with capture_logs() as logs:
         async with console(await archive_with_a_gap()) as (parts, http):
