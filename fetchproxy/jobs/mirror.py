@@ -132,19 +132,43 @@ async def _begin(to: str, source: Place, target: Place) -> ArchiveIdentity | Non
     return said
 
 
+@dataclass(frozen=True, slots=True)
+class _Partitions:
+    """`here`: the archive's, with the reason why the copy's store cannot hold their topic, or None.
+    `there`: the copy's.
+    """
+
+    here: dict[TopicIdPartition, str | None]
+    there: list[TopicIdPartition]
+
+    @property
+    def fit(self) -> list[TopicIdPartition]:
+        return [tip for tip, fault in self.here.items() if fault is None]
+
+    @property
+    def failures(self) -> list[Failure]:
+        return [
+            Failure(str(tip), f"--to cannot hold this topic: {fault}", False)
+            for tip, fault in self.here.items()
+            if fault is not None
+        ]
+
+
 def _one_run(
     runner: Runner, places: Places, options: MirrorOptions, on_result: OnMirrored
 ) -> Mirrored:
-    async def partitions(source: Place, target: Place) -> tuple[list[TopicIdPartition], ...]:
-        return await source.rsm.list_partitions(), await target.rsm.list_partitions()
+    async def partitions(source: Place, target: Place) -> _Partitions:
+        here = await source.rsm.list_partitions()
+        faults = {tip: target.rsm.name_fault(tip.topic, tip.topic_id) for tip in here}
+        return _Partitions(faults, await target.rsm.list_partitions())
 
-    here, there = places.ask(partitions)
+    found = places.ask(partitions)
     places.ask(moving.copy_archive_wide)  # readers of the copy know each topic, and wait for it
-    done = runner.each(here, mirror_work(places, options), on_result)
+    done = runner.each(found.fit, mirror_work(places, options), on_result)
     failed = [one for partition in done.results for one in partition.failed]
     of_archive = places.ask(moving.copy_archive_wide)
-    left = tuple(sorted(set(there) - set(here)))
-    failures = (*done.failures, *not_done(failed))
+    left = tuple(sorted(set(found.there) - set(found.here)))
+    failures = (*found.failures, *done.failures, *not_done(failed))
     failures += tuple(Failure(key, str(why), why.retriable) for key, why in of_archive)
     return Mirrored(done.results, failures, left)
 

@@ -27,7 +27,7 @@ from fetchproxy.jobs.merge import MergeOptions, merge
 from fetchproxy.jobs.mirror import Places, mirror, mirror_work
 from fetchproxy.jobs.runner import Here
 from fetchproxy.jobs.verify import verify
-from fetchproxy.model import RemoteLogSegmentState
+from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.segments.description import decode_segment, encode_segment
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
 from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
@@ -90,6 +90,22 @@ async def test_a_mirror_has_the_same_objects_and_a_second_run_copies_what_is_new
     await archive.rsm.objects.delete_concern(TIP, "partition_stopped")
     assert [p.copied for p in mirrored(a, b).partitions] == [1, 0]
     assert objects(b) == objects(a)
+
+
+async def test_a_topic_that_the_copys_store_cannot_hold_is_named_before_a_record_is_copied(
+    archive: PlantedArchive, a: Path, b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_name = TopicIdPartition(UUID(int=77), TIP.topic + "x" * 50, 0)
+    await archive.add([batch(0)], tip=long_name)
+    room = len(TIP.topic) + 25  # of a folder's name: the topic, a separator and its id
+    monkeypatch.setattr(FilesystemObjectStore, "part_bytes_max", room)
+    done = mirrored(a, b)
+    [failed] = done.failures
+    assert (failed.what, failed.retriable) == (str(long_name), False)
+    assert "--to cannot hold this topic: its name has" in failed.error
+    assert [one.tip for one in done.partitions] == [TIP], "the others are copied"
+    assert not list((b / PREFIX).glob(f"{long_name.topic}*"))
+    assert mirrored(a, b, cut_over=True).refused == "not everything was copied"
 
 
 async def test_what_is_of_the_place_stays_there(archive: PlantedArchive, a: Path, b: Path) -> None:
