@@ -66,7 +66,8 @@ class TimestampLookup:
     )
 
     def __post_init__(self) -> None:
-        TIMESTAMP_SEARCHES_WAITING.set_function(lambda: self.turns.waiting)
+        turns = self.turns  # the gauge must not keep this object, with its chunks, in memory
+        TIMESTAMP_SEARCHES_WAITING.set_function(lambda: turns.waiting)
 
     def close(self) -> None:
         """Does not wait for a running search."""

@@ -213,7 +213,8 @@ class PackedLogs:
         if at_rest.keys is not None:
             store.health.watch_keys(at_rest.keys)
         self._turns = FairTurns(KEYS_AT_ONCE, "reads of encrypted segments")
-        KEYS_WAITING.set_function(lambda: self._turns.waiting)
+        turns = self._turns
+        KEYS_WAITING.set_function(lambda: turns.waiting)
         self._reading: SingleFlight[Packing] = SingleFlight()
         self._opening: SingleFlight[OpenedLog] = SingleFlight()
         self._locked: LRUCache[int, Packing] = LRUCache(
