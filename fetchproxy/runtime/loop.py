@@ -17,7 +17,6 @@ from collections.abc import (
     Generator,
     Iterable,
     Iterator,
-    Mapping,
     MutableMapping,
 )
 from dataclasses import dataclass
@@ -417,32 +416,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BLOCK_BYTES_MAX = 32 * MiB
 
 
-# A full collection of garbage visits every object that is not exempt, and all other work waits: 80
-# ms with the descriptions of S3 alone, 70 ms with 100,000 committed offsets. What has outlived one
-# is therefore exempt from the next ones, each of which visits some 100,000 newer objects. Exempt
-# objects go when nothing refers to them. Only those that refer to each other would stay: so all are
-# visited once in a while.
-_EXEMPT_MAX_S = 6 * 3600.0
-
-
 def spare_collections() -> None:
-    """Call once, when the objects that stay are there."""
+    """Exempt the objects that exist now from garbage collection, because they stay. With the
+    descriptions of S3, a full collection took 80 ms, and all other work waited.
+    """
     gc.collect()
     gc.freeze()
-    gc.callbacks.append(_exempt_survivors)
-
-
-def _exempt_survivors(phase: str, info: Mapping[str, int]) -> None:
-    if phase == "stop" and info["generation"] == 2:
-        gc.freeze()
-
-
-async def visit_exempt_objects() -> None:
-    """Runs until cancelled."""
-    while True:
-        await asyncio.sleep(_EXEMPT_MAX_S)
-        gc.unfreeze()
-        gc.collect()
 
 
 class _MallInfo2(ctypes.Structure):
