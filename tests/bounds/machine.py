@@ -56,7 +56,8 @@ FAMILIES: Mapping[str, tuple[Family, ...]] = {
         *(wire_attacks.requests,) * 5,
         wire_attacks.lies,
         wire_attacks.tags,
-        *(wire_attacks.groups,) * 2,
+        wire_attacks.groups,
+        wire_attacks.tables,
         *(wire_attacks.bombs,) * 2,
         wire_attacks.connections,
         front_attacks.http,
@@ -107,9 +108,10 @@ class Report:
     cpu_s: float = 0.0
 
 
-# Found, and not yet mended: only `make bounds` tries it. Fetch sessions of thousands of made-up
-# topics make the look-up of ordinary clients' topics long.
-KNOWN = frozenset({"relay.sessions"})
+# Found, and not yet mended: only `make bounds` tries them. Fetch sessions of thousands of made-up
+# topics make the look-up of ordinary clients' topics long. A full collection of garbage visits each
+# of 100,000 committed offsets, and each topic of a long response: 70 to 110 ms.
+KNOWN = frozenset({"relay.sessions", "archive.tables"})
 
 
 def cases(victim: str, seed: int, without: Collection[str] = ()) -> Iterator[Case]:

@@ -260,8 +260,14 @@ def bombs(rng: random.Random, victim: Victim) -> Attack:
 
 
 def groups(rng: random.Random, victim: Victim) -> Attack:
-    """Groups with many members, protocols, commits and names."""
-    how = rng.choice(_GROUPS)
+    """Groups with many members, protocols and names."""
+    how = rng.choice((_many_protocols, _many_members, _many_groups))
+    return Attack(how.__doc__ or "", how)
+
+
+def tables(rng: random.Random, victim: Victim) -> Attack:
+    """All that a table holds: 100,000 commits, or every topic."""
+    how = rng.choice((_many_commits, _all_topics))
     return Attack(how.__doc__ or "", how)
 
 
@@ -356,6 +362,3 @@ async def _all_topics(victim: Victim) -> None:
     for frame in (head, dirs):
         await exchange(victim, [struct.pack(">i", len(frame)) + frame] * 10)
     await exchange(victim, [pages] * 10)
-
-
-_GROUPS = (_many_protocols, _many_members, _many_groups, _many_commits, _all_topics)
