@@ -283,7 +283,7 @@ class PartitionMirror:
                 ended.set()
             self._advance(wanted.metadata.segment_size_bytes)
 
-        # Without its notes, a reader could not tell what is not copied yet from what was lost.
+        # The notes go first. They tell a reader which records are lost and which not copied yet.
         for place in plan.others:
             await self._copy_other(place)
         await for_each(plan.there, renew, COMPARED_AT_ONCE)

@@ -113,7 +113,7 @@ class GatheredBytes:
             largest.give_up()
 
     def leave_to_others(self, others: int, of_all: int) -> None:
-        """Of the limit `of_all`, `others` bytes are taken by what is not gathered."""
+        """`of_all`: the limit of all connections. `others`: bytes of it that other data takes."""
         self.bytes_max = of_all - min(max(others, 0), of_all)
 
 

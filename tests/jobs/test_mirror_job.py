@@ -309,7 +309,7 @@ async def test_what_is_read_back_otherwise_is_not_given_metadata(
 
 
 class FirstIsSlow(FilesystemObjectStore):
-    """The first segment's log arrives after the second one's. `names`: of what was put."""
+    """The first segment's log arrives after the second one's. `names`: the objects put."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

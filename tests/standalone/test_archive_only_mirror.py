@@ -98,7 +98,7 @@ async def test_a_reader_waits_at_a_hole_until_it_is_copied(mirror: Mirror) -> No
         assert (error, len(records)) == (0, len(batch(0) + batch(10)))
         for offset in (20, 39):
             assert await read(client, offset) == (STORAGE_ERROR, b"")
-        error, records = await read(client, 40)  # who asks for what is there gets it
+        error, records = await read(client, 40)  # this segment is copied
         assert (error, base_offset(records)) == (0, 40)
         await mirror.copy(1)
         assert base_offset(await read_when_there(client, 20)) == 20
