@@ -27,9 +27,13 @@ from fetchproxy_protocol.record_batch import (
     MAGIC_POSITION,
     TIMESTAMP_TYPE_MASK,
     CompressionType,
+    TooLargeToUnpack,
     decompress,
     unpack_up_to,
 )
+
+from fetchproxy.errors import LogDamaged
+from fetchproxy.model import TopicIdPartition
 
 # offset, size, CRC-32, magic, attributes; v1 also has a timestamp
 _MESSAGE = Struct(">qiIbb")
@@ -98,10 +102,21 @@ def has_old_format(records: Buffer, position: int) -> bool:
     return len(head) > MAGIC_POSITION and 0 <= head[-1] < MAGIC and any(head[8:12])
 
 
-def converted(records: memoryview) -> tuple[bytes, WireError | None]:
+class Conversion(NamedTuple):
+    """`records` in format v2 are what the first `end` bytes hold. `fault`: why the message there
+    cannot be read: `TooLargeToUnpack`, or it is damaged. None: it is not whole, or enough is
+    converted.
+    """
+
+    records: bytes
+    end: int
+    fault: WireError | None
+
+
+def converted(records: memoryview, position: int = 0) -> Conversion:
     """All whole messages and batches in format v2, up to CONVERTED_BYTES_ENOUGH or the first
-    message that cannot be read, and what is wrong with that one: `TooLargeToUnpack`, or it is
-    damaged. Batches of v2 stay as they are; their CRCs are not checked.
+    message that cannot be read. Batches of v2 stay as they are; their CRCs are not checked.
+    Messages that end below offset `position` are passed over, whatever is in them.
     """
     out, run, pos = bytearray(), _Run(), 0
     try:
@@ -110,7 +125,7 @@ def converted(records: memoryview) -> tuple[bytes, WireError | None]:
             if entry[MAGIC_POSITION] >= MAGIC:
                 out += run.batch()
                 out += entry
-            else:
+            elif int.from_bytes(entry[:8], "big", signed=True) >= position:
                 own_batch = bool(entry[MAGIC_POSITION + 1] & COMPRESSION_MASK)
                 if own_batch:
                     out += run.batch()
@@ -123,8 +138,16 @@ def converted(records: memoryview) -> tuple[bytes, WireError | None]:
             pos += size
     except (WireError, StructError) as error:
         fault = error if isinstance(error, WireError) else MalformedMessage(str(error))
-        return bytes(out + run.batch()), fault
-    return bytes(out + run.batch()), None
+        return Conversion(bytes(out + run.batch()), pos, fault)
+    return Conversion(bytes(out + run.batch()), pos, None)
+
+
+def log_damage(tip: TopicIdPartition, offset: int, fault: WireError) -> LogDamaged:
+    """The error for a `Conversion.fault` at or after `offset` of the brokers' log."""
+    what = f"the broker's log is damaged at or after offset {offset}: {fault}"
+    if isinstance(fault, TooLargeToUnpack):
+        what = f"the message at or after offset {offset} is too large to unpack here: {fault}"
+    return LogDamaged(f"{tip}: {what}")
 
 
 def _size_at(records: memoryview, pos: int) -> int | None:

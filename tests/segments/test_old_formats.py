@@ -51,13 +51,15 @@ def test_every_message_keeps_what_it_has(magic: int, base: int, data: st.DataObj
     codec = data.draw(st.sampled_from([0, 1]))
     raw = old(magic, rows, codec)
     assert has_old_format(raw, 0)
-    records, error = converted(memoryview(raw))
+    records, _, error = converted(memoryview(raw))
     assert error is None
     assert rows_of(records) == rows
     headers = list(walk(records))
     assert all(check_crc(records, header) for header in headers)
     assert [h.last_offset for h in headers][-1] == rows[-1][0]
-    assert converted(memoryview(records)) == (records, None), "batches stay as they are"
+    assert converted(memoryview(records)) == (records, len(records), None), (
+        "batches stay as they are"
+    )
 
 
 def test_a_cut_end_is_left_out_and_damage_ends_it() -> None:
@@ -67,7 +69,7 @@ def test_a_cut_end_is_left_out_and_damage_ends_it() -> None:
     assert rows_of(converted(memoryview(raw[:-1]))[0]) == rows[:2]
     broken = bytearray(raw)
     broken[size + 40] ^= 1
-    records, error = converted(memoryview(bytes(broken)))
+    records, _, error = converted(memoryview(bytes(broken)))
     assert rows_of(records) == rows[:1]
     assert "offset 1 fails its CRC" in str(error)
 
@@ -82,7 +84,7 @@ def test_what_unpacks_to_too_much_is_named_and_is_no_damage(
     monkeypatch.setattr(legacy_records, "lz4_encode_old_kafka", lz4_encode)
     small = old(magic, [(0, 0, None, b"v")], codec)
     large = old(magic, [(1, 0, None, bytes(10_000))], codec)
-    records, error = converted(memoryview(small + large))
+    records, _, error = converted(memoryview(small + large))
     assert [row[0] for row in rows_of(records)] == [0]
     assert isinstance(error, TooLargeToUnpack)
 
@@ -92,7 +94,7 @@ def test_a_conversion_ends_where_the_next_fetch_goes_on(monkeypatch: pytest.Monk
     raw = [old(1, [(n, 0, None, bytes(6_000))], 1) for n in range(5)]
     found: list[int] = []
     while len(found) < 5:
-        records, error = converted(memoryview(b"".join(raw[len(found) :])))
+        records, _, error = converted(memoryview(b"".join(raw[len(found) :])))
         assert error is None
         assert 0 < len(records) < 20_000
         found += [row[0] for row in rows_of(records)]

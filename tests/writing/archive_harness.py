@@ -90,7 +90,9 @@ class Archive:
             assert index.object_key == self.rsm.object_key(segment, SegmentFile.LOG)
             index.check_covers(segment.end_offset, len(log))
             epochs = decode_epochs(await self.object(segment, SegmentFile.EPOCHS))
-            assert epochs[-1].epoch == headers[-1].partition_leader_epoch
+            # Messages of the formats v0 and v1 had no epoch.
+            last_epoch = epochs[-1].epoch if epochs else -1
+            assert last_epoch == headers[-1].partition_leader_epoch
             whole += log
         return whole
 

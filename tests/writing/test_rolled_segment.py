@@ -6,8 +6,11 @@ import asyncio
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kafka.record import MemoryRecords
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from planted_archive import ABORT, COMMIT, TIP, batch
 from planted_log_dir import (
     plant_kafka_files,
@@ -17,7 +20,7 @@ from planted_log_dir import (
     rolled,
 )
 
-from fetchproxy.errors import CorruptSegment, LogDirUnusable
+from fetchproxy.errors import CorruptSegment, LogDamaged, LogDirUnusable
 from fetchproxy.model import AbortedTxn, EpochStart
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
@@ -264,13 +267,73 @@ def test_a_wrong_byte_is_found(folder: Path, spool: Path) -> None:
     refused(folder, 0, spool, CorruptSegment, f"offset 10, byte {len(FIRST[0])}, fails its CRC")
 
 
-@pytest.mark.parametrize("magic", [0, 1])
-def test_old_message_formats_are_named(folder: Path, spool: Path, magic: int) -> None:
-    log = folder / f"{0:020d}.log"
-    content = bytearray(log.read_bytes())
-    content[len(FIRST[0]) + 16] = magic
-    log.write_bytes(content)
-    refused(folder, 0, spool, LogDirUnusable, rf"old message format \(magic {magic}\)")
+def old(magic: int, first: int, count: int, codec: int = 0) -> bytes:
+    """One compressed message, or a message for each offset."""
+    if not codec and count > 1:
+        return b"".join(old(magic, offset, 1) for offset in range(first, first + count))
+    builder = LegacyRecordBatchBuilder(magic, codec, 1 << 20)
+    for inside in range(count):
+        at = inside if codec and magic else first + inside
+        builder.append(at, 1_000 + first + inside, b"key", b"%d" % (first + inside))
+    message = bytearray(builder.build())
+    message[:8] = (first + count - 1).to_bytes(8, "big")
+    return bytes(message)
+
+
+def found_rows(records: bytes) -> list[tuple[int, int | None, bytes | None]]:
+    batches: Any = MemoryRecords(records)
+    found = []
+    while (one := batches.next_batch()) is not None:
+        found += [(record.offset, record.timestamp, record.value) for record in one]
+    return found
+
+
+OLD = [old(0, 0, 5), old(0, 5, 5, codec=1), old(1, 10, 5), old(1, 15, 5, codec=1)]
+
+
+@pytest.mark.parametrize("position", [0, 3, 17, 22])
+@pytest.mark.parametrize("block_bytes", [1, 200, 1 << 22])
+def test_old_message_formats_become_batches(
+    folder: Path,
+    spool: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    block_bytes: int,
+    position: int,
+) -> None:
+    """As the source that fetches does; batches of v2 in the same file stay as they are."""
+    monkeypatch.setattr(rolled_segment, "_BLOCK_BYTES", block_bytes)
+    plant_segment(folder, 0, [*OLD, batch(20, epoch=2)])
+    plant_kafka_files(folder, 0, 29)
+    key = bytes(range(32))
+    segment, _ = take_segment(rolled(folder, position), spool, lambda: True, key)
+    assert (segment.start_offset, segment.end_offset) == (position, 29)
+    assert segment.log_settled
+    taken = stream_at(key, 0).update(spool.read_bytes())
+    assert len(taken) == segment.size_bytes
+    messages = found_rows(taken.removesuffix(batch(20, epoch=2)))
+    assert [row for row in messages if position <= row[0]] == [
+        (offset, -1 if offset < 10 else 1_000 + offset, b"%d" % offset)
+        for offset in range(position, 20)
+    ]
+    assert taken.endswith(batch(20, epoch=2))
+    assert (segment.kafka_files.offset_index, segment.kafka_files.time_index) == (None, None)
+    RemoteLogIndex.parse(segment.index.encoded("k")).check_covers(29, segment.size_bytes)
+    asyncio.run(segment.check_log())
+
+
+def test_before_and_after_a_damaged_message_of_an_old_format(folder: Path, spool: Path) -> None:
+    """`log_damaged`, as from the source that fetches; its remedy, a later log start, helps."""
+    damaged = bytearray(b"".join(OLD))
+    damaged[len(OLD[0]) + 30] ^= 1
+    plant_segment(folder, 0, [bytes(damaged), batch(20, epoch=2)])
+    plant_kafka_files(folder, 0, 29)
+    before = take(folder, 0, spool)
+    assert (before.start_offset, before.end_offset) == (0, 4)
+    assert found_rows(spool.read_bytes()) == [(n, -1, b"%d" % n) for n in range(5)]
+    assert before.kafka_files == KafkaFiles()
+    spool.unlink()
+    refused(folder, 5, spool, LogDamaged, "at or after offset 5: the message at offset 9 fails its")
+    assert (take(folder, 10, spool).start_offset, spool.stat().st_size > 0) == (10, True)
 
 
 @pytest.mark.parametrize(

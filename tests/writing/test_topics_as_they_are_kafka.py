@@ -71,6 +71,7 @@ def plant(kafka: KafkaServer) -> None:
     for file in folder.glob("0*"):
         file.unlink()
     (folder / f"{0:020d}.log").write_bytes(b"".join(old_messages()))
+    (folder / f"{100:020d}.log").touch()  # the active segment
     log = kafka.data_dir / f"{DAMAGED}-0" / f"{0:020d}.log"
     content = bytearray(log.read_bytes())
     content[list(walk(content))[1].position + HEADER_BYTES + 8] ^= 1
@@ -103,13 +104,18 @@ def rows(records: bytes) -> list[tuple[int, int | None, bytes | None]]:
     return found
 
 
-async def test_old_formats_are_converted(kafka: KafkaServer, tmp_path: Path) -> None:
-    async with (
-        open_archive(tmp_path / "store") as archive,
-        running_archiver(kafka.bootstrap, archive, OLD) as (manager, cluster),
-    ):
-        await until(manager, archived_up_to(OLD, {0: 150}))
-        (tip,) = await tips(cluster, OLD)
+@pytest.mark.parametrize("log_dirs", [False, True], ids=["broker", "log-dirs, then broker"])
+async def test_old_formats_are_converted(
+    kafka: KafkaServer, tmp_path: Path, log_dirs: bool
+) -> None:
+    async with open_archive(tmp_path / "store") as archive:
+        if log_dirs:  # without the active segment
+            settings = {"log_dirs": str(kafka.data_dir)}
+            async with running_archiver(kafka.bootstrap, archive, OLD, **settings) as (manager, _):
+                await until(manager, archived_up_to(OLD, {0: 100}))
+        async with running_archiver(kafka.bootstrap, archive, OLD) as (manager, cluster):
+            await until(manager, archived_up_to(OLD, {0: 150}))
+            (tip,) = await tips(cluster, OLD)
         found = rows(await archive.batches(tip))
         assert [offset for offset, _, _ in found] == list(range(150))
         assert [value for _, _, value in found[:100]] == [b"%d" % n for n in range(100)]

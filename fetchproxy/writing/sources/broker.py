@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 from fetchproxy_protocol.apis import WireError
-from fetchproxy_protocol.record_batch import BatchHeader, TooLargeToUnpack, check_crc, walk
+from fetchproxy_protocol.record_batch import BatchHeader, check_crc, walk
 
 from fetchproxy.brokers.cluster import FetchedPartition
 from fetchproxy.config.memory_plan import FETCH_BYTES_MAX
@@ -16,7 +16,7 @@ from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import ClusterUnavailable, LogDamaged
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.segments.contents import CutReason, GatheredSegment, cut_reason, plan_take
-from fetchproxy.segments.old_formats import converted, has_old_format
+from fetchproxy.segments.old_formats import converted, has_old_format, log_damage
 from fetchproxy.writing.sources.segment_source import (
     LogGap,
     SegmentGatherer,
@@ -227,12 +227,9 @@ def _checked(
 def _converted(
     tip: TopicIdPartition, position: int, fetched: FetchedPartition
 ) -> tuple[FetchedPartition, list[BatchHeader], LogDamaged | None]:
-    records, error = converted(memoryview(fetched.records))
+    records, _, error = converted(memoryview(fetched.records))
     fetched, headers, fault = _checked(tip, position, replace(fetched, records=records))
     if error is not None and fault is None:
         at = headers[-1].last_offset + 1 if headers else position
-        what = f"the broker's log is damaged at or after offset {at}: {error}"
-        if isinstance(error, TooLargeToUnpack):
-            what = f"the message at or after offset {at} is too large to unpack here: {error}"
-        fault = LogDamaged(f"{tip}: {what}")
+        fault = log_damage(tip, at, error)
     return fetched, headers, fault

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,10 +16,10 @@ from uuid import UUID
 import structlog
 from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.apis import WireError
+from fetchproxy_protocol.primitives import Buffer
 from fetchproxy_protocol.record_batch import (
     HEADER_BYTES,
     LOG_OVERHEAD_BYTES,
-    MAGIC,
     MAGIC_POSITION,
     BatchHeader,
     check_crc,
@@ -27,12 +27,13 @@ from fetchproxy_protocol.record_batch import (
     walk,
 )
 
-from fetchproxy.errors import ConfigError, CorruptSegment, LogDirUnusable
+from fetchproxy.errors import ConfigError, CorruptSegment, LogDamaged, LogDirUnusable
 from fetchproxy.model import AbortedTxn, EpochStart, LogEdges, TopicIdPartition
 from fetchproxy.segments import side_files
 from fetchproxy.segments.check import TxnCheck, agrees, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import parse_uuid
+from fetchproxy.segments.old_formats import converted, has_old_format, log_damage
 from fetchproxy.storage.ciphers import stream_at
 from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer, gather_until
 
@@ -204,7 +205,8 @@ def take_segment(
     """Check the segment's file and store it at `path`, from the batch with the position on. A copy
     there is encrypted with `stream_key` and settled; a link is the broker's own file.
 
-    Raises SegmentGone, CorruptSegment; LogDirUnusable for data that are not archived
+    Raises SegmentGone, CorruptSegment, LogDamaged if the first wanted message of an old format
+    cannot be read; LogDirUnusable for data that are not archived
     or that a later look may find in order; OSError; Stopped as soon as `go_on` returns False. After
     an error nothing is left at `path`.
     """
@@ -219,12 +221,13 @@ def take_segment(
                 raise Stopped
         reading.finish()
         try:
-            linked = reading.skipped_bytes == 0 and _link(file, rolled.file, path)
+            linked = reading.is_whole and _link(file, rolled.file, path)
             segment = reading.summary.close(path, settled=not linked)
             if not linked:
-                file.seek(reading.skipped_bytes)
-                segment = _copied(file, segment, stream_key)
-            files = _kafka_files(rolled, segment, whole=reading.skipped_bytes == 0)
+                segment = _copied(reading.blocks(), rolled.file, segment, stream_key)
+            files = KafkaFiles()
+            if reading.damage is None:
+                files = _kafka_files(rolled, segment, whole=reading.is_whole)
             return replace(segment, kafka_files=files), reading.summary
         except BaseException:
             path.unlink(missing_ok=True)
@@ -232,7 +235,10 @@ def take_segment(
 
 
 class _Reading:
-    """Reads the file from its first byte to its last, block by block."""
+    """Reads the file from its first byte to its last, block by block. Messages of the formats v0
+    and v1 become batches (`old_formats`). `damage`: such a message cannot be read, so the segment
+    ends before it.
+    """
 
     def __init__(
         self, rolled: RolledSegment, file: IO[bytes], aborted: Sequence[AbortedTxn]
@@ -243,7 +249,10 @@ class _Reading:
         self._at = 0
         self._block_bytes = _BLOCK_BYTES
         self._next_offset = rolled.base_offset
-        self.skipped_bytes = 0  # of batches that end below the wanted position
+        self._converts = False  # from the first message of an old format on
+        self._pieces: list[tuple[int, int, bool]] = []  # (byte, bytes, converted) of each step
+        self._skipped_bytes = 0  # of batches that end below the wanted position
+        self.damage: LogDamaged | None = None
         self.summary = SegmentSummary(rolled.tip, rolled.position)
         self.summary.report((entry.producer_id, entry.first_offset) for entry in aborted)
         end_offset = rolled.next_base_offset - 1
@@ -252,37 +261,81 @@ class _Reading:
             side_files.clip_aborted(aborted, end_offset), "", rolled.position, end_offset
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the segment is the file as it is."""
+        return self._skipped_bytes == 0 and not self._converts
+
     def step(self) -> bool:
-        """Read the next block. False: the file has been read."""
-        if self._at == self._size:
+        """Read the next block. False: the file has been read, as far as it can be."""
+        if self._at == self._size or self.damage is not None:
             return False
         wanted_bytes = min(self._block_bytes, self._size - self._at)
-        self._file.seek(self._at)
-        data = self._file.read(wanted_bytes)
+        data = self._read(self._at, wanted_bytes)
         if len(data) < wanted_bytes:
             raise self._unusable(f"has {self._at + len(data)} bytes now; it had {self._size}")
-        end, taken_from = 0, None
-        try:
-            for header in walk(data):
-                self._check(data, header)
-                end = header.end
-                if header.last_offset < self._rolled.position:
-                    self.skipped_bytes += header.size
-                    continue
-                if taken_from is None:
-                    taken_from = header.position
-                self.summary.add(data, header)
-                self._txns.batch(header, control_type(data, header) if header.is_control else None)
-        except WireError as error:
-            raise self._refused(data, end, error) from None
-        if taken_from is not None:
-            self.summary.add_bytes(memoryview(data)[taken_from:end])
+        converts = self._converts
+        if converts:
+            records, end, fault = converted(memoryview(data), self._rolled.position)
+            self._add(records)
+            if fault is not None:
+                self.damage = log_damage(self._rolled.tip, self.summary.position, fault)
+        else:
+            end = self._add(data)
+            self._converts = has_old_format(data, end)
+        self._pieces.append((self._at, end, converts))
         self._at += end
         self._block_bytes = _BLOCK_BYTES if end else self._batch_bytes(data)
         return True
 
+    def blocks(self) -> Iterator[Buffer]:
+        """The bytes of the segment, read once more."""
+        skip_bytes = self._skipped_bytes
+        for at, size_bytes, converts in self._pieces:
+            block = memoryview(self._read(at, size_bytes))
+            if converts:
+                block = memoryview(converted(block, self._rolled.position).records)
+            yield block[skip_bytes:]
+            skip_bytes = max(0, skip_bytes - len(block))
+
+    def _read(self, at: int, size_bytes: int) -> bytes:
+        self._file.seek(at)
+        return self._file.read(size_bytes)
+
+    def _add(self, records: bytes) -> int:
+        """Take the wanted batches of `records`; return where the last whole one ends."""
+        end, taken_from = 0, None
+        try:
+            for header in walk(records):
+                self._check(records, header)
+                end = header.end
+                if header.last_offset < self._rolled.position:
+                    self._skipped_bytes += header.size
+                    continue
+                if taken_from is None:
+                    taken_from = header.position
+                self.summary.add(records, header)
+                kind = control_type(records, header) if header.is_control else None
+                self._txns.batch(header, kind)
+        except WireError as error:
+            # Before its magic nobody knows what it is.
+            magic_known = len(records) - end > MAGIC_POSITION
+            if self._converts or (magic_known and not has_old_format(records, end)):
+                raise CorruptSegment(
+                    f"{self._rolled.file}: from byte {self._at}: {error}"
+                ) from None
+        if taken_from is not None:
+            self.summary.add_bytes(memoryview(records)[taken_from:end])
+        return end
+
     def finish(self) -> None:
         rolled = self._rolled
+        if self._converts:
+            log.info("old_message_format_converted", **rolled.tip.logged, offset=rolled.position)
+        if self.damage is not None:  # it begins the next segment, if nothing mends it
+            if self.summary.size_bytes == 0:
+                raise self.damage
+            return
         if self._next_offset != rolled.next_base_offset:
             raise self._unusable(
                 f"ends before offset {self._next_offset}, the next segment begins at "
@@ -298,37 +351,28 @@ class _Reading:
                 raise self._unusable(f"has {found}, its leader-epoch-checkpoint {stated}")
 
     def _check(self, data: bytes, header: BatchHeader) -> None:
+        at = self._at + (0 if self._converts else header.position)
         if not check_crc(data, header):
             raise CorruptSegment(
-                f"{self._rolled.file}: batch at offset {header.base_offset}, byte "
-                f"{self._at + header.position}, fails its CRC"
+                f"{self._rolled.file}: batch at offset {header.base_offset}, byte {at}, fails its "
+                "CRC"
             )
         if header.base_offset < self._next_offset:
             raise CorruptSegment(
-                f"{self._rolled.file}: batch at byte {self._at + header.position} begins at offset "
-                f"{header.base_offset}, expected {self._next_offset}"
+                f"{self._rolled.file}: batch at byte {at} begins at offset {header.base_offset}, "
+                f"expected {self._next_offset}"
             )
         self._next_offset = header.last_offset + 1
 
     def _batch_bytes(self, data: bytes) -> int:
         """The size of the batch that does not fit into `data`."""
         left = self._size - self._at
-        if left < HEADER_BYTES:
+        if left < (MAGIC_POSITION + 1 if self._converts else HEADER_BYTES):
             raise self._unusable(f"ends with {left} bytes that are not a batch")
         length = int.from_bytes(data[8:LOG_OVERHEAD_BYTES], "big", signed=True)
         if length + LOG_OVERHEAD_BYTES > left:
             raise self._unusable(f"ends inside the batch at byte {self._at}")
-        return length + LOG_OVERHEAD_BYTES
-
-    def _refused(self, data: bytes, position: int, error: WireError) -> Exception:
-        head = data[position : position + MAGIC_POSITION + 1]
-        # Without a length it is not a message, but zeros of a preallocated file.
-        if len(head) > MAGIC_POSITION and head[MAGIC_POSITION] < MAGIC and any(head[8:12]):
-            return self._unusable(
-                f"holds the old message format (magic {head[MAGIC_POSITION]}) at byte "
-                f"{self._at + position}, which only an archiver without archive.log_dirs converts"
-            )
-        return CorruptSegment(f"{self._rolled.file}: from byte {self._at}: {error}")
+        return max(length + LOG_OVERHEAD_BYTES, MAGIC_POSITION + 1)
 
     def _unusable(self, what: str) -> LogDirUnusable:
         return LogDirUnusable(f"{self._rolled.file} {what}")
@@ -383,18 +427,20 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
     return KafkaFiles(offsets, times, snapshot)
 
 
-def _copied(file: IO[bytes], segment: GatheredSegment, stream_key: bytes | None) -> GatheredSegment:
-    """Copy the rest of the open `file` to `segment.log`."""
+def _copied(
+    blocks: Iterable[Buffer], source: Path, segment: GatheredSegment, stream_key: bytes | None
+) -> GatheredSegment:
+    """Copy the `blocks` of the file `source` to `segment.log`."""
     stream = None if stream_key is None else stream_at(stream_key, 0)
     crc = copied_crc = 0
     with segment.log.open("wb") as copy:
-        while block := file.read(_BLOCK_BYTES):
+        for block in blocks:
             crc = crc32c(block, crc)
             stored = block if stream is None else stream.update(block)
             copied_crc = crc32c(stored, copied_crc)
             copy.write(stored)
     if crc != segment.log_crc:
-        raise CorruptSegment(f"{segment.tip}: {file.name} has changed while it was copied")
+        raise CorruptSegment(f"{segment.tip}: {source} has changed while it was copied")
     return replace(segment, log_crc=copied_crc, stream_key=stream_key)
 
 
